@@ -119,7 +119,9 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     relate_sources(&mut drafted.drafts, &directory)?;
     for draft in &mut drafted.drafts {
         let origin = draft.origin.clone();
-        draft.settle(first_mistake).map_err(|reason| CliError::usage(format!("{origin}: {reason}")))?;
+        draft
+            .reset_invalid_fields(first_mistake)
+            .map_err(|reason| CliError::usage(format!("{origin}: {reason}")))?;
     }
     let mut files = drafted.files().map_err(CliError::usage)?;
     for (path, text) in &mut files {

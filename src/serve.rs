@@ -86,7 +86,7 @@ pub async fn serve(
     parts.reporter = Arc::new(Logs);
     let identity = identity();
     let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
-    let (around, asked) = (CancellationToken::new(), Arc::<Notify>::default());
+    let (around, reconcile_request) = (CancellationToken::new(), Arc::<Notify>::default());
     #[cfg(feature = "dashboard")]
     let mut page = None;
     if let Some(address) = listen(args, kube.is_some())? {
@@ -95,7 +95,7 @@ pub async fn serve(
         let further = further.merge(received_headers(&parts, args.collect_keys.as_ref()));
         #[cfg(feature = "dashboard")]
         let further = {
-            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &asked);
+            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &reconcile_request);
             let further = further.merge(served.router.clone());
             page = Some(served);
             further
@@ -123,7 +123,7 @@ pub async fn serve(
         status,
         page: sink,
         node_tasks: node_tasks(),
-        asked,
+        reconcile_request,
         metrics,
         health,
     };

@@ -7,7 +7,7 @@ use clap::Args;
 use farrier_builder::parts::Parts;
 use farrier_core::kernel::{Architecture, KernelRelease};
 use farrier_header_collection as collected;
-use farrier_header_collection::{Answer, Key, Receiver, SendError};
+use farrier_header_collection::{Key, Receipt, Receiver, SendError};
 use farrier_inputs::{HeaderImport, ImportSource, Outcome, PackedHeaders};
 use kmod::SymbolTable;
 use url::Url;
@@ -104,7 +104,7 @@ async fn send(
 ) -> Result<()> {
     let Settings { fetcher, .. } = session.settings()?;
     let packed = fetcher.headers().pack(root, release, arch).await?;
-    let Answer { outcome, content, reference } = collected::send(fetcher.net(), to, key, &packed).await?;
+    let Receipt { outcome, content, reference } = collected::send(fetcher.net(), to, key, &packed).await?;
     let PackedHeaders { release, arch, facts, compiler, layer, .. } = &packed;
     let report = HeadersReport {
         release: release.to_string(),

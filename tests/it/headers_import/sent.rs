@@ -46,7 +46,7 @@ impl UploadBench {
     }
 
     /// Packs the node's headers and uploads them with this key, like the Job that collects headers.
-    async fn collect(&self, key: &str) -> Result<farrier_header_collection::Answer, SendError> {
+    async fn collect(&self, key: &str) -> Result<farrier_header_collection::Receipt, SendError> {
         let node = self.bench.fetcher("node-cache");
         let (root, release) = (self.bench.path("node"), RELEASE.parse().unwrap());
         let packed = node.headers().pack(root, release, Architecture::Amd64).await.unwrap();

@@ -31,7 +31,7 @@ use super::{
     edit,
     error::ClusterError,
     image_field::{ImageField, ImageValue, SourceFile, SplitImage, value_at},
-    kustomize::{Kustomizations, MAX_NAMED, is_kustomization},
+    kustomize::{Kustomizations, MAX_REFERENCES, is_kustomization},
     manifest::{self, DaemonSet, Manifest, Resource, Targets, why_not_editable},
     source::Cluster,
 };
@@ -41,7 +41,7 @@ const MAX_FILE_BYTES: u64 = 32 << 20;
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
 const MAX_FILES: usize = 50_000;
 
-/// `found` of a conflict if another program changed the file after farrier read it.
+/// Value of [`ClusterError::Conflict`]'s `found` if another program changed the file after farrier read it.
 const BEING_WRITTEN: &str = "a file that another program is writing";
 
 /// A directory of manifests, or a single file.
@@ -52,10 +52,10 @@ const BEING_WRITTEN: &str = "a file that another program is writing";
 pub struct Directory {
     root: PathBuf,
     /// The directory as the user named it, for messages.
-    given: PathBuf,
-    /// Directory above `root` whose files a kustomization may name.
+    displayed_path: PathBuf,
+    /// Directory above `root`, or `root` itself, whose files a kustomization may name.
     boundary: PathBuf,
-    /// Image of a chart; the other files are not read then.
+    /// Image of a chart. If set, farrier reads only the file of this image.
     chart: Option<ChartImage>,
 }
 
@@ -64,17 +64,13 @@ impl Directory {
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
         let root = canonical(path)?;
         let boundary = root.ancestors().find(|directory| directory.join(".git").exists()).unwrap_or(&root);
-        Ok(Self { boundary: boundary.to_path_buf(), root, given: path.to_owned(), chart: None })
+        Ok(Self { boundary: boundary.to_path_buf(), root, displayed_path: path.to_owned(), chart: None })
     }
 
     /// Opens a directory or file. A kustomization in it may name files in `boundary`.
     pub fn within(boundary: &Path, path: &Path) -> Result<Self, ClusterError> {
-        Ok(Self {
-            root: canonical(path)?,
-            given: path.to_owned(),
-            boundary: canonical(boundary)?,
-            chart: None,
-        })
+        let (root, boundary) = (canonical(path)?, canonical(boundary)?);
+        Ok(Self { root, displayed_path: path.to_owned(), boundary, chart: None })
     }
 
     /// Sets the image of a chart, if there is one.
@@ -87,27 +83,27 @@ impl Directory {
     ///
     /// A file that defines nodes and cannot be read is an error. If farrier skipped the file, a rewrite could break such a node.
     pub fn read(&self) -> Result<ClusterSnapshot, ClusterError> {
-        let (mut snapshot, found) = self.tree()?;
-        snapshot.daemon_sets = found.daemon_sets.into_iter().map(|found| found.facts).collect();
-        snapshot.resources = found.resources.into_iter().map(|found| found.facts).collect();
+        let (mut snapshot, targets) = self.nodes_and_targets()?;
+        snapshot.daemon_sets = targets.daemon_sets.into_iter().map(|daemon_set| daemon_set.facts).collect();
+        snapshot.resources = targets.resources.into_iter().map(|resource| resource.facts).collect();
         Ok(snapshot)
     }
 
-    /// Returns the nodes and what was skipped, and the rollout targets.
-    fn tree(&self) -> Result<(ClusterSnapshot, Targets), ClusterError> {
+    /// Returns a snapshot with the nodes and the reasons for skipped files and objects, and the rollout targets.
+    fn nodes_and_targets(&self) -> Result<(ClusterSnapshot, Targets), ClusterError> {
         let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
         if let Some(chart) = &self.chart {
-            let daemon_sets = vec![self.chart_image(chart)?];
+            let daemon_sets = vec![self.chart_daemon_set(chart)?];
             return Ok((snapshot, Targets { daemon_sets, ..Targets::default() }));
         }
         let mut files = BTreeMap::new();
         for path in self.files()? {
             let name = path.strip_prefix(&self.root).unwrap_or(&path).display();
-            let skip = |error: YamlError| format!("{name}:{}: {}", error.position.line, error.message);
+            let skip_reason = |error: YamlError| format!("{name}:{}: {}", error.at.line, error.message);
             match read_manifest(&path)? {
-                Err(error) => snapshot.skipped.push(skip(error)),
+                Err(error) => snapshot.skipped.push(skip_reason(error)),
                 Ok(mut manifest) => {
-                    snapshot.skipped.extend(manifest.skipped.drain(..).map(skip));
+                    snapshot.skipped.extend(manifest.skipped.drain(..).map(skip_reason));
                     snapshot.nodes.extend(manifest.nodes.drain(..).map(Into::into));
                     let Targets { daemon_sets, resources } = &manifest.targets;
                     if !daemon_sets.is_empty() || !resources.is_empty() || !manifest.documents.is_empty() {
@@ -121,38 +117,30 @@ impl Directory {
             root: &self.root,
             boundary: &self.boundary,
             read: &|path| read_manifest(path).ok()?.ok(),
-            named: RefCell::default(),
-            left: MAX_NAMED.into(),
+            referenced: RefCell::default(),
+            references_left: MAX_REFERENCES.into(),
         };
         Ok((snapshot, kustomizations.targets()))
     }
 
-    /// Returns the DaemonSet that a chart makes, as far as its image is known.
-    fn chart_image(&self, chart: &ChartImage) -> Result<DaemonSet, ClusterError> {
+    /// Returns the DaemonSet of a chart, with only the container whose image the chart's values set.
+    fn chart_daemon_set(&self, chart: &ChartImage) -> Result<DaemonSet, ClusterError> {
         let ChartImage { value: ChartValue { file, path }, target } = chart;
-        let named = canonical(&self.root.join(&**file))?;
-        if !named.starts_with(&self.root) {
+        let values_file = canonical(&self.root.join(&**file))?;
+        if !values_file.starts_with(&self.root) {
             return Err(refused(target, format!("{file} leads outside the directory")));
         }
-        let source = Rc::new(SourceFile { text: read_text(&named)?, path: named });
+        let source = Rc::new(SourceFile { text: read_text(&values_file)?, path: values_file });
         let documents = documents(&source.text).map_err(|error| manifest_error(&source.path, error))?;
         let value = documents.iter().find_map(|document| value_at(document, path));
-        let whole = |value: &Node| {
-            let (image, fixed) = (value.scalar()?.clone(), why_not_editable(Some(value)));
-            Some((image.text.clone(), fixed, false, ImageValue::Whole(Some(image))))
+        let name = target.container.to_string();
+        let Some((container, value)) = value.and_then(|value| read_chart_image(name, &value)) else {
+            let reason =
+                format!("{file} has no image at {path}: neither a text, nor a mapping with `repository`");
+            return Err(refused(target, reason));
         };
-        let split = |value: &Node| {
-            let (image, fixed) = SplitImage::read(value)?;
-            Some((image.text(), fixed, image.has_tag(), ImageValue::Split(image)))
-        };
-        let found = value.as_ref().and_then(|value| whole(value).or_else(|| split(value)));
-        let missing =
-            || format!("{file} has no image at {path}: neither a text, nor a mapping with `repository`");
-        let (image, fixed, tagged, value) = found.ok_or_else(|| refused(target, missing()))?;
-        let container = Container { name: target.container.to_string(), image, fixed, tagged };
-        let unknown =
-            "its chart decides, and farrier renders nothing: the cluster needs to have the DaemonSet";
-        let affinity = NodeAffinity::Unsupported(unknown.to_owned());
+        let unknown_nodes = "its chart decides, and farrier does not render charts: create the DaemonSet in the cluster first";
+        let affinity = NodeAffinity::Unsupported(unknown_nodes.to_owned());
         let facts = DaemonSetFacts {
             namespace: target.namespace.to_string(),
             name: target.daemon_set.to_string(),
@@ -188,38 +176,40 @@ impl Directory {
     /// Sets the fields of an operator's resource. Blocks the thread. The file is replaced atomically.
     fn set_fields(&self, change: &ResourceChange) -> Result<(), ClusterError> {
         let object = format!("{} {}", change.kind, change.name);
-        let (_, Targets { mut resources, .. }) = self.tree()?;
-        resources.retain(|found| (found.facts.kind, &found.facts.name) == (change.kind, &change.name));
+        let (_, Targets { mut resources, .. }) = self.nodes_and_targets()?;
+        resources.retain(|Resource { facts, .. }| (facts.kind, &facts.name) == (change.kind, &change.name));
         let [Resource { file, section: Some(section), .. }] = resources.as_slice() else {
             return Err(refused(&object, "the manifests do not have exactly one such resource"));
         };
-        let wanted = change.kind.driver_path().iter().fold(&change.spec, |value, key| &value[*key]);
-        let found = manifest::json(section, true);
-        if wanted.as_object().is_some_and(|fields| fields.iter().all(|(key, value)| found[key] == *value)) {
+        let planned = change.kind.driver_path().iter().fold(&change.spec, |value, key| &value[*key]);
+        let current = manifest::json(section, true);
+        if planned.as_object().is_some_and(|fields| fields.iter().all(|(key, value)| current[key] == *value))
+        {
             return Ok(());
         }
-        let expected = change.expected.iter().filter_map(serde_json::Value::as_object).flatten();
-        if let Some((key, expected)) = expected.into_iter().find(|(key, expected)| found[*key] != **expected)
-        {
-            let text =
-                |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            let [expected, found] = [expected, &found[key]].map(|value| format!("{key}: {}", text(value)));
-            return Err(conflict(&object, expected, found));
+        for (key, expected) in change.expected.iter().filter_map(serde_json::Value::as_object).flatten() {
+            if current[key] != *expected {
+                let [expected, found] = [expected, &current[key]].map(|value| match value.as_str() {
+                    Some(text) => format!("{key}: {text}"),
+                    None => format!("{key}: {value}"),
+                });
+                return Err(conflict(&object, expected, found));
+            }
         }
         let edited =
-            edit::set_values(&file.text, section, wanted).map_err(|reason| refused(&object, reason))?;
+            edit::set_values(&file.text, section, planned).map_err(|reason| refused(&object, reason))?;
         let changed = || conflict(&object, "the planned fields".to_owned(), BEING_WRITTEN.to_owned());
         replace_file(&file.path, &file.text, &edited, changed)
     }
 
     /// Returns the only DaemonSet with the changed name.
     fn find_daemon_set(&self, change: &ImageChange) -> Result<DaemonSet, ClusterError> {
-        let (_, Targets { daemon_sets: mut found, .. }) = self.tree()?;
-        found.retain(|DaemonSet { facts, .. }| {
+        let (_, Targets { mut daemon_sets, .. }) = self.nodes_and_targets()?;
+        daemon_sets.retain(|DaemonSet { facts, .. }| {
             facts.namespace == change.namespace && facts.name == change.daemon_set
         });
-        match found.len() {
-            1 => Ok(found.remove(0)),
+        match daemon_sets.len() {
+            1 => Ok(daemon_sets.remove(0)),
             count => Err(refused(change, format!("found {count} DaemonSets with this name"))),
         }
     }
@@ -265,6 +255,18 @@ impl Directory {
     }
 }
 
+/// Returns a container with the image that a value of a chart sets; `None` if the value is no image.
+fn read_chart_image(name: String, value: &Node) -> Option<(Container, ImageValue)> {
+    if let Some(scalar) = value.scalar() {
+        let (image, fixed) = (scalar.text.clone(), why_not_editable(Some(value)));
+        let container = Container { name, image, fixed, tagged: false };
+        return Some((container, ImageValue::Whole(Some(scalar.clone()))));
+    }
+    let (image, fixed) = SplitImage::read(value)?;
+    let container = Container { name, image: image.text(), fixed, tagged: image.has_tag() };
+    Some((container, ImageValue::Split(image)))
+}
+
 /// Returns the container with this name and its image. Returns `None` if no container, or more than one, has the name.
 fn sole_container<'d>(daemon_set: &'d DaemonSet, name: &str) -> Option<(&'d Container, &'d ImageField)> {
     let containers = daemon_set.facts.containers.iter().zip(&daemon_set.images);
@@ -283,7 +285,7 @@ fn conflict(object: &impl Display, expected: String, found: String) -> ClusterEr
 #[async_trait::async_trait]
 impl Cluster for Directory {
     fn describe(&self) -> String {
-        format!("manifests in {}", self.given.display())
+        format!("manifests in {}", self.displayed_path.display())
     }
 
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
@@ -310,24 +312,23 @@ impl Cluster for Directory {
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
-        let change = match change {
-            Change::DaemonSet(change) => change,
+        match change {
+            Change::DaemonSet(change) => {
+                for change in change.image_changes() {
+                    let directory = self.clone();
+                    blocking(move || directory.set_image(&change)).await?;
+                }
+                Ok(())
+            }
             Change::Resource(change) => {
                 let (directory, change) = (self.clone(), change.clone());
-                return blocking(move || directory.set_fields(&change)).await;
+                blocking(move || directory.set_fields(&change)).await
             }
             _ => {
-                return Err(refused(
-                    &change.object(),
-                    "only image fields can be set in a directory of manifests",
-                ));
+                let reason = "only image fields can be set in a directory of manifests";
+                Err(refused(&change.object(), reason))
             }
-        };
-        for change in change.image_changes() {
-            let directory = self.clone();
-            blocking(move || directory.set_image(&change)).await?;
         }
-        Ok(())
     }
 }
 
@@ -352,19 +353,18 @@ fn manifest_error(path: &Path, error: YamlError) -> ClusterError {
 fn read_manifest(path: &Path) -> Result<Result<Manifest, YamlError>, ClusterError> {
     let bytes = read_bytes(path)?;
     let defines_nodes = defines_nodes(&bytes);
-    let read = to_text(bytes).and_then(|text| manifest::read(path.to_path_buf(), text));
-    match read {
+    match to_text(bytes).and_then(|text| manifest::read(path.to_path_buf(), text)) {
         Err(error) if defines_nodes => Err(manifest_error(path, error)),
-        read => Ok(read),
+        manifest => Ok(manifest),
     }
 }
 
-/// Whether the text mentions the kind `Node`.
+/// Whether the word `kind` is followed by `Node` or `NodeList`. The text need not be valid YAML.
 fn defines_nodes(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     let mut words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    let mut last = "";
-    words.any(|word| std::mem::replace(&mut last, word) == "kind" && matches!(word, "Node" | "NodeList"))
+    let mut previous = "";
+    words.any(|word| std::mem::replace(&mut previous, word) == "kind" && matches!(word, "Node" | "NodeList"))
 }
 
 pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>, ClusterError> {
@@ -419,8 +419,8 @@ fn replace_file(
 }
 
 fn keep_owner_and_mode(file: &File, metadata: &Metadata) -> io::Result<()> {
-    let own = file.metadata()?;
-    if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
+    let current = file.metadata()?;
+    if (current.uid(), current.gid()) != (metadata.uid(), metadata.gid()) {
         // Only root can change the owner. For other users the new file belongs to its writer, as after an edit in any editor.
         match fchown(file, Some(metadata.uid()), Some(metadata.gid())) {
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),

@@ -12,7 +12,7 @@ use super::manifest::field;
 pub(super) fn set_values(text: &str, mapping: &Node, values: &Value) -> Result<String, String> {
     let mut edits = Edits::default();
     edits.collect(mapping, values)?;
-    // From the end, so that the positions of the others stay right.
+    // Edit from the end, so that the remaining positions stay valid.
     edits.replaced.sort_by_key(|(scalar, _)| Reverse(scalar.bytes.start));
     let mut replaced = edits.replaced.into_iter();
     let text = replaced.try_fold(text.to_owned(), |text, (scalar, value)| replace(&text, &scalar, &value))?;
@@ -22,7 +22,7 @@ pub(super) fn set_values(text: &str, mapping: &Node, values: &Value) -> Result<S
 #[derive(Default)]
 struct Edits {
     replaced: Vec<(Scalar, String)>,
-    /// The first key of a mapping, before which a key with a value is added.
+    /// New keys and their values. Each is inserted before a mapping's first key, which comes first here.
     added: Vec<(Scalar, String, Value)>,
 }
 
@@ -36,7 +36,8 @@ impl Edits {
                         None if value.is_null() => {}
                         None => {
                             let first = entries.first().and_then(|(first, _)| first.scalar());
-                            let first = first.ok_or_else(|| format!("add `{key}: {value}` to it"))?;
+                            let first =
+                                first.ok_or_else(|| format!("add `{key}: {value}` to the empty mapping"))?;
                             self.added.push((first.clone(), key.clone(), value.clone()));
                         }
                     }
@@ -67,33 +68,34 @@ fn add(text: &str, first: &Scalar, key: &str, value: &Value) -> Result<String, S
     let end = if before.ends_with(&format!("\r\n{indent}")) { "\r\n" } else { "\n" };
     let in_block = (indent.trim() == "").then(|| format!("{before}{key}: {value}{end}{indent}{after}"));
     let in_flow = format!("{before}{key}: {value}, {after}");
-    let adds_one = |edited: &String| {
-        let [old, new] = [text, edited.as_str()].map(|text| events(text).map(|event| Ok(event?.0)).collect());
-        let (Ok(old), Ok(mut new)): (Result<Vec<_>, YamlError>, Result<Vec<_>, YamlError>) = (old, new)
-        else {
-            return false;
-        };
-        let at = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
-        let added: Vec<_> = new.drain(at..new.len().min(at + 2)).collect();
-        added.iter().all(|event| matches!(event, Event::Scalar(..))) && new == old
-    };
-    let edited = in_block.into_iter().chain([in_flow]).find(adds_one);
+    let edited = in_block.into_iter().chain([in_flow]).find(|edited| adds_one_entry(text, edited));
     edited.ok_or_else(|| format!("add `{key}: {value}` by hand: the edit would change more than that"))
 }
 
-/// Replaces the scalar's value and keeps its quotes; a plain value that would not be a text gets quotes. All other bytes stay
-/// unchanged.
+/// Whether the texts differ only in one key and its value, which the new text adds.
+fn adds_one_entry(old: &str, new: &str) -> bool {
+    let [old, new] = [old, new].map(|text| events(text).map(|event| Ok(event?.0)).collect());
+    let (Ok(old), Ok(mut new)): (Result<Vec<_>, YamlError>, Result<Vec<_>, YamlError>) = (old, new) else {
+        return false;
+    };
+    let start = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
+    let added: Vec<_> = new.drain(start..new.len().min(start + 2)).collect();
+    added.iter().all(|event| matches!(event, Event::Scalar(..))) && new == old
+}
+
+/// Replaces the scalar's value and keeps its quotes. A plain value that YAML would read as a number gets quotes. All other bytes
+/// stay unchanged.
 ///
 /// Parses the result and compares it with the original. Returns a reason if anything but this one value differs.
 pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String, String> {
     let bytes = &scalar.bytes;
-    let written = text.get(bytes.clone()).ok_or("the position of the value is unknown")?;
+    let source = text.get(bytes.clone()).ok_or("the position of the value is unknown")?;
     // Image references need no escapes in any style. A value that does not parse back is refused below.
     let replacement = match scalar.style {
-        ScalarStyle::Plain if written == scalar.text && is_number(value) => format!("\"{value}\""),
-        ScalarStyle::Plain if written == scalar.text => value.to_owned(),
-        ScalarStyle::SingleQuoted if is_quoted(written, '\'') => format!("'{value}'"),
-        ScalarStyle::DoubleQuoted if is_quoted(written, '"') => format!("\"{value}\""),
+        ScalarStyle::Plain if source == scalar.text && is_number(value) => format!("\"{value}\""),
+        ScalarStyle::Plain if source == scalar.text => value.to_owned(),
+        ScalarStyle::SingleQuoted if is_quoted(source, '\'') => format!("'{value}'"),
+        ScalarStyle::DoubleQuoted if is_quoted(source, '"') => format!("\"{value}\""),
         _ => return Err("the value spans several lines or is a block scalar".to_owned()),
     };
     let after = [&text[..bytes.start], &replacement, &text[bytes.end..]].concat();
@@ -101,13 +103,13 @@ pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String
     Ok(after)
 }
 
-/// Whether a plain value would be a number: a tag `1.10`.
+/// Whether YAML reads a value without quotes as a number, for example the tag `1.10`.
 fn is_number(value: &str) -> bool {
     value.replace('_', "").parse::<f64>().is_ok()
 }
 
-fn is_quoted(written: &str, quote: char) -> bool {
-    written.len() >= 2 && written.starts_with(quote) && written.ends_with(quote)
+fn is_quoted(source: &str, quote: char) -> bool {
+    source.len() >= 2 && source.starts_with(quote) && source.ends_with(quote)
 }
 
 /// Checks that the two texts differ only in the value of `scalar`.

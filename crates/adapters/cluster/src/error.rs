@@ -20,7 +20,7 @@ pub enum ClusterError {
     /// again.
     #[error("set image of {object}: it holds {found:?}, but the plan expects {expected:?}")]
     Conflict { object: String, expected: String, found: String },
-    /// A manifest's field is missing, is ambiguous, or cannot be edited where it is written.
+    /// A manifest's field is missing, is ambiguous, or cannot be edited in place.
     #[error("set image of {object}: {reason}")]
     Refused { object: String, reason: String },
     /// Neither a kubeconfig nor a pod's service account provides access to a cluster.
@@ -59,7 +59,7 @@ pub enum ApiError {
     #[error("{0}")]
     Disruption(String),
     /// This process must not write, for example because it lost the lease.
-    #[error("nothing is written: {0}")]
+    #[error("farrier may not write: {0}")]
     Fenced(String),
 }
 
@@ -165,10 +165,10 @@ impl MissingPermission {
         let name = format!("farrier-{verb}-{}", resource.replace('/', "-"));
         let resource = match resource.split_once('/') {
             _ if group.is_empty() => resource.clone(),
-            Some((resource, part)) => format!("{resource}.{group}/{part}"),
+            Some((resource, subresource)) => format!("{resource}.{group}/{subresource}"),
             None => format!("{resource}.{group}"),
         };
-        let (role, place) = match scope {
+        let (role, namespace_flag) = match scope {
             PermissionScope::Cluster | PermissionScope::AllNamespaces => ("clusterrole", String::new()),
             PermissionScope::Namespace(namespace) => {
                 ("role", format!(" --namespace {}", shell_word(namespace)))
@@ -182,8 +182,8 @@ impl MissingPermission {
         };
         let verbs = verbs.join(",");
         format!(
-            "kubectl create {role} {name}{place} --verb {verbs} --resource {resource} && \
-             kubectl create {role}binding {name}{place} --{role} {name} {subject}"
+            "kubectl create {role} {name}{namespace_flag} --verb {verbs} --resource {resource} && \
+             kubectl create {role}binding {name}{namespace_flag} --{role} {name} {subject}"
         )
     }
 }

@@ -1,4 +1,4 @@
-//! Places of a container's image in manifests: one value, an entry of a kustomization's `images`, or several values of a chart.
+//! Positions of a container's image in manifests: one value, an entry of a kustomization's `images`, or several values of a chart.
 
 use std::{cmp::Reverse, path::PathBuf, rc::Rc};
 
@@ -10,14 +10,14 @@ use super::{
     manifest::{field, why_not_editable},
 };
 
-/// A file, as it was read.
+/// Path of a file, and its text when farrier read it.
 #[derive(Debug, Default)]
 pub(super) struct SourceFile {
     pub(super) path: PathBuf,
     pub(super) text: String,
 }
 
-/// The place of an image.
+/// Position of an image.
 #[derive(Clone, Debug)]
 pub(super) struct ImageField {
     pub(super) file: Rc<SourceFile>,
@@ -28,11 +28,22 @@ pub(super) struct ImageField {
 pub(super) enum ImageValue {
     /// One value; `None` where it is not a scalar.
     Whole(Option<Scalar>),
-    /// An entry of `images`: the repository that it gives, `newName`, the key and value of `digest` or `newTag`, and a `newTag`
-    /// beside a `digest`.
-    Entry { repository: String, name: Option<Scalar>, version: Option<(Scalar, Scalar)>, tag: Option<Scalar> },
+    Entry(ImagesEntry),
     /// Values of a chart.
     Split(SplitImage),
+}
+
+/// An entry of a kustomization's `images`.
+#[derive(Clone, Debug)]
+pub(super) struct ImagesEntry {
+    /// The repository of the resulting image.
+    pub(super) repository: String,
+    /// Value of `newName`.
+    pub(super) new_name: Option<Scalar>,
+    /// Key and value of `digest`, or of `newTag` without a digest.
+    pub(super) version: Option<(Scalar, Scalar)>,
+    /// Value of `newTag` if the entry also has a digest.
+    pub(super) new_tag: Option<Scalar>,
 }
 
 /// An image in several values of a chart.
@@ -45,46 +56,47 @@ pub(super) struct SplitImage {
 }
 
 impl SplitImage {
-    /// Reads a mapping with `repository` and optional `registry`, `tag` and `digest`. Also returns why it cannot be set, if so.
+    /// Reads a mapping with `repository` and optional `registry`, `tag` and `digest`. Also returns the reason if farrier cannot
+    /// edit the values.
     pub(super) fn read(mapping: &Node) -> Option<(Self, Option<String>)> {
         let values = ["registry", "repository", "tag", "digest"].map(|key| field(mapping, key));
         let fixed = values.iter().flatten().find_map(|value| why_not_editable(Some(value)));
         let [registry, repository, tag, digest] =
             values.map(|value| value.as_ref().and_then(Node::scalar).cloned());
         let split = Self { registry, repository: repository?, tag, digest };
-        Some((split.clone(), fixed.or_else(|| split.lacks_digest())))
+        Some((split.clone(), fixed.or_else(|| split.why_no_digest())))
     }
 
-    /// Returns the reason why no digest can be written, if so.
-    fn lacks_digest(&self) -> Option<String> {
-        let has_place = self.digest.is_some() || self.tag.as_ref().is_some_and(|tag| tag.text.contains('@'));
-        (!has_place).then(|| {
-            "its mapping has no place for a digest: add `digest: \"\"` if the chart reads it, or write `tag` as TAG@sha256:DIGEST"
+    /// Returns the reason if the values have no position for a digest.
+    fn why_no_digest(&self) -> Option<String> {
+        let has_field = self.digest.is_some() || self.tag.as_ref().is_some_and(|tag| tag.text.contains('@'));
+        (!has_field).then(|| {
+            "its mapping has no field for a digest: add `digest: \"\"` if the chart reads it, or write `tag` as TAG@sha256:DIGEST"
                 .to_owned()
         })
     }
 
     /// Returns the image reference that the values form.
     pub(super) fn text(&self) -> String {
-        let part = |mark: &str, scalar: &Option<Scalar>, end: &str| {
+        let part = |prefix: &str, scalar: &Option<Scalar>, suffix: &str| {
             let text = scalar.as_ref().map_or("", |scalar| &scalar.text);
-            if text.is_empty() { String::new() } else { format!("{mark}{text}{end}") }
+            if text.is_empty() { String::new() } else { format!("{prefix}{text}{suffix}") }
         };
         let [registry, tag, digest] =
             [part("", &self.registry, "/"), part(":", &self.tag, ""), part("@", &self.digest, "")];
         format!("{registry}{}{tag}{digest}", self.repository.text)
     }
 
-    /// Whether an image by digest is written with its tag.
+    /// Whether farrier must write the tag beside the digest.
     pub(super) fn has_tag(&self) -> bool {
         self.tag.is_some()
     }
 
     fn edits(&self, image: &str) -> Result<Vec<(&Scalar, String)>, String> {
-        if let Some(reason) = self.lacks_digest() {
+        if let Some(reason) = self.why_no_digest() {
             return Err(reason);
         }
-        let (name, digest) = by_digest(image)?;
+        let (name, digest) = split_digest(image)?;
         let (repository, tag) = split(name);
         let (registry, path) = repository.split_once('/').unwrap_or(("", repository));
         let repository = if self.registry.is_some() { path } else { repository };
@@ -100,40 +112,41 @@ impl SplitImage {
     }
 }
 
-fn by_digest(image: &str) -> Result<(&str, &str), &'static str> {
-    image.split_once('@').ok_or("only an image with a digest can be written there")
+fn split_digest(image: &str) -> Result<(&str, &str), &'static str> {
+    image.split_once('@').ok_or("only an image by digest can be written to this field")
 }
 
 impl ImageField {
     /// Returns the text of the file with another image.
     pub(super) fn replaced(&self, image: &str) -> Result<String, String> {
         let mut edits = self.edits(image)?;
-        // From the end, so that the positions of the others stay right.
+        // Edit from the end, so that the remaining positions stay valid.
         edits.sort_by_key(|(scalar, _)| Reverse(scalar.bytes.start));
         let text = self.file.text.clone();
         edits.into_iter().try_fold(text, |text, (scalar, value)| edit::replace(&text, scalar, &value))
     }
 
     fn edits(&self, image: &str) -> Result<Vec<(&Scalar, String)>, String> {
-        let (repository, written, version, beside) = match &self.value {
+        let (entry, version) = match &self.value {
             ImageValue::Whole(scalar) => {
                 let scalar = scalar.as_ref().ok_or("the container has no image field")?;
                 return Ok(vec![(scalar, image.to_owned())]);
             }
             ImageValue::Split(values) => return values.edits(image),
-            ImageValue::Entry { repository, name, version, tag } => (repository, name, version, tag),
+            ImageValue::Entry(entry) => (entry, entry.version.as_ref()),
         };
-        let (name, digest) = by_digest(image)?;
+        let (name, digest) = split_digest(image)?;
         let (name, tag) = split(name);
-        let (key, value) = version.as_ref().ok_or_else(|| format!("add `digest: {digest}` to the entry"))?;
+        let (key, value) = version.ok_or_else(|| format!("add `digest: {digest}` to the entry"))?;
         let mut edits = vec![(value, digest.to_owned())];
         if key.text != "digest" {
             edits.push((key, "digest".to_owned()));
         }
-        edits.extend(beside.as_ref().map(|beside| (beside, tag.trim_start_matches(':').to_owned())));
-        if name != repository {
-            let written = written.as_ref().ok_or_else(|| format!("add `newName: {name}` to the entry"))?;
-            edits.push((written, name.to_owned()));
+        edits.extend(entry.new_tag.as_ref().map(|scalar| (scalar, tag.trim_start_matches(':').to_owned())));
+        if name != entry.repository {
+            let new_name = entry.new_name.as_ref();
+            let new_name = new_name.ok_or_else(|| format!("add `newName: {name}` to the entry"))?;
+            edits.push((new_name, name.to_owned()));
         }
         Ok(edits)
     }
@@ -142,20 +155,20 @@ impl ImageField {
 /// Returns the value at a path such as `driver.image` or `spec.source.helm.parameters[name=driver.image].value`.
 pub(super) fn value_at(document: &Node, path: &str) -> Option<Node> {
     let mut node = document.clone();
-    let mut rest = path;
-    while !rest.is_empty() {
+    let mut remaining = path;
+    while !remaining.is_empty() {
         let end;
-        if let Some(inner) = rest.strip_prefix('[') {
-            end = rest.find(']')? + 1;
-            let (key, wanted) = inner[..end - 2].split_once('=')?;
-            let is_wanted = |found: Node| found.scalar().is_some_and(|found| found.text == wanted);
-            let found = node.items()?.find(|item| field(item, key).is_some_and(is_wanted));
-            node = found?;
+        if let Some(inner) = remaining.strip_prefix('[') {
+            end = remaining.find(']')? + 1;
+            let (key, text) = inner[..end - 2].split_once('=')?;
+            let has_text = |value: Node| value.scalar().is_some_and(|scalar| scalar.text == text);
+            let item = node.items()?.find(|item| field(item, key).is_some_and(has_text));
+            node = item?;
         } else {
-            end = rest.find(['.', '[']).unwrap_or(rest.len());
-            node = field(&node, &rest[..end])?;
+            end = remaining.find(['.', '[']).unwrap_or(remaining.len());
+            node = field(&node, &remaining[..end])?;
         }
-        rest = rest[end..].strip_prefix('.').unwrap_or(&rest[end..]);
+        remaining = remaining[end..].strip_prefix('.').unwrap_or(&remaining[end..]);
     }
     Some(node)
 }

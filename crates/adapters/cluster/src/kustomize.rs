@@ -1,5 +1,5 @@
-//! The objects that a `kustomization.yaml` makes of the manifests that it names, as far as names and images. Nothing is rendered:
-//! a patch that may change the image or the nodes is named as the reason why they are unknown.
+//! Predicts the names and images of the objects that a `kustomization.yaml` produces, without rendering it. If a patch may change
+//! an image or the placement, that value is unknown, and the reason names the patch.
 
 use std::{
     cell::{Cell, RefCell},
@@ -8,19 +8,19 @@ use std::{
 };
 
 use farrier_core::plan::NodeAffinity;
-use farrier_yaml::{Node, Scalar};
+use farrier_yaml::Node;
 use fs_err as fs;
 
 use super::{
     dir::read_bytes,
-    image_field::{ImageField, ImageValue},
+    image_field::{ImageField, ImageValue, ImagesEntry},
     manifest::{DaemonSet, Manifest, Resource, Targets, field, sequence, why_not_editable},
 };
 
 const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
-/// Most files that kustomizations name, each counted as often as it is named.
-pub(super) const MAX_NAMED: usize = 10_000;
-/// Most kustomizations between an overlay and a manifest.
+/// Maximum number of references to files in all kustomizations.
+pub(super) const MAX_REFERENCES: usize = 10_000;
+/// Maximum number of kustomizations between an overlay and a manifest.
 const MAX_DEPTH: usize = 16;
 /// Fields that decide which nodes a pod runs on.
 const PLACEMENT: [&str; 5] = ["nodeSelector", "affinity", "tolerations", "nodeName", "hostNetwork"];
@@ -32,7 +32,7 @@ pub(super) fn is_kustomization(path: &Path) -> bool {
     path.file_name().is_some_and(|name| FILE_NAMES.iter().any(|known| name == *known))
 }
 
-/// Manifests below a directory, and those above it that they name.
+/// Manifests below a directory, and the files above the directory that its kustomizations refer to.
 pub(super) struct Kustomizations<'a> {
     /// Parsed files.
     pub(super) files: &'a BTreeMap<PathBuf, Manifest>,
@@ -42,21 +42,24 @@ pub(super) struct Kustomizations<'a> {
     pub(super) boundary: &'a Path,
     /// Reads a file outside `root`.
     pub(super) read: &'a dyn Fn(&Path) -> Option<Manifest>,
-    /// Files that kustomizations named so far.
-    pub(super) named: RefCell<BTreeSet<PathBuf>>,
-    /// Number of times that they may still name one.
-    pub(super) left: Cell<usize>,
+    /// Files that kustomizations have referred to so far.
+    pub(super) referenced: RefCell<BTreeSet<PathBuf>>,
+    /// Remaining number of allowed references.
+    pub(super) references_left: Cell<usize>,
 }
 
 impl Kustomizations<'_> {
-    /// Returns the objects as the outermost kustomizations make them, and those that no kustomization names.
+    /// Returns the objects that the outermost kustomizations produce, and the objects that no kustomization refers to.
     pub(super) fn targets(&self) -> Targets {
-        let made = self.files.keys().map(|path| (path, self.apply(path, Targets::default(), 0)));
-        let made: Vec<(&PathBuf, Targets)> = made.collect();
-        let named = self.named.borrow();
-        let outermost = made.into_iter().filter(|(path, _)| !named.contains(*path));
         let mut all = Targets::default();
-        outermost.for_each(|(_, made)| all.extend(made));
+        // Apply all files first, because this finds the references.
+        let applied: Vec<(&PathBuf, Targets)> =
+            self.files.keys().map(|path| (path, self.apply(path, Targets::default(), 0))).collect();
+        for (path, targets) in applied {
+            if !self.referenced.borrow().contains(path) {
+                all.extend(targets);
+            }
+        }
         for Resource { facts, file, .. } in &mut all.resources {
             if !file.path.starts_with(self.root) {
                 let reason = format!(
@@ -70,7 +73,9 @@ impl Kustomizations<'_> {
             // Other overlays may share such a file.
             let outside = |image: &ImageField| !image.file.path.starts_with(self.root);
             let images = facts.containers.iter_mut().zip(images);
-            for (container, image) in images.filter(|(it, image)| it.fixed.is_none() && outside(image)) {
+            for (container, image) in
+                images.filter(|(container, image)| container.fixed.is_none() && outside(image))
+            {
                 let (file, name) = (image.file.path.display(), split(&container.image).0);
                 container.fixed = Some(format!(
                     "{file} is outside of the rollout's path; add {name} to `images` of the kustomization there"
@@ -80,16 +85,19 @@ impl Kustomizations<'_> {
         all
     }
 
-    /// Adds the objects of a file, or of a directory with a kustomization, which applies to `all` where it is a component.
+    /// Adds the objects of a file, or of a directory with a kustomization, to `all`. The kustomization also transforms the objects
+    /// already in `all`, as Kustomize requires of a component.
     fn apply(&self, path: &Path, mut all: Targets, depth: usize) -> Targets {
         let in_directory =
             |path: PathBuf| FILE_NAMES.iter().map(|name| path.join(name)).find(|path| path.is_file());
         let file =
             self.canonical(path).and_then(|path| if path.is_dir() { in_directory(path) } else { Some(path) });
-        let Some(file) = file.filter(|_| depth < MAX_DEPTH && self.left.get() > 0) else { return all };
+        let Some(file) = file.filter(|_| depth < MAX_DEPTH && self.references_left.get() > 0) else {
+            return all;
+        };
         if depth > 0 {
-            self.left.set(self.left.get() - 1);
-            self.named.borrow_mut().insert(file.clone());
+            self.references_left.set(self.references_left.get() - 1);
+            self.referenced.borrow_mut().insert(file.clone());
         }
         let Some(manifest) = self.files.get(&file).cloned().or_else(|| (self.read)(&file)) else {
             return all;
@@ -108,17 +116,17 @@ impl Kustomizations<'_> {
         all
     }
 
-    /// Returns the patches.
+    /// Reads the patches of a kustomization. A patch that cannot be read has no words.
     fn patches(&self, directory: &Path, kustomization: &Node) -> Vec<Patch> {
         let lists = ["patches", "patchesJson6902", "patchesStrategicMerge"]
             .map(|key| sequence(kustomization, key).unwrap_or_default());
         let patch = |item: &Node| {
             let (inline, path) = match item.scalar().map(|scalar| scalar.text.clone()) {
                 Some(text) if text.contains('\n') => (Some(text), None),
-                whole => (text(item, "patch"), whole.or_else(|| text(item, "path"))),
+                path => (text(item, "patch"), path.or_else(|| text(item, "path"))),
             };
             let file = path.as_ref().and_then(|path| self.canonical(&directory.join(path)));
-            self.named.borrow_mut().extend(file.clone());
+            self.referenced.borrow_mut().extend(file.clone());
             let from_file = || file.and_then(|file| read_bytes(&file).ok()).unwrap_or_default();
             let content = inline.unwrap_or_else(|| String::from_utf8_lossy(&from_file()).into_owned());
             let words = content.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned);
@@ -145,12 +153,12 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
     let new_namespace = text(kustomization, "namespace");
     for Resource { facts, .. } in &mut all.resources {
         for Patch { path, words, .. } in patches.iter().filter(|patch| patch.may_be_for(facts.kind.kind())) {
-            // A word may be the name of a field, and placement makes every field unknown.
+            // Each word may be the name of a field. The empty name stands for all fields.
             let placement =
                 RESOURCE_PLACEMENT.iter().filter(|field| words.contains(**field)).map(|_| String::new());
             for field in words.iter().cloned().chain(placement) {
                 let reason = format!(
-                    "the patch {path} may change the resource, and farrier renders nothing: set it in the manifest only"
+                    "the patch {path} may change the resource, and farrier does not apply patches: set the field only in the manifest"
                 );
                 facts.fixed.insert(field, reason);
             }
@@ -165,12 +173,13 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
         for Patch { path: patch, words, .. } in patches.iter().filter(|patch| patch.may_be_for("DaemonSet")) {
             if PLACEMENT.iter().any(|field| words.contains(*field)) {
                 facts.placement.affinity = NodeAffinity::Unsupported(format!(
-                    "the patch {patch} may change its nodes, and farrier renders nothing: the cluster needs to have the DaemonSet"
+                    "the patch {patch} may change its nodes, and farrier does not apply patches: create the DaemonSet in the cluster first"
                 ));
             }
             for container in facts.containers.iter_mut().filter(|_| words.contains("image")) {
-                container.fixed = Some(format!("the patch {patch} may set it; use only `images` for that"));
-                // Unknown, so that no entry of `images` is for it.
+                container.fixed =
+                    Some(format!("the patch {patch} may set the image: set the image only in `images`"));
+                // Clear the unknown image, so that no entry of `images` matches.
                 container.image.clear();
             }
         }
@@ -179,9 +188,9 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
         for entry in &entries {
             for (container, image) in facts.containers.iter_mut().zip(images.iter_mut()) {
                 if let Some((name, value)) = overridden(&container.image, entry) {
-                    let mut written =
+                    let mut values =
                         ["newName", "newTag", "digest"].iter().filter_map(|key| field(entry, key));
-                    container.fixed = written.find_map(|value| why_not_editable(Some(&value)));
+                    container.fixed = values.find_map(|value| why_not_editable(Some(&value)));
                     container.image = name;
                     *image = ImageField { file: source.file.clone(), value };
                 }
@@ -190,33 +199,31 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
     }
 }
 
-/// Returns the image that an entry of `images` makes of another one, and where it is written; `None` if the entry is for other
-/// images.
+/// Returns the image that replaces `image` according to an entry of `images`, and the position of the new image; `None` if the
+/// entry matches other images.
 fn overridden(image: &str, entry: &Node) -> Option<(String, ImageValue)> {
     let (name, version) = split(image);
     if text(entry, "name")? != name {
         return None;
     }
     let repository = text(entry, "newName").unwrap_or_else(|| name.to_owned());
-    let version_of = |wanted: &str| {
+    let scalar_field = |name: &str| {
         let mut fields =
             entry.entries()?.iter().filter_map(|(key, value)| Some((key.scalar()?, value.scalar()?)));
-        fields.find(|(key, _)| key.text == wanted).map(|(key, value)| (key.clone(), value.clone()))
+        fields.find(|(key, _)| key.text == name).map(|(key, value)| (key.clone(), value.clone()))
     };
-    let (digest, tag) = (version_of("digest"), version_of("newTag"));
-    let text = |mark: char, found: Option<&(Scalar, Scalar)>| {
-        found.map(|(_, value)| format!("{mark}{}", value.text))
-    };
-    let [own_tag, own_digest] =
-        [text(':', tag.as_ref()), text('@', digest.as_ref())].map(Option::unwrap_or_default);
+    let (digest, tag) = (scalar_field("digest"), scalar_field("newTag"));
     let image = if tag.is_none() && digest.is_none() {
         format!("{repository}{version}")
     } else {
-        format!("{repository}{own_tag}{own_digest}")
+        let tag = tag.as_ref().map(|(_, value)| format!(":{}", value.text)).unwrap_or_default();
+        let digest = digest.as_ref().map(|(_, value)| format!("@{}", value.text)).unwrap_or_default();
+        format!("{repository}{tag}{digest}")
     };
-    let name = field(entry, "newName").and_then(|name| name.scalar().cloned());
-    let beside = tag.as_ref().filter(|_| digest.is_some()).map(|(_, value)| value.clone());
-    Some((image, ImageValue::Entry { repository, name, version: digest.or(tag), tag: beside }))
+    let new_name = field(entry, "newName").and_then(|name| name.scalar().cloned());
+    let new_tag = tag.as_ref().filter(|_| digest.is_some()).map(|(_, value)| value.clone());
+    let entry = ImagesEntry { repository, new_name, version: digest.or(tag), new_tag };
+    Some((image, ImageValue::Entry(entry)))
 }
 
 /// Splits an image into its name, and the tag or digest with its separator.
@@ -231,8 +238,9 @@ pub(super) fn split(image: &str) -> (&str, &str) {
 struct Patch {
     /// File of the patch, or `inline`.
     path: String,
+    /// Words of the patch's text. The text is not parsed, so each word may be a field, a kind or a value.
     words: BTreeSet<String>,
-    /// Kind of its `target`.
+    /// Kind in the patch's `target`.
     kind: Option<String>,
 }
 

@@ -9,7 +9,7 @@ use farrier_core::{
         is_hardware_label,
     },
 };
-use farrier_yaml::{Node, Value, YamlError, documents};
+use farrier_yaml::{Node, Scalar, Value, YamlError, documents};
 use granit_parser::ScalarStyle;
 
 use super::{
@@ -59,7 +59,7 @@ pub(super) struct DaemonSet {
     pub(super) images: Vec<ImageField>,
 }
 
-/// Reads a file. Only a mistake in the file's form, or in a node, is an error.
+/// Reads a file. Invalid YAML and an invalid node are errors. Other invalid objects are skipped.
 pub(super) fn read(path: PathBuf, text: String) -> Result<Manifest, YamlError> {
     let file = Rc::new(SourceFile { path, text });
     let documents = documents(&file.text)?;
@@ -79,7 +79,7 @@ pub fn nodes_and_daemon_sets(text: &str) -> Result<(Vec<NodeFacts>, Vec<DaemonSe
         read(PathBuf::new(), text.to_owned())?;
     match skipped.into_iter().next() {
         Some(error) => Err(error),
-        None => Ok((nodes, daemon_sets.into_iter().map(|found| found.facts).collect())),
+        None => Ok((nodes, daemon_sets.into_iter().map(|daemon_set| daemon_set.facts).collect())),
     }
 }
 
@@ -103,17 +103,17 @@ fn add_object(yaml: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest)
         manifest.nodes.push(node(yaml)?);
     } else if kind == "DaemonSet" && (version == "apps/v1" || untyped) {
         match daemon_set(yaml, &manifest.file) {
-            Ok(found) => manifest.targets.daemon_sets.push(found),
+            Ok(daemon_set) => manifest.targets.daemon_sets.push(daemon_set),
             Err(error) => manifest.skipped.push(error),
         }
-    } else if let Some(known) = OperatorResource::TARGETS
+    } else if let Some(operator) = OperatorResource::TARGETS
         .into_iter()
         .chain([OperatorResource::GpuCluster])
-        .find(|known| known.kind() == kind)
-        && (version == format!("{}/{}", known.group(), known.version()) || untyped)
+        .find(|operator| operator.kind() == kind)
+        && (version == format!("{}/{}", operator.group(), operator.version()) || untyped)
     {
-        match resource(known, yaml, &manifest.file) {
-            Ok(found) => manifest.targets.resources.push(found),
+        match resource(operator, yaml, &manifest.file) {
+            Ok(resource) => manifest.targets.resources.push(resource),
             Err(error) => manifest.skipped.push(error),
         }
     }
@@ -187,11 +187,12 @@ fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Resul
     let namespace = if namespace.is_empty() { "default" } else { &namespace };
     let section = path(&spec, kind.driver_path());
     let is_kmm = kind == OperatorResource::Module;
-    // The variables in the images of a Module are KMM's.
-    let fixed = |value: &Node| if is_kmm { why_not_in_place(value) } else { why_not_editable(Some(value)) };
-    let fixed = |(key, value): &(Node, Node)| {
-        let inner = value.items().into_iter().flatten().filter_map(|item| field(&item, "containerImage"));
-        let reason = [value.clone()].into_iter().chain(inner).find_map(|value| fixed(&value));
+    // KMM itself replaces the variables in the images of a Module.
+    let why_fixed =
+        |value: &Node| if is_kmm { why_not_in_place(value) } else { why_not_editable(Some(value)) };
+    let fixed_entry = |(key, value): &(Node, Node)| {
+        let images = value.items().into_iter().flatten().filter_map(|item| field(&item, "containerImage"));
+        let reason = [value.clone()].into_iter().chain(images).find_map(|value| why_fixed(&value));
         Some((key.scalar()?.text.clone(), reason?))
     };
     let entries = section.as_ref().and_then(Node::entries).into_iter().flatten();
@@ -199,7 +200,7 @@ fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Resul
         kind,
         name: if is_kmm { format!("{namespace}/{name}") } else { name },
         version: None,
-        fixed: entries.filter_map(fixed).collect(),
+        fixed: entries.filter_map(fixed_entry).collect(),
         annotations: farrier_annotations(&metadata)?,
         spec: json(&spec, true).into(),
     };
@@ -216,13 +217,11 @@ fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, Yaml
 /// Returns the reason why an image value cannot be edited in place, if there is one.
 pub(super) fn why_not_editable(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
-    let is_template = |text: &str| ["{{", "${", "$("].iter().any(|start| text.contains(start));
-    let filled = image.scalar().filter(|scalar| is_template(&scalar.text)).map(|_| {
-        let what =
-            "the value is filled in by another tool; name the file and the path of its value in `values`";
-        format!("{what} (line {})", image.position.line)
-    });
-    why_not_in_place(image).or(filled)
+    let is_template = |scalar: &Scalar| ["{{", "${", "$("].iter().any(|start| scalar.text.contains(start));
+    let reason =
+        "the value is filled in by another tool; name the file and the path of its value in `values`";
+    let filled = image.scalar().is_some_and(is_template);
+    why_not_in_place(image).or_else(|| filled.then(|| format!("{reason} (line {})", image.at.line)))
 }
 
 /// Returns the reason why the text of a value cannot be replaced, if there is one.

@@ -122,18 +122,18 @@ pub(super) async fn apply_upgrade_steps(
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
-    let mut done = UpgradeSteps::default();
+    let mut result = UpgradeSteps::default();
     for (outcome, step) in outcomes {
         let object = step.object();
         match outcome {
             Ok(()) => {
                 tracing::info!(object, "upgrade step applied");
-                done.applied.push(step.step());
+                result.applied.push(step.step());
             }
             Err(error) => match error.disruption() {
                 Some(detail) => {
                     tracing::info!(object, detail, "a pod may not be evicted now");
-                    done.refused.push(object);
+                    result.refused.push(object);
                 }
                 // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
                 None if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
@@ -141,7 +141,7 @@ pub(super) async fn apply_upgrade_steps(
             },
         }
     }
-    done
+    result
 }
 
 #[cfg(test)]

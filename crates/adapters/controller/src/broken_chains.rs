@@ -45,7 +45,8 @@ impl BrokenChains {
         Self { chains, broken: BTreeMap::new(), deferred: BTreeSet::new(), unwritten: BTreeMap::new() }
     }
 
-    fn not_written(&mut self, rollout: &PlannedRollout, why: Unwritten) {
+    /// Records why the DaemonSet of a rollout with changes was not written.
+    fn record_unwritten(&mut self, rollout: &PlannedRollout, why: Unwritten) {
         let object = rollout.target.live_daemon_set().filter(|_| !rollout.changes.is_empty());
         self.unwritten.extend(object.map(|(namespace, name)| ((namespace.to_owned(), name.to_owned()), why)));
     }
@@ -59,9 +60,8 @@ impl BrokenChains {
         self.unwritten.get(&(namespace.to_owned(), name.to_owned()))
     }
 
-    /// Records a rollout that is held.
-    pub(super) fn held(&mut self, rollout: &PlannedRollout, why: &HoldReason) {
-        self.not_written(rollout, Unwritten::Held(why.clone()));
+    pub(super) fn record_hold(&mut self, rollout: &PlannedRollout, why: &HoldReason) {
+        self.record_unwritten(rollout, Unwritten::Held(why.clone()));
     }
 
     /// Returns the hold of the rollout whose write includes this rollout's changes.
@@ -73,16 +73,16 @@ impl BrokenChains {
     }
 
     /// Records a failed rollout, which holds the rest of its chain.
-    pub(super) fn note(&mut self, rollout: &PlannedRollout, error: &str) {
-        self.not_written(rollout, Unwritten::Failed(error.to_owned()));
+    pub(super) fn record_failure(&mut self, rollout: &PlannedRollout, error: &str) {
+        self.record_unwritten(rollout, Unwritten::Failed(error.to_owned()));
         let Some(chain) = self.chains.get(&rollout.image) else { return };
         let why = format!("{} of {} failed: {error}", rollout.target, rollout.image);
         self.broken.entry(chain.clone()).or_insert(why);
     }
 
     /// Records a rollout that waits for the next plan, along with its chain. Waiting is not a failure.
-    pub(super) fn deferred(&mut self, rollout: &PlannedRollout) {
-        self.not_written(rollout, Unwritten::Deferred);
+    pub(super) fn record_deferral(&mut self, rollout: &PlannedRollout) {
+        self.record_unwritten(rollout, Unwritten::Deferred);
         self.deferred.extend(self.chains.get(&rollout.image).cloned());
     }
 
@@ -93,9 +93,8 @@ impl BrokenChains {
             || (!rollout.changes.is_empty() && chain.is_some_and(|chain| self.deferred.contains(chain)))
     }
 
-    /// Returns the failure because of which this reconcile does not make a rollout: of its chain, or of the write that includes
-    /// its changes.
-    pub(super) fn hold(&self, rollout: &PlannedRollout) -> Option<String> {
+    /// Returns the earlier failure that prevents a rollout: in the rollout's chain, or in the write that includes its changes.
+    pub(super) fn earlier_failure(&self, rollout: &PlannedRollout) -> Option<String> {
         if let Some(Unwritten::Failed(error)) = self.why_not_written(rollout) {
             return Some(error.clone());
         }

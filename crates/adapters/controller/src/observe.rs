@@ -48,7 +48,7 @@ const PREBUILT_LOOKUP_INTERVAL: Duration = Duration::from_mins(5);
 
 impl LookupCache {
     /// Drops all cached lookups for a resync. Keeps recent negative results for prebuilt images.
-    pub(super) fn renew(&mut self) {
+    pub(super) fn reset(&mut self) {
         let Self { resolved: Resolved { mut kernel_sources, .. }, refused_sources, .. } =
             std::mem::take(self);
         kernel_sources.retain(|key, _| refused_sources.contains_key(key));
@@ -57,7 +57,7 @@ impl LookupCache {
     }
 
     /// Records prebuilt images that are absent or were rejected.
-    pub(super) fn note_refused(&mut self, sources: Vec<TreeKey>) {
+    pub(super) fn record_refused(&mut self, sources: Vec<TreeKey>) {
         self.refused_sources.extend(sources.into_iter().map(|source| (source, Instant::now())));
     }
 
@@ -80,13 +80,13 @@ impl LookupCache {
             unbuildable_root_fs,
             unreachable: unresolved,
         } = resolved;
-        let refused = |found: &Unverified| matches!(found, Unverified::Refused(_));
+        let is_refused = |unverified: &Unverified| matches!(unverified, Unverified::Refused(_));
         images.retain(|_, outcome| outcome.is_ok());
         toolchains.retain(|_, outcome| outcome.is_ok());
         headers.retain(|target, outcome| {
-            outcome.is_ok() && !unverified_headers.get(target).is_some_and(refused)
+            outcome.is_ok() && !unverified_headers.get(target).is_some_and(is_refused)
         });
-        unverified_headers.retain(|_, found| !refused(found));
+        unverified_headers.retain(|_, unverified| !is_refused(unverified));
         headers.retain(|target, _| !without_headers.contains_key(target));
         without_headers.clear();
         compilers.retain(|target, _| headers.contains_key(target));
@@ -94,8 +94,8 @@ impl LookupCache {
         refused_sources.retain(|_, answered_at| answered_at.elapsed() < PREBUILT_LOOKUP_INTERVAL);
         kernel_sources.retain(|key, outcome| outcome.is_ok() || refused_sources.contains_key(key));
         trees.retain(|_, outcome| outcome.is_ok());
-        unverified_root_fs.retain(|key, found| {
-            !found.as_ref().is_some_and(refused) && !unbuildable_root_fs.contains_key(key)
+        unverified_root_fs.retain(|key, unverified| {
+            !unverified.as_ref().is_some_and(is_refused) && !unbuildable_root_fs.contains_key(key)
         });
         unbuildable_root_fs.clear();
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
@@ -132,8 +132,8 @@ impl LookupCache {
 
     /// Returns the cached contents of a Git repository, unless they are stale.
     pub(super) fn repository(&self, repository: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
-        let (read_at, found) = self.repositories.get(repository)?;
-        (read_at.elapsed() < REPOSITORY_READ_INTERVAL).then_some(found)
+        let (read_at, contents) = self.repositories.get(repository)?;
+        (read_at.elapsed() < REPOSITORY_READ_INTERVAL).then_some(contents)
     }
 
     /// Drops cached registry lookups for these references.
@@ -194,7 +194,7 @@ async fn look_up_images(
     unreachable: &mut bool,
 ) {
     images.retain(|reference| !observed.knows(reference));
-    let found = stream::iter(images)
+    let outcomes = stream::iter(images)
         .map(|reference| async move {
             let published = parts.look_up(&reference).await;
             (reference, published)
@@ -202,7 +202,7 @@ async fn look_up_images(
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
-    for (reference, outcome) in found {
+    for (reference, outcome) in outcomes {
         match outcome {
             Ok(None) => drop(observed.absent.insert(reference)),
             Ok(Some(published)) => drop(observed.published.insert(reference, published)),

@@ -51,7 +51,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Returns the plan as it stands after the writes of a reconcile.
+    /// Returns the plan with the state of rollouts and nodes after the writes of a reconcile.
     pub(super) fn after(self, rollouts: Vec<PlannedRollout>, labels: &NodeLabelWrites) -> Self {
         let mut nodes = self.plan.nodes;
         for node in nodes.iter_mut().filter(|node| labels.nodes.contains(&node.node)) {
@@ -125,7 +125,7 @@ pub(super) async fn plan_for(
     add_needs(&parts.definitions, &mut required);
     resolve_more(parts, &required, &targets, &mut lookup_cache.resolved).await;
     let refused = look_up_sources(parts, &required, &targets, &mut lookup_cache.resolved).await;
-    lookup_cache.note_refused(refused);
+    lookup_cache.record_refused(refused);
     look_up_root_fs(parts, &required, &targets, &mut lookup_cache.resolved).await;
     let manifests = read_all_manifests(parts, lookup_cache).await;
     // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
@@ -340,10 +340,10 @@ async fn read_manifests(
     Ok(ManifestFacts { daemon_sets, resources, skipped, ..ManifestFacts::default() })
 }
 
-/// Returns the warning for a published payload whose check is inconclusive: what is unknown, and how to settle the question.
+/// Returns the warning for a published payload whose check is inconclusive, with the remedies.
 fn warning(report: &CheckReport) -> String {
-    let settle = report.remedies(Verdict::Unknown).join("; ");
-    format!("it is unknown whether the modules load: {} (to settle it: {settle})", report.summary())
+    let remedies = report.remedies(Verdict::Unknown).join("; ");
+    format!("it is unknown whether the modules load: {} (to settle it: {remedies})", report.summary())
 }
 
 /// Whether the image selects any node by its labels.

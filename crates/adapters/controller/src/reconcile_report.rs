@@ -82,7 +82,7 @@ pub struct RolloutReport {
 }
 
 impl RolloutReport {
-    /// Returns the rollout as it stands afterwards.
+    /// Returns the rollout in its state after the writes.
     pub(super) fn rollout_after(&self) -> PlannedRollout {
         let mut rollout = self.planned.clone();
         if let (RolloutDecision::Rewrite { to, .. }, None) = (&self.planned.decision, &self.error) {
@@ -96,8 +96,8 @@ impl RolloutReport {
     pub fn steps(&self) -> impl Iterator<Item = String> {
         let is_rewrite = matches!(self.planned.decision, RolloutDecision::Rewrite { .. });
         let changes = self.planned.changes.iter().filter(|_| self.error.is_none());
-        let is_target = |change: &Change| matches!(change, Change::DaemonSet(_) | Change::Resource(_));
-        changes.filter(move |change| !(is_rewrite && is_target(change))).map(Change::step)
+        let writes_target = |change: &Change| matches!(change, Change::DaemonSet(_) | Change::Resource(_));
+        changes.filter(move |change| !(is_rewrite && writes_target(change))).map(Change::step)
     }
 }
 
@@ -112,7 +112,7 @@ pub struct ReconcileReport {
     /// Writes to the cluster that set no image field of a rollout's target, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<String>,
-    /// The plan as it stands after the reconcile.
+    /// The plan, with the state of rollouts and nodes after the reconcile.
     pub plan: Plan,
     /// Whether an external system was unreachable.
     pub unreachable: bool,

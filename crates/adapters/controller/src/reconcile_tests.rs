@@ -66,7 +66,7 @@ async fn an_absent_prebuilt_image_is_looked_up_again_only_after_a_pause() {
     let why = refused(&bench, &fleet, &mut lookup_cache).await.unwrap();
     assert!(why.contains("no prebuilt image x:1.0-"), "{why}");
     bench.publish(K9, &[&module()]).await.unwrap();
-    lookup_cache.renew();
+    lookup_cache.reset();
     assert_eq!(refused(&bench, &fleet, &mut lookup_cache).await, Some(why));
     // The image of another kernel is looked up at once.
     fleet.change(|state| state.node("n", K10));

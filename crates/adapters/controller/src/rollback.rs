@@ -20,11 +20,11 @@ pub enum RollbackError {
     Cluster(#[from] ClusterError),
     /// Some of the given names match no object.
     #[error(
-        "roll back {}: there is no such object in {place}; objects are namespace/name for a DaemonSet and Kind/name \
+        "roll back {}: there is no such object in {cluster}; objects are namespace/name for a DaemonSet and Kind/name \
          for an operator's resource",
         .names.join(" and ")
     )]
-    Unknown { names: Vec<String>, place: String },
+    Unknown { names: Vec<String>, cluster: String },
 }
 
 /// Rollback step of one object, with its result.
@@ -178,5 +178,5 @@ pub async fn apply_all(cluster: &dyn Cluster, changes: &[Change]) -> Result<(), 
 async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>, RollbackError> {
     let snapshot = cluster.snapshot().await?;
     plan::rollback(&snapshot, selected)
-        .map_err(|names| RollbackError::Unknown { names, place: cluster.describe() })
+        .map_err(|names| RollbackError::Unknown { names, cluster: cluster.describe() })
 }

@@ -46,14 +46,16 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
         let repository = &parts.location.repository(name.as_str())?;
         let tags =
             parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_referrer_or_signature(tag));
-        let found = stream::iter(tags).map(|tag| kernels_of(parts, repository, tag));
-        let found: Vec<_> = found.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect().await;
-        let found = found.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut found = found.into_iter().flatten().peekable();
-        if found.peek().is_some() {
+        let lookups = stream::iter(tags).map(|tag| kernels_of(parts, repository, tag));
+        let outcomes: Vec<_> = lookups.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect().await;
+        let mut image_kernels = BTreeSet::new();
+        for outcome in outcomes {
+            image_kernels.extend(outcome?);
+        }
+        if !image_kernels.is_empty() {
             published.push(image);
         }
-        kernels.extend(found);
+        kernels.extend(image_kernels);
     }
     add_needs(&parts.definitions, &mut published);
     let published: BTreeSet<ImageName> =
@@ -79,7 +81,7 @@ async fn kernels_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<
     let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
     for arch in Architecture::VARIANTS {
         match parts.registry.image(repository, &version, arch.as_str()).await {
-            Ok(found) => images.extend(found.map(|stored| (stored.digest, stored.bytes))),
+            Ok(image) => images.extend(image.map(|stored| (stored.digest, stored.bytes))),
             Err(RegistryError::Image(_)) => {}
             Err(error) => return Err(error.into()),
         }

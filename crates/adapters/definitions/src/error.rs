@@ -54,23 +54,23 @@ pub(super) struct Report<'a> {
 
 impl Report<'_> {
     /// Adds a mistake in the value at this path of names and indexes.
-    pub fn wrong(&mut self, path: &[&str], message: impl Into<String>) {
-        let mistake = YamlError { position: self.document.position_of(path), message: message.into() };
+    pub fn add(&mut self, path: &[&str], message: impl Into<String>) {
+        let mistake = YamlError { at: self.document.place_of(path), message: message.into() };
         self.errors.push(DefinitionError::at(self.file, mistake));
     }
 
-    /// Returns the place of a value as `file:line:column`.
-    pub fn place(&self, path: &[&str]) -> String {
-        let Position { line, column } = self.document.position_of(path);
+    /// Returns the position of a value as `file:line:column`.
+    pub fn position(&self, path: &[&str]) -> String {
+        let Position { line, column } = self.document.place_of(path);
         format!("{}:{line}:{column}", self.file.name)
     }
 }
 
 /// Returns a line for display: truncated, without passwords, and without characters that control a terminal.
 fn line_of(text: &str, line: usize) -> String {
-    let found = line.checked_sub(1).and_then(|index| text.lines().nth(index));
+    let line = line.checked_sub(1).and_then(|index| text.lines().nth(index)).unwrap_or_default();
     let harmless = |c: char| if is_deceptive(c) { ' ' } else { c };
-    without_logins(found.unwrap_or_default()).chars().take(200).map(harmless).collect()
+    without_logins(line).chars().take(200).map(harmless).collect()
 }
 
 impl fmt::Display for DefinitionError {

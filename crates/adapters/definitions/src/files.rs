@@ -12,24 +12,23 @@ use rustix::fs::OFlags;
 
 /// Reads the file at a path below the directory; `None` if it does not exist. Blocks the thread.
 ///
-/// A link may point to a file with the same extension inside the directory, like the links of a mounted ConfigMap. Anything else
-/// is an error and is not opened. A pipe or device could block farrier, and a link could lead to a file that only farrier
-/// may read, and not the author of the definition.
-pub fn read(directory: &Path, path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
-    let Some(handle) = if_there(locate(directory, path))? else { return Ok(None) };
+/// A link may point to a file with the same extension inside the directory, like the links of a mounted ConfigMap. Other links,
+/// pipes and devices are errors and are not opened: a pipe or device could block farrier, and a link could lead to a file that
+/// the author of the definitions may not read.
+pub fn read(directory: &Path, path: &Path, max_bytes: u64) -> io::Result<Option<Vec<u8>>> {
+    let Some(handle) = if_there(checked_handle(directory, path))? else { return Ok(None) };
     let mut bytes = Vec::new();
-    File::open(by_descriptor(&handle))?.take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        return Err(refused(&format!("it is larger than {most} bytes")));
+    File::open(by_descriptor(&handle))?.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(refused(&format!("it is larger than {max_bytes} bytes")));
     }
     Ok(Some(bytes))
 }
 
 /// Returns a handle that can only be used to open the file. The opened file is the checked one, even if its path changes.
-fn locate(directory: &Path, path: &Path) -> io::Result<File> {
-    let named = directory.join(path);
-    let handle =
-        OpenOptions::new().read(true).custom_flags(OFlags::PATH.bits().cast_signed()).open(&named)?;
+fn checked_handle(directory: &Path, path: &Path) -> io::Result<File> {
+    let path = directory.join(path);
+    let handle = OpenOptions::new().read(true).custom_flags(OFlags::PATH.bits().cast_signed()).open(&path)?;
     if !handle.metadata()?.is_file() {
         return Err(refused("it is not a regular file"));
     }
@@ -37,9 +36,9 @@ fn locate(directory: &Path, path: &Path) -> io::Result<File> {
     if !real.starts_with(fs::canonicalize(directory)?) {
         return Err(refused("it is a symbolic link that leads out of the definitions directory"));
     }
-    // For a file that was removed since, the kernel appends a note to its name.
+    // The kernel appends a note to the name of a file that was removed in the meantime.
     let extension = real.to_str().map(|real| Path::new(real.trim_end_matches(" (deleted)")).extension());
-    if fs::symlink_metadata(&named)?.is_symlink() && extension != Some(named.extension()) {
+    if fs::symlink_metadata(&path)?.is_symlink() && extension != Some(path.extension()) {
         return Err(refused("it is a symbolic link to a file with another extension"));
     }
     Ok(handle)

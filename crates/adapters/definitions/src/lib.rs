@@ -56,20 +56,20 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
         return Err(DefinitionErrors(vec![DefinitionError::of_file(&dir.display().to_string(), message)]));
     }
     if let Some(dir) = dir {
-        misplaced(dir, &mut errors);
+        report_misplaced(dir, &mut errors);
     }
-    let mut read = |name: &str, extensions: &[&str]| match dir {
-        Some(dir) => directory(dir, name, extensions, &mut errors),
+    let mut files_in = |name: &str, extensions: &[&str]| match dir {
+        Some(dir) => read_directory(dir, name, extensions, &mut errors),
         None => None,
     };
-    let own_images = read("images", &["yaml", "yml"]);
-    let own_families = read("kernels", &["yaml", "yml"]).unwrap_or_default();
-    let own_templates = read("templates", &["hbs"]).unwrap_or_default();
-    let announced = read("announced", &["yaml", "yml"]).unwrap_or_default();
+    let own_images = files_in("images", &["yaml", "yml"]);
+    let own_families = files_in("kernels", &["yaml", "yml"]).unwrap_or_default();
+    let own_templates = files_in("templates", &["hbs"]).unwrap_or_default();
+    let announced = files_in("announced", &["yaml", "yml"]).unwrap_or_default();
 
-    let mut site = dir.and_then(|dir| one_file(dir, SITE, &mut errors));
+    let mut site = dir.and_then(|dir| read_file(dir, SITE, &mut errors));
     if let (Some(dir), None) = (dir, &site) {
-        site = one_file(dir, MOUNTED_SITE, &mut errors);
+        site = read_file(dir, MOUNTED_SITE, &mut errors);
     }
 
     let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
@@ -90,7 +90,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     }
     let patches = builtin::files(builtin::PATCHES, "patches").into_iter();
     definitions.patches = patches.map(|file| (PathBuf::from(file.name), file.text)).collect();
-    let templates_are_sound = errors.is_empty();
+    let templates_are_valid = errors.is_empty();
     let mut names = validate::Names::default();
     for file in &families {
         for (family, document) in parse::<KernelFamily>(file, &mut errors) {
@@ -100,33 +100,33 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             definitions.families.push(KernelFamily { file: file.name.clone(), ..family });
         }
     }
-    let mut read = Vec::new();
-    let mut all_have_form = true;
+    let mut parsed_images = Vec::new();
+    let mut all_parsed = true;
     for file in &images {
         let before = errors.len();
         let parsed = parse::<DriverImage>(file, &mut errors);
-        all_have_form &= errors.len() == before;
+        all_parsed &= errors.len() == before;
         for (image, document) in parsed {
             let mut report = Report { file, document: &document, errors: &mut errors };
             names.claim(&mut report, "driver image", &image.metadata.name);
             validate::image(&mut report, &image, &definitions.templates);
-            if templates_are_sound {
+            if templates_are_valid {
                 validate::rendering(&mut report, &image, &definitions.templates);
             }
             for (index, source) in image.spec.sources.iter().enumerate() {
                 if let SourceOrigin::Path { path, .. } = &source.from {
                     let steps = ["spec", "sources", &index.to_string(), "from", "path", "path"];
                     let key = (image.metadata.name.clone(), path.to_path_buf());
-                    definitions.places.insert(key, report.place(&steps));
+                    definitions.places.insert(key, report.position(&steps));
                 }
             }
             definitions.images.insert(image.metadata.name.clone(), image.clone());
-            read.push(needs::Read { file, document, image });
+            parsed_images.push(needs::Parsed { file, document, image });
         }
     }
     // If an image could not be read, skip this check, which would report the image as missing.
-    if all_have_form {
-        needs::among(&read, &definitions, &mut errors);
+    if all_parsed {
+        needs::across(&parsed_images, &definitions, &mut errors);
     }
     for file in &announced {
         for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {
@@ -157,16 +157,17 @@ pub fn shipped_image(name: &str) -> Option<&'static str> {
 
 /// Reads a patch from the definitions directory, or the built-in one if the directory has none.
 pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Vec<u8>> {
-    let (root, own) = (definitions.root.clone(), path.to_owned());
-    let found = blocking(move || {
-        let found = files::read(&root, &own, MAX_PATCH);
-        found.map_err(|error| io::Error::new(error.kind(), format!("read {}: {error}", own.display())))
+    let (root, relative_path) = (definitions.root.clone(), path.to_owned());
+    let own_patch = blocking(move || {
+        files::read(&root, &relative_path, MAX_PATCH).map_err(|error| {
+            io::Error::new(error.kind(), format!("read {}: {error}", relative_path.display()))
+        })
     });
-    if let Some(found) = found.await? {
-        return Ok(found);
+    if let Some(own_patch) = own_patch.await? {
+        return Ok(own_patch);
     }
-    let shipped = definitions.patches.get(path).map(|shipped| shipped.clone().into_bytes());
-    shipped.ok_or_else(|| {
+    let built_in = definitions.patches.get(path).map(|patch| patch.clone().into_bytes());
+    built_in.ok_or_else(|| {
         let message = format!("there is no {} in the definitions", path.display());
         io::Error::new(io::ErrorKind::NotFound, message)
     })
@@ -185,7 +186,7 @@ fn template_name(file: &str) -> Option<&str> {
 }
 
 /// Reads the files of one directory in file-name order; `None` if the directory does not exist.
-fn directory(
+fn read_directory(
     root: &Path,
     name: &str,
     extensions: &[&str],
@@ -193,7 +194,7 @@ fn directory(
 ) -> Option<Vec<File>> {
     match names_in(&root.join(name), extensions) {
         Ok(names) => {
-            let files = names.iter().filter_map(|file| one_file(root, &format!("{name}/{file}"), errors));
+            let files = names.iter().filter_map(|file| read_file(root, &format!("{name}/{file}"), errors));
             Some(files.collect())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -220,10 +221,10 @@ fn names_in(directory: &Path, extensions: &[&str]) -> io::Result<Vec<String>> {
 
 /// Reports definitions outside the directories that farrier reads. Without an error, farrier would silently use the built-in
 /// ones.
-fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
+fn report_misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
     for name in names_in(root, &["yaml", "yml"]).unwrap_or_default() {
         // An unreadable file is not a definition.
-        let Ok(Some(text)) = text_of(root, &name) else { continue };
+        let Ok(Some(text)) = read_text(root, &name) else { continue };
         if name != SITE && text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
             let message = "is not read here: driver images belong in images/, kernel families in kernels/, announced kernels in \
                            announced/, and settings in site.yaml";
@@ -233,9 +234,9 @@ fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
 }
 
 /// Reads one file; `None` if it does not exist or cannot be read. A file that cannot be read is reported.
-fn one_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
-    match text_of(root, name) {
-        Ok(found) => found.map(|text| File { name: name.to_owned(), text }),
+fn read_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
+    match read_text(root, name) {
+        Ok(text) => Some(File { name: name.to_owned(), text: text? }),
         Err(error) => {
             errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
             None
@@ -243,7 +244,7 @@ fn one_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Optio
     }
 }
 
-fn text_of(root: &Path, name: &str) -> io::Result<Option<String>> {
+fn read_text(root: &Path, name: &str) -> io::Result<Option<String>> {
     let Some(bytes) = files::read(root, Path::new(name), MAX_FILE)? else { return Ok(None) };
     let text = String::from_utf8(bytes).map_err(|error| {
         io::Error::new(io::ErrorKind::InvalidData, format!("it is not valid UTF-8: {}", error.utf8_error()))
@@ -255,12 +256,12 @@ fn text_of(root: &Path, name: &str) -> io::Result<Option<String>> {
 fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionError>) -> Vec<(T, Node)> {
     let mut definitions = Vec::new();
     let mut mistakes = Vec::new();
-    match yaml::documents(&file.text).and_then(bounded) {
+    match yaml::documents(&file.text).and_then(check_size) {
         Ok(documents) => {
             for document in documents {
                 match yaml::decode(&document) {
                     Ok(definition) => definitions.push((definition, document)),
-                    Err(found) => mistakes.extend(found),
+                    Err(in_document) => mistakes.extend(in_document),
                 }
             }
         }
@@ -271,11 +272,11 @@ fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionE
 }
 
 /// Limits the number of values. Aliases can expand a small file to a huge tree, and farrier traverses all of it.
-fn bounded(documents: Vec<Node>) -> Result<Vec<Node>, YamlError> {
-    let mut left = MAX_VALUES;
+fn check_size(documents: Vec<Node>) -> Result<Vec<Node>, YamlError> {
+    let mut remaining = MAX_VALUES;
     for document in &documents {
         let message = || format!("there are more than {MAX_VALUES} values after alias expansion");
-        left = left.checked_sub(document.size()).ok_or_else(|| document.error(message()))?;
+        remaining = remaining.checked_sub(document.size()).ok_or_else(|| document.error(message()))?;
     }
     Ok(documents)
 }

@@ -8,65 +8,63 @@ use farrier_yaml::Node;
 use super::{DefinitionError, File, builtin, error::Report};
 
 /// An image with its file and tree.
-pub(super) struct Read<'a> {
+pub(super) struct Parsed<'a> {
     pub file: &'a File,
     pub document: Node,
     pub image: DriverImage,
 }
 
 /// Reports mistakes in one image that do not depend on other images.
-pub(super) fn own(report: &mut Report<'_>, image: &DriverImage) {
+pub(super) fn within(report: &mut Report<'_>, image: &DriverImage) {
     let spec = &image.spec;
     for (index, need) in spec.needs.iter().enumerate() {
-        let place = ["spec", "needs", &index.to_string()];
+        let path = ["spec", "needs", &index.to_string()];
         if spec.needs[..index].iter().any(|earlier| earlier.name() == need.name()) {
-            report.wrong(&place, format!("{:?} is already listed in `needs`", need.name().as_str()));
+            report.add(&path, format!("{:?} is already listed in `needs`", need.name().as_str()));
         } else if need.image() == Some(&image.metadata.name) {
-            report.wrong(&place, format!("{:?} needs itself", image.metadata.name.as_str()));
+            report.add(&path, format!("{:?} needs itself", image.metadata.name.as_str()));
         }
     }
     let is_need = |name: &str| spec.needs.iter().any(|need| need.name().as_str() == name);
     for (index, pattern) in spec.tags.iter().enumerate() {
         if let Some(name) = needs_in(pattern).into_iter().find(|name| !is_need(name)) {
-            report.wrong(&["spec", "tags", &index.to_string()], format!("{name:?} is not among `needs`"));
+            report.add(&["spec", "tags", &index.to_string()], format!("{name:?} is not among `needs`"));
         }
     }
     if let Some(RuntimeBase::Need(base)) = &spec.runtime.base
         && !spec.needs.iter().any(|need| need.image() == Some(base))
     {
         let message = format!("{:?} is not among the driver images of `needs`", base.as_str());
-        report.wrong(&["spec", "runtime", "base", "need"], message);
+        report.add(&["spec", "runtime", "base", "need"], message);
     }
     for (index, path) in spec.exposes.iter().enumerate() {
         if spec.exposes[..index].contains(path) {
-            report.wrong(
-                &["spec", "exposes", &index.to_string()],
-                format!("{path:?} is already listed in `exposes`"),
-            );
+            let message = format!("{path:?} is already listed in `exposes`");
+            report.add(&["spec", "exposes", &index.to_string()], message);
         }
     }
     if spec.check.boot && spec.needs.iter().any(|need| need.image().is_none()) {
         let message = "a boot check cannot be combined with a need from a host: its virtual machine lacks the modules of the host's tree";
-        report.wrong(&["spec", "check", "boot"], message);
+        report.add(&["spec", "check", "boot"], message);
     }
     if spec.output == Output::Image && !spec.exposes.is_empty() {
         let message =
             "an image that the engine makes (output: image) has no payload and cannot expose anything";
-        report.wrong(&["spec", "exposes"], message);
+        report.add(&["spec", "exposes"], message);
     }
     if spec.reuse == Reuse::Compatible && !spec.exposes.is_empty() {
         let message = "exposed headers contain the symbol versions of one kernel, so the payload cannot be reused for another kernel";
-        report.wrong(&["spec", "reuse"], message);
+        report.add(&["spec", "reuse"], message);
     }
 }
 
 /// Reports needs that no image satisfies, and cycles.
-pub(super) fn among(images: &[Read<'_>], definitions: &Definitions, errors: &mut Vec<DefinitionError>) {
-    for Read { file, document, image } in images {
+pub(super) fn across(images: &[Parsed<'_>], definitions: &Definitions, errors: &mut Vec<DefinitionError>) {
+    for Parsed { file, document, image } in images {
         let mut report = Report { file, document, errors };
         for (index, need) in image.spec.needs.iter().enumerate() {
             if let Some(message) = mistake(image, need, definitions) {
-                report.wrong(&["spec", "needs", &index.to_string()], message);
+                report.add(&["spec", "needs", &index.to_string()], message);
             }
         }
     }
@@ -76,17 +74,17 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
     let name = need.image().filter(|name| **name != image.metadata.name)?;
     let Some(needed) = definitions.images.get(name) else {
         let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
-        let hidden = format!("{name}.yaml");
-        let hidden = builtin::IMAGES.get_file(&hidden).map(|_| {
+        let file = format!("{name}.yaml");
+        let ignored = builtin::IMAGES.get_file(&file).map(|_| {
             format!(
-                " (farrier's built-in images/{hidden} is ignored because the definitions have an `images/`: copy it there)"
+                " (farrier's built-in images/{file} is ignored because the definitions have an `images/`: copy it there)"
             )
         });
         return Some(format!(
             "there is no driver image {:?}; known: {}{}",
             name.as_str(),
             known.join(", "),
-            hidden.unwrap_or_default()
+            ignored.unwrap_or_default()
         ));
     };
     if let Some(circle) = find_cycle(&definitions.images, &image.metadata.name)

@@ -23,12 +23,12 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             "{:?} is reserved for one of farrier's repositories: choose another name",
             image.metadata.name.as_str()
         );
-        report.wrong(&["metadata", "name"], message);
+        report.add(&["metadata", "name"], message);
     }
     if !templates.contains_key(spec.template.as_str()) {
         let known: Vec<&str> = templates.keys().map(String::as_str).collect();
         let message = format!("there is no template {:?}; known: {}", spec.template, known.join(", "));
-        report.wrong(&["spec", "template"], message);
+        report.add(&["spec", "template"], message);
     }
     if let VersionSpec::FromSource { source } = &spec.version {
         let is_apt = |s: &SourceSpec| {
@@ -38,26 +38,26 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             let message = format!(
                 "there is no `apt` source {source:?} that is the same for all kernels to take the version from"
             );
-            report.wrong(&["spec", "version", "source"], message);
+            report.add(&["spec", "version", "source"], message);
         }
     }
     for (index, source) in spec.sources.iter().enumerate() {
         if spec.sources[..index].iter().any(|earlier| earlier.name == source.name) {
             let message = format!("source {:?} is already listed", source.name.as_str());
-            report.wrong(&["spec", "sources", &index.to_string(), "name"], message);
+            report.add(&["spec", "sources", &index.to_string(), "name"], message);
         }
         if matches!(source.from, SourceOrigin::Image(_))
             && (source.unpack.is_some() || source.subdir.is_some())
         {
             let message = "for a source from an image, `from.image.path` selects the part to use";
-            report.wrong(&["spec", "sources", &index.to_string()], message);
+            report.add(&["spec", "sources", &index.to_string()], message);
         }
     }
-    if let Some(message) = spec.runtime.invalid_operand() {
-        report.wrong(&["spec", "runtime", "entrypoint"], message);
+    if let Some(message) = spec.runtime.wrong_operand() {
+        report.add(&["spec", "runtime", "entrypoint"], message);
     }
     if let Some((index, message)) = spec.runtime.mistyped_module(&spec.modules) {
-        report.wrong(&["spec", "runtime", "entrypoint", &index.to_string()], message);
+        report.add(&["spec", "runtime", "entrypoint", &index.to_string()], message);
     }
     git_sources(report, image);
     firmware(report, image, templates);
@@ -67,36 +67,34 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             if spec.sources.iter().all(|known| known.name != name || known.differs_by_kernel()) {
                 let message =
                     format!("{:?} is not among `sources` that are the same for all kernels", name.as_str());
-                report.wrong(&["spec", "runtime", "base", "runfile"], message);
+                report.add(&["spec", "runtime", "base", "runfile"], message);
             }
         }
     }
     for (index, module) in spec.modules.iter().enumerate() {
         if spec.modules[..index].contains(module) {
-            report.wrong(
-                &["spec", "modules", &index.to_string()],
-                format!("module {module:?} is already listed"),
-            );
+            let message = format!("module {module:?} is already listed");
+            report.add(&["spec", "modules", &index.to_string()], message);
         }
     }
     if let Some(index) = spec.build_packages.iter().position(|package| package.contains("{{")) {
-        report.wrong(&["spec", "buildPackages", &index.to_string()], NO_VERSION);
+        report.add(&["spec", "buildPackages", &index.to_string()], NO_VERSION);
     }
     if spec.output == Output::Image && spec.reuse == Reuse::Compatible {
         let message = "an image that the engine makes (output: image) has its kernel's name in its layers; only a payload can be reused";
-        report.wrong(&["spec", "reuse"], message);
+        report.add(&["spec", "reuse"], message);
     }
     if spec.output == Output::Image && !spec.outputs.is_empty() {
         let message = "an image that the engine makes (output: image) has no payload to make outputs from";
-        report.wrong(&["spec", "outputs"], message);
+        report.add(&["spec", "outputs"], message);
     }
     for (index, patch) in spec.patches.iter().enumerate() {
         if patch.path.file_name().is_none() {
             let message = format!("{:?} has no file name", patch.path.display().to_string());
-            report.wrong(&["spec", "patches", &index.to_string(), "path"], message);
+            report.add(&["spec", "patches", &index.to_string(), "path"], message);
         }
     }
-    needs::own(report, image);
+    needs::within(report, image);
 }
 
 /// Reports firmware from unknown sources, and firmware that the template would not copy.
@@ -105,7 +103,7 @@ fn firmware(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<S
     for (index, entry) in spec.firmware.iter().enumerate() {
         if spec.sources.iter().all(|source| source.name != entry.source) {
             let message = format!("{:?} is not among `sources`", entry.source.as_str());
-            report.wrong(&["spec", "firmware", &index.to_string(), "source"], message);
+            report.add(&["spec", "firmware", &index.to_string(), "source"], message);
         }
     }
     let template = templates.get(spec.template.as_str()).filter(|text| !text.contains("firmware"));
@@ -114,7 +112,7 @@ fn firmware(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<S
             "template {} copies no firmware: add `{{{{#each firmware}}}}`, `COPY {{{{this}}}}` and `{{{{/each}}}}` to it",
             spec.template
         );
-        report.wrong(&["spec", "firmware"], message);
+        report.add(&["spec", "firmware"], message);
     }
 }
 
@@ -127,27 +125,27 @@ fn git_sources(report: &mut Report<'_>, image: &DriverImage) {
     };
     for (index, source) in spec.sources.iter().enumerate() {
         if git(source).is_some_and(|git| git.reference.is_none() && git.commit.is_none()) {
-            let place = ["spec", "sources", &index.to_string(), "from", "git"];
-            report.wrong(&place, "set `ref` (`refs/tags/v1.0`, `refs/heads/main`), `commit`, or both");
+            let path = ["spec", "sources", &index.to_string(), "from", "git"];
+            report.add(&path, "set `ref` (`refs/tags/v1.0`, `refs/heads/main`), `commit`, or both");
         }
     }
     let follows = |source: &&SourceSpec| git(source).is_some_and(|git| git.follows_branch());
     let followed = spec.sources.iter().filter(follows).filter(|_| spec.on_conflict == OnConflict::Refuse);
     let followed: Vec<&str> = followed.map(|source| source.name.as_str()).collect();
     for (index, pattern) in spec.tags.iter().enumerate() {
-        let place = ["spec", "tags", &index.to_string()];
-        let named = sources_in(pattern);
+        let path = ["spec", "tags", &index.to_string()];
+        let used = sources_in(pattern);
         let is_git =
             |name: &str| spec.sources.iter().any(|source| source.name == name && git(source).is_some());
-        if let Some(name) = named.iter().find(|name| !is_git(name)) {
-            report.wrong(&place, format!("{name:?} is not a `git` source of `sources`"));
+        if let Some(name) = used.iter().find(|name| !is_git(name)) {
+            report.add(&path, format!("{name:?} is not a `git` source of `sources`"));
         }
-        if let Some(name) = followed.iter().find(|name| !named.contains(name)) {
+        if let Some(name) = followed.iter().find(|name| !used.contains(name)) {
             let message = format!(
                 "source {name:?} follows a branch, so the next commit would conflict with this tag: add \
                  `{{{{sources.{name}.commit}}}}` to it, or set `commit` of the source, or `onConflict: overwrite`"
             );
-            report.wrong(&place, message);
+            report.add(&path, message);
         }
     }
 }
@@ -161,28 +159,22 @@ pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
         && let Some(index) = spec.versioned_package_index()
     {
         let path = ["spec", "toolchain", "bootstrap", "include", &index.to_string()];
-        report.wrong(&path, NO_VERSION);
+        report.add(&path, NO_VERSION);
     }
     let headers = family.spec.headers.rpm_archive();
-    let image = match &family.spec.kernel_image {
-        Some(KernelImageSource::Rpm(packages)) => Some((packages.archive(headers), "kernelImage")),
-        _ => None,
-    };
-    let track = match &family.spec.track {
-        Some(KernelTrack::Rpm(packages)) => Some((packages.archive(headers), "track")),
-        _ => None,
-    };
-    let toolchain = match &family.spec.toolchain {
-        Toolchain::Rpm(packages) => Some((packages.archive(headers), "toolchain")),
-        _ => None,
-    };
-    for (archive, field) in image.into_iter().chain(track).chain(toolchain) {
-        if archive.is_none() {
-            report.wrong(
-                &["spec", field, "rpm"],
-                "the headers are not RPM packages: set `from` to the location of these packages",
-            );
-        }
+    let mut archives = Vec::new();
+    if let Some(KernelImageSource::Rpm(packages)) = &family.spec.kernel_image {
+        archives.push((packages.archive(headers), "kernelImage"));
+    }
+    if let Some(KernelTrack::Rpm(packages)) = &family.spec.track {
+        archives.push((packages.archive(headers), "track"));
+    }
+    if let Toolchain::Rpm(packages) = &family.spec.toolchain {
+        archives.push((packages.archive(headers), "toolchain"));
+    }
+    for (_, field) in archives.into_iter().filter(|(archive, _)| archive.is_none()) {
+        let message = "the headers are not RPM packages: set `from` to the location of these packages";
+        report.add(&["spec", field, "rpm"], message);
     }
 }
 
@@ -200,16 +192,16 @@ fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
     DefinitionError::at(file, YamlError { position: Position { line, column: 1 }, message })
 }
 
-/// Reports variables of a template that the image does not define, by rendering the template for an ordinary kernel.
+/// Reports variables of a template that the image does not define, by rendering the template for an example kernel.
 pub(super) fn rendering(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<String, String>) {
     let spec = &image.spec;
-    let (Some(text), Some(target)) = (templates.get(spec.template.as_str()), ordinary_kernel()) else {
+    let (Some(text), Some(target)) = (templates.get(spec.template.as_str()), example_kernel()) else {
         return;
     };
     let mut context = image.template_context("toolchain", "1.0", &target);
     context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
     if let Err(reason) = template::Templates::default().render_vars(&mut context) {
-        report.wrong(&["spec", "vars"], reason);
+        report.add(&["spec", "vars"], reason);
         return;
     }
     while let Err(error) = template::render(&spec.template, text, &context) {
@@ -222,12 +214,12 @@ pub(super) fn rendering(report: &mut Report<'_>, image: &DriverImage, templates:
             return;
         };
         let message = format!("template {} needs {name}; add `{name}: \"\"`, or its value", spec.template);
-        report.wrong(&["spec", "vars"], message);
+        report.add(&["spec", "vars"], message);
         context.vars.insert(name, String::new());
     }
 }
 
-fn ordinary_kernel() -> Option<KernelTarget> {
+fn example_kernel() -> Option<KernelTarget> {
     Some(KernelTarget {
         os: "debian".parse().ok()?,
         os_version: "12".parse().ok()?,
@@ -245,7 +237,7 @@ impl Names {
     pub fn claim(&mut self, report: &mut Report<'_>, kind: &'static str, name: &ImageName) {
         if let Some(first) = self.0.insert((kind, name.clone()), report.file.name.clone()) {
             let message = format!("{kind} {:?} is already defined in {first}", name.as_str());
-            report.wrong(&["metadata", "name"], message);
+            report.add(&["metadata", "name"], message);
         }
     }
 }

@@ -28,12 +28,11 @@ use url::Url;
 /// Cache entry kind of the repositories.
 const KIND: &str = "git";
 /// Lock files that a killed git leaves behind. The next git call would fail on them.
-const LEFT: [&str; 3] = ["shallow.lock", "packed-refs.lock", "refs/farrier/tip.lock"];
+const STALE_LOCKS: [&str; 3] = ["shallow.lock", "packed-refs.lock", "refs/farrier/tip.lock"];
 /// Timeout of one git command, so that a server that does not answer cannot delay a reconcile for longer.
-const TIME: Duration = Duration::from_mins(2);
-/// Attempts to commit and push. Each attempt after the first follows a push that failed because the branch
-/// moved.
-const TRIES: u32 = 5;
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
+/// Maximum number of attempts to commit and push. A further attempt follows only if the branch moved.
+const MAX_ATTEMPTS: u32 = 5;
 
 /// Reads the rollout targets at a place, or the image of its chart, and the names of the branches that begin with one of `proposals`.
 pub async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
@@ -55,25 +54,21 @@ pub async fn mentions(parts: &Parts, place: &GitPlace, images: &Candidates) -> R
 /// the branch already contains the change.
 pub async fn write(parts: &Parts, place: &GitPlace, change: &Change, commit: &GitCommit) -> Result<()> {
     let repository = Repository::open(parts, place).await?;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let tip = repository.fetch().await?;
         repository.check_out().await?.apply(change).await?;
-        let Some(made) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
+        let Some(new_commit) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
         parts.may_write()?;
-        if repository.push(&made, &commit.branch).await? {
+        if repository.push(&new_commit, &commit.branch).await? {
             return Ok(());
         }
     }
-    let message = format!(
-        "push to {}, branch {}: the branch moved during {TRIES} attempts",
+    let action = format!(
+        "push to {}, branch {}: the branch moved during {MAX_ATTEMPTS} attempts",
         place.repository, commit.branch
     );
-    Err(FetchError::Program {
-        action: message,
-        message: "other writers push to it".to_owned(),
-        transient: true,
-    }
-    .into())
+    Err(FetchError::Program { action, message: "other writers push to it".to_owned(), transient: true }
+        .into())
 }
 
 /// A cached repository, locked for exclusive use.
@@ -105,8 +100,10 @@ impl<'a> Repository<'a> {
             fs::create_dir_all(&repository.directory)?;
             repository.run(&["init", "--quiet", "--bare", "."], "prepare").await?;
         }
-        for left in LEFT.map(|name| repository.directory.join(name)).iter().filter(|left| left.exists()) {
-            fs::remove_file(left)?;
+        for lock_file in STALE_LOCKS.map(|name| repository.directory.join(name)) {
+            if lock_file.exists() {
+                fs::remove_file(lock_file)?;
+            }
         }
         parts.cache.hold(KIND, &key)?;
         Ok(repository)
@@ -145,8 +142,8 @@ impl<'a> Repository<'a> {
         if let Some(source) = self.site_commits().and_then(|commits| commits.signing_key.as_ref()) {
             let secret = self.parts.fetcher.net().secrets().read(source).await;
             let secret = secret.map_err(|source| {
-                let what = format!("sign a commit to {}", self.place.repository);
-                FetchError::from(farrier_net::NetError::Secret(what, source))
+                let action = format!("sign a commit to {}", self.place.repository);
+                FetchError::from(farrier_net::NetError::Secret(action, source))
             })?;
             write_key(&key, &secret)?;
             arguments.insert(1, "-S");
@@ -157,21 +154,20 @@ impl<'a> Repository<'a> {
 
     /// Pushes a commit. Returns `false` when the branch has moved.
     async fn push(&self, commit: &str, branch: &str) -> Result<bool> {
-        let to = format!("{commit}:refs/heads/{branch}");
-        let command = self.command(&["push", "--porcelain", "--", &self.place.repository, &to]);
-        let output = self.limited(process::output(command, "git"), "push").await?;
+        let refspec = format!("{commit}:refs/heads/{branch}");
+        let command = self.command(&["push", "--porcelain", "--", &self.place.repository, &refspec]);
+        let output = self.with_timeout(process::output(command, "git"), "push").await?;
         if output.status.success() {
             return Ok(true);
         }
         // git itself prints `[rejected]` for a tip that it has not fetched; `[remote rejected]` comes from
         // the server.
-        let said = output.stdout.lines().find(|line| line.starts_with('!')).unwrap_or_default();
-        let moved =
-            ["[rejected]", "cannot lock ref", "failed to update ref"].iter().any(|sign| said.contains(sign));
-        if moved {
+        let rejection = output.stdout.lines().find(|line| line.starts_with('!')).unwrap_or_default();
+        let moved_texts = ["[rejected]", "cannot lock ref", "failed to update ref"];
+        if moved_texts.iter().any(|text| rejection.contains(text)) {
             return Ok(false);
         }
-        let reason = said.split('\t').next_back().unwrap_or_default();
+        let reason = rejection.split('\t').next_back().unwrap_or_default();
         Err(process::failure(self.action("push"), &format!("{}\n{reason}", output.stderr)).into())
     }
 
@@ -182,9 +178,9 @@ impl<'a> Repository<'a> {
         let patterns: Vec<String> = prefixes.iter().map(|prefix| format!("refs/heads/{prefix}*")).collect();
         let arguments = ["ls-remote", "--", &self.place.repository].into_iter();
         let arguments: Vec<&str> = arguments.chain(patterns.iter().map(String::as_str)).collect();
-        let listed = self.run(&arguments, "list branches").await?;
+        let output = self.run(&arguments, "list branches").await?;
         let name = |line: &str| Some(line.split_once("\trefs/heads/")?.1.to_owned());
-        Ok(listed.lines().filter_map(name).collect())
+        Ok(output.lines().filter_map(name).collect())
     }
 
     fn tree(&self) -> PathBuf {
@@ -199,23 +195,23 @@ impl<'a> Repository<'a> {
         self.parts.definitions.site.git.as_ref()
     }
 
-    fn action(&self, what: &str) -> String {
-        format!("{what} {}", self.place)
+    fn action(&self, verb: &str) -> String {
+        format!("{verb} {}", self.place)
     }
 
-    async fn run(&self, arguments: &[&str], what: &str) -> Result<String> {
-        let run = process::run(self.command(arguments), "git", || self.action(what));
-        Ok(self.limited(run, what).await?.stdout)
+    async fn run(&self, arguments: &[&str], verb: &str) -> Result<String> {
+        let run = process::run(self.command(arguments), "git", || self.action(verb));
+        Ok(self.with_timeout(run, verb).await?.stdout)
     }
 
-    async fn limited<T>(
+    async fn with_timeout<T>(
         &self,
-        work: impl Future<Output = Result<T, FetchError>>,
-        what: &str,
+        command: impl Future<Output = Result<T, FetchError>>,
+        verb: &str,
     ) -> Result<T, FetchError> {
-        tokio::time::timeout(TIME, work).await.unwrap_or_else(|_| {
-            let message = format!("no result within {} minutes", TIME.as_secs() / 60);
-            Err(FetchError::Program { action: self.action(what), message, transient: true })
+        tokio::time::timeout(COMMAND_TIMEOUT, command).await.unwrap_or_else(|_| {
+            let message = format!("no result within {} minutes", COMMAND_TIMEOUT.as_secs() / 60);
+            Err(FetchError::Program { action: self.action(verb), message, transient: true })
         })
     }
 
@@ -226,8 +222,8 @@ impl<'a> Repository<'a> {
             Some(commits) => (commits.name.as_str(), commits.email.as_str()),
             None => ("farrier", "farrier@localhost"),
         };
-        for who in ["AUTHOR", "COMMITTER"] {
-            command.env(format!("GIT_{who}_NAME"), name).env(format!("GIT_{who}_EMAIL"), email);
+        for role in ["AUTHOR", "COMMITTER"] {
+            command.env(format!("GIT_{role}_NAME"), name).env(format!("GIT_{role}_EMAIL"), email);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value.as_str())));
         command.env("GIT_DIR", &self.directory).env("GIT_INDEX_FILE", self.scratch.path().join("index"));

@@ -92,7 +92,7 @@ pub fn cell_actions(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
 pub fn object_actions(facts: &Facts, name: &str) -> Vec<Action> {
     let rollouts = facts.plan.rollouts.iter().filter(|rollout| {
         let RolloutTarget { place, object, .. } = &rollout.target;
-        place.is_none() && object.name().is_some_and(|found| found == name)
+        place.is_none() && object.name().is_some_and(|object_name| object_name == name)
     });
     let (mut can_resume, mut can_restore) = (facts.paused_objects.get(name) == Some(&true), false);
     let mut has_rollout = false;
@@ -141,28 +141,28 @@ pub fn preview_pause(changes: &[Change]) -> Vec<String> {
     let (object, paused) = (change.object(), annotations.get(PAUSED_ANNOTATION));
     let effects =
         paused.map(|value| format!("The annotation {PAUSED_ANNOTATION} of {object} becomes {value:?}."));
-    let then = if paused.is_some_and(|value| value != "false") {
+    let consequence = if paused.is_some_and(|value| value != "false") {
         "While the object is paused, farrier writes nothing else to it: no image, no restart, no rollback. Running pods stay, and builds continue."
     } else {
         "The next reconcile decides again and sets the planned image, even if an image was restored, failed, or was changed by \
          another writer."
     };
-    effects.into_iter().chain([then.to_owned()]).collect()
+    effects.into_iter().chain([consequence.to_owned()]).collect()
 }
 
 /// Returns the effects of a rollback, or why nothing would be restored.
-pub fn preview_rollback(rolled: &[RollbackResult]) -> Result<Vec<String>, String> {
+pub fn preview_rollback(results: &[RollbackResult]) -> Result<Vec<String>, String> {
     let mut effects = Vec::new();
-    for RollbackResult { step, failed, .. } in rolled {
+    for RollbackResult { step, failed, .. } in results {
         effects.extend(
             step.error.iter().chain(failed).map(|why| format!("{}: nothing, because {why}", step.object)),
         );
         effects.extend(step.fields.iter().map(|(field, outcome)| {
-            let (what, detail) = outcome.summary();
-            format!("{}, {field}: {what}: {detail}", step.object)
+            let (action, detail) = outcome.summary();
+            format!("{}, {field}: {action}: {detail}", step.object)
         }));
     }
-    if !rolled.iter().any(|rolled| rolled.written && rolled.failed.is_none()) {
+    if !results.iter().any(|result| result.written && result.failed.is_none()) {
         effects.insert(0, "nothing to restore".to_owned());
         return Err(effects.join("; "));
     }

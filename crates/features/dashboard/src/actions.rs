@@ -84,7 +84,7 @@ impl Actions {
 
     /// Returns links to the actions that the sender of this request may take on a page.
     pub(super) async fn offers(&self, headers: &HeaderMap, facts: &Facts, path: &str) -> ActionLinks {
-        let mut all: Vec<(String, Vec<Action>)> = match path {
+        let mut candidates: Vec<(String, Vec<Action>)> = match path {
             "rollouts.html" => {
                 facts.paused_objects.keys().map(|name| (name.clone(), object_actions(facts, name))).collect()
             }
@@ -93,21 +93,23 @@ impl Actions {
                 .into_iter()
                 .collect(),
         };
-        all.retain(|(_, actions)| !actions.is_empty());
+        candidates.retain(|(_, actions)| !actions.is_empty());
         let patches: Vec<RequestedPatch> =
-            all.iter().map(|(subject, _)| self.patch_for(facts, subject)).collect();
+            candidates.iter().map(|(subject, _)| self.patch_for(facts, subject)).collect();
         if patches.is_empty() {
             return ActionLinks::new();
         }
         let Ok(TokenOwner { allowed, .. }) = self.token_owner(headers, &patches).await else {
             return ActionLinks::new();
         };
-        let allowed = all.into_iter().zip(allowed).filter(|(_, allowed)| *allowed);
-        let offered = allowed.map(|((subject, actions), _)| {
-            let offers = actions.into_iter().map(|action| ActionLink::of(action, &subject)).collect();
-            (subject, offers)
-        });
-        offered.collect()
+        let mut links = ActionLinks::new();
+        for ((subject, actions), is_allowed) in candidates.into_iter().zip(allowed) {
+            if is_allowed {
+                let offers = actions.into_iter().map(|action| ActionLink::of(action, &subject)).collect();
+                links.insert(subject, offers);
+            }
+        }
+        links
     }
 
     /// Returns the effects of the requested action, the sender's name, and the digest of the effects that the sender has seen.
@@ -148,9 +150,9 @@ impl Actions {
         }
         let Preview { action, subject, back, .. } = preview;
         tracing::info!(person, action = <&str>::from(action), of = subject, "action requested on the page");
-        let done = self.carry_out(facts, definitions, action, &subject).await;
+        let outcome = self.carry_out(facts, definitions, action, &subject).await;
         self.reconcile_request.notify_one();
-        done.map_err(conflict)?;
+        outcome.map_err(conflict)?;
         Ok(back)
     }
 
@@ -162,7 +164,7 @@ impl Actions {
     ) -> Result<TokenOwner, Rejection> {
         if self.is_loopback && names_loopback(headers) && !is_proxied(headers) {
             return Ok(TokenOwner {
-                name: "a person at this machine".to_owned(),
+                name: "a user of this machine".to_owned(),
                 allowed: vec![true; patches.len()],
             });
         }
@@ -183,18 +185,18 @@ impl Actions {
     /// Returns the patch whose permission the sender needs for an action. Actions on a cell write to the registry and the cache,
     /// where Kubernetes has no permissions. They need the permission to patch DriverBuilds instead.
     fn patch_for(&self, facts: &Facts, subject: &str) -> RequestedPatch {
-        let (place, name) = subject.split_once('/').unwrap_or_default();
-        let kind = OperatorResource::TARGETS.into_iter().find(|kind| kind.kind() == place);
+        let (kind_or_namespace, name) = subject.split_once('/').unwrap_or_default();
+        let kind = OperatorResource::TARGETS.into_iter().find(|kind| kind.kind() == kind_or_namespace);
         let (group, resource, namespace, name) = match kind {
             _ if cell_at(facts, subject).is_some() => {
                 ("farrier.dev", "driverbuilds", self.kube.as_ref().map(|kube| kube.namespace()), None)
             }
             Some(kind) => {
                 let (namespace, name) =
-                    name.rsplit_once('/').map_or((None, name), |(space, name)| (Some(space), name));
+                    name.rsplit_once('/').map_or((None, name), |(namespace, name)| (Some(namespace), name));
                 (kind.group(), kind.plural(), namespace, Some(name))
             }
-            None => ("apps", "daemonsets", Some(place), Some(name)),
+            None => ("apps", "daemonsets", Some(kind_or_namespace), Some(name)),
         };
         let [namespace, name] = [namespace, name].map(|text| text.map(str::to_owned));
         RequestedPatch { group: group.to_owned(), resource: resource.to_owned(), namespace, name }
@@ -206,15 +208,15 @@ impl Actions {
         action: Action,
         subject: String,
     ) -> Result<Preview, String> {
-        let gone = || "there is no such cell or rollout".to_owned();
+        let unknown_subject = || "there is no such cell or rollout".to_owned();
         let (heading, effects, back) = match (action, cell_at(facts, &subject)) {
             (_, Some(cell)) => {
                 let heading = format!("{} for {}", cell.image, cell.target);
                 (heading, preview_cell(action, cell)?, subject.clone())
             }
-            (Action::Retry | Action::Prebuild, None) => return Err(gone()),
+            (Action::Retry | Action::Prebuild, None) => return Err(unknown_subject()),
             (_, None) => {
-                facts.paused_objects.get(&subject).ok_or_else(gone)?;
+                facts.paused_objects.get(&subject).ok_or_else(unknown_subject)?;
                 let effects = match action {
                     Action::Restore => preview_rollback(&self.roll_back(&subject, true).await?)?,
                     _ => preview_pause(&self.pause_changes(action, &subject).await?),
@@ -229,7 +231,7 @@ impl Actions {
 
     async fn roll_back(&self, subject: &str, dry_run: bool) -> Result<Vec<RollbackResult>, String> {
         let results = roll_back(self.cluster.as_ref(), &[subject.to_owned()], dry_run).await;
-        // The snapshot has consumed a change notification of the cluster that the loop waits for.
+        // The snapshot above consumed the change notification of the cluster, so that the loop may have missed a change.
         self.reconcile_request.notify_one();
         results.map_err(|error| error_chain(&error))
     }

@@ -185,7 +185,7 @@ impl Fleet<'_> {
             facts.extend((activity.attempts > 0).then(|| fact("Attempts", activity.attempts)));
             facts
                 .extend(activity.took.map(|took| fact("Last attempt took", format!("{} s", took.as_secs()))));
-            facts.extend(activity.next_retry.map(|at| fact("Next retry", format!("{at:.0}"))));
+            facts.extend(activity.next_retry.map(|time| fact("Next retry", format!("{time:.0}"))));
         }
         facts.extend(
             (!row.announced_by.is_empty()).then(|| fact("Announced by", row.announced_by.join(", "))),
@@ -193,7 +193,7 @@ impl Fleet<'_> {
         facts
     }
 
-    /// Returns links to the nodes that run the cell's kernel and need its image, or will with their next kernel.
+    /// Returns links to the nodes that need the cell's image for the cell's kernel: their current one, or their next one.
     fn nodes_of_cell(&self, entry: &StatusEntry<'_>) -> Listed<Link> {
         let groups = self.facts.groups.iter();
         let running = groups
@@ -250,11 +250,11 @@ impl Fleet<'_> {
                 .map(|last| format!(" ({} since {:.0})", last.state.as_str(), last.since));
             fact("Upgrade", format!("{}: {node_upgrade}{}", upgrade.rollout, since.unwrap_or_default()))
         }));
-        let called = group.into_iter();
-        let called = called.flat_map(|group| group.images.iter().map(move |image| (image, &group.target)));
+        let current = group.into_iter();
+        let current = current.flat_map(|group| group.images.iter().map(move |image| (image, &group.target)));
         let announced =
             next.into_iter().flat_map(|next| next.needs.iter().map(|needed| (&needed.image, &next.kernel)));
-        let images = called.chain(announced).filter_map(|(image, target)| self.entry(image, target));
+        let images = current.chain(announced).filter_map(|(image, target)| self.entry(image, target));
         let images = images.map(|entry| NodeImage {
             subject: subject(entry),
             link: cell_link(entry.image, entry.target),
@@ -270,8 +270,8 @@ impl Fleet<'_> {
     }
 }
 
-/// Returns the fact about the image that a cell's image is compared with, or that there is none. If the cell's own image could
-/// not be read, it is unknown whether there is one.
+/// Returns the fact about the previous image, with which a cell's image is compared. Returns `None` if the cell's own image could
+/// not be read, because the previous image is unknown then.
 fn previous_image(before: Option<&(ComparedImage, ImageResult)>, is_unreadable: bool) -> Option<Fact> {
     match before {
         Some((ComparedImage { image, cell }, _)) => {
@@ -303,27 +303,30 @@ fn signature(signature_status: &SignatureStatus) -> Answer {
 fn comparison(
     entry: &StatusEntry<'_>,
     image: Option<&Image>,
-    (before, found): (ComparedImage, ImageResult),
+    (previous, previous_image): (ComparedImage, ImageResult),
 ) -> Option<Comparison> {
     let planned = planned_components(entry.outcome.cell()?);
-    let ComparedImage { image: reference, cell } = before;
+    let ComparedImage { image: reference, cell } = previous;
     let (name, link) = match &cell {
         Some(cell) => {
             (format!("{} for {}", cell.image, cell.target), Some(cell_link(&cell.image, &cell.target)))
         }
         None => ("the image under its tag".to_owned(), None),
     };
-    let then = found.as_ref().ok().and_then(|found| found.components.clone());
-    let planned_then =
-        || cell.as_ref().and_then(|cell| cell.outcome.cell()).map(|cell| planned_components(cell));
-    let pair = match (then, image.and_then(|image| image.components.clone())) {
-        (Some(then), Some(now)) => Some((then, now)),
-        (Some(then), None) => Some((only_planned(&then), planned)),
-        (None, _) => planned_then().map(|then| (then, planned)),
+    let old_bill = previous_image.as_ref().ok().and_then(|image| image.components.clone());
+    let new_bill = image.and_then(|image| image.components.clone());
+    let pair = match (old_bill, new_bill) {
+        (Some(old), Some(new)) => Some((old, new)),
+        (Some(old), None) => Some((only_planned(&old), planned)),
+        (None, _) => {
+            let old_cell = cell.as_ref().and_then(|cell| cell.outcome.cell());
+            old_cell.map(|old_cell| (planned_components(old_cell), planned))
+        }
     };
-    let why_not =
-        pair.is_none().then(|| found.err().unwrap_or_else(|| "it has no bill of materials".to_owned()));
-    let differing = pair.map(|(then, now)| differences(&then, &now, cell.is_none())).unwrap_or_default();
+    let why_not = pair
+        .is_none()
+        .then(|| previous_image.err().unwrap_or_else(|| "it has no bill of materials".to_owned()));
+    let differing = pair.map(|(old, new)| differences(&old, &new, cell.is_none())).unwrap_or_default();
     let differences = Listed::of(differing, MAX_DIFFERENCES);
     Some(Comparison { name, image: reference.to_string(), link, differences, why_not })
 }
@@ -431,11 +434,11 @@ impl NodesPage {
     pub fn of(fleet: &Fleet<'_>, name: String) -> Self {
         let facts = fleet.facts;
         let limit = if facts.served { MAX_ROWS } else { usize::MAX };
-        let of = |what: String, images: Vec<ImageBadge>, all: &mut dyn Iterator<Item = &String>| {
-            let found: Vec<&String> = all.filter(|node| node.contains(&name)).collect();
-            let rows = found.iter().take(limit).filter_map(|node| NodeRow::of(fleet, node)).collect();
-            let nodes = Listed { items: rows, folded: 0, more: found.len().saturating_sub(limit) };
-            NodeGroupView { what, count: nodes_in_words(found.len()), images, nodes }
+        let view = |title: String, images: Vec<ImageBadge>, all: &mut dyn Iterator<Item = &String>| {
+            let matching: Vec<&String> = all.filter(|node| node.contains(&name)).collect();
+            let rows = matching.iter().take(limit).filter_map(|node| NodeRow::of(fleet, node)).collect();
+            let nodes = Listed { items: rows, folded: 0, more: matching.len().saturating_sub(limit) };
+            NodeGroupView { what: title, count: nodes_in_words(matching.len()), images, nodes }
         };
         let mut groups: Vec<NodeGroupView> = facts
             .groups
@@ -443,13 +446,13 @@ impl NodesPage {
             .map(|group| {
                 let entries = group.images.iter().filter_map(|image| fleet.entry(image, &group.target));
                 let images: Vec<ImageBadge> = entries.map(image_badge).collect();
-                let calls = if images.is_empty() { ": no driver image" } else { "" };
-                of(format!("{}{calls}", group.target), images, &mut group.nodes.iter())
+                let suffix = if images.is_empty() { ": no driver image" } else { "" };
+                view(format!("{}{suffix}", group.target), images, &mut group.nodes.iter())
             })
             .collect();
         groups.sort_by(|a, b| natural_order(&a.what, &b.what));
         let skipped = facts.nodes.iter().filter(|(_, node)| node.group.is_err());
-        groups.push(of("skipped".to_owned(), Vec::new(), &mut skipped.map(|(name, _)| name)));
+        groups.push(view("skipped".to_owned(), Vec::new(), &mut skipped.map(|(name, _)| name)));
         groups.retain(|group| !group.nodes.items.is_empty());
         Self { groups, name, served: facts.served }
     }

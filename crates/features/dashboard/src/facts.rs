@@ -119,11 +119,11 @@ pub fn natural_order(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
     while let (Some(first), Some(second)) = (left.chars().next(), right.chars().next()) {
         let order = if first.is_ascii_digit() && second.is_ascii_digit() {
-            let (number, other);
-            (number, left) = left.split_at(digits(left));
-            (other, right) = right.split_at(digits(right));
-            let [number, other] = [number, other].map(|number| number.trim_start_matches('0'));
-            number.len().cmp(&other.len()).then_with(|| number.cmp(other))
+            let (left_number, right_number);
+            (left_number, left) = left.split_at(digits(left));
+            (right_number, right) = right.split_at(digits(right));
+            let [a, b] = [left_number, right_number].map(|number| number.trim_start_matches('0'));
+            a.len().cmp(&b.len()).then_with(|| a.cmp(b))
         } else {
             (left, right) = (&left[first.len_utf8()..], &right[second.len_utf8()..]);
             first.cmp(&second)
@@ -207,8 +207,10 @@ impl Facts {
     /// Returns the record in the object that a rollout rewrites.
     pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<Record, String>> {
         let object = match &target.object {
-            RolloutObject::DaemonSet(found) => format!("DaemonSet {}/{}", found.namespace, found.daemon_set),
-            RolloutObject::Resource(found) => format!("{} {}", found.resource, found.full_name()),
+            RolloutObject::DaemonSet(object) => {
+                format!("DaemonSet {}/{}", object.namespace, object.daemon_set)
+            }
+            RolloutObject::Resource(object) => format!("{} {}", object.resource, object.full_name()),
             RolloutObject::Nothing {} => return None,
         };
         self.records.get(&object).filter(|_| target.place.is_none())
@@ -233,15 +235,17 @@ fn excluded(plan: &Plan, is_manifest: bool) -> BTreeMap<(String, String), NameLi
 }
 
 fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String>> {
-    let daemon_sets = snapshot.daemon_sets.iter().filter_map(|found| {
-        let live = found.live.as_ref()?;
-        Some((format!("DaemonSet {}/{}", found.namespace, found.name), &live.annotations))
+    let daemon_sets = snapshot.daemon_sets.iter().filter_map(|facts| {
+        let live = facts.live.as_ref()?;
+        Some((format!("DaemonSet {}/{}", facts.namespace, facts.name), &live.annotations))
     });
     let resources = snapshot.resources.iter();
-    let resources = resources.map(|found| (format!("{} {}", found.kind, found.name), &found.annotations));
-    let recorded =
-        daemon_sets.chain(resources).filter(|(_, annotations)| annotations.contains_key(RECORD_ANNOTATION));
-    recorded
-        .map(|(object, annotations)| (object, Record::of(annotations).map_err(|why| why.to_string())))
-        .collect()
+    let resources = resources.map(|facts| (format!("{} {}", facts.kind, facts.name), &facts.annotations));
+    let mut records = BTreeMap::new();
+    for (object, annotations) in daemon_sets.chain(resources) {
+        if annotations.contains_key(RECORD_ANNOTATION) {
+            records.insert(object, Record::of(annotations).map_err(|why| why.to_string()));
+        }
+    }
+    records
 }

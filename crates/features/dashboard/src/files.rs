@@ -50,16 +50,18 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     let images = &Images::of(parts.clone());
     // `entries` and `cells` correspond to each other by index.
     let cells = fleet.entries.iter().zip(&facts.plan.cells);
-    let found = cells.map(|(entry, cell)| async move { (entry, images.cell_data(&facts.plan, cell).await) });
-    let (mut found, excerpts) = (stream::iter(found).buffered(MAX_CONCURRENT_REQUESTS), Excerpts::default());
-    while let Some((entry, found)) = found.next().await {
+    let lookups =
+        cells.map(|(entry, cell)| async move { (entry, images.cell_data(&facts.plan, cell).await) });
+    let mut results = stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS);
+    let excerpts = Excerpts::default();
+    while let Some((entry, data)) = results.next().await {
         let log = excerpts.find(&parts.cache, entry);
         if let Some(Log { path, .. }) = &log {
             fs::copy(path, directory.join(log_link(entry)))?;
         }
         write(
             &cell_link(entry.image, entry.target),
-            html::cell_page(&fleet, entry, CellData { log, ..found })?,
+            html::cell_page(&fleet, entry, CellData { log, ..data })?,
         )?;
     }
     let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());

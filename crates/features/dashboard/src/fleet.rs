@@ -36,7 +36,7 @@ pub struct FleetPage {
     pub registry: String,
     pub version: &'static str,
     pub published: usize,
-    /// Number of images by kernel, other than those that do not apply.
+    /// Number of cells, without those whose image does not apply to the kernel.
     pub wanted: usize,
     pub counts: Vec<StateCount>,
     pub changed: Vec<Change>,
@@ -59,7 +59,7 @@ pub struct FleetPage {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Change {
     #[serde(skip)]
-    pub at: Timestamp,
+    pub time: Timestamp,
     pub subject: String,
     pub link: String,
     pub state: &'static str,
@@ -68,7 +68,7 @@ pub struct Change {
     pub ago: String,
     /// Image (without its kernel) or object that has changed.
     #[serde(skip)]
-    pub of: String,
+    pub changed: String,
     /// Number of further changes of the same image or object to the same state at the same time.
     pub more: usize,
 }
@@ -205,12 +205,12 @@ impl<'a> Fleet<'a> {
     /// Returns since when a cell has been in its state, if known.
     pub fn age(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
         let key = (entry.image.clone(), entry.target.clone());
-        let known = match entry.outcome {
+        let recorded = match entry.outcome {
             Outcome::Failed { at, .. } => Some(*at),
             Outcome::UpToDate { .. } => self.facts.builds.times.get(&key).copied(),
             _ => entry.activity.and_then(|activity| activity.since),
         };
-        known.or_else(|| self.since.get(&key).copied())
+        recorded.or_else(|| self.since.get(&key).copied())
     }
 
     /// Returns the model of the index page. `changed` are the recent changes.
@@ -250,8 +250,8 @@ impl<'a> Fleet<'a> {
             }
             let (reason, hint) = entry.reason_and_hint();
             let key = (entry.image, entry.row.phase, reason.clone());
-            if let Some(known) = indexes.get(&key).and_then(|index| problems.get_mut(*index)) {
-                known.more += 1;
+            if let Some(listed) = indexes.get(&key).and_then(|index| problems.get_mut(*index)) {
+                listed.more += 1;
                 continue;
             }
             indexes.insert(key, problems.len());
@@ -416,8 +416,8 @@ pub fn nodes(count: usize) -> String {
 }
 
 /// Formats an age: `3 h`. A time in the future is shown as `now`.
-pub fn ago(at: Timestamp, now: Timestamp) -> String {
-    match now.duration_since(at).as_secs() {
+pub fn ago(time: Timestamp, now: Timestamp) -> String {
+    match now.duration_since(time).as_secs() {
         seconds if seconds < 60 => "now".to_owned(),
         seconds if seconds < 3600 => format!("{} min", seconds / 60),
         seconds if seconds < 48 * 3600 => format!("{} h", seconds / 3600),
@@ -425,8 +425,8 @@ pub fn ago(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Returns the address of a cell's page. The address contains 64 bits of a digest instead of untrusted names, so that it is
-/// neither unsafe nor too long nor ambiguous.
+/// Returns the address of a cell's page. The address contains 64 bits of a digest instead of names, which are untrusted and may be
+/// long.
 pub fn cell_link(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let parts = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()];

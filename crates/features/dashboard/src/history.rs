@@ -48,44 +48,44 @@ impl History {
     /// Records the current phases of the cells. The first call records no changes, because the earlier phases are unknown.
     pub fn record_phases(&mut self, fleet: &Fleet<'_>) {
         let (now, mut phases) = (fleet.facts.now, BTreeMap::new());
-        let mut found = Vec::new();
+        let mut changes = Vec::new();
         for entry in &fleet.entries {
             let key = (entry.image.clone(), entry.target.clone());
             let (phase, before) = (entry.row.phase, self.phases.get(&key));
             if before != Some(&phase) && !self.phases.is_empty() {
                 self.since.insert(key.clone(), now);
-                found.push(change_of(entry, now, (phase, class_of(entry))));
+                changes.push(change_of(entry, now, (phase, class_of(entry))));
             }
             phases.insert(key, phase);
         }
         self.since.retain(|key, _| phases.contains_key(key));
         self.phases = phases;
-        found.append(&mut self.changes);
-        found.truncate(MAX_CHANGES);
-        self.changes = found;
+        changes.append(&mut self.changes);
+        changes.truncate(MAX_CHANGES);
+        self.changes = changes;
     }
 
     /// Records the writes of a reconcile.
-    pub fn record_rewrites(&mut self, reports: &[RolloutReport], at: Timestamp) {
+    pub fn record_rewrites(&mut self, reports: &[RolloutReport], time: Timestamp) {
         for RolloutReport { planned, error } in
             reports.iter().filter(|report| !report.planned.changes.is_empty())
         {
             let (action, why) = decided(&planned.decision);
-            let (target, at, failed) = (planned.target.clone(), format!("{at:.0}"), error.clone());
+            let (target, at, failed) = (planned.target.clone(), format!("{time:.0}"), error.clone());
             self.rewrites.insert(0, Rewrite { target, at, what: format!("{action}: {why}"), failed });
         }
         self.rewrites.truncate(MAX_REWRITES);
     }
 }
 
-fn change_of(entry: &StatusEntry<'_>, at: Timestamp, (phase, class): (Phase, &'static str)) -> Change {
+fn change_of(entry: &StatusEntry<'_>, time: Timestamp, (phase, class): (Phase, &'static str)) -> Change {
     let (subject, link) = (subject(entry), cell_link(entry.image, entry.target));
-    let (state, of) = (phase.as_str(), entry.image.to_string());
-    Change { at, subject, link, state, class, of, ..Change::default() }
+    let (state, changed) = (phase.as_str(), entry.image.to_string());
+    Change { time, subject, link, state, class, changed, ..Change::default() }
 }
 
-/// Returns the changes that the loop saw (`seen`), and the failures and rewrites with a known time, newest first.
-pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
+/// Returns the changes that the loop observed, and the failures and rewrites with a known time, newest first.
+pub fn changes(fleet: &Fleet<'_>, observed: &[Change]) -> Vec<Change> {
     let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
         Outcome::Failed { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
         _ => None,
@@ -96,22 +96,23 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
         record.0.iter().map(move |(field, record)| {
             let (state, class) = record_state(record.state);
             let (subject, link) = (format!("{object}, {field}"), "rollouts.html".to_owned());
-            Change { at: record.at, subject, link, state, class, of: object.clone(), ..Change::default() }
+            let (time, changed) = (record.at, object.clone());
+            Change { time, subject, link, state, class, changed, ..Change::default() }
         })
     });
-    let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();
-    all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.cmp(b)));
+    let mut all: Vec<Change> = failed.chain(rewritten).chain(observed.iter().cloned()).collect();
+    all.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.cmp(b)));
     // A failure that the loop saw is in the list twice.
-    let mut seen = std::collections::BTreeSet::new();
-    all.retain(|change| seen.insert((change.subject.clone(), change.state)));
+    let mut keys = std::collections::BTreeSet::new();
+    all.retain(|change| keys.insert((change.subject.clone(), change.state)));
     // Merge the same change of one image for many kernels into one line.
     let mut lines: Vec<Change> = Vec::new();
     for mut change in all {
-        change.ago = ago(change.at, fleet.now);
-        match lines
-            .iter_mut()
-            .find(|line| (&line.of, line.state, &line.ago) == (&change.of, change.state, &change.ago))
-        {
+        change.ago = ago(change.time, fleet.now);
+        let is_same = |line: &&mut Change| {
+            line.changed == change.changed && line.state == change.state && line.ago == change.ago
+        };
+        match lines.iter_mut().find(is_same) {
             Some(line) => line.more += 1,
             None => lines.push(change),
         }

@@ -70,7 +70,7 @@ pub struct HtmlError(String);
 impl HtmlError {
     /// The error of a page whose rendering panicked.
     pub fn panicked() -> Self {
-        Self("a panic, which the log has".to_owned())
+        Self("a panic, see farrier's log".to_owned())
     }
 }
 
@@ -100,8 +100,8 @@ fn html(
 }
 
 /// Abbreviates digests and times in a value. The `title` attribute of each has the full text.
-fn brief(given: &Value, now: Timestamp) -> String {
-    match given {
+fn brief(value: &Value, now: Timestamp) -> String {
+    match value {
         Value::String(text) => abbreviate(text, now),
         Value::Null => String::new(),
         other => abbreviate(&other.to_string(), now),
@@ -113,34 +113,36 @@ fn abbreviate(text: &str, now: Timestamp) -> String {
     static LONG: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r"\b(?:[0-9a-f]{64}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b").ok());
     let escaped = html_escape(&printable_lines(text));
-    let Some(long) = LONG.as_ref() else { return escaped };
-    let short = |found: &regex::Captures<'_>| match found[0].parse::<Timestamp>() {
-        Ok(at) => {
-            let day = |of: Timestamp| of.strftime("%F").to_string();
-            let form = if day(at) == day(now) {
+    let Some(pattern) = LONG.as_ref() else { return escaped };
+    let short = |captures: &regex::Captures<'_>| match captures[0].parse::<Timestamp>() {
+        Ok(time) => {
+            let day = |time: Timestamp| time.strftime("%F").to_string();
+            let format = if day(time) == day(now) {
                 "%H:%M UTC"
-            } else if at.duration_since(now).abs() < SignedDuration::from_hours(300 * 24) {
+            } else if time.duration_since(now).abs() < SignedDuration::from_hours(300 * 24) {
                 "%-d %b %H:%M UTC"
             } else {
                 "%-d %b %Y"
             };
-            format!("<time datetime=\"{0}\" title=\"{0}\">{1}</time>", &found[0], at.strftime(form))
+            format!("<time datetime=\"{0}\" title=\"{0}\">{1}</time>", &captures[0], time.strftime(format))
         }
-        Err(_) if found[0].contains('-') => found[0].to_owned(),
+        // The text looks like a time but is none.
+        Err(_) if captures[0].contains('-') => captures[0].to_owned(),
         Err(_) => {
-            let digits: String = found[0].chars().take(12).collect();
-            format!("<abbr title=\"{}\">{digits}…</abbr>", &found[0])
+            let digits: String = captures[0].chars().take(12).collect();
+            format!("<abbr title=\"{}\">{digits}…</abbr>", &captures[0])
         }
     };
-    long.replace_all(&escaped, short).into_owned()
+    pattern.replace_all(&escaped, short).into_owned()
 }
 
 /// Formats text in which commands are between backticks.
-fn words(given: &Value, now: Timestamp) -> String {
-    let parts = given.as_str().unwrap_or_default().split('`').enumerate();
-    let marked = |(place, part): (usize, &str)| {
+fn words(value: &Value, now: Timestamp) -> String {
+    let parts = value.as_str().unwrap_or_default().split('`').enumerate();
+    let format_part = |(index, part): (usize, &str)| {
         let text = abbreviate(part, now);
-        if place % 2 == 0 {
+        // Text and commands alternate.
+        if index % 2 == 0 {
             text
         } else if part.starts_with("farrier ") || part.starts_with("kubectl ") {
             // Only the page's script can copy; without it, the button is hidden.
@@ -149,18 +151,18 @@ fn words(given: &Value, now: Timestamp) -> String {
             format!("<code>{text}</code>")
         }
     };
-    parts.map(marked).collect()
+    parts.map(format_part).collect()
 }
 
 /// Renders the index page.
-pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, seen: &[Change]) -> Result<String, HtmlError> {
+pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, observed: &[Change]) -> Result<String, HtmlError> {
     let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
-    html("fleet", &title, "", fleet.facts, &fleet.page(filter, changes(fleet, seen)))
+    html("fleet", &title, "", fleet.facts, &fleet.page(filter, changes(fleet, observed)))
 }
 
 /// Renders the page of a cell.
-pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, found: CellData) -> Result<String, HtmlError> {
-    html("cell", &subject(entry), "../", fleet.facts, &fleet.cell_page(entry, found))
+pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, data: CellData) -> Result<String, HtmlError> {
+    html("cell", &subject(entry), "../", fleet.facts, &fleet.cell_page(entry, data))
 }
 
 /// Renders the page of a node, if there is a node of this name.

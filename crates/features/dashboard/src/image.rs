@@ -40,7 +40,7 @@ const MAX_TEXT_CHARS: usize = 300;
 /// Data of an image, or the reason why the image could not be read.
 pub type ImageResult = Result<Arc<Image>, String>;
 
-/// Data of a cell that is not in the plan but in the cache and the registry.
+/// Data of a cell from the cache and the registry, in addition to the plan.
 #[derive(Debug, Default)]
 pub struct CellData {
     /// Log of the cell's build.
@@ -105,17 +105,17 @@ impl Images {
     pub async fn cell_data(&self, plan: &Plan, planned: &PlannedCell) -> CellData {
         let image = async { Some(self.find(&image_of(&planned.outcome)?).await) };
         let before = async {
-            let before = ComparedImage::of(plan, planned)?;
-            let found = self.find(&before.image).await;
-            Some((before, found))
+            let previous = ComparedImage::of(plan, planned)?;
+            let image = self.find(&previous.image).await;
+            Some((previous, image))
         };
         let (image, before, usual) = futures::join!(image, before, self.usual(planned));
         CellData { image, before, usual, ..CellData::default() }
     }
 
     async fn usual(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
-        let known = self.times.lock().clone().filter(|(since, _)| since.elapsed() < MAX_CACHE_AGE);
-        if let Some((_, times)) = known {
+        let cached = self.times.lock().clone().filter(|(since, _)| since.elapsed() < MAX_CACHE_AGE);
+        if let Some((_, times)) = cached {
             return times.usual(image, target.arch);
         }
         let times = build_times(&self.parts).await;
@@ -126,13 +126,13 @@ impl Images {
 
     /// Returns an image from the cache or the registry.
     async fn find(&self, reference: &ImageReference) -> ImageResult {
-        let known =
+        let cached =
             self.cache.lock().get(reference).filter(|(since, _)| since.elapsed() < MAX_CACHE_AGE).cloned();
-        if let Some((_, image)) = known {
+        if let Some((_, image)) = cached {
             return Ok(image);
         }
-        let found = read_image(&self.parts, reference).await;
-        let image = Arc::new(found.map_err(|error| error_chain(&error))?);
+        let outcome = read_image(&self.parts, reference).await;
+        let image = Arc::new(outcome.map_err(|error| error_chain(&error))?);
         let mut cache = self.cache.lock();
         if cache.len() >= MAX_CACHED_IMAGES {
             cache.clear();
@@ -154,8 +154,8 @@ async fn read_image(parts: &Parts, reference: &ImageReference) -> Result<Image, 
     let mut components = bill.and_then(|bytes| Some(components_of(&serde_json::from_slice(&bytes).ok()?)));
     if let (Some(components), Some(statement)) = (&mut components, &statement) {
         // Bills of materials of earlier farrier versions already contain these packages.
-        let new = |package: &Component| !components.contains(package);
-        let packages: Vec<Component> = toolchain_of(&statement.predicate).into_iter().filter(new).collect();
+        let mut packages = toolchain_of(&statement.predicate);
+        packages.retain(|package| !components.contains(package));
         components.extend(packages);
     }
     Ok(Image {
@@ -170,12 +170,12 @@ async fn read_image(parts: &Parts, reference: &ImageReference) -> Result<Image, 
 
 fn read_report(bytes: &[u8]) -> Option<Value> {
     let mut document: Value = serde_json::from_slice(bytes).ok()?;
-    let lists =
-        |of: &Value, names: &[&str]| names.iter().all(|name| of[*name].is_null() || of[*name].is_array());
     let report = document.get_mut("report")?.take();
-    let is_one =
-        report["modules"].is_array() && lists(&report, &["findings"]) && lists(&report["boot"], &["modules"]);
-    is_one.then_some(report)
+    let is_list_or_null = |value: &Value| value.is_null() || value.is_array();
+    let is_report = report["modules"].is_array()
+        && is_list_or_null(&report["findings"])
+        && is_list_or_null(&report["boot"]["modules"]);
+    is_report.then_some(report)
 }
 
 fn provenance_summary(predicate: &Value) -> ProvenanceSummary {
@@ -191,7 +191,7 @@ fn provenance_summary(predicate: &Value) -> ProvenanceSummary {
         digest: text(&input["digest"]["sha256"], MAX_TEXT_CHARS),
     };
     let farrier = match text(&details["builder"]["version"]["farrier"], 40) {
-        farrier if farrier.is_empty() => "of no version".to_owned(),
+        farrier if farrier.is_empty() => "of unknown version".to_owned(),
         farrier => farrier,
     };
     ProvenanceSummary {
@@ -262,6 +262,6 @@ mod tests {
         assert_eq!((found.builder.as_str(), found.kind.as_str()), ("builder", "kind"));
         let Dependency { role, name, uri, digest } = &found.inputs.items[0];
         assert_eq!([role, name, uri, digest], ["source", "mft", "https://x.test/mft.tgz", "ab"]);
-        assert_eq!(provenance_summary(&Value::Null).summary, "SLSA v1: farrier of no version, 0 inputs");
+        assert_eq!(provenance_summary(&Value::Null).summary, "SLSA v1: farrier of unknown version, 0 inputs");
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! The pages show the state of every image for every kernel, problems, and nodes at risk.
 //!
-//! `facts` keeps what pages show. `fleet`, `matrix`, `details`, `rollouts`, `materials` and `history` are
+//! `facts` holds the data of the pages. `fleet`, `matrix`, `details`, `rollouts`, `materials` and `history` are
 //! pure and derive models from the facts; `html` renders the models. [`write_files`] writes the pages to a
-//! directory, and [`PageServer`] serves them on farrier's HTTP port. [`Actions`] carries out what users
-//! request on the page, if actions are enabled.
+//! directory, and [`PageServer`] serves them on farrier's HTTP port. [`Actions`] carries out the
+//! actions that users request on the page, if actions are enabled.
 #![forbid(unsafe_code)]
 
 mod action;

@@ -71,19 +71,19 @@ impl Excerpts {
         let path = log_of(cache, entry.image, entry.target, &entry.input_hash?)?;
         let excerpt = match entry.row.phase {
             Phase::Published => None,
-            phase => self.of(&path, phase == Phase::Building).ok(),
+            phase => self.excerpt(&path, phase == Phase::Building).ok(),
         };
         let is_written = || LogReader::open(&path, 0).and_then(|log| log.is_being_written()).unwrap_or(true);
         let is_of_previous_attempt = entry.row.phase == Phase::Building && !is_written();
         Some(Log { path, excerpt, is_of_previous_attempt })
     }
 
-    fn of(&self, path: &Path, is_written: bool) -> io::Result<Excerpt> {
+    fn excerpt(&self, path: &Path, is_written: bool) -> io::Result<Excerpt> {
         let file = File::open(path)?;
-        let about = file.metadata()?;
-        let stamp = (about.len(), about.modified().ok());
-        if let Some((read, known, excerpt)) = self.0.lock().get(path)
-            && (*known == stamp || is_written && read.elapsed() < MAX_AGE)
+        let metadata = file.metadata()?;
+        let stamp = (metadata.len(), metadata.modified().ok());
+        if let Some((read_at, cached_stamp, excerpt)) = self.0.lock().get(path)
+            && (*cached_stamp == stamp || is_written && read_at.elapsed() < MAX_AGE)
         {
             return Ok(excerpt.clone());
         }
@@ -97,7 +97,7 @@ impl Excerpts {
     }
 }
 
-/// Builds whose logs farrier's cache has. Images contain no time, so that the same inputs give the same bytes.
+/// Times and numbers of builds, from the logs in farrier's cache. Images contain no build time, because they are reproducible.
 #[derive(Clone, Debug, Default)]
 pub struct LoggedBuilds {
     /// When published images were built, if known.
@@ -194,7 +194,7 @@ mod tests {
     fn a_changed_log_is_read_again() {
         let directory = tempfile::tempdir().unwrap();
         let (path, excerpts) = (directory.path().join("build.log"), Excerpts::default());
-        let error = |is_written| excerpts.of(&path, is_written).unwrap().error.unwrap();
+        let error = |is_written| excerpts.excerpt(&path, is_written).unwrap().error.unwrap();
         fs_err::write(&path, "a.c:1:1: error: first\n").unwrap();
         let written = fs_err::metadata(&path).unwrap().modified().unwrap();
         assert_eq!(error(false), "a.c:1:1: first");

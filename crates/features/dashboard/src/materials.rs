@@ -40,8 +40,8 @@ impl Component {
 
     fn summary(&self) -> String {
         let digest = self.digest.get(..12).unwrap_or_default();
-        let words = [&self.name, self.version.as_str(), digest];
-        words.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+        let parts = [&self.name, self.version.as_str(), digest];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -78,9 +78,9 @@ pub fn components_of(bill: &Value) -> Vec<Component> {
 /// Returns the packages of the toolchain in a provenance. A bill of materials does not contain them.
 pub fn toolchain_of(predicate: &Value) -> Vec<Component> {
     let inputs = predicate["buildDefinition"]["resolvedDependencies"].as_array().into_iter().flatten();
-    let notes = inputs.map(|input| &input["annotations"]);
-    let toolchain = notes.filter(|notes| notes["role"] == Role::Toolchain.as_str());
-    let packages = toolchain.filter_map(|notes| notes["packages"].as_array()).flatten();
+    let annotations = inputs.map(|input| &input["annotations"]);
+    let toolchain = annotations.filter(|annotations| annotations["role"] == Role::Toolchain.as_str());
+    let packages = toolchain.filter_map(|annotations| annotations["packages"].as_array()).flatten();
     // `pkg:deb/debian/NAME@VERSION?arch=...`
     let component = |package: &Value| {
         let path = package.as_str()?.split('?').next()?;

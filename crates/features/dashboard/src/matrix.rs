@@ -36,9 +36,9 @@ impl fmt::Display for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { image, kernel, os, state } = self;
         let fields = [("image", image), ("kernel", kernel), ("system", os), ("state", state)];
-        let given = fields.into_iter().filter(|(_, value)| !value.is_empty());
-        for (number, (name, value)) in given.enumerate() {
-            write!(f, "{}{name} \"{value}\"", if number == 0 { "" } else { ", " })?;
+        let conditions = fields.into_iter().filter(|(_, value)| !value.is_empty());
+        for (index, (name, value)) in conditions.enumerate() {
+            write!(f, "{}{name} \"{value}\"", if index == 0 { "" } else { ", " })?;
         }
         Ok(())
     }
@@ -52,7 +52,7 @@ impl Filter {
             && (self.os.is_empty() || distribution(target).contains(&self.os))
             && match self.state.as_str() {
                 "" => true,
-                OPEN => !is_fine(class),
+                OPEN => needs_attention(class),
                 state => state == phase.as_str(),
             }
     }
@@ -141,7 +141,7 @@ impl Fleet<'_> {
         let mut open = 0;
         for entry in &self.entries {
             *counts.entry(entry.row.phase).or_default() += 1;
-            open += usize::from(!is_fine(class_of(entry)));
+            open += usize::from(needs_attention(class_of(entry)));
         }
         let count = |(phase, count): (Phase, usize)| StateCount {
             state: phase.as_str(),
@@ -205,12 +205,12 @@ impl Fleet<'_> {
         running
     }
 
-    /// Returns the number of nodes that announced each announced kernel. It is 0 for a kernel that only a list or a package suite
-    /// announces.
+    /// Returns the announced kernels, each with the number of nodes that announced it. The number is 0 for a kernel that only a
+    /// list or a package suite announces.
     fn announcing_nodes(&self) -> HashMap<&KernelTarget, usize> {
         let mut announced: HashMap<&KernelTarget, usize> = HashMap::new();
         for cell in self.facts.plan.cells.iter().filter(|cell| !cell.announced_by.is_empty()) {
-            let by_source = cell.announced_by.iter().map(|by| match by {
+            let by_source = cell.announced_by.iter().map(|source| match source {
                 AnnouncedBy::Nodes { count, .. } => *count,
                 AnnouncedBy::Configuration { .. } | AnnouncedBy::Tracked { .. } => 0,
             });
@@ -241,9 +241,9 @@ impl Fleet<'_> {
     }
 }
 
-/// Whether a cell of this class needs no attention.
-fn is_fine(class: &str) -> bool {
-    matches!(class, "ok" | "off")
+/// Whether a cell of this class needs attention.
+fn needs_attention(class: &str) -> bool {
+    !matches!(class, "ok" | "off")
 }
 
 /// Formats the numbers of nodes of a kernel: `3 nodes · 2 announced`.

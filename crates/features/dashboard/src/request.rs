@@ -11,14 +11,14 @@ fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     headers.get(name).map(|value| value.to_str().unwrap_or_default())
 }
 
-/// Parses a query string or a form. Returns a function that takes the value of a field out of it, which is empty for a missing
-/// field.
+/// Parses a query string or a form. Returns a function that removes a field and returns its value. The value of a missing field is
+/// empty.
 pub fn take_fields(text: &[u8]) -> impl FnMut(&str) -> String + use<> {
     let mut values: HashMap<_, _> = url::form_urlencoded::parse(text).into_owned().collect();
     move |name| values.remove(name).unwrap_or_default()
 }
 
-/// Headers in which proxies name their client. Headers that begin with `x-forwarded` or `x-original-` do so too.
+/// Headers in which proxies name their client, in addition to those that begin with `x-forwarded` or `x-original-`.
 const PROXY_HEADERS: [&str; 11] = [
     "cf-connecting-ip",
     "client-ip",
@@ -46,7 +46,7 @@ pub fn is_same_origin(headers: &HeaderMap) -> bool {
     match (text(headers, "sec-fetch-site"), text(headers, ORIGIN), text(headers, HOST)) {
         (Some(site), ..) => site == "same-origin",
         (None, Some(origin), Some(host)) => {
-            origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))
+            origin.split_once("://").is_some_and(|(_, sender)| sender.eq_ignore_ascii_case(host))
         }
         _ => false,
     }

@@ -191,9 +191,9 @@ fn upgrade_details(upgrade: &PlannedUpgrade, now: Timestamp) -> Vec<Fact> {
         images => fact("Gets", format!("{} images", images.len())),
     }];
     let Forecast { ends, seconds_per_node, .. } = upgrade.forecast;
-    if let Some(ends) = ends {
-        let about = if seconds_per_node.is_some() { "about" } else { "at least" };
-        details.push(fact("Time left", format!("{about} {}, until {ends:.0}", time_left(now, ends))));
+    if let Some(end) = ends {
+        let precision = if seconds_per_node.is_some() { "about" } else { "at least" };
+        details.push(fact("Time left", format!("{precision} {}, until {end:.0}", time_left(now, end))));
     }
     details
 }
@@ -201,12 +201,12 @@ fn upgrade_details(upgrade: &PlannedUpgrade, now: Timestamp) -> Vec<Fact> {
 /// Returns the rewrites of one field, newest first.
 fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
     let FieldRecord { set, replaced, at, state, changed_back, why, by: _, earlier } = record;
-    let times = (*changed_back > 0)
+    let reverts = (*changed_back > 0)
         .then(|| format!("changed back {changed_back} time{}", if *changed_back == 1 { "" } else { "s" }));
-    let why = times.into_iter().chain(why.clone()).collect::<Vec<_>>().join("; ");
-    let view = |at: &Timestamp, state: &RecordState, set: String, replaced: String, why: String| {
+    let why = reverts.into_iter().chain(why.clone()).collect::<Vec<_>>().join("; ");
+    let view = |time: &Timestamp, state: &RecordState, set: String, replaced: String, why: String| {
         let (state, class) = record_state(*state);
-        FieldView { field: name.to_owned(), at: format!("{at:.0}"), state, class, set, replaced, why }
+        FieldView { field: name.to_owned(), at: format!("{time:.0}"), state, class, set, replaced, why }
     };
     let older = earlier.iter().map(|Earlier { set, replaced, at, state, why }| {
         view(at, state, set.clone(), replaced.clone(), why.clone().unwrap_or_default())
@@ -214,7 +214,7 @@ fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
     std::iter::once(view(at, state, text(set), text(replaced), why)).chain(older).collect()
 }
 
-/// Formats the time left: `40 min`.
-fn time_left(now: Timestamp, then: Timestamp) -> String {
-    if then.duration_since(now).as_secs() < 60 { "a minute".to_owned() } else { ago(now, then) }
+/// Formats the time left: `40 min`. This is the age of `now` at the end.
+fn time_left(now: Timestamp, end: Timestamp) -> String {
+    if end.duration_since(now).as_secs() < 60 { "a minute".to_owned() } else { ago(now, end) }
 }

@@ -169,21 +169,22 @@ impl PageServer {
         uri: Uri,
     ) -> Result<Content, HtmlError> {
         let path = uri.path().trim_start_matches('/').to_owned();
-        let mut found = match cell_at(&state.facts, &path) {
+        let mut data = match cell_at(&state.facts, &path) {
             None => CellData::default(),
             Some(cell) => {
                 let lookup = self.images.cell_data(&state.facts.plan, cell);
-                let late = || Some(Err("the registry did not answer in time".to_owned()));
-                let result = tokio::time::timeout(REGISTRY_TIMEOUT, lookup).await;
-                result.unwrap_or_else(|_| CellData { image: late(), ..CellData::default() })
+                tokio::time::timeout(REGISTRY_TIMEOUT, lookup).await.unwrap_or_else(|_| {
+                    let error = "the registry did not answer in time".to_owned();
+                    CellData { image: Some(Err(error)), ..CellData::default() }
+                })
             }
         };
         if let Some(actions) = &self.actions {
-            found.offers = actions.offers(&headers, &state.facts, &path).await;
+            data.offers = actions.offers(&headers, &state.facts, &path).await;
         }
         let _permit = self.rendering.acquire().await;
         let server = Arc::clone(&self);
-        let render = move || match state.render(&path, uri.query().unwrap_or_default(), found, &server)? {
+        let render = move || match state.render(&path, uri.query().unwrap_or_default(), data, &server)? {
             Some(content) => Ok(content),
             None => Ok(Content::NotFound(html::missing_page(&state.facts, &path)?)),
         };
@@ -262,8 +263,8 @@ fn cell_content(
 
 /// Parses the filter in a query string.
 fn parse_filter(query: &str) -> Filter {
-    let mut take = take_fields(query.as_bytes());
-    Filter { image: take("image"), kernel: take("kernel"), os: take("os"), state: take("state") }
+    let mut field = take_fields(query.as_bytes());
+    Filter { image: field("image"), kernel: field("kernel"), os: field("os"), state: field("state") }
 }
 
 async fn serve_page(State(server): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
@@ -311,7 +312,7 @@ async fn confirm(State(server): State<Arc<PageServer>>, headers: HeaderMap, uri:
             Ok(text) => ([(header::CONTENT_TYPE, HTML)], text).into_response(),
             Err(error) => internal_error(&error),
         },
-        Err(refusal) => refusal.into_response(),
+        Err(rejection) => rejection.into_response(),
     })
 }
 
@@ -322,11 +323,11 @@ async fn act(State(server): State<Arc<PageServer>>, headers: HeaderMap, body: Bo
     };
     let form = match form(body).await {
         Ok(form) => form,
-        Err(refusal) => return with_security_headers(refusal.into_response()),
+        Err(rejection) => return with_security_headers(rejection.into_response()),
     };
     with_security_headers(match actions.act(&headers, &state.facts, &state.definitions, &form).await {
         Ok(location) => (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response(),
-        Err(refusal) => refusal.into_response(),
+        Err(rejection) => rejection.into_response(),
     })
 }
 

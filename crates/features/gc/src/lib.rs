@@ -152,7 +152,7 @@ struct Uses {
     unreadable: Option<String>,
 }
 
-/// Plans a garbage collection, and deletes if the options request it. After an interruption, the next run deletes the rest.
+/// Plans a garbage collection, and deletes if the options request it. After an interruption, the next run continues.
 pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
     let now = Timestamp::now();
     let today = day(now);
@@ -187,10 +187,10 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     }
     // For kernels that the record lacks, the days count from today.
     let kernels: BTreeSet<&String> = contents.images.iter().flat_map(|image| &image.kernels).collect();
-    let noticed = record.noticed(kernels, today);
-    if noticed != record {
-        add_to_record(parts, &noticed).await?;
-        record = noticed;
+    let complete_record = record.noticed(kernels, today);
+    if complete_record != record {
+        add_to_record(parts, &complete_record).await?;
+        record = complete_record;
     }
     // Plan again with current uses, because the lookups have taken time.
     let uses = read_uses(parts, cluster, &candidates).await?;
@@ -199,8 +199,7 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     Ok(report)
 }
 
-/// Returns why this machine's clock is not suited to count days, and the remedy, if its difference to the registry's clock is too
-/// large.
+/// Returns a refusal and its remedy if the clocks of this machine and of the registry differ by more than [`MAX_CLOCK_SKEW`].
 async fn clock_skew(parts: &Parts, now: Timestamp) -> Result<Option<(String, String)>> {
     let registry_clock = parts.registry.clock(&parts.location.repository(RECORDS)?).await?;
     let is_skewed = |clock: &Timestamp| now.duration_since(*clock).abs() > MAX_CLOCK_SKEW;
@@ -211,19 +210,19 @@ async fn clock_skew(parts: &Parts, now: Timestamp) -> Result<Option<(String, Str
     Ok(Some((refused, "correct the wrong clock: the age of images is counted in days".to_owned())))
 }
 
-/// Returns why the record of kernels is not trusted, and the remedy, if no kernel in it was seen for `keep_days`. With 0 days the
-/// record does not matter.
+/// Returns a refusal and its remedy if no kernel in the record was seen for `keep_days`. With 0 days, garbage collection does not
+/// use the record.
 fn stale_kernel_record(options: &GcOptions, record: &KernelRecord, today: Date) -> Option<(String, String)> {
     if options.accept_stale_record || options.keep_days == 0 {
         return None;
     }
-    let last = today.saturating_sub(i64::from(options.keep_days).days());
-    let newest = record.newest().filter(|seen| *seen <= last)?;
+    let limit = today.saturating_sub(i64::from(options.keep_days).days());
+    let newest = record.newest().filter(|seen| *seen <= limit)?;
     let refused = format!(
         "the record of kernels is stale: by this machine's clock it is {today}, and no kernel was seen after {newest}"
     );
     let hint = "check the clock, and that `farrier run`, which writes the record every day, uses this registry; \
-                --accept-stale-record goes on anyway";
+                or continue with --accept-stale-record";
     Some((refused, hint.to_owned()))
 }
 
@@ -243,7 +242,7 @@ async fn read_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates
             _ => {}
         }
     }
-    let unreadable: Vec<String> = snapshot.all_unseen().map(|(what, why)| format!("{what}: {why}")).collect();
+    let unreadable: Vec<String> = snapshot.all_unseen().map(|(kind, why)| format!("{kind}: {why}")).collect();
     Ok(Uses {
         mentioned,
         live: LiveKernels::of(&snapshot, &announced),
@@ -258,19 +257,19 @@ async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryCon
     for name in names {
         let repository = parts.location.repository(name.as_str())?;
         let tags = parts.registry.tags(&repository).await?;
-        let found: Vec<_> = stream::iter(tags)
+        let outcomes: Vec<_> = stream::iter(tags)
             .map(|tag| manifest_of(parts, &repository, tag))
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
         let mut images: BTreeMap<Digest, (BTreeSet<Tag>, Vec<u8>)> = BTreeMap::new();
-        for found in found {
+        for outcome in outcomes {
             // `None`: another client has deleted the tag.
-            let Some((tag, digest, bytes)) = found? else { continue };
+            let Some((tag, digest, bytes)) = outcome? else { continue };
             match subject_of_tag(&tag) {
                 Some(subject) => {
-                    let place = (repository.clone(), subject);
-                    contents.by_subject.entry(place).or_default().insert(digest);
+                    let key = (repository.clone(), subject);
+                    contents.by_subject.entry(key).or_default().insert(digest);
                 }
                 None => {
                     images.entry(digest).or_insert((BTreeSet::new(), bytes)).0.insert(tag);
@@ -281,7 +280,7 @@ async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryCon
             .into_iter()
             .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
             .collect();
-        add_entries(parts, &repository, &mut images).await?;
+        add_members(parts, &repository, &mut images).await?;
         contents.images.extend(images);
     }
     contents.leftovers = find_leftovers(parts, &contents).await?;
@@ -289,11 +288,11 @@ async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryCon
 }
 
 /// Adds the untagged images that indexes reference.
-async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<RegistryImage>) -> Result<()> {
+async fn add_members(parts: &Parts, repository: &Repository, images: &mut Vec<RegistryImage>) -> Result<()> {
     let known: BTreeSet<Digest> = images.iter().map(|image| image.digest.clone()).collect();
     let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
-    let wanted: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
-    for digest in wanted {
+    let untagged: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
+    for digest in untagged {
         let found = parts.registry.manifest(repository, &Version::Digest(digest)).await?;
         images.extend(found.map(|stored| {
             RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
@@ -432,8 +431,10 @@ async fn delete(
         return Ok(false);
     }
     // An output of the image has signatures of its own.
-    for output in referrers.iter().filter(|listed| HostOutput::has_type(listed.artifact_type.as_deref())) {
-        Box::pin(delete(parts, contents, repository, &output.digest, true)).await?;
+    for referrer in &referrers {
+        if HostOutput::has_type(referrer.artifact_type.as_deref()) {
+            Box::pin(delete(parts, contents, repository, &referrer.digest, true)).await?;
+        }
     }
     // Delete the list of referrers last, because an interrupted run finds the remaining referrers in it.
     let lists = contents.by_subject.get(&(repository.clone(), digest.clone()));

@@ -51,7 +51,7 @@ struct UploadHeaders {
 /// farrier's response to an accepted upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answer {
+pub struct Receipt {
     /// Outcome of the import.
     pub outcome: Outcome,
     /// Digest of the header set's content.
@@ -72,8 +72,8 @@ impl Key {
         let text = zeroize::Zeroizing::new(fs::read(file)?);
         let key = text.trim_ascii();
         if key.len() < MIN_KEY_BYTES {
-            let what = format!("{}: a key must have at least {MIN_KEY_BYTES} characters", file.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            let message = format!("{}: a key must have at least {MIN_KEY_BYTES} characters", file.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
     }

@@ -22,12 +22,12 @@ use oci::error_chain;
 use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt as _, sync::Semaphore, time::timeout};
 
-use super::{Answer, Key, MAX_SIZE, UPLOAD_PATH, UploadHeaders, text};
+use super::{Key, MAX_SIZE, Receipt, UPLOAD_PATH, UploadHeaders, text};
 
 /// Maximum time between two chunks of an upload.
-const SILENCE: Duration = Duration::from_secs(30);
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum duration of an upload.
-const DEADLINE: Duration = Duration::from_mins(10);
+const UPLOAD_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Receives header sets, one at a time.
 pub struct Receiver {
@@ -66,30 +66,24 @@ impl Receiver {
         });
         let authorization = text(headers, &AUTHORIZATION).unwrap_or_default();
         if !key.is_some_and(|key| key.verifies(&upload, authorization)) {
-            let release = &upload.release;
-            return Err(Rejection(
-                StatusCode::FORBIDDEN,
-                format!("the key is not valid for headers of {release}"),
-            ));
+            let why = format!("the key is not valid for headers of {}", upload.release);
+            return Err(Rejection(StatusCode::FORBIDDEN, why));
         }
         if upload.size > MAX_SIZE {
-            let size = upload.size;
-            return Err(Rejection(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the header set has {size} bytes; the limit is {MAX_SIZE} bytes"),
-            ));
+            let why = format!("the header set has {} bytes; the limit is {MAX_SIZE} bytes", upload.size);
+            return Err(Rejection(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         Ok(upload)
     }
 
-    async fn store_upload(&self, upload: UploadHeaders, body: Body) -> Result<Answer, Rejection> {
+    async fn store_upload(&self, upload: UploadHeaders, body: Body) -> Result<Receipt, Rejection> {
         let _permit = self.uploads.try_acquire().map_err(|_| {
             Rejection(StatusCode::SERVICE_UNAVAILABLE, "another header set is being processed".to_owned())
         })?;
         // Keep the upload in a temporary directory until it has been checked.
         let quarantine = self.fetcher.scratch().map_err(|error| failed(&error))?;
         let file = quarantine.path().join("collected-from-a-node");
-        let written = timeout(DEADLINE, write(&upload, body, &file)).await;
+        let written = timeout(UPLOAD_TIMEOUT, write(&upload, body, &file)).await;
         written.unwrap_or_else(|_| Err(retryable("the upload timed out")))?;
         let UploadHeaders { release, arch, .. } = upload;
         let (kernel, sources) = (release.to_string(), vec![ImportSource::Path(file)]);
@@ -99,7 +93,7 @@ impl Receiver {
         let ImportedHeaders { outcome, content, stored, .. } = imported;
         let reference = stored.map(|stored| format!("{}@{}", stored.repository, stored.digest));
         tracing::info!(kernel, ?outcome, %content, reference, "stored headers from a node");
-        Ok(Answer { outcome, content: content.to_string(), reference })
+        Ok(Receipt { outcome, content: content.to_string(), reference })
     }
 }
 
@@ -123,7 +117,7 @@ async fn write(upload: &UploadHeaders, body: Body, path: &Path) -> Result<(), Re
     let mut file = File::create_new(path).await.map_err(|error| failed(&error.into()))?;
     let (mut stream, mut hasher, mut received) = (body.into_data_stream(), Sha256::new(), 0_u64);
     while let Some(chunk) =
-        timeout(SILENCE, stream.next()).await.map_err(|_| retryable("the upload stalled"))?
+        timeout(CHUNK_TIMEOUT, stream.next()).await.map_err(|_| retryable("the upload stalled"))?
     {
         let chunk = chunk.map_err(|_| retryable("the connection broke"))?;
         received += chunk.len() as u64;
@@ -134,12 +128,10 @@ async fn write(upload: &UploadHeaders, body: Body, path: &Path) -> Result<(), Re
         file.write_all(&chunk).await.map_err(|error| failed(&error.into()))?;
     }
     file.flush().await.map_err(|error| failed(&error.into()))?;
-    let is_complete = received == upload.size && hex::encode(hasher.finalize()) == upload.digest.hex();
-    if is_complete {
-        Ok(())
-    } else {
-        Err(retryable("the upload does not match the announced size and digest"))
+    if received == upload.size && hex::encode(hasher.finalize()) == upload.digest.hex() {
+        return Ok(());
     }
+    Err(retryable("the upload does not match the announced size and digest"))
 }
 
 /// Returns a rejection that makes the node send the header set again.

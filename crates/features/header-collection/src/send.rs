@@ -11,7 +11,7 @@ use reqwest::{Body, Method};
 use tokio_util::io::ReaderStream;
 use url::Url;
 
-use super::{ARCH, Answer, DIGEST, KERNEL, Key, UPLOAD_PATH, UploadHeaders};
+use super::{ARCH, DIGEST, KERNEL, Key, Receipt, UPLOAD_PATH, UploadHeaders};
 
 /// Maximum number of characters kept from an error response.
 const MAX_REASON_CHARS: usize = 2000;
@@ -29,7 +29,7 @@ pub enum SendError {
     Net(Url, #[source] NetError),
     /// farrier's response is unusable: farrier's address, and the reason.
     #[error("send headers to {0}: {1}")]
-    Answer(Url, String),
+    UnusableResponse(Url, String),
     /// farrier rejected the header set: the HTTP status, and farrier's reason.
     #[error("farrier rejected the headers ({0}): {1}")]
     Refused(u16, String),
@@ -40,7 +40,7 @@ impl SendError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Net(_, source) => source.is_transient(),
-            Self::Answer(..) => true,
+            Self::UnusableResponse(..) => true,
             Self::Refused(status, _) => matches!(status, 408 | 429 | 500..),
             Self::Io(_) => false,
         }
@@ -51,7 +51,7 @@ impl SendError {
 ///
 /// # Errors
 /// Fails if farrier cannot be reached or rejects the header set.
-pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
+pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -> Result<Receipt, SendError> {
     let mut address = farrier.clone();
     address.set_path(UPLOAD_PATH);
     let mut attempt = 0;
@@ -67,9 +67,14 @@ pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -
     }
 }
 
-async fn send_once(net: &Net, address: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
+async fn send_once(
+    net: &Net,
+    address: &Url,
+    key: &Key,
+    packed: &PackedHeaders,
+) -> Result<Receipt, SendError> {
     let upload = UploadHeaders::of_packed(packed);
-    let unusable_response = |why: String| SendError::Answer(address.clone(), why);
+    let unusable_response = |why: String| SendError::UnusableResponse(address.clone(), why);
     let mut request = Net::request(Method::POST, address.clone());
     for (name, value) in [
         (KERNEL, upload.release.to_string()),

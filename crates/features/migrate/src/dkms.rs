@@ -37,7 +37,7 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
     draft.from = source(&directory.display().to_string()).ok();
     draft.version = value("PACKAGE_VERSION").unwrap_or(draft.version);
     for ((_, index), built) in values.iter().filter(|((name, _), _)| name == "BUILT_MODULE_NAME") {
-        // The check knows a module by the name in it, and modprobe by its file's.
+        // The check uses the name inside the module, and modprobe uses the name of the file.
         let file = values.get(&("DEST_MODULE_NAME".to_owned(), *index)).unwrap_or(built);
         draft.modules.extend(built.clone());
         draft.files.extend(file.clone());
@@ -46,7 +46,7 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
         // The default of dkms: the module is named after the package.
         draft.modules.extend(package);
     }
-    // For dkms, 6.1.1 is after 6.1.
+    // dkms orders 6.1.1 after 6.1, so a maximum of 6.1 excludes all releases of 6.1.
     let bounds = [(">=", "BUILD_EXCLUSIVE_KERNEL_MIN"), ("<", "BUILD_EXCLUSIVE_KERNEL_MAX")];
     let bounds = bounds.iter().filter_map(|(sign, name)| Some(format!("{sign}{}", value(name)?)));
     let bounds = bounds.collect::<Vec<_>>().join(", ");
@@ -55,8 +55,8 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
     let names: BTreeSet<String> = values.keys().map(|(name, _)| name.clone()).collect();
     let mut remarks = fields::remarks(&origin, "", names, include_str!("forms/dkms.txt"));
     for remark in remarks.iter_mut().filter(|remark| remark.says.is_empty()) {
-        let is_made = values.iter().any(|((name, _), value)| *name == remark.field && value.is_none());
-        if is_made || remark.becomes == Some("kernels") && !is_range {
+        let needs_bash = values.iter().any(|((name, _), value)| *name == remark.field && value.is_none());
+        if needs_bash || remark.becomes == Some("kernels") && !is_range {
             remark.becomes = None;
             remark.says = "it cannot be converted automatically: review the definition".into();
         }
@@ -68,10 +68,11 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
 fn values(conf: &str) -> Values {
     let mut values = Values::new();
     for line in conf.lines() {
-        let Some(found) = ASSIGNMENT.as_ref().and_then(|pattern| pattern.captures(line)) else { continue };
-        let index = found.get(2).map_or(Ok(0), |index| index.as_str().parse()).unwrap_or_default();
-        let value = word(found[3].trim(), &values);
-        values.insert((found[1].to_owned(), index), value);
+        let captures = ASSIGNMENT.as_ref().and_then(|pattern| pattern.captures(line));
+        let Some(captures) = captures else { continue };
+        let index = captures.get(2).map_or(Ok(0), |index| index.as_str().parse()).unwrap_or_default();
+        let value = word(captures[3].trim(), &values);
+        values.insert((captures[1].to_owned(), index), value);
     }
     values
 }
@@ -87,9 +88,10 @@ fn word(text: &str, values: &Values) -> Option<String> {
     if quote == Some('\'') {
         return Some(text.to_owned());
     }
-    let known = |found: &Captures<'_>| values.get(&(found[1].to_owned(), 0)).cloned().flatten();
-    let replaced = VARIABLE
-        .as_ref()?
-        .replace_all(text, |found: &Captures<'_>| known(found).unwrap_or_else(|| "$".to_owned()));
+    let replaced = VARIABLE.as_ref()?.replace_all(text, |captures: &Captures<'_>| {
+        let value = values.get(&(captures[1].to_owned(), 0)).cloned().flatten();
+        // A remaining `$` marks an unknown variable.
+        value.unwrap_or_else(|| "$".to_owned())
+    });
     (!replaced.contains(['$', '`', '\\'])).then(|| replaced.into_owned())
 }

@@ -67,11 +67,11 @@ pub struct Draft {
     pub choices: Vec<Value>,
 }
 
-/// A field of a draft, and what takes it out.
+/// A field of a draft, and the function that resets it.
 type Reset = (&'static str, fn(&mut Draft));
 
-/// Fields whose values come from other tools unchecked. A definition is valid without them. Without its `nodes` it would select
-/// every node, so they are not among these fields.
+/// Fields whose values come from other tools unchecked, and without which a definition is valid. `nodes` is not among them: a
+/// definition without `nodes` would select every node.
 const RESETS: [Reset; 5] = [
     ("kernels", |draft| draft.kernels = None),
     ("release", |draft| draft.release = None),
@@ -81,18 +81,18 @@ const RESETS: [Reset; 5] = [
 ];
 
 impl Draft {
-    /// Removes the fields because of which `check` refuses the text, and leaves a comment about each. Fails with the last
-    /// reason if the text stays invalid. A reason does not contain the position in the text.
-    pub fn settle(&mut self, check: impl Fn(&str) -> Result<(), String>) -> Result<(), String> {
+    /// Resets the fields that `check` rejects, and leaves a comment about each. Fails with the last reason if the text stays
+    /// invalid. The reasons of `check` must not contain positions in the text, because a reset moves these.
+    pub fn reset_invalid_fields(&mut self, check: impl Fn(&str) -> Result<(), String>) -> Result<(), String> {
         for (field, reset) in RESETS.into_iter().chain(RESETS) {
             let Err(reason) = check(&self.text()?) else { return Ok(()) };
-            let mut without = self.clone();
-            reset(&mut without);
-            // Without the field at fault the reason is gone, even if there is another one.
-            if check(&without.text()?).err().as_ref() != Some(&reason) {
+            let mut changed = self.clone();
+            reset(&mut changed);
+            // A reset of the invalid field removes this reason, but another reason may follow.
+            if check(&changed.text()?).err().as_ref() != Some(&reason) {
                 let reason: String = reason.chars().filter(|c| !is_deceptive(*c)).collect();
-                without.undecided.push(format!("{field}: {reason}"));
-                *self = without;
+                changed.undecided.push(format!("{field}: {reason}"));
+                *self = changed;
             }
         }
         check(&self.text()?)
@@ -115,9 +115,9 @@ pub fn source(text: &str) -> Result<Value, String> {
     if !text.starts_with("https://") && !text.starts_with("http://") {
         return Ok(json!({"path": {"path": text}}));
     }
-    let says = "has no checksum, as printed by sha256sum";
     let parts = text.split_once("#sha256=");
-    let (url, sha256) = parts.ok_or_else(|| format!("{text:?} {says}: {text}#sha256=HEX"))?;
+    let (url, sha256) = parts
+        .ok_or_else(|| format!("{text:?} has no checksum, as printed by sha256sum: {text}#sha256=HEX"))?;
     Ok(json!({"url": {"url": url, "sha256": sha256}}))
 }
 
@@ -133,7 +133,7 @@ impl Context {
             choices: self.choices(&name),
             nodes: self
                 .daemon_set(&name)
-                .map_or_else(BTreeMap::new, |(found, _)| found.placement.node_selector.clone()),
+                .map_or_else(BTreeMap::new, |(facts, _)| facts.placement.node_selector.clone()),
             loads: true,
             name,
             ..Draft::default()
@@ -147,29 +147,29 @@ impl Context {
             let last = image.rsplit('/').next().unwrap_or_default();
             last.split(['@', ':']).next() == Some(name)
         };
-        let containers = |found: &DaemonSetFacts| -> Option<Vec<String>> {
-            let own = found.containers.iter().find(|container| is_last(&container.image));
-            let own = own.or_else(|| found.containers.last().filter(|_| found.name == name))?;
-            let sharing = found.containers.iter().filter(|container| container.image == own.image);
-            Some(sharing.map(|container| container.name.clone()).collect())
+        let containers = |facts: &DaemonSetFacts| -> Option<Vec<String>> {
+            let by_image = facts.containers.iter().find(|container| is_last(&container.image));
+            let chosen = by_image.or_else(|| facts.containers.last().filter(|_| facts.name == name))?;
+            let same_image = facts.containers.iter().filter(|container| container.image == chosen.image);
+            Some(same_image.map(|container| container.name.clone()).collect())
         };
-        self.free().filter_map(|found| Some((found, containers(found)?))).collect()
+        self.unowned().filter_map(|facts| Some((facts, containers(facts)?))).collect()
     }
 
     /// Returns the DaemonSets that no operator owns.
-    fn free(&self) -> impl Iterator<Item = &DaemonSetFacts> {
-        self.daemon_sets.iter().filter(|found| found.owner.is_none())
+    fn unowned(&self) -> impl Iterator<Item = &DaemonSetFacts> {
+        self.daemon_sets.iter().filter(|facts| facts.owner.is_none())
     }
 
     /// Returns the only DaemonSet that runs the image; `None` if none or several do.
     fn daemon_set(&self, name: &str) -> Option<(&DaemonSetFacts, Vec<String>)> {
-        <[_; 1]>::try_from(self.daemon_sets(name)).ok().map(|[found]| found)
+        <[_; 1]>::try_from(self.daemon_sets(name)).ok().map(|[daemon_set]| daemon_set)
     }
 
     /// Returns a rollout to the DaemonSet that runs the image.
     pub fn rollout(&self, name: &str) -> Option<Value> {
-        let (found, containers) = self.daemon_set(name)?;
-        Some(json!({"daemonSet": self.rollout_to(found, &containers)}))
+        let (facts, containers) = self.daemon_set(name)?;
+        Some(json!({"daemonSet": self.rollout_to(facts, &containers)}))
     }
 
     /// Returns a rollout to an operator's resource, which in a directory of manifests cannot be written.
@@ -181,17 +181,17 @@ impl Context {
         }
     }
 
-    /// Returns the DaemonSets from which a user has to choose the one that runs the image: those that match or, without a match,
-    /// all, with the similar names first. A similar name is not enough for a rollout, which could replace another program.
+    /// Returns the DaemonSets from which a user has to choose: the matching ones, or all if none matches, with similar names first.
+    /// farrier never chooses by a similar name, because the rollout could replace another program.
     fn candidates(&self, name: &str) -> Vec<(&DaemonSetFacts, Vec<String>)> {
         let mut candidates = self.daemon_sets(name);
         if candidates.is_empty() {
-            let container = |found: &DaemonSetFacts| Some(vec![found.containers.last()?.name.clone()]);
-            candidates.extend(self.free().filter_map(|found| Some((found, container(found)?))));
-            let is_similar = |found: &DaemonSetFacts| {
-                name.split('-').any(|word| word.len() > 2 && found.name.contains(word))
+            let container = |facts: &DaemonSetFacts| Some(vec![facts.containers.last()?.name.clone()]);
+            candidates.extend(self.unowned().filter_map(|facts| Some((facts, container(facts)?))));
+            let is_similar = |facts: &DaemonSetFacts| {
+                name.split('-').any(|word| word.len() > 2 && facts.name.contains(word))
             };
-            candidates.sort_by_key(|(found, _)| !is_similar(found));
+            candidates.sort_by_key(|(facts, _)| !is_similar(facts));
         }
         candidates.truncate(MAX_CHOICES);
         candidates
@@ -200,26 +200,26 @@ impl Context {
     /// Returns the rollouts to choose from if the DaemonSet that runs the image is not known.
     pub fn choices(&self, name: &str) -> Vec<Value> {
         let candidates = self.candidates(name).into_iter();
-        candidates.map(|(found, containers)| self.rollout_to(found, &containers)).collect()
+        candidates.map(|(facts, containers)| self.rollout_to(facts, &containers)).collect()
     }
 
     /// Returns a remark about an image that no rollout takes to a DaemonSet.
     pub fn without_daemon_set(&self, name: &str) -> Remark {
         let mut says = format!("no single DaemonSet is named {name} or runs an image of this name");
-        for (position, (found, containers)) in self.candidates(name).iter().enumerate() {
-            says += if position == 0 { "; choose one, such as " } else { ", " };
-            says.extend([&found.namespace, "/", &found.name, " (container ", &containers.join(", "), ")"]);
+        for (index, (facts, containers)) in self.candidates(name).iter().enumerate() {
+            says += if index == 0 { "; choose one, such as " } else { ", " };
+            says.extend([&facts.namespace, "/", &facts.name, " (container ", &containers.join(", "), ")"]);
         }
         Remark::of_image(name, "rollout", "publish-only", says)
     }
 
     /// Returns a rollout to a DaemonSet: in one copy for each kernel if its nodes run several.
-    fn rollout_to(&self, found: &DaemonSetFacts, containers: &[String]) -> Value {
-        let is_reached = |node: &&NodeFacts| found.placement.reach(node, false) == NodeReach::Reached;
+    fn rollout_to(&self, facts: &DaemonSetFacts, containers: &[String]) -> Value {
+        let is_reached = |node: &&NodeFacts| facts.placement.reach(node, false) == NodeReach::Reached;
         let reached = self.nodes.iter().filter(is_reached);
         let kernels: BTreeSet<&str> = reached.map(|node| node.kernel_version.as_str()).collect();
         let strategy = if kernels.len() > 1 { "per-kernel" } else { "image" };
-        let DaemonSetFacts { namespace, name, .. } = found;
+        let DaemonSetFacts { namespace, name, .. } = facts;
         let mut rollout = json!({"strategy": strategy, "namespace": namespace, "name": name});
         match containers {
             [container] => rollout["container"] = container.as_str().into(),
@@ -231,9 +231,8 @@ impl Context {
 
 /// Renders the field `rollout`, with a comment.
 pub fn rollout_text(rollout: Option<&Value>, choices: &[Value]) -> Result<String, String> {
-    TEMPLATES
-        .render("rollout", &json!({"rollout": rollout, "choices": choices}))
-        .map_err(|error| error.to_string())
+    let fields = json!({"rollout": rollout, "choices": choices});
+    TEMPLATES.render("rollout", &fields).map_err(|error| error.to_string())
 }
 
 /// Formats a text as a YAML scalar, unquoted only if no reader could take it for another type.

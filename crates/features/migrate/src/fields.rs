@@ -47,18 +47,19 @@ pub fn remarks(
     let lines: Vec<Vec<&str>> = lines.map(|line| line.splitn(3, '|').map(str::trim).collect()).collect();
     let mut remarks: Vec<Remark> = Vec::new();
     for field in fields {
-        let fits = |path: &str| {
-            let rest = field.strip_prefix(path);
-            path.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        let is_at_or_below = |path: &str| {
+            let suffix = field.strip_prefix(path);
+            path.is_empty()
+                || suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['.', '[']))
         };
-        let line = lines.iter().filter(|line| fits(line[0])).max_by_key(|line| line[0].len());
+        let line = lines.iter().filter(|line| is_at_or_below(line[0])).max_by_key(|line| line[0].len());
         let (path, becomes, says) = match line.map(Vec::as_slice) {
             Some([_, "", ""]) => continue,
             Some([path, becomes, says]) => (*path, *becomes, *says),
             _ => ("", "", "farrier does not know this field"),
         };
         let field = format!("{prefix}{}", if path.is_empty() { &field } else { path });
-        if !remarks.iter().any(|known| known.field == field) {
+        if !remarks.iter().any(|remark| remark.field == field) {
             let (origin, becomes) = (origin.to_owned(), Some(becomes).filter(|becomes| !becomes.is_empty()));
             remarks.push(Remark { origin, field, becomes, says: says.into() });
         }
@@ -93,18 +94,18 @@ fn collect(node: &Node, path: String, leaves: &mut BTreeSet<String>) {
 }
 
 /// Follows a path of keys to a value that is not null.
-pub fn at(node: &Node, path: &str) -> Option<Node> {
+pub fn value_at(node: &Node, path: &str) -> Option<Node> {
     path.split('.').try_fold(node.clone(), |node, key| node.get(key).filter(|value| !value.is_null()))
 }
 
 /// Returns the non-empty text of a scalar, even where YAML would parse another type.
 pub fn text_at(node: &Node, path: &str) -> Option<String> {
-    Some(at(node, path)?.scalar()?.text.clone()).filter(|text| !text.is_empty())
+    Some(value_at(node, path)?.scalar()?.text.clone()).filter(|text| !text.is_empty())
 }
 
 /// Returns the texts of a list.
 pub fn texts_at(node: &Node, path: &str) -> Vec<String> {
-    let items = at(node, path);
+    let items = value_at(node, path);
     let items = items.iter().filter_map(Node::items).flatten();
     items.filter_map(|item| Some(item.scalar()?.text.clone())).collect()
 }

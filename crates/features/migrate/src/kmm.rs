@@ -12,11 +12,11 @@ use farrier_yaml::Node;
 
 use super::{
     Context, Drafted,
-    fields::{self, Remark, at, text_at, texts_at},
+    fields::{self, Remark, text_at, texts_at, value_at},
     name_for,
 };
 
-/// Variable of a tag pattern for the kernel.
+/// Variable that a tag pattern contains for the kernel.
 const LABEL: &str = "{{kernel_label}}";
 
 /// Drafts the definition of a Module.
@@ -26,9 +26,9 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     let name = name_for(&own_name);
     let origin = format!("Module {name}");
     let mut remarks = fields::remarks(&origin, "", fields::leaves(module), include_str!("forms/kmm.txt"));
-    let own = |field: &str| format!("spec.moduleLoader.container.{field}");
-    let mut cannot = |field: &str, says: &'static str| {
-        remarks.push(Remark { origin: origin.clone(), field: own(field), becomes: None, says: says.into() });
+    let path = |field: &str| format!("spec.moduleLoader.container.{field}");
+    let mut reject = |field: &str, says: &'static str| {
+        remarks.push(Remark { origin: origin.clone(), field: path(field), becomes: None, says: says.into() });
     };
     let mut draft = context.draft(&origin, name);
     (draft.loads, draft.choices) = (false, Vec::new());
@@ -36,40 +36,40 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     draft.rollout =
         is_valid.then(|| context.rollout_to_resource(OperatorResource::Module, Some(&namespace), &own_name));
     "what its Dockerfile fetches".clone_into(&mut draft.hint);
-    let mappings = at(module, &own("kernelMappings"));
+    let mappings = value_at(module, &path("kernelMappings"));
     let mappings: Vec<Node> = mappings.iter().filter_map(Node::items).flatten().collect();
     // Each image gets the tags of all mappings.
     for mapping in &mappings {
-        let image = text_at(mapping, "containerImage").or_else(|| text_at(module, &own("containerImage")));
+        let image = text_at(mapping, "containerImage").or_else(|| text_at(module, &path("containerImage")));
         match name_and_tag(module, &image.unwrap_or_default(), text_at(mapping, "literal").as_deref()) {
             Some((name, tag)) if draft.tags.is_empty() || name == draft.name => {
                 draft.name = name;
                 draft.tags.extend((!draft.tags.contains(&tag)).then_some(tag));
             }
             Some(_) => {
-                cannot("containerImage", "another name than the first mapping's: a definition has one name");
+                reject("containerImage", "another name than the first mapping's: a definition has one name");
             }
-            None => cannot(
+            None => reject(
                 "containerImage",
                 "it is not of the form NAME:...${KERNEL_FULL_VERSION}..., nor NAME:...KERNEL... for a literal kernel",
             ),
         }
     }
-    draft.version = text_at(module, &own("version")).unwrap_or(draft.version);
+    draft.version = text_at(module, &path("version")).unwrap_or(draft.version);
     // KMM loads `moduleName` after its dependencies. `modulesLoadingOrder` lists each module before its
     // dependencies, so the order is reversed.
-    draft.modules = texts_at(module, &own("modprobe.modulesLoadingOrder"));
+    draft.modules = texts_at(module, &path("modprobe.modulesLoadingOrder"));
     draft.modules.reverse();
-    let loaded = text_at(module, &own("modprobe.moduleName")).filter(|name| !draft.modules.contains(name));
+    let loaded = text_at(module, &path("modprobe.moduleName")).filter(|name| !draft.modules.contains(name));
     draft.modules.extend(loaded);
     draft.nodes.clear();
-    for (key, value) in at(module, "spec.selector").iter().filter_map(Node::entries).flatten() {
-        let text = |node: &Node| node.scalar().map_or_else(String::new, |found| found.text.clone());
+    for (key, value) in value_at(module, "spec.selector").iter().filter_map(Node::entries).flatten() {
+        let text = |node: &Node| node.scalar().map_or_else(String::new, |scalar| scalar.text.clone());
         draft.nodes.insert(text(key), text(value));
     }
     draft.release = release(&mappings);
     if draft.release.take_if(|release| Pattern::try_from(release.clone()).is_err()).is_some() {
-        cannot("regexp", "farrier does not support this expression: write `release` yourself");
+        reject("regexp", "farrier does not support this expression: write `release` yourself");
     }
     drafted.remarks.extend(remarks);
     let image = |tag: &str| {

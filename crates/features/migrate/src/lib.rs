@@ -27,7 +27,7 @@ use farrier_definitions::shipped_image;
 use farrier_yaml as yaml;
 use farrier_yaml::{Node, YamlError};
 pub use fields::Remark;
-use fields::{at, text_at};
+use fields::{text_at, value_at};
 
 /// Size limit of a form, in bytes. Real forms have a few KiB.
 pub const MAX_FORM: u64 = 1 << 20;
@@ -70,26 +70,26 @@ impl Drafted {
             dkms::draft(self, text, path.parent().unwrap_or(path), context);
             return Ok(true);
         }
-        let placed = |YamlError { position, message }| {
-            format!("line {}, column {}: {message}", position.line, position.column)
-        };
-        let mut is_any = false;
-        for document in yaml::documents(text).map_err(placed)? {
+        let with_position =
+            |YamlError { at, message }| format!("line {}, column {}: {message}", at.line, at.column);
+        let mut describes_driver = false;
+        for document in yaml::documents(text).map_err(with_position)? {
             // `kubectl get -o yaml` prints several objects as one list.
-            let items = at(&document, "items").as_ref().and_then(Node::items).map(Iterator::collect);
+            let items = value_at(&document, "items").as_ref().and_then(Node::items).map(Iterator::collect);
             for object in items.unwrap_or_else(|| vec![document]) {
-                is_any |= self.read_object(&object, context)?;
+                describes_driver |= self.read_object(&object, context)?;
             }
         }
-        Ok(is_any)
+        Ok(describes_driver)
     }
 
     fn read_object(&mut self, object: &Node, context: &Context) -> Result<bool, String> {
         let version = text_at(object, "apiVersion").unwrap_or_default();
         let group = version.split('/').next().unwrap_or_default();
         let kind = text_at(object, "kind").unwrap_or_default();
-        let is = |known: &OperatorResource| (known.group(), known.kind()) == (group, kind.as_str());
-        let resource = OperatorResource::TARGETS.into_iter().find(is);
+        let has_kind =
+            |resource: &OperatorResource| (resource.group(), resource.kind()) == (group, kind.as_str());
+        let resource = OperatorResource::TARGETS.into_iter().find(has_kind);
         if resource.is_none() && !driverkit::is_configuration(object) {
             return Ok(false);
         }
@@ -164,7 +164,7 @@ impl Drafted {
     ) -> Result<(), String> {
         let needs = text.lines().find_map(|line| line.strip_prefix("  needs: [")?.strip_suffix(']'));
         for need in needs.into_iter().flat_map(|needs| needs.split(", ")) {
-            // Keep a definition that an operator's resource has added: it is more specific.
+            // Keep a definition from an operator's resource, because it is more specific than the shipped one.
             if !self.files.contains_key(&format!("images/{need}.yaml")) {
                 let text = shipped_image(need).unwrap_or_default();
                 self.add_image(need, text, context.rollout(need).as_ref(), context)?;

@@ -11,16 +11,17 @@ use regex::Regex;
 use super::{
     Context, Drafted,
     draft::quoted,
-    fields::{self, at, text_at},
+    fields::{self, text_at, value_at},
 };
 
 static OFED: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\d{2}\.\d{2}-\d+(\.\d+){3}").ok());
 
 /// Returns the driver's section of a resource, if the operator installs a driver that farrier supports.
 fn section(kind: OperatorResource, resource: &Node) -> Option<Node> {
-    let section = kind.driver_path().iter().try_fold(at(resource, "spec")?, |node, key| at(&node, key))?;
-    let is = |field: &str, wanted: &str| text_at(&section, field).as_deref() == Some(wanted);
-    let is_off = is("enabled", "false") || is("useNvidiaDriverCRD", "true");
+    let section =
+        kind.driver_path().iter().try_fold(value_at(resource, "spec")?, |node, key| value_at(&node, key))?;
+    let has = |field: &str, value: &str| text_at(&section, field).as_deref() == Some(value);
+    let is_off = has("enabled", "false") || has("useNvidiaDriverCRD", "true");
     let is_gpu = text_at(&section, "driverType").is_none_or(|kind| kind == "gpu");
     (!is_off && is_gpu).then_some(section)
 }
@@ -41,9 +42,9 @@ pub fn draft(
         fields::remarks(&origin, &path, fields::leaves(&section), include_str!("forms/operators.txt"));
     let rollout = context.rollout_to_resource(kind, None, &name);
     if kind.is_of_gpu_operator() {
-        let says = |field: &str, wanted: &str| text_at(&section, field).as_deref() == Some(wanted);
-        let is_closed = says("kernelModuleType", "proprietary") || says("useOpenKernelModules", "false");
-        let image = match (is_closed, says("rdma.enabled", "true")) {
+        let has = |field: &str, value: &str| text_at(&section, field).as_deref() == Some(value);
+        let is_proprietary = has("kernelModuleType", "proprietary") || has("useOpenKernelModules", "false");
+        let image = match (is_proprietary, has("rdma.enabled", "true")) {
             (true, _) => "nvidia-gpu-proprietary",
             (false, true) => "nvidia-peermem",
             (false, false) => "nvidia-gpu",

@@ -163,7 +163,7 @@ fn values_that_no_definition_can_have_become_comments() {
     let module = PLAIN.replace("kmm_ci_a", "'$(reboot)'");
     let mut drafted = drafted(&module, "").unwrap();
     let draft = &mut drafted.drafts[0];
-    draft.settle(mistake).unwrap();
+    draft.reset_invalid_fields(mistake).unwrap();
     assert!(draft.modules.is_empty() && !draft.tags.is_empty());
     let text = image(&drafted).1;
     let comments: Vec<&str> = text.lines().filter(|line| line.starts_with("# Not taken over: ")).collect();
@@ -172,14 +172,14 @@ fn values_that_no_definition_can_have_become_comments() {
     assert_eq!(load(&drafted).unwrap().images.len(), 1);
     // Without its node selector the image would be for every node.
     let unselectable = PLAIN.replace("selector: {}", "selector: {'a b': c, pool: x}");
-    assert!(self::drafted(&unselectable, "").unwrap().drafts[0].settle(mistake).is_err());
+    assert!(self::drafted(&unselectable, "").unwrap().drafts[0].reset_invalid_fields(mistake).is_err());
     // A draft that is valid stays as it is, and one that no reset makes valid is an error with its reason.
     drafted = self::drafted(CONF, "").unwrap();
     let before = image(&drafted).1;
-    drafted.drafts[0].settle(mistake).unwrap();
+    drafted.drafts[0].reset_invalid_fields(mistake).unwrap();
     assert_eq!(image(&drafted).1, before);
     drafted.drafts[0].template = "gone";
-    assert!(drafted.drafts[0].settle(mistake).unwrap_err().contains("gone"));
+    assert!(drafted.drafts[0].reset_invalid_fields(mistake).unwrap_err().contains("gone"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Finds the declaration of a function or macro in a header's text.
 
-/// Words before a name that make it a call.
+/// Words before a name that show that the name is called there and not declared.
 const CALLS: [&str; 8] = ["return", "else", "do", "case", "goto", "sizeof", "if", "while"];
 
 /// Returns the first declaration of a function or function-like macro, in one line with single blanks. Calls do not count.
@@ -16,14 +16,16 @@ pub fn declaration(name: &str, header: &str) -> Option<String> {
             return macro_definition(name, after);
         }
         let parameters = parenthesized(after.trim_start())?;
-        let rest = after.trim_start().get(parameters.len()..)?.trim_start();
-        let is_end = rest.starts_with([';', '{', '_']) || rest.starts_with(char::is_alphabetic);
-        let kind = type_before(before).filter(|_| is_end)?;
+        let following = after.trim_start().get(parameters.len()..)?.trim_start();
+        // An attribute may follow the parameters.
+        let is_declaration =
+            following.starts_with([';', '{', '_']) || following.starts_with(char::is_alphabetic);
+        let kind = type_before(before).filter(|_| is_declaration)?;
         Some(one_line(&format!("{kind} {name}{parameters}")).replace("* ", "*"))
     })
 }
 
-/// Returns the definition of a macro with parameters: its rest of the line, and continuation lines.
+/// Returns the definition of a macro with parameters, in one line. `after` is the text after the macro's name.
 fn macro_definition(name: &str, after: &str) -> Option<String> {
     if !after.starts_with('(') {
         return None;
@@ -38,30 +40,30 @@ fn macro_definition(name: &str, after: &str) -> Option<String> {
     Some(one_line(&format!("#define {name}{}", lines.join(" "))))
 }
 
-/// Returns the words before a name that make it a declaration.
+/// Returns the type before a declared name, or `None` if the name is not declared there.
 fn type_before(before: &str) -> Option<String> {
-    let start = before.rfind([';', '{', '}']).map_or(0, |place| place + 1);
-    // A line of the preprocessor ends what precedes it.
+    let start = before.rfind([';', '{', '}']).map_or(0, |index| index + 1);
+    // A declaration begins after the last preprocessor directive or empty line.
     let lines: Vec<&str> = before.get(start..)?.lines().collect();
     let last = lines.iter().rposition(|line| line.trim_start().starts_with('#') || line.trim().is_empty());
     let kind = one_line(&lines.get(last.map_or(0, |last| last + 1)..)?.join(" "));
     let is_type = kind.chars().all(|c| c.is_ascii_alphanumeric() || " _*(),\"".contains(c));
     let is_balanced = kind.matches('(').count() == kind.matches(')').count();
     let is_call = kind.split([' ', '(']).any(|word| CALLS.contains(&word));
-    let starts = kind.starts_with(|c: char| c.is_alphabetic() || c == '_');
-    (is_type && is_balanced && !is_call && starts).then_some(kind)
+    let starts_with_word = kind.starts_with(|c: char| c.is_alphabetic() || c == '_');
+    (is_type && is_balanced && !is_call && starts_with_word).then_some(kind)
 }
 
 /// Returns the text from an opening parenthesis to its closing one.
 fn parenthesized(text: &str) -> Option<&str> {
     let mut depth = 0_usize;
-    for (place, c) in text.char_indices() {
+    for (index, c) in text.char_indices() {
         match c {
             '(' => depth += 1,
             ')' => {
                 depth = depth.checked_sub(1)?;
                 if depth == 0 {
-                    return text.get(..=place);
+                    return text.get(..=index);
                 }
             }
             _ if depth == 0 => return None,
@@ -79,13 +81,13 @@ fn one_line(text: &str) -> String {
 /// Replaces comments with a blank each.
 fn without_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find('/') {
-        let (before, from) = rest.split_at(start);
+    let mut remaining = text;
+    while let Some(start) = remaining.find('/') {
+        let (before, comment) = remaining.split_at(start);
         plain.push_str(before);
-        let end = match from.get(..2) {
-            Some("/*") => from.find("*/").map_or(from.len(), |end| end + 2),
-            Some("//") => from.find('\n').unwrap_or(from.len()),
+        let end = match comment.get(..2) {
+            Some("/*") => comment.find("*/").map_or(comment.len(), |end| end + 2),
+            Some("//") => comment.find('\n').unwrap_or(comment.len()),
             _ => {
                 plain.push('/');
                 1
@@ -94,9 +96,9 @@ fn without_comments(text: &str) -> String {
         if end > 1 {
             plain.push(' ');
         }
-        rest = from.get(end..).unwrap_or_default();
+        remaining = comment.get(end..).unwrap_or_default();
     }
-    plain + rest
+    plain + remaining
 }
 
 #[cfg(test)]

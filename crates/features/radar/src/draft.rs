@@ -29,14 +29,14 @@ impl fmt::Display for PatchDraft {
 pub fn draft(image: &str, change: &HeaderChange) -> Option<PatchDraft> {
     let HeaderChange { function, file, old, new } = change;
     let (old, new) = (old.as_deref().unwrap_or_default(), new.as_deref()?);
-    let (had, has) = (parameters(function, old), parameters(function, new));
-    let added = has.iter().filter(|parameter| !had.contains(parameter));
-    let words = |text: &str| text.split(' ').map(regex::escape).collect::<Vec<_>>().join(r"\s+");
-    let count = format!(r"{function}\([^,;()]*(,[^,;()]*){{{}}}\)", has.len().saturating_sub(1));
-    let candidates = added.map(|parameter| format!(r"{function}\([^;]*{}", words(parameter)));
-    let candidates = candidates.chain([count, format!(r"\b{function}\(")]);
-    let tells_apart =
-        |when: &HeaderText| when.is_match(&format!("{new};")) && !when.is_match(&format!("{old};"));
+    let (old_parameters, new_parameters) = (parameters(function, old), parameters(function, new));
+    let added = new_parameters.iter().filter(|parameter| !old_parameters.contains(parameter));
+    let pattern = |text: &str| text.split(' ').map(regex::escape).collect::<Vec<_>>().join(r"\s+");
+    let commas = new_parameters.len().saturating_sub(1);
+    let by_count = format!(r"{function}\([^,;()]*(,[^,;()]*){{{commas}}}\)");
+    let candidates = added.map(|parameter| format!(r"{function}\([^;]*{}", pattern(parameter)));
+    let candidates = candidates.chain([by_count, format!(r"\b{function}\(")]);
+    let tells_apart = |when: &HeaderText| when.is_in(&format!("{new};")) && !when.is_in(&format!("{old};"));
     let mut conditions = candidates.filter_map(|matches| {
         serde_json::from_value(serde_json::json!({"header": file, "matches": matches})).ok()
     });
@@ -46,14 +46,14 @@ pub fn draft(image: &str, change: &HeaderChange) -> Option<PatchDraft> {
 
 /// Splits the parameters of a declaration.
 fn parameters<'a>(function: &str, declaration: &'a str) -> Vec<&'a str> {
-    let Some((_, rest)) = declaration.split_once(&format!("{function}(")) else { return Vec::new() };
-    let (mut depth, mut start, mut found) = (0_usize, 0, Vec::new());
-    for (place, c) in rest.char_indices() {
+    let Some((_, list)) = declaration.split_once(&format!("{function}(")) else { return Vec::new() };
+    let (mut depth, mut start, mut parameters) = (0_usize, 0, Vec::new());
+    for (index, c) in list.char_indices() {
         match c {
             '(' => depth += 1,
             ',' | ')' if depth == 0 => {
-                found.extend(rest.get(start..place).map(str::trim));
-                start = place + 1;
+                parameters.extend(list.get(start..index).map(str::trim));
+                start = index + 1;
                 if c == ')' {
                     break;
                 }
@@ -62,7 +62,7 @@ fn parameters<'a>(function: &str, declaration: &'a str) -> Vec<&'a str> {
             _ => {}
         }
     }
-    found
+    parameters
 }
 
 #[cfg(test)]

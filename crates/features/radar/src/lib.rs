@@ -54,22 +54,20 @@ pub fn names_in(message: &str) -> Vec<String> {
 pub fn changes(names: &[String], old: &Path, new: &Path) -> io::Result<Vec<HeaderChange>> {
     let (old, new) = (declarations(names, old)?, declarations(names, new)?);
     let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
-    let changed = keys.into_iter().filter(|key| old.get(*key) != new.get(*key));
-    let changed = changed.map(|(function, file)| {
-        let key = (function.clone(), file.clone());
-        HeaderChange {
-            function: function.clone(),
-            file: file.clone(),
-            old: old.get(&key).cloned(),
-            new: new.get(&key).cloned(),
+    let mut changes = Vec::new();
+    for key in keys {
+        let (old, new) = (old.get(key).cloned(), new.get(key).cloned());
+        if old != new {
+            let (function, file) = key.clone();
+            changes.push(HeaderChange { function, file, old, new });
         }
-    });
-    Ok(changed.collect())
+    }
+    Ok(changes)
 }
 
 /// Finds the declarations of functions below `root`, by function and header.
 fn declarations(names: &[String], root: &Path) -> io::Result<BTreeMap<(String, String), String>> {
-    let mut found = BTreeMap::new();
+    let mut declarations = BTreeMap::new();
     for entry in WalkDir::new(root).sort_by_file_name() {
         let entry = entry?;
         let path = entry.path();
@@ -81,11 +79,11 @@ fn declarations(names: &[String], root: &Path) -> io::Result<BTreeMap<(String, S
         let text = String::from_utf8_lossy(&bytes);
         for name in names.iter().filter(|name| text.contains(name.as_str())) {
             if let Some(declaration) = declaration(name, &text) {
-                found.entry((name.clone(), file.clone())).or_insert(declaration);
+                declarations.entry((name.clone(), file.clone())).or_insert(declaration);
             }
         }
     }
-    Ok(found)
+    Ok(declarations)
 }
 
 /// Returns a header's path in the build tree: from `include/` or `arch/` on.

@@ -1,7 +1,7 @@
 //! Removes the startup taint of a node once all drivers of the node are loaded.
 //!
 //! A driver counts as loaded if a ready pod on the node runs a farrier image of its definition with modules for exactly the node's
-//! kernel. Anything less keeps the taint.
+//! kernel. Otherwise the taint stays.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -47,25 +47,25 @@ impl<'a> Evidence<'a> {
             Ok(kernel) => kernel,
             Err(why) => return Some(format!("kernel unknown: {why}")),
         };
-        let mut called_for =
+        let mut needed_images =
             self.definitions.images.values().filter(|image| node.is_selected_by(image)).peekable();
-        if called_for.peek().is_none() {
+        if needed_images.peek().is_none() {
             return Some(
                 "no driver image is called for; give the taint only to nodes that need a driver".to_owned(),
             );
         }
-        called_for.find_map(|image| self.missing(image, node, &kernel))
+        needed_images.find_map(|image| self.why_not_loaded(image, node, &kernel))
     }
 
     /// Returns the reason why an image's driver does not count as loaded on a node.
-    fn missing(&self, image: &DriverImage, node: &NodeFacts, kernel: &KernelTarget) -> Option<String> {
+    fn why_not_loaded(&self, image: &DriverImage, node: &NodeFacts, kernel: &KernelTarget) -> Option<String> {
         let name = &image.metadata.name;
         let mut has_pod = false;
-        for wanted in image.spec.rollout.iter().filter_map(|spec| spec.daemon_set()) {
-            let originals = self.snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted));
+        for target in image.spec.rollout.iter().filter_map(|spec| spec.daemon_set()) {
+            let originals = self.snapshot.daemon_sets.iter().filter(|facts| facts.is_named(target));
             for pod in originals.flat_map(|original| self.pods(original, node)) {
                 has_pod = true;
-                let (container, id) = (&*wanted.container, format!("pod {}/{}", pod.namespace, pod.name));
+                let (container, id) = (&*target.container, format!("pod {}/{}", pod.namespace, pod.name));
                 let running = pod.images.get(container).map(String::as_str).unwrap_or_default();
                 if !self.has_modules(running, name, kernel) {
                     return Some(format!(
@@ -94,9 +94,9 @@ impl<'a> Evidence<'a> {
         let is_on =
             move |pod: &&PodFacts| pod.bound && !pod.deleting && pod.node == name && pod.created >= created;
         let is_owned = move |pod: &&PodFacts| {
-            self.snapshot.daemon_sets.iter().any(|found| {
-                found.live.as_ref().is_some_and(|live| live.version.uid == pod.daemon_set)
-                    && (found == original || found.is_copy_of(original))
+            self.snapshot.daemon_sets.iter().any(|facts| {
+                facts.live.as_ref().is_some_and(|live| live.version.uid == pod.daemon_set)
+                    && (facts == original || facts.is_copy_of(original))
             })
         };
         self.snapshot.pods.iter().filter(is_on).filter(is_owned)
@@ -104,13 +104,14 @@ impl<'a> Evidence<'a> {
 
     /// Whether an image is a farrier image of this definition, by digest, with modules for a kernel.
     fn has_modules(&self, image: &str, name: &ImageName, kernel: &KernelTarget) -> bool {
-        let is_of = |reference: ImageReference| {
+        let is_of_definition = |reference: ImageReference| {
             let repository = reference.repository.to_string();
             matches!(reference.version, Version::Digest(_))
                 && repository.rsplit('/').next() == Some(name.as_str())
         };
-        image.parse().is_ok_and(is_of)
-            && self.contents.get(image).is_some_and(|found| found.has(kernel.arch, kernel.release.as_str()))
+        let contents = self.contents.get(image);
+        image.parse().is_ok_and(is_of_definition)
+            && contents.is_some_and(|contents| contents.has(kernel.arch, kernel.release.as_str()))
     }
 }
 
@@ -160,7 +161,7 @@ impl StartupTaint {
 pub fn explain(definitions: &Definitions, planned: &Planned, node: &str) -> Option<ExplanationStep> {
     let Planned { snapshot, contents, .. } = planned;
     let evidence = Evidence { definitions, snapshot, contents };
-    let node = evidence.snapshot.nodes.iter().find(|found| found.name == node)?;
+    let node = evidence.snapshot.nodes.iter().find(|facts| facts.name == node)?;
     let key = startup_taint(node)?;
     let (says, hint) = match evidence.blocker(node) {
         _ if !evidence.definitions.site.startup_taint => {

@@ -192,7 +192,7 @@ fn a_patch_of_the_nodes_or_the_image_is_named() {
     let (_root, directory) =
         overlay(&format!("resources: [../../base]\n{file}"), &[("overlays/a/patch.yaml", &image)]);
     let fixed = only(&directory).containers[0].fixed.clone().unwrap();
-    assert!(fixed.contains("the patch patch.yaml may set it"), "{fixed}");
+    assert!(fixed.contains("the patch patch.yaml may set the image"), "{fixed}");
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn an_image_in_several_values_is_edited() {
         assert_eq!(only(&directory).containers[0].image, expected);
     }
     for (values, reason) in [
-        ("image: {repository: a, tag: v1}\n", "its mapping has no place for a digest: add `digest: \"\"`"),
+        ("image: {repository: a, tag: v1}\n", "its mapping has no field for a digest: add `digest: \"\"`"),
         ("image: {repository: a, tag: &t v1, digest: ''}\nx: *t\n", "the value is an anchor"),
         ("image: {repository: '{{ .Values.r }}', digest: ''}\n", "filled in by another tool"),
     ] {

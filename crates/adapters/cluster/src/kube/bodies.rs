@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::facts::version;
 
 /// Adds preconditions to a write: the API server rejects the write if the object was replaced or has changed.
-fn preconditions(metadata: &mut Value, version: &ObjectVersion) {
+fn add_preconditions(metadata: &mut Value, version: &ObjectVersion) {
     metadata["uid"] = json!(version.uid);
     metadata["resourceVersion"] = json!(version.resource_version);
 }
@@ -34,10 +34,10 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
         let containers =
             live.manifest.pointer(&format!("/spec/template/spec/{key}")).and_then(Value::as_array);
         let names = containers.into_iter().flatten().filter_map(|container| container["name"].as_str());
-        let known: Vec<&str> = names.filter(|name| images.contains_key(*name)).collect();
-        if !known.is_empty() {
-            missing.retain(|name| !known.contains(&name.as_str()));
-            let fields = known.iter().map(|name| json!({"name": name, "image": images[*name]}));
+        let changed: Vec<&str> = names.filter(|name| images.contains_key(*name)).collect();
+        if !changed.is_empty() {
+            missing.retain(|name| !changed.contains(&name.as_str()));
+            let fields = changed.iter().map(|name| json!({"name": name, "image": images[*name]}));
             pod[key] = fields.collect();
         }
     }
@@ -55,7 +55,7 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
         }
     }
     let mut metadata = json!({"name": name, "namespace": namespace, "annotations": annotations});
-    preconditions(&mut metadata, &live.version);
+    add_preconditions(&mut metadata, &live.version);
     Ok(json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -73,7 +73,7 @@ pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> V
     body["metadata"]["name"] = json!(name);
     body["metadata"]["namespace"] = json!(namespace);
     if let Some(version) = version {
-        preconditions(&mut body["metadata"], version);
+        add_preconditions(&mut body["metadata"], version);
     }
     body
 }
@@ -107,7 +107,7 @@ pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Valu
         }
     }
     if let Some(version) = version {
-        preconditions(&mut metadata, version);
+        add_preconditions(&mut metadata, version);
     }
     let mut body = json!({"metadata": metadata});
     if let Some(cordon) = cordon {
@@ -122,7 +122,7 @@ pub(super) fn untaint(node: &DynamicObject, untaint: &Untaint) -> Option<Value> 
     let before = taints.len();
     taints.retain(|taint| taint["key"] != untaint.key.as_str());
     let mut metadata = json!({});
-    preconditions(&mut metadata, &version(&node.metadata));
+    add_preconditions(&mut metadata, &version(&node.metadata));
     (taints.len() < before).then(|| json!({"metadata": metadata, "spec": {"taints": taints}}))
 }
 
@@ -161,7 +161,7 @@ pub(super) fn resource(change: &ResourceChange, version: &ObjectVersion) -> Valu
     if !namespace.is_empty() {
         metadata["namespace"] = namespace.into();
     }
-    preconditions(&mut metadata, version);
+    add_preconditions(&mut metadata, version);
     json!({
         "apiVersion": format!("{}/{}", kind.group(), kind.version()),
         "kind": kind.kind(),

@@ -72,8 +72,8 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
     config.default_retry = false;
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     // kube reports `default` for a context without a namespace, and farrier is never installed in `default`.
-    let of_context = Some(config.default_namespace.clone()).filter(|name| name != "default");
-    let namespace = options.namespace.clone().or(of_context).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+    let namespace = Some(config.default_namespace.clone()).filter(|name| name != "default");
+    let namespace = options.namespace.clone().or(namespace).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
     let stats = Arc::new(KubeStats::default());
     let builder =
         ClientBuilder::try_from(config).map_err(|error| ClusterError::Configuration(causes(&error)))?;
@@ -136,9 +136,9 @@ pub(super) async fn own_user_name(
         scope: PermissionScope::Cluster,
         verbs: &["create"],
     };
-    let (params, question) = (PostParams::default(), SelfSubjectReview::default());
-    // The fence is still missing, but the request changes nothing.
-    match caller.call(&permission, || api.create(&params, &question)).await {
+    let (params, request) = (PostParams::default(), SelfSubjectReview::default());
+    // The fence is not set yet, but the request changes nothing.
+    match caller.call(&permission, || api.create(&params, &request)).await {
         Ok(review) => Ok(review.status.and_then(|status| status.user_info).and_then(|user| user.username)),
         Err(error @ (ApiError::Unavailable(_) | ApiError::Unauthorized(_))) => {
             Err(ClusterError::Api { action: format!("connect to the cluster at {address}"), error })

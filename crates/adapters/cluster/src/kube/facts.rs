@@ -36,7 +36,7 @@ pub(super) fn node(node: NodeObject) -> Object {
     let NodeObject { types: _, metadata, spec, status } = node;
     let NodeStatus { node_info, conditions } = status.unwrap_or_default();
     let info = node_info.unwrap_or_default();
-    let ready = conditions.into_iter().flatten().find(|found| found.kind == "Ready");
+    let ready = conditions.into_iter().flatten().find(|condition| condition.kind == "Ready");
     let (unschedulable, taints) = spec.map(|spec| (spec.unschedulable, spec.taints)).unwrap_or_default();
     let version = version(&metadata);
     let labels = metadata.labels.unwrap_or_default();
@@ -52,8 +52,8 @@ pub(super) fn node(node: NodeObject) -> Object {
         operating_system: info.operating_system,
         unschedulable: unschedulable.unwrap_or_default(),
         taints: taints.unwrap_or_default(),
-        not_ready: ready.as_ref().is_some_and(|found| found.status != "True"),
-        ready_changed: ready.and_then(|found| found.last_transition_time),
+        not_ready: ready.as_ref().is_some_and(|condition| condition.status != "True"),
+        ready_changed: ready.and_then(|condition| condition.last_transition_time),
         ignored_by: None,
         rejected_claims: RejectedClaims::default(),
     };

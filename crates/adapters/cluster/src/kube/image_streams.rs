@@ -21,40 +21,40 @@ use super::{
 /// error.
 pub(super) async fn image_streams(
     cluster: &KubeCluster,
-    wanted: impl IntoIterator<Item = ImageStream>,
+    names: impl IntoIterator<Item = ImageStream>,
 ) -> Result<ImageStreams, ApiError> {
     let gvk = GroupVersionKind::gvk("image.openshift.io", "v1", "ImageStream");
     let resource = ApiResource::from_gvk_with_plural(&gvk, "imagestreams");
     let mut streams = ImageStreams::new();
-    for stream in wanted {
+    for stream in names {
         let (namespace, name) = stream.split_once('/').unwrap_or_default();
         let scope = PermissionScope::Namespace(namespace.to_owned());
         let permission = cluster.shared.permission("get", &resource, scope, &["get"]);
         let api: Api<DynamicObject> = Api::namespaced_with(cluster.client(), namespace, &resource);
-        let found = match cluster.caller.call(&permission, || api.get(name)).await {
-            Ok(object) => Ok(digests(&object.data)),
+        let digests = match cluster.caller.call(&permission, || api.get(name)).await {
+            Ok(object) => Ok(tag_digests(&object.data)),
             Err(ApiError::Gone) => Err(format!("the cluster has no ImageStream {stream}")),
             Err(ApiError::Forbidden(permission)) => {
                 Err(format!("{}: {}", permission.sentence(), permission.remedy()))
             }
             Err(error) => return Err(error),
         };
-        streams.insert(stream, found);
+        streams.insert(stream, digests);
     }
     Ok(streams)
 }
 
 /// Returns the digests of an ImageStream's tags. A digest in the specification, which the operators use, overrides the imported
 /// digest of the same tag.
-fn digests(stream: &Value) -> BTreeMap<String, ImageDigest> {
+fn tag_digests(stream: &Value) -> BTreeMap<String, ImageDigest> {
     let list = |path: &str| stream.pointer(path).and_then(Value::as_array).into_iter().flatten();
     let text = |tag: &Value, path: &str| tag.pointer(path).and_then(Value::as_str).map(str::to_owned);
     let imported = list("/status/tags").map(|tag| (text(tag, "/tag"), text(tag, "/items/0/image")));
-    let named = list("/spec/tags").map(|tag| (text(tag, "/name"), text(tag, "/from/name")));
+    let specified = list("/spec/tags").map(|tag| (text(tag, "/name"), text(tag, "/from/name")));
     let digest = |(tag, image): (Option<String>, Option<String>)| {
         Some((tag?, image?.rsplit('@').next()?.parse::<ImageDigest>().ok()?))
     };
-    imported.chain(named).filter_map(digest).collect()
+    imported.chain(specified).filter_map(digest).collect()
 }
 
 #[cfg(test)]
@@ -83,7 +83,7 @@ mod tests {
         });
         let wanted = [("416.94.1-0", 1), ("both", 2), ("by-tag", 4)];
         let wanted = wanted.map(|(tag, number)| (tag.to_owned(), digest(number).parse().unwrap()));
-        assert_eq!(digests(&stream), BTreeMap::from(wanted));
-        assert!(digests(&json!({"spec": "no"})).is_empty());
+        assert_eq!(tag_digests(&stream), BTreeMap::from(wanted));
+        assert!(tag_digests(&json!({"spec": "no"})).is_empty());
     }
 }

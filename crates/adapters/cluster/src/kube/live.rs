@@ -173,8 +173,8 @@ impl Cluster for KubeCluster {
                 Ok(())
             };
             self.for_each_object(&resource, process).await.map_err(|error| {
-                let what = &resource.plural;
-                let action = format!("list {what} in all namespaces, to find the images that they use");
+                let kind = &resource.plural;
+                let action = format!("list {kind} in all namespaces, to find the images that they use");
                 ClusterError::Api { action, error }
             })?;
         }

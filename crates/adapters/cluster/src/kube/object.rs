@@ -1,4 +1,4 @@
-//! Objects in the store. Each object knows which of its earlier versions are equivalent for a plan.
+//! Objects in the store, each with its earlier versions that are equivalent to the current one for a plan.
 
 use std::collections::VecDeque;
 
@@ -123,9 +123,9 @@ impl StoredObject {
     /// Whether this version is equivalent to the current one for a plan.
     pub(super) fn is_equivalent_version(&self, version: &ObjectVersion) -> bool {
         let ObjectVersion { uid, resource_version } = version;
-        let present = &self.object.version;
-        *uid == present.uid
-            && (*resource_version == present.resource_version
+        let current = &self.object.version;
+        *uid == current.uid
+            && (*resource_version == current.resource_version
                 || self.equivalent_versions.contains(resource_version))
     }
 }

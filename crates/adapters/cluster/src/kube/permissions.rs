@@ -69,7 +69,7 @@ impl KubeCluster {
         token: &str,
         patches: &[RequestedPatch],
     ) -> Result<Option<TokenOwner>, ClusterError> {
-        let failed = |error| ClusterError::Api { action: "review a person's permissions".to_owned(), error };
+        let failed = |error| ClusterError::Api { action: "review a user's permissions".to_owned(), error };
         let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
         let review = self.review(&TokenReview { spec, ..TokenReview::default() }).await.map_err(failed)?;
         let status = review.status.filter(|status| status.authenticated == Some(true));
@@ -138,12 +138,14 @@ impl KubeCluster {
         for rollout in rollouts {
             let permissions = match (rollout.strategy(), rollout.daemon_set(), rollout) {
                 (Strategy::File | Strategy::Git, ..) => continue,
-                (_, Some(found), _) => {
-                    let resource = WatchTarget::DaemonSets.resource();
-                    let patch = self.permission("patch", &resource, Some(&found.namespace), DAEMON_SET_VERBS);
-                    let upgrade =
-                        rollout.upgrade().map(|upgrade| self.upgrade_permissions(upgrade, &found.namespace));
-                    [vec![patch], upgrade.unwrap_or_default()].concat()
+                (_, Some(daemon_set), _) => {
+                    let (resource, namespace) = (WatchTarget::DaemonSets.resource(), &daemon_set.namespace);
+                    let mut permissions =
+                        vec![self.permission("patch", &resource, Some(namespace), DAEMON_SET_VERBS)];
+                    if let Some(upgrade) = rollout.upgrade() {
+                        permissions.extend(self.upgrade_permissions(upgrade, namespace));
+                    }
+                    permissions
                 }
                 (_, None, RolloutSpec::CustomResource { target }) => {
                     vec![self.permission(
@@ -177,18 +179,9 @@ impl KubeCluster {
         // An upgrade evicts the driver's own pod even if it drains no other pods.
         let mut permissions = vec![self.permission("create", &evictions, Some(namespace), &["create"])];
         if upgrade.drain != Drain::None {
-            permissions.push(self.shared.permission(
-                "list",
-                &pods,
-                PermissionScope::AllNamespaces,
-                READ_VERBS,
-            ));
-            permissions.push(self.shared.permission(
-                "create",
-                &evictions,
-                PermissionScope::AllNamespaces,
-                &["create"],
-            ));
+            let scope = PermissionScope::AllNamespaces;
+            permissions.push(self.shared.permission("list", &pods, scope.clone(), READ_VERBS));
+            permissions.push(self.shared.permission("create", &evictions, scope, &["create"]));
         }
         if upgrade.creates_jobs() {
             let (templates, jobs) = (ApiResource::erase::<CronJob>(&()), ApiResource::erase::<Job>(&()));
@@ -204,20 +197,19 @@ impl KubeCluster {
             PermissionScope::Cluster | PermissionScope::AllNamespaces => None,
         };
         let (resource, subresource) = permission.resource.split_once('/').unzip();
-        let review = SelfSubjectAccessReview {
-            spec: SelfSubjectAccessReviewSpec {
-                resource_attributes: Some(ResourceAttributes {
-                    namespace,
-                    verb: Some(permission.verb.to_owned()),
-                    group: Some(permission.group.clone()),
-                    resource: Some(resource.unwrap_or(&permission.resource).to_owned()),
-                    subresource: subresource.map(str::to_owned),
-                    ..ResourceAttributes::default()
-                }),
-                ..SelfSubjectAccessReviewSpec::default()
-            },
-            ..SelfSubjectAccessReview::default()
+        let attributes = ResourceAttributes {
+            namespace,
+            verb: Some(permission.verb.to_owned()),
+            group: Some(permission.group.clone()),
+            resource: Some(resource.unwrap_or(&permission.resource).to_owned()),
+            subresource: subresource.map(str::to_owned),
+            ..ResourceAttributes::default()
         };
+        let spec = SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        };
+        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
         let failed =
             |error| ClusterError::Api { action: "review farrier's own permissions".to_owned(), error };
         let response = self.review(&review).await.map_err(failed)?;

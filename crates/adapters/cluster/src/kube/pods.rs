@@ -43,13 +43,13 @@ pub(super) fn pod(pod: PodObject) -> Object {
     Object { version, facts: ObjectFacts::Pod(Box::new(facts)) }
 }
 
-/// Returns the facts of a pod that an upgrade may evict from its node. `own` is farrier's own pod, which is never evicted: if
-/// its replacement could run only on this node, no farrier would be left to uncordon the node.
-pub(super) fn workload(pod: PodObject, own: Option<&ObjectKey>) -> Object {
+/// Returns the facts of a pod that an upgrade may evict from its node. farrier's own pod (`own_pod`) is never evicted: if its
+/// replacement could run only on this node, no farrier would be left to uncordon the node.
+pub(super) fn workload(pod: PodObject, own_pod: Option<&ObjectKey>) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let version = version(&metadata);
     let is_of_job = metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(JOB_NAME));
-    let is_own = own.is_some_and(|(namespace, name)| {
+    let is_own = own_pod.is_some_and(|(namespace, name)| {
         metadata.namespace.as_ref() == Some(namespace) && metadata.name.as_ref() == Some(name)
     });
     let is_mirror =
@@ -75,8 +75,8 @@ pub(super) fn workload(pod: PodObject, own: Option<&ObjectKey>) -> Object {
 
 /// Returns the device users that an unload forecast found in its latest check, from the termination messages of its pod.
 fn holders(status: &PodStatus) -> Vec<Holder> {
-    let ended = status.container_statuses.iter().flatten().filter_map(last_termination);
-    let messages = ended.filter_map(|terminated| terminated.message);
+    let terminations = status.container_statuses.iter().flatten().filter_map(last_termination);
+    let messages = terminations.filter_map(|terminated| terminated.message);
     let holders = messages.flat_map(|message| driver_entrypoint::holders::parse(&message));
     holders.map(|holder| Holder { pod: holder.pod, description: one_line(&holder.what) }).collect()
 }
@@ -91,8 +91,8 @@ fn last_termination(status: &ContainerStatus) -> Option<ContainerStateTerminated
 pub(super) fn check(job: JobObject) -> Object {
     let JobObject { types: _, metadata, spec: _, status } = job;
     let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
-    let condition = |kind: &str| conditions.iter().find(|found| found.kind == kind && found.status == "True");
-    let state = match (condition("Complete"), condition("Failed")) {
+    let find_true = |kind: &str| conditions.iter().find(|c| c.kind == kind && c.status == "True");
+    let state = match (find_true("Complete"), find_true("Failed")) {
         (_, Some(failed)) => JobState::Failed(one_line(&failed.message)),
         (Some(_), None) => JobState::Succeeded,
         (None, None) => JobState::Running,
@@ -133,7 +133,7 @@ fn stable_since(status: &PodStatus) -> Option<Timestamp> {
 fn messages(status: &PodStatus) -> Vec<String> {
     let init = status.init_container_statuses.iter().flatten();
     let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
-    let unscheduled = condition(status, "PodScheduled", "False").and_then(|found| found.message.as_ref());
+    let unscheduled = condition(status, "PodScheduled", "False").and_then(|c| c.message.as_ref());
     let unscheduled =
         unscheduled.filter(|message| !message.is_empty()).map(|message| format!("not scheduled: {message}"));
     let pod = status.message.clone().filter(|message| !message.is_empty());

@@ -42,7 +42,7 @@ struct WatchState {
 }
 
 impl WatchState {
-    /// Whether a snapshot need not wait for the watch any longer.
+    /// Whether the first list is complete, or is not possible, so that a snapshot does not wait for the watch.
     fn settled(&self) -> bool {
         self.synced || matches!(self.failure, Some(WatchFailure::Forbidden(_) | WatchFailure::NotServed))
     }
@@ -83,16 +83,16 @@ impl WatchState {
     }
 }
 
-/// Whether plans need the object. Of the DaemonSets, plans need those that rollouts name, and farrier's copies. A rollback also
-/// needs those with a record.
+/// Whether plans need the object. Plans need only the DaemonSets that rollouts name, and farrier's copies. A rollback also needs
+/// the DaemonSets with a record.
 fn is_needed(scope: &SnapshotScope, key: &ObjectKey, facts: &ObjectFacts) -> bool {
     let ObjectFacts::DaemonSet(facts) = facts else { return true };
-    let is_ours = |live: &LiveDaemonSet| {
+    let is_copy_or_recorded = |live: &LiveDaemonSet| {
         let records = [RECORD_ANNOTATION, PER_KERNEL_ANNOTATION];
-        let recorded = records.iter().any(|record| live.annotations.contains_key(*record));
-        live.labels.contains_key(COPY_OF_LABEL) || (scope.rollback && recorded)
+        let has_record = records.iter().any(|record| live.annotations.contains_key(*record));
+        live.labels.contains_key(COPY_OF_LABEL) || (scope.rollback && has_record)
     };
-    scope.daemon_sets.contains(key) || facts.live.as_ref().is_some_and(is_ours)
+    scope.daemon_sets.contains(key) || facts.live.as_ref().is_some_and(is_copy_or_recorded)
 }
 
 /// Whether everything that a snapshot needs has been listed.
@@ -141,8 +141,8 @@ impl Store {
         })
     }
 
-    /// Returns the watches known to be needed. The objects that select nodes are listed first, because the watches of nodes and
-    /// pods depend on those objects.
+    /// Returns the needed watches. Until the objects that select nodes are listed, these are only the watches of such objects,
+    /// because the watches of nodes and pods depend on them.
     fn needed(&self) -> Vec<(WatchTarget, WatchScope)> {
         let scope = &self.snapshot_scope;
         let mut needed = vec![(WatchTarget::DaemonSets, WatchScope::Named(scope.daemon_sets.clone()))];
@@ -393,15 +393,15 @@ impl Store {
             let sentence = format!("{}: {}", permission.sentence(), permission.remedy());
             sentences.entry((target.observed_kind(), target.namespace())).or_default().insert(sentence);
         }
-        let (mut everywhere, mut of_namespaces) = (BTreeMap::new(), BTreeMap::new());
-        for ((what, namespace), sentences) in sentences {
-            let why = sentences.into_iter().collect::<Vec<_>>().join("; ");
+        let (mut in_cluster, mut in_namespaces) = (BTreeMap::new(), BTreeMap::new());
+        for ((kind, namespace), sentences) in sentences {
+            let reason = sentences.into_iter().collect::<Vec<_>>().join("; ");
             match namespace {
-                Some(namespace) => drop(of_namespaces.insert((what, namespace.to_owned()), why)),
-                None => drop(everywhere.insert(what, why)),
+                Some(namespace) => drop(in_namespaces.insert((kind, namespace.to_owned()), reason)),
+                None => drop(in_cluster.insert(kind, reason)),
             }
         }
-        (everywhere, of_namespaces)
+        (in_cluster, in_namespaces)
     }
 
     /// Returns the current state of an object.

@@ -178,11 +178,9 @@ impl Watch {
         K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
     {
         let (client, resource) = (self.shared.client.clone(), self.target.resource());
-        match &self.target {
-            WatchTarget::Pods { namespace, .. } | WatchTarget::Checks { namespace } => {
-                Api::namespaced_with(client, namespace, &resource)
-            }
-            _ => Api::all_with(client, &resource),
+        match self.target.namespace() {
+            Some(namespace) => Api::namespaced_with(client, namespace, &resource),
+            None => Api::all_with(client, &resource),
         }
     }
 
@@ -227,7 +225,7 @@ impl Watch {
                 };
                 attempts += 1;
                 if matches!(error, watcher::Error::WatchFailed(_)) && status(&error).is_none() {
-                    // The connection broke during a response.
+                    // The connection broke during a response, which the layer of the statistics does not see.
                     self.shared.stats.note_unavailable();
                 }
                 let failure = self.classify(&error, attempts);
@@ -259,19 +257,13 @@ impl Watch {
         let reason = one_line(&causes(error));
         match status(error).map(|status| status.code) {
             Some(403) => {
-                let scope = match &self.target {
-                    WatchTarget::Nodes | WatchTarget::Resources(_) => PermissionScope::Cluster,
-                    WatchTarget::DaemonSets | WatchTarget::Workloads { .. } => PermissionScope::AllNamespaces,
-                    WatchTarget::Pods { namespace, .. } | WatchTarget::Checks { namespace } => {
-                        PermissionScope::Namespace(namespace.clone())
-                    }
+                let scope = match (&self.target, self.target.namespace()) {
+                    (_, Some(namespace)) => PermissionScope::Namespace(namespace.to_owned()),
+                    (WatchTarget::Nodes | WatchTarget::Resources(_), None) => PermissionScope::Cluster,
+                    (_, None) => PermissionScope::AllNamespaces,
                 };
-                WatchFailure::Forbidden(self.shared.permission(
-                    verb,
-                    &self.target.resource(),
-                    scope,
-                    READ_VERBS,
-                ))
+                let resource = self.target.resource();
+                WatchFailure::Forbidden(self.shared.permission(verb, &resource, scope, READ_VERBS))
             }
             Some(401) => WatchFailure::Failing { attempts, error: ApiError::Unauthorized(reason) },
             Some(404) if matches!(self.target, WatchTarget::Resources(_)) => WatchFailure::NotServed,

@@ -1,8 +1,8 @@
 //! Applies the changes of a plan. The precondition of each write is the state that the plan saw.
 //!
 //! A status update also changes the resource version of a DaemonSet or operator resource, often many times during a rollout.
-//! Plans ignore the status. The store therefore knows which earlier versions are equivalent to the current one, and a change
-//! that was planned from an equivalent version is applied to the current one.
+//! Plans ignore the status. The store therefore records the earlier versions that are equivalent to the current one. A change
+//! that was planned from an equivalent version is applied to the current version.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -90,8 +90,8 @@ impl KubeCluster {
         loop {
             // The store does not contain this object yet, so read it from the API server. An apply cannot require that no object
             // exists: between the read and the write, another client could still create a DaemonSet of this name.
-            let found = self.own_copy(&self.daemon_set("get", namespace, name)?).await?;
-            match self.apply_fields(&object, &bodies::copy(change, found.as_ref())).await {
+            let existing = self.own_copy(&self.daemon_set("get", namespace, name)?).await?;
+            match self.apply_fields(&object, &bodies::copy(change, existing.as_ref())).await {
                 Err(ApiError::Changed(_)) if conflicts < MAX_CONFLICT_RETRIES => conflicts += 1,
                 outcome => return outcome,
             }
@@ -101,8 +101,8 @@ impl KubeCluster {
     /// Returns the version of a DaemonSet that farrier created but whose watch event has not arrived. Returns `None` if there is no
     /// such DaemonSet. A DaemonSet of another client is a conflict.
     async fn own_copy(&self, object: &WriteTarget) -> Result<Option<ObjectVersion>, ApiError> {
-        let found = self.caller.call(&object.permission, || object.api.get_opt(&object.key.1)).await?;
-        let Some(DynamicObject { metadata, .. }) = found else { return Ok(None) };
+        let daemon_set = self.caller.call(&object.permission, || object.api.get_opt(&object.key.1)).await?;
+        let Some(DynamicObject { metadata, .. }) = daemon_set else { return Ok(None) };
         if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(COPY_OF_LABEL)) {
             return Ok(Some(facts::version(&metadata)));
         }
@@ -112,14 +112,14 @@ impl KubeCluster {
     async fn retire(&self, change: &DaemonSetRetirement) -> Result<(), ApiError> {
         let DaemonSetRetirement { namespace, name, version } = change;
         let object = self.daemon_set("delete", namespace, name)?;
-        let written = &object;
+        let WriteTarget { target, key, api, permission } = &object;
         let delete = |current: ObjectVersion| async move {
             // The DaemonSet's pods are deleted in the background.
             let params = DeleteParams::background().preconditions(Preconditions {
                 uid: Some(current.uid),
                 resource_version: Some(current.resource_version),
             });
-            self.caller.call(&written.permission, || written.api.delete(name, &params)).await
+            self.caller.call(permission, || api.delete(name, &params)).await
         };
         let current = |stored: &StoredObject| {
             check_state(stored, Some(version))?;
@@ -131,7 +131,7 @@ impl KubeCluster {
             Err(error) => return Err(error),
         }
         self.await_store(|store| {
-            store.get(&object.target, &object.key).is_none_or(|stored| {
+            store.get(target, key).is_none_or(|stored| {
                 let ObjectFacts::DaemonSet(facts) = &stored.object.facts else { return true };
                 facts.live.as_ref().is_none_or(|live| live.deleting || live.version.uid != version.uid)
             })
@@ -210,13 +210,13 @@ impl KubeCluster {
         let permission =
             self.permission("get", &ApiResource::erase::<CronJob>(&()), Some(namespace), &["get"]);
         let templates: Api<CronJob> = Api::namespaced(self.client(), namespace);
-        let found = self.caller.call(&permission, || templates.get(template)).await;
-        let found = found.map_err(|error| match error {
+        let cron_job = self.caller.call(&permission, || templates.get(template)).await;
+        let cron_job = cron_job.map_err(|error| match error {
             // `Gone` would trigger a new plan, which would request the same CronJob.
             ApiError::Gone => ApiError::Unwritable(format!("there is no CronJob {template} in {namespace}")),
             other => other,
         })?;
-        let job = bodies::check(check, found)
+        let job = bodies::check(check, cron_job)
             .ok_or_else(|| ApiError::Unwritable(format!("CronJob {template} has no pod template")))?;
         let permission =
             self.permission("create", &ApiResource::erase::<Job>(&()), Some(namespace), CHECK_VERBS);
@@ -299,8 +299,8 @@ impl KubeCluster {
         self.write_stored(object, body, |body| async move { self.apply_fields(object, &body).await }).await
     }
 
-    /// Writes to an object in the store. Retries after a conflict if the object is still as the plan saw it: then another client
-    /// changed only the object's status.
+    /// Writes to an object in the store. Retries after a conflict if another client changed only the object's status. `prepare`
+    /// returns the body for the object's current state, or why the plan is stale.
     async fn write_stored<B, T, F: Future<Output = Result<T, ApiError>>>(
         &self,
         object: &WriteTarget,
@@ -333,14 +333,14 @@ impl KubeCluster {
         // Force takes ownership of a field that another client has set. This is safe: the plan has checked the field's value, and
         // holds the rollout if another client changed the value back.
         let (params, patch) = (PatchParams::apply(&self.manager).force(), Patch::Apply(body));
-        let answer = self.caller.call(permission, || api.patch(&key.1, &params, &patch)).await?;
-        let answer = match target {
-            WatchTarget::Resources(kind) => facts::resource(*kind, answer),
-            _ => facts::daemon_set(answer).map_err(|reason| {
+        let response = self.caller.call(permission, || api.patch(&key.1, &params, &patch)).await?;
+        let object = match target {
+            WatchTarget::Resources(kind) => facts::resource(*kind, response),
+            _ => facts::daemon_set(response).map_err(|reason| {
                 ApiError::Rejected(format!("the server's answer cannot be read: {reason}"))
             })?,
         };
-        self.store_response(target, answer);
+        self.store_response(target, object);
         Ok(())
     }
 
@@ -368,10 +368,10 @@ impl KubeCluster {
 }
 
 /// Checks that the object's current version is equivalent to the version that the plan saw.
-fn check_state(stored: &StoredObject, seen: Option<&ObjectVersion>) -> Result<(), ApiError> {
-    let reason = match seen {
-        Some(seen) if seen.uid != stored.object.version.uid => "it was deleted and created again",
-        Some(seen) if !stored.is_equivalent_version(seen) => "another writer changed it",
+fn check_state(stored: &StoredObject, planned: Option<&ObjectVersion>) -> Result<(), ApiError> {
+    let reason = match planned {
+        Some(planned) if planned.uid != stored.object.version.uid => "it was deleted and created again",
+        Some(planned) if !stored.is_equivalent_version(planned) => "another writer changed it",
         _ => return Ok(()),
     };
     Err(ApiError::Changed(reason.to_owned()))
@@ -390,10 +390,10 @@ fn check_node(stored: &StoredObject, precondition: &NodePrecondition) -> Result<
 fn check_images(stored: &StoredObject, expected: &BTreeMap<String, String>) -> Result<(), ApiError> {
     let ObjectFacts::DaemonSet(facts) = &stored.object.facts else { return Ok(()) };
     for (name, expected) in expected {
-        let found = facts.containers.iter().find(|container| container.name == *name);
-        let found = found.map(|container| container.image.as_str()).unwrap_or_default();
-        if found != expected {
-            let reason = format!("container {name} has image {found:?}, but the plan expects {expected:?}");
+        let container = facts.containers.iter().find(|container| container.name == *name);
+        let image = container.map(|container| container.image.as_str()).unwrap_or_default();
+        if image != expected {
+            let reason = format!("container {name} has image {image:?}, but the plan expects {expected:?}");
             return Err(ApiError::Changed(reason));
         }
     }

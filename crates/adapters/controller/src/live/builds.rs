@@ -60,14 +60,14 @@ pub(super) struct Builds {
 pub(super) struct FinishedBuild {
     pub(super) cell: Arc<Cell>,
     /// Outcome. `None` if the build panicked.
-    pub(super) end: Option<Result<AttemptResult>>,
+    pub(super) outcome: Option<Result<AttemptResult>>,
     took: Duration,
 }
 
 impl FinishedBuild {
     /// Whether the build found a changed input.
     pub(super) fn is_outdated(&self) -> bool {
-        matches!(&self.end, Some(Ok(end)) if end.fault == Some(BuildFault::Outdated))
+        matches!(&self.outcome, Some(Ok(result)) if result.fault == Some(BuildFault::Outdated))
     }
 }
 
@@ -150,44 +150,36 @@ impl Builds {
     /// Waits for the next build to end; forever if none runs.
     pub(super) async fn next_end(&mut self) -> FinishedBuild {
         loop {
-            let (id, end) = match self.tasks.join_next_with_id().await {
-                Some(Ok((id, end))) => (id, Some(end)),
+            let (id, outcome) = match self.tasks.join_next_with_id().await {
+                Some(Ok((id, outcome))) => (id, Some(outcome)),
                 // A panic is a bug in farrier. It affects no other build.
                 Some(Err(error)) => (error.id(), None),
                 None => std::future::pending().await,
             };
             if let Some((cell, since)) = self.started.remove(&id) {
-                return FinishedBuild { cell, end, took: since.elapsed() };
+                return FinishedBuild { cell, outcome, took: since.elapsed() };
             }
         }
     }
 
     /// Records and logs the end of a build. Returns the cell's new phase, or `None` if the build was stopped.
-    pub(super) fn record_end(&mut self, ended: &FinishedBuild, metrics: &Metrics) -> Option<Phase> {
-        let (key, took) = (key_of(&ended.cell), ended.took);
-        let result = match &ended.end {
-            Some(Ok(result)) => Some(result),
-            Some(Err(error)) => {
-                let hint = error.hint();
-                tracing::error!(
-                    error = error_chain(error),
-                    hint,
-                    "the build's outcome could not be recorded"
-                );
-                None
-            }
-            None => None,
-        };
+    pub(super) fn record_end(&mut self, finished: &FinishedBuild, metrics: &Metrics) -> Option<Phase> {
+        let (key, took) = (key_of(&finished.cell), finished.took);
+        if let Some(Err(error)) = &finished.outcome {
+            let hint = error.hint();
+            tracing::error!(error = error_chain(error), hint, "the build's outcome could not be recorded");
+        }
+        let result = finished.outcome.as_ref().and_then(|outcome| outcome.as_ref().ok());
         let (disposition, label) = disposition_of(result);
         metrics.build(label, took);
-        let retry_in = self.queue.ended(&key, disposition, Instant::now(), fastrand::f64());
+        let retry_in = self.queue.record_end(&key, disposition, Instant::now(), fastrand::f64());
         if disposition == BuildDisposition::Stopped {
             self.activity.record_stop(&key);
             return None;
         }
         let error = error_of(result);
         if !self.is_single_run() {
-            log_end(ended, error.as_deref(), retry_in);
+            log_end(finished, error.as_deref(), retry_in);
         }
         let phase = match (&error, retry_in) {
             (None, _) => Phase::Published,
@@ -266,12 +258,12 @@ fn error_of(result: Option<&AttemptResult>) -> Option<String> {
     }
 }
 
-fn log_end(ended: &FinishedBuild, error: Option<&str>, retry_in: Option<Duration>) {
-    let FinishedBuild { cell, took, .. } = ended;
+fn log_end(finished: &FinishedBuild, error: Option<&str>, retry_in: Option<Duration>) {
+    let FinishedBuild { cell, took, .. } = finished;
     let (image, kernel) = (&cell.image, &cell.target.release);
     match error {
         None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
-        Some(error) if ended.is_outdated() => {
+        Some(error) if finished.is_outdated() => {
             tracing::info!(%image, %kernel, target = %cell.target, ?took, why = error, "build is stale, planning it again");
         }
         Some(error) => {

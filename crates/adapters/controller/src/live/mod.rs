@@ -56,7 +56,7 @@ use super::{
 };
 use crate::runtime::{Configuration, Health, Metrics, ReconcileOutcomeLabel};
 
-/// Longest wait for a single event, so that a watchdog can tell waiting from hanging.
+/// Longest wait for a single event. Each iteration reports liveness, so a longer silence means that the loop hangs.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Timeout for writing the last status on shutdown.
 const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ pub struct LiveContext {
     pub cluster: Arc<dyn Cluster>,
     /// Definitions in use, and the error in the definitions on disk. If the sender is dropped, the definitions never change.
     pub configuration: watch::Receiver<Configuration>,
-    /// Whether this replica believes to be the leader. A standby observes and plans, but neither builds nor writes.
+    /// Whether this replica considers itself the leader. A standby observes and plans, but neither builds nor writes.
     pub leads: watch::Receiver<bool>,
     /// Sink that writes the leader's status.
     pub status: Option<Arc<dyn StatusSink>>,
@@ -84,8 +84,8 @@ pub struct LiveContext {
     pub page: Option<Arc<dyn StatusSink>>,
     /// Optional features that write to nodes.
     pub node_tasks: Vec<Arc<dyn NodeTask>>,
-    /// Notified on user actions that the next reconcile must observe.
-    pub asked: Arc<Notify>,
+    /// Notified when a user's action needs a reconcile.
+    pub reconcile_request: Arc<Notify>,
     /// Prometheus metrics.
     pub metrics: Arc<Metrics>,
     /// Liveness and readiness.
@@ -180,7 +180,7 @@ impl Live {
     async fn handle_next_event(&mut self) {
         let latest = Instant::now() + MAX_WAIT;
         let due = self.timer.due().map_or(latest, |due| due.min(latest));
-        // A change that awaits its reconcile is reported again and again until the next snapshot, so do not poll for it.
+        // The cluster reports a change until the next snapshot. Do not poll it while a reconcile of a change is scheduled.
         let may_poll_cluster = !self.timer.is_changed();
         tokio::select! {
             biased;
@@ -188,16 +188,16 @@ impl Live {
             () = changed(&mut self.context.leads) => self.handle_leadership_change(),
             () = changed(&mut self.context.configuration) => {
                 self.apply_configuration();
-                self.timer.changed(Instant::now());
+                self.timer.record_change(Instant::now());
             }
-            ended = self.builds.next_end() => {
-                self.note_build(&ended);
+            finished = self.builds.next_end() => {
+                self.record_build_end(&finished);
                 self.start_builds();
-                self.timer.changed(Instant::now());
+                self.timer.record_change(Instant::now());
             }
-            () = self.context.asked.notified() => self.timer.changed(Instant::now()),
+            () = self.context.reconcile_request.notified() => self.timer.record_change(Instant::now()),
             () = tokio::time::sleep_until(due) => self.run_due().await,
-            () = self.context.cluster.changed(), if may_poll_cluster => self.timer.changed(Instant::now()),
+            () = self.context.cluster.changed(), if may_poll_cluster => self.timer.record_change(Instant::now()),
         }
     }
 
@@ -205,17 +205,18 @@ impl Live {
     async fn run_due(&mut self) {
         let now = Instant::now();
         self.start_builds();
-        self.show_waits(now);
+        self.update_wait_metrics(now);
         if self.timer.due().is_some_and(|due| due <= now) {
             self.reconcile().await;
         }
     }
 
-    fn show_waits(&self, now: Instant) {
+    fn update_wait_metrics(&self, now: Instant) {
         let kernels = self.kernels.since(now).map(|(target, since)| (target.to_string(), since));
         self.context.metrics.kernels(kernels.collect());
         let rollouts = self.rollouts.since(now);
-        let rollouts = rollouts.map(|(open, since)| (&*open.image, &*open.target, open.state, since));
+        let rollouts =
+            rollouts.map(|(rollout, since)| (&*rollout.image, &*rollout.target, rollout.state, since));
         self.context.metrics.rollouts(rollouts);
     }
 
@@ -224,7 +225,7 @@ impl Live {
         let began = Instant::now();
         self.timer.begin(began);
         if began - self.cache_since >= self.context.resync {
-            self.lookup_cache.renew();
+            self.lookup_cache.reset();
             self.cache_since = began;
         }
         let outcome = self.reconcile_once().await;
@@ -239,9 +240,9 @@ impl Live {
         tracing::debug!(took = ?began.elapsed(), ?outcome, "reconcile finished");
         self.context.metrics.reconciled(outcome, began.elapsed());
         let now = Instant::now();
-        self.timer.by(self.cache_since.max(began) + self.context.resync);
+        self.timer.schedule(self.cache_since.max(began) + self.context.resync);
         if let Some(due) = self.lookup_cache.repositories_due() {
-            self.timer.by(due);
+            self.timer.schedule(due);
         }
         self.consecutive_failures = match outcome {
             ReconcileOutcomeLabel::Done => 0,
@@ -252,7 +253,7 @@ impl Live {
         let next = now + retry::reconcile_delay(self.consecutive_failures, fastrand::f64());
         match outcome {
             ReconcileOutcomeLabel::Done => {}
-            ReconcileOutcomeLabel::Unreachable => self.timer.by(next),
+            ReconcileOutcomeLabel::Unreachable => self.timer.schedule(next),
             ReconcileOutcomeLabel::Failed => self.timer.hold(next),
         }
     }
@@ -266,7 +267,7 @@ impl Live {
             self.states.log_warnings(&planned.plan);
             let RolloutOutcomes { reports, after } = self.roll_out(&planned).await?;
             rollouts = reports;
-            targets = self.complete(&planned.plan).await;
+            targets = self.add_tags_and_signatures(&planned.plan).await;
             targets.extend(self.publish_unions(&planned.plan).await);
             self.upgrade(&planned).await;
             let labels = self.label_nodes(&planned.plan).await;
@@ -280,9 +281,9 @@ impl Live {
         self.kernels.update(unfinished_kernels(&planned.plan), now);
         self.rollouts.update(unfinished_rollouts(&planned.plan), now);
         self.context.metrics.plan(&planned.plan);
-        self.show_waits(now);
+        self.update_wait_metrics(now);
         if let Some(wait) = deadline {
-            self.timer.by(now + wait);
+            self.timer.schedule(now + wait);
         }
         let unreachable = planned.unreachable
             || rollouts.iter().any(|report| report.error.is_some())
@@ -330,7 +331,7 @@ impl Live {
     }
 
     /// Adds missing tags and signatures to published images.
-    async fn complete(&mut self, plan: &Plan) -> Vec<TargetReport> {
+    async fn add_tags_and_signatures(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
         // An index is signed together with its images.
         for planned in &plan.signatures {
@@ -365,7 +366,7 @@ impl Live {
         self.context.health.beat();
         if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
             // The scheduled reconcile finds the new image or signature, and makes the rollouts that waited for it.
-            self.timer.changed(Instant::now());
+            self.timer.record_change(Instant::now());
         }
         match &report {
             _ if self.builds.is_single_run() => {}
@@ -385,11 +386,10 @@ impl Live {
         report
     }
 
-    /// Records the end of a build.
-    fn note_build(&mut self, ended: &FinishedBuild) {
-        self.lookup_cache.forget_build(&ended.cell, ended.is_outdated());
-        if let Some(phase) = self.builds.record_end(ended, &self.context.metrics) {
-            self.states.note_end(&ended.cell, phase);
+    fn record_build_end(&mut self, finished: &FinishedBuild) {
+        self.lookup_cache.forget_build(&finished.cell, finished.is_outdated());
+        if let Some(phase) = self.builds.record_end(finished, &self.context.metrics) {
+            self.states.record_build_end(&finished.cell, phase);
         }
     }
 
@@ -404,7 +404,7 @@ impl Live {
         }
         self.context.metrics.queue(self.builds.running(), self.builds.waiting());
         if let Some(due) = self.builds.next_due() {
-            self.timer.by(due);
+            self.timer.schedule(due);
         }
     }
 
@@ -451,11 +451,11 @@ impl Live {
         let leads = *self.context.leads.borrow_and_update();
         self.context.metrics.leader(self.may_act());
         if self.may_act() {
-            // Another replica may have led in between. Discard what this replica knows of the registry and of written status.
+            // Another replica may have led in between, so that cached lookups and the knowledge of written status are stale.
             self.lookup_cache = LookupCache::default();
             self.status.iter().for_each(StatusWorker::forget);
             self.cache_since = Instant::now();
-            self.timer.by(Instant::now());
+            self.timer.schedule(Instant::now());
         } else if !leads {
             self.builds.abandon();
         }

@@ -38,7 +38,7 @@ pub async fn run_once(
         status: None,
         page: None,
         node_tasks,
-        asked: Arc::default(),
+        reconcile_request: Arc::default(),
         metrics: Arc::new(Metrics::default()),
         health: Arc::new(Health::default()),
     };
@@ -51,7 +51,7 @@ impl Live {
     async fn until_idle(mut self) -> Result<ReconcileReport> {
         let mut report = ReconcileReport::default();
         let Some(mut planned) = self.plan().await? else { return Ok(report) };
-        report.targets = self.complete(&planned.plan).await;
+        report.targets = self.add_tags_and_signatures(&planned.plan).await;
         self.build_all(&mut planned, &mut report).await?;
         if !report.targets.is_empty() {
             planned = self.plan_again(planned, &mut report).await?;
@@ -105,10 +105,10 @@ impl Live {
                 return run_error.map_or(Ok(()), Err);
             }
             let finished = self.builds.next_end().await;
-            self.note_build(&finished);
-            let FinishedBuild { cell, end, .. } = finished;
-            let end = match end {
-                Some(Ok(end)) => end,
+            self.record_build_end(&finished);
+            let FinishedBuild { cell, outcome, .. } = finished;
+            let result = match outcome {
+                Some(Ok(result)) => result,
                 Some(Err(error)) => {
                     run_error.get_or_insert(error);
                     continue;
@@ -124,10 +124,10 @@ impl Live {
                     continue;
                 }
             };
-            report.unreachable |= end.fault == Some(BuildFault::Unreachable);
-            report.targets.push(end.report);
+            report.unreachable |= result.fault == Some(BuildFault::Unreachable);
+            report.targets.push(result.report);
             let is_needed = chains.dependents(&cell.image).next().is_some();
-            if end.fault.is_some() || !is_needed || self.parts.cancel.is_cancelled() {
+            if result.fault.is_some() || !is_needed || self.parts.cancel.is_cancelled() {
                 continue;
             }
             match self.plan().await {

@@ -24,11 +24,11 @@ pub(super) fn key_of(cell: &Cell) -> CellKey {
 /// Action of the queue after the end of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuildDisposition {
-    /// Removes the build, which was published or failed permanently. The next plan may request the build again.
+    /// Remove the build: it was published or failed permanently. The next plan may request the build again.
     Settled,
-    /// Retries the build after a backoff, because of a transient fault.
+    /// Retry the build after a backoff: its fault is transient.
     Transient,
-    /// Queues the build again, which was stopped without an outcome.
+    /// Queue the build again: it was stopped without an outcome.
     Stopped,
 }
 
@@ -51,7 +51,7 @@ struct QueueEntry {
     state: BuildState,
     failed_attempts: u32,
     /// Whether the latest plan requests the build.
-    wanted: bool,
+    requested: bool,
 }
 
 /// Build queue. Runs each cell at most once at a time, within the limits on concurrency and resources.
@@ -85,13 +85,13 @@ impl Queue {
     /// inputs starts without backoff.
     pub(super) fn update(
         &mut self,
-        wanted: impl IntoIterator<Item = (Arc<Cell>, BuildSpec)>,
+        builds: impl IntoIterator<Item = (Arc<Cell>, BuildSpec)>,
     ) -> Vec<CellKey> {
         let mut with_changed_inputs = Vec::new();
         for entry in self.entries.values_mut() {
-            entry.wanted = false;
+            entry.requested = false;
         }
-        for (plan_position, (cell, cost)) in wanted.into_iter().enumerate() {
+        for (plan_position, (cell, cost)) in builds.into_iter().enumerate() {
             let key = key_of(&cell);
             if self.attempted_once.as_ref().is_some_and(|attempted_once| attempted_once.contains(&key)) {
                 continue;
@@ -106,7 +106,7 @@ impl Queue {
                         entry.cost = cost;
                     }
                     entry.plan_position = plan_position;
-                    entry.wanted = true;
+                    entry.requested = true;
                 }
                 other => {
                     if other.is_some() {
@@ -118,18 +118,18 @@ impl Queue {
                         plan_position,
                         state: BuildState::Queued,
                         failed_attempts: 0,
-                        wanted: true,
+                        requested: true,
                     };
                     self.entries.insert(key, entry);
                 }
             }
         }
-        self.entries.retain(|_, entry| entry.wanted || entry.state == BuildState::Running);
+        self.entries.retain(|_, entry| entry.requested || entry.state == BuildState::Running);
         with_changed_inputs
     }
 
-    /// Delays new builds during whose earlier attempts farrier was killed, so that a build that kills farrier does not do so in a
-    /// tight loop. `attempts` counts these attempts by input hash. Returns each delayed build with its attempts and its delay.
+    /// Delays builds during whose earlier attempts farrier was killed: a build may exhaust farrier's memory each time. `attempts`
+    /// counts these attempts by input hash. Returns each delayed build with its attempts and its delay.
     pub(super) fn delay_killed(
         &mut self,
         attempts: &BTreeMap<InputHash, u32>,
@@ -153,7 +153,7 @@ impl Queue {
 
     /// Returns the next build that may start now, and marks it as running.
     pub(super) fn start(&mut self, now: Instant) -> Option<Arc<Cell>> {
-        let running: Vec<BuildSpec> = self.costs().copied().collect();
+        let running: Vec<BuildSpec> = self.running_costs().copied().collect();
         if running.len() >= self.limits.at_once.max(1) {
             return None;
         }
@@ -172,7 +172,7 @@ impl Queue {
     }
 
     /// Records the end of a build. Returns the wait before the next attempt, if the build is retried.
-    pub(super) fn ended(
+    pub(super) fn record_end(
         &mut self,
         key: &CellKey,
         disposition: BuildDisposition,
@@ -214,11 +214,11 @@ impl Queue {
 
     /// Number of running builds.
     pub(super) fn running(&self) -> usize {
-        self.costs().count()
+        self.running_costs().count()
     }
 
     /// Resources of the running builds.
-    fn costs(&self) -> impl Iterator<Item = &BuildSpec> {
+    fn running_costs(&self) -> impl Iterator<Item = &BuildSpec> {
         self.entries.values().filter(|entry| entry.state == BuildState::Running).map(|entry| &entry.cost)
     }
 

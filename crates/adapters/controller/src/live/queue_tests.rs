@@ -38,7 +38,7 @@ async fn builds_run_once_per_cell_within_the_concurrency_limit() {
     assert_eq!(queue.start(now), None);
     queue.update(small(cells.iter().cloned()));
     assert_eq!(queue.start(now), None, "asked for again, but already running");
-    queue.ended(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
+    queue.record_end(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
     assert_eq!((queue.running(), queue.waiting()), (2, 0));
 }
@@ -53,7 +53,7 @@ async fn unwanted_builds_are_dropped_unless_they_run() {
     queue.update(small([Arc::clone(&cells[2])]));
     assert_eq!((queue.running(), queue.waiting()), (1, 1));
     assert!(!queue.contains(&key_of(&cells[1])));
-    queue.ended(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
+    queue.record_end(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
 }
 
@@ -66,14 +66,14 @@ async fn transient_faults_back_off_and_new_inputs_do_not() {
     for expected in [10, 20, 40] {
         queue.update(small([Arc::clone(&cell)]));
         assert!(queue.start(now).is_some());
-        let wait = queue.ended(&key, BuildDisposition::Transient, now, 0.0);
+        let wait = queue.record_end(&key, BuildDisposition::Transient, now, 0.0);
         assert_eq!(wait, Some(Duration::from_secs(expected)));
         assert_eq!(queue.start(now + Duration::from_secs(expected - 1)), None);
         assert_eq!(queue.next_due(now), Some(now + Duration::from_secs(expected)));
         now += Duration::from_secs(expected);
     }
     queue.start(now);
-    queue.ended(&key, BuildDisposition::Transient, now, 0.0);
+    queue.record_end(&key, BuildDisposition::Transient, now, 0.0);
     let other = changed(&cell);
     assert_eq!(queue.update(small([Arc::clone(&other)])), std::slice::from_ref(&key));
     assert_eq!(queue.start(now).as_ref(), Some(&other));
@@ -81,7 +81,7 @@ async fn transient_faults_back_off_and_new_inputs_do_not() {
     // The inputs change while the build runs. The build keeps its inputs, and the next plan asks for the new ones.
     queue.update(small([Arc::clone(&cell)]));
     assert_eq!(queue.start(now), None);
-    queue.ended(&key, BuildDisposition::Settled, now, 0.0);
+    queue.record_end(&key, BuildDisposition::Settled, now, 0.0);
     queue.update(small([Arc::clone(&cell)]));
     assert_eq!(queue.start(now).as_ref(), Some(&cell));
 }
@@ -93,7 +93,7 @@ async fn a_stopped_build_is_queued_again_at_once() {
     let mut queue = Queue::new(limits(1));
     queue.update(small([Arc::clone(&cell)]));
     queue.start(now);
-    assert_eq!(queue.ended(&key_of(&cell), BuildDisposition::Stopped, now, 0.0), None);
+    assert_eq!(queue.record_end(&key_of(&cell), BuildDisposition::Stopped, now, 0.0), None);
     assert_eq!(queue.queued().collect::<Vec<_>>(), [&key_of(&cell)]);
     assert!(queue.start(now).is_some());
 }
@@ -113,10 +113,10 @@ async fn builds_start_in_order_within_the_resource_budget() {
         "the second is too large to run with the first, and the third waits behind it"
     );
     assert_eq!(queue.next_due(now), None, "a build that waits for capacity has no due time");
-    queue.ended(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
+    queue.record_end(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[1]));
     assert_eq!(queue.start(now), None);
-    queue.ended(&key_of(&cells[1]), BuildDisposition::Settled, now, 0.0);
+    queue.record_end(&key_of(&cells[1]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
 }
 
@@ -127,7 +127,7 @@ async fn a_single_run_builds_each_cell_once() {
     let mut queue = Queue::once(limits(1));
     queue.update(small([Arc::clone(&cell)]));
     assert!(queue.start(now).is_some());
-    assert_eq!(queue.ended(&key_of(&cell), BuildDisposition::Transient, now, 0.0), None);
+    assert_eq!(queue.record_end(&key_of(&cell), BuildDisposition::Transient, now, 0.0), None);
     queue.update(small([cell, Arc::clone(&other)]));
     assert_eq!(queue.start(now), Some(other));
     assert_eq!((queue.running(), queue.waiting()), (1, 0));
@@ -148,7 +148,7 @@ async fn builds_that_killed_farrier_are_delayed() {
     assert_eq!(queue.start(now + wait).as_ref(), Some(&cell));
     assert_eq!(queue.delay_killed(&attempts, now, 0.0), [], "already running");
     assert_eq!(
-        queue.ended(&key, BuildDisposition::Transient, now, 0.0),
+        queue.record_end(&key, BuildDisposition::Transient, now, 0.0),
         Some(2 * wait),
         "earlier attempts count toward the backoff"
     );

@@ -32,16 +32,16 @@ impl ReconcileTimer {
     }
 
     /// Records a change and schedules a reconcile for it.
-    pub(super) fn changed(&mut self, now: Instant) {
+    pub(super) fn record_change(&mut self, now: Instant) {
         let earliest = self.began.map_or(now, |began| began + MIN_INTERVAL);
         self.changed = true;
-        let earliest = self.held_until.map_or(earliest, |held| earliest.max(held));
-        self.by((now + DEBOUNCE).max(earliest));
+        let earliest = self.held_until.map_or(earliest, |until| earliest.max(until));
+        self.schedule((now + DEBOUNCE).max(earliest));
     }
 
     /// Schedules a reconcile at this time, unless an earlier one is scheduled.
-    pub(super) fn by(&mut self, at: Instant) {
-        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    pub(super) fn schedule(&mut self, start: Instant) {
+        self.due = Some(self.due.map_or(start, |due| due.min(start)));
     }
 
     /// Records the start of a reconcile. Call this method before the snapshot is taken: later changes schedule another reconcile.
@@ -55,7 +55,7 @@ impl ReconcileTimer {
     /// Backs off after a failed reconcile: the next one starts at `until`, and changes do not trigger it earlier.
     pub(super) fn hold(&mut self, until: Instant) {
         self.held_until = Some(until);
-        self.by(until);
+        self.schedule(until);
     }
 
     /// Whether a change is waiting for its reconcile.
@@ -90,7 +90,7 @@ mod tests {
             let next = timer.due().map(|due| due.max(free_at));
             match (pending.peek().copied(), next) {
                 (Some(change), Some(reconcile)) if change <= reconcile => {
-                    timer.changed(change);
+                    timer.record_change(change);
                     pending.next();
                 }
                 (_, Some(reconcile)) => {
@@ -99,7 +99,7 @@ mod tests {
                     starts.push(u64::try_from((reconcile - start).as_millis()).unwrap());
                 }
                 (Some(change), None) => {
-                    timer.changed(change);
+                    timer.record_change(change);
                     pending.next();
                 }
                 (None, None) => return starts,
@@ -128,10 +128,10 @@ mod tests {
         let mut timer = ReconcileTimer::new(now);
         timer.begin(now);
         timer.hold(now + ms(8_000));
-        timer.changed(now + ms(10));
+        timer.record_change(now + ms(10));
         assert_eq!(timer.due(), Some(now + ms(8_000)));
         timer.begin(now + ms(8_000));
-        timer.changed(now + ms(9_000));
+        timer.record_change(now + ms(9_000));
         assert_eq!(timer.due(), Some(now + ms(9_100)));
     }
 
@@ -141,9 +141,9 @@ mod tests {
         let mut timer = ReconcileTimer::new(now);
         timer.begin(now);
         assert_eq!(timer.due(), None);
-        timer.by(now + ms(60_000));
-        timer.by(now + ms(5_000));
-        timer.by(now + ms(9_000));
+        timer.schedule(now + ms(60_000));
+        timer.schedule(now + ms(5_000));
+        timer.schedule(now + ms(9_000));
         assert_eq!(timer.due(), Some(now + ms(5_000)));
     }
 

@@ -1,4 +1,4 @@
-//! Makes the rollouts of a reconcile, and holds those that must wait, with the rest of their chains.
+//! Makes the rollouts of a reconcile. A rollout that must wait also holds the later rollouts of its chain.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ use crate::{
 };
 
 /// Delay before retrying an eviction that a PodDisruptionBudget refused.
-const NEXT_EVICTION: Duration = Duration::from_secs(15);
+const EVICTION_RETRY_DELAY: Duration = Duration::from_secs(15);
 
 /// Outcome of the rollouts of a plan.
 pub(super) struct RolloutOutcomes {
     /// Reports of the rollouts that were made, failed or are held.
     pub(super) reports: Vec<RolloutReport>,
-    /// Every rollout of the plan, as it stands afterwards.
+    /// Every rollout of the plan, in its state after the writes.
     pub(super) after: Vec<PlannedRollout>,
 }
 
@@ -34,14 +34,14 @@ impl Live {
     /// Makes the planned rollouts. A rollout that would reach a node unknown to the plan waits for the next plan, with
     /// the rest of its chain (guarantee 1). Other rollouts are not affected.
     pub(super) async fn roll_out(&mut self, planned: &Planned) -> Result<RolloutOutcomes> {
-        let mut broken = BrokenChains::of(&self.parts.definitions);
+        let mut chains = BrokenChains::of(&self.parts.definitions);
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut after = planned.plan.rollouts.clone();
         for rollout in &mut after {
             if self.parts.cancel.is_cancelled() {
                 break;
             }
-            if let Some(report) = self.roll_out_one(rollout.clone(), &planned.snapshot, &mut broken).await? {
+            if let Some(report) = self.roll_out_one(rollout.clone(), &planned.snapshot, &mut chains).await? {
                 *rollout = report.rollout_after();
                 reports.push(report);
             }
@@ -53,53 +53,53 @@ impl Live {
     async fn roll_out_one(
         &mut self,
         mut rollout: PlannedRollout,
-        seen: &ClusterSnapshot,
-        broken: &mut BrokenChains,
+        snapshot: &ClusterSnapshot,
+        chains: &mut BrokenChains,
     ) -> Result<Option<RolloutReport>> {
-        if let Some(why) = broken.hold(&rollout) {
+        if let Some(why) = chains.earlier_failure(&rollout) {
             if !self.builds.is_single_run() {
                 tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
             }
-            broken.note(&rollout, &why);
+            chains.record_failure(&rollout, &why);
             return Ok(Some(RolloutReport { planned: rollout, error: Some(why) }));
         }
-        if let Some(why) = broken.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout)) {
+        if let Some(why) = chains.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout)) {
             tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
             if matches!(why, HoldReason::TooOften) {
-                broken.deferred(&rollout);
+                chains.record_deferral(&rollout);
             }
-            broken.held(&rollout, &why);
+            chains.record_hold(&rollout, &why);
             rollout.hold(why);
         }
-        if broken.is_deferred(&rollout) {
-            broken.deferred(&rollout);
+        if chains.is_deferred(&rollout) {
+            chains.record_deferral(&rollout);
             return Ok(None);
         }
         self.drop_contested(&mut rollout);
-        if !rollout.changes.is_empty() && !self.is_still_valid(seen, &rollout.target).await? {
-            tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
-            broken.deferred(&rollout);
+        if !rollout.changes.is_empty() && !self.is_still_valid(snapshot, &rollout.target).await? {
+            tracing::debug!(target = %rollout.target, "the rollout's nodes have changed since the plan was made");
+            chains.record_deferral(&rollout);
             return Ok(None);
         }
         let Err(error) = self.write(&rollout).await else {
             self.handovers.record_writes(&rollout.changes, self.started.elapsed());
-            self.log(seen, &rollout, None);
+            self.log(snapshot, &rollout, None);
             return Ok(Some(RolloutReport { planned: rollout, error: None }));
         };
         if let TargetError::Cluster(error) = &error
             && let Some(detail) = error.disruption()
         {
-            self.evictions.insert(rollout.target.to_string(), Instant::now() + NEXT_EVICTION);
-            self.timer.by(Instant::now() + NEXT_EVICTION);
+            self.evictions.insert(rollout.target.to_string(), Instant::now() + EVICTION_RETRY_DELAY);
+            self.timer.schedule(Instant::now() + EVICTION_RETRY_DELAY);
             tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
             let why = HoldReason::Disruption { detail: detail.to_owned() };
-            broken.held(&rollout, &why);
+            chains.record_hold(&rollout, &why);
             rollout.hold(why);
             return Ok(Some(RolloutReport { planned: rollout, error: None }));
         }
         let error = error_chain(&error);
-        broken.note(&rollout, &error);
-        self.log(seen, &rollout, Some(&error));
+        chains.record_failure(&rollout, &error);
+        self.log(snapshot, &rollout, Some(&error));
         Ok(Some(RolloutReport { planned: rollout, error: Some(error) }))
     }
 
@@ -108,7 +108,7 @@ impl Live {
         let contested = self.handovers.drop_contested(&mut rollout.changes, self.started.elapsed());
         if let Some(node) = contested.first() {
             let (count, target) = (contested.len(), &rollout.target);
-            let hint = "configure it to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
+            let hint = "configure the other writer to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
             tracing::warn!(%target, node, count, hint, "another writer reverts the labels that assign nodes to DaemonSets");
         }
     }
@@ -125,7 +125,7 @@ impl Live {
             && !rollout.changes.is_empty()
         {
             self.lookup_cache.repositories.remove(place);
-            self.timer.changed(Instant::now());
+            self.timer.record_change(Instant::now());
         }
         outcome
     }
@@ -137,15 +137,15 @@ impl Live {
         if rollout.changes.iter().any(|change| matches!(change, Change::Restart(_)))
             && let Some(next) = self.evictions.get(&rollout.target.to_string())
         {
-            self.timer.by(*next);
+            self.timer.schedule(*next);
             let detail = "the last eviction was refused a moment ago".to_owned();
             return Some(HoldReason::Disruption { detail });
         }
         if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) || rollout.changes.is_empty() {
             return None;
         }
-        let next = self.rewrite_rate_limiter.retry_at(&rollout.target, self.started.elapsed())?;
-        self.timer.by(self.started + next);
+        let next = self.rewrite_rate_limiter.wait(&rollout.target, self.started.elapsed())?;
+        self.timer.schedule(self.started + next);
         Some(HoldReason::TooOften)
     }
 
@@ -154,7 +154,7 @@ impl Live {
     async fn is_still_valid(&mut self, planned: &ClusterSnapshot, target: &RolloutTarget) -> Result<bool> {
         let Some(now) = self.snapshot().await? else { return Ok(false) };
         if now != *planned {
-            self.timer.changed(Instant::now());
+            self.timer.record_change(Instant::now());
         }
         Ok(planned.covers_nodes_of(&now, target))
     }
@@ -174,17 +174,17 @@ impl Live {
         steps.extend(tasks.flat_map(|task| task.changes(&self.parts.definitions, planned)));
         let UpgradeSteps { applied, refused } =
             apply_upgrade_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
-        self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));
+        self.evictions.extend(refused.into_iter().map(|pod| (pod, now + EVICTION_RETRY_DELAY)));
         applied
     }
 
     /// Logs a rollout and counts it in the metrics. Changes that set no image are not counted.
-    fn log(&self, seen: &ClusterSnapshot, rollout: &PlannedRollout, error: Option<&str>) {
+    fn log(&self, snapshot: &ClusterSnapshot, rollout: &PlannedRollout, error: Option<&str>) {
         if self.builds.is_single_run() {
             return;
         }
         let (image, target, changes) = (&rollout.image, &rollout.target, rollout.changes.len());
-        let sets_image = rollout.changes.iter().any(|change| change.sets_image(seen));
+        let sets_image = rollout.changes.iter().any(|change| change.sets_image(snapshot));
         let outcome = match error {
             None if sets_image => {
                 tracing::info!(%image, %target, changes, "rolled out");

@@ -14,8 +14,8 @@ use farrier_core::plan::{
 /// Interval between log lines while a plan is being made. The first plan takes longest, because it fetches package lists.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Number of logged states above which the states of absent cells are discarded. They are kept at all so that a node that flaps
-/// between two kernels does not log them again.
+/// Number of logged states above which the states of absent cells are discarded. A kept state is not logged again when a node
+/// switches back and forth between two kernels.
 const MAX_ABSENT_STATES: usize = 1000;
 
 const HELD: &str = "held";
@@ -102,7 +102,7 @@ impl StateLog {
     }
 
     /// Records a state that the end of a build has already logged.
-    pub(super) fn note_end(&mut self, cell: &Cell, phase: Phase) {
+    pub(super) fn record_build_end(&mut self, cell: &Cell, phase: Phase) {
         let subject = (cell.image.to_string(), cell.target.to_string());
         self.logged.insert(subject, (phase.as_str(), None));
     }
@@ -165,7 +165,7 @@ fn rollout_line(rollout: &PlannedRollout) -> Option<StateLine> {
         HoldReason::NotFound { .. } => Some(
             "create the DaemonSet, and its namespace where that is missing; or correct `rollout` in the definition",
         ),
-        HoldReason::NoResource { .. } => Some("create it, or correct `rollout` in the definition"),
+        HoldReason::NoResource { .. } => Some("create the resource, or correct `rollout` in the definition"),
         _ => None,
     };
     why.is_failure().then(|| StateLine {
@@ -236,7 +236,7 @@ mod tests {
         // The end of the build is recorded either before or after a plan that includes it.
         fleet.publish(Verdict::Loads);
         assert_eq!(new_lines(&mut states, &fleet, None), NOTHING);
-        states.note_end(&fleet.plan().cells[0].outcome.cell().unwrap().clone(), Phase::Published);
+        states.record_build_end(&fleet.plan().cells[0].outcome.cell().unwrap().clone(), Phase::Published);
         assert_eq!(new_lines(&mut states, &fleet, None), NOTHING);
         fleet.lose();
         assert_eq!(new_lines(&mut states, &fleet, Some(Stage::Queued)), [queued]);

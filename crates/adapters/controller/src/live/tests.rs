@@ -117,7 +117,7 @@ impl Running {
                 status: Some(Arc::clone(&views) as Arc<dyn StatusSink>),
                 page: None,
                 node_tasks: Vec::new(),
-                asked: Arc::default(),
+                reconcile_request: Arc::default(),
                 metrics: Arc::clone(&metrics),
                 health: Arc::clone(&health),
             },

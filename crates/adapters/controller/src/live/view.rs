@@ -36,7 +36,7 @@ pub struct ReconcileView {
 /// Publishes status: API objects, Events, or a page.
 #[async_trait::async_trait]
 pub trait StatusSink: Send + Sync {
-    /// Shows the result of a reconcile. The sink logs its errors itself, and gets another chance with the next reconcile.
+    /// Shows the result of a reconcile. The sink logs its errors itself, and can retry at the next reconcile.
     async fn reconciled(&self, view: &ReconcileView);
 
     /// Discards the sink's knowledge of earlier reconciles, because another replica may have written status since.
@@ -76,8 +76,8 @@ impl StatusWorker {
     pub(super) fn show(&self, mut view: ReconcileView) {
         let mut next = self.next.lock();
         if let Some(replaced) = next.take() {
-            let acted = replaced.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
-            view.rollouts = acted.chain(view.rollouts).collect();
+            let written = replaced.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
+            view.rollouts = written.chain(view.rollouts).collect();
         }
         *next = Some(view);
         drop(next);

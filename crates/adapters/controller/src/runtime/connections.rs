@@ -100,11 +100,11 @@ async fn serve_connection(stream: TcpStream, connection: Connection, router: Rou
 
 /// Rejects a request above the limit, so that capacity for probes remains.
 pub(super) async fn limit_requests(
-    State(free): State<Arc<Semaphore>>,
+    State(permits): State<Arc<Semaphore>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let Ok(permit) = free.try_acquire_owned() else {
+    let Ok(permit) = permits.try_acquire_owned() else {
         let text = "too many requests at once\n";
         return (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response();
     };
@@ -142,18 +142,18 @@ impl Connections {
     /// Admits a connection. At the limit, first closes the connection that has been idle for longest. Returns `None` if all
     /// connections have requests in progress.
     fn admit(&self, limit: usize) -> Option<Connection> {
-        let mut open = self.0.lock();
-        if open.by_number.len() >= limit {
-            let waiting = open.by_number.iter().filter(|(_, entry)| entry.requests == 0);
-            let (&number, _) = waiting.min_by_key(|(_, entry)| entry.idle_since)?;
-            if let Some(entry) = open.by_number.remove(&number) {
+        let mut table = self.0.lock();
+        if table.by_number.len() >= limit {
+            let idle = table.by_number.iter().filter(|(_, entry)| entry.requests == 0);
+            let (&number, _) = idle.min_by_key(|(_, entry)| entry.idle_since)?;
+            if let Some(entry) = table.by_number.remove(&number) {
                 entry.closed.cancel();
             }
         }
-        open.clock += 1;
-        let (number, closed) = (open.clock, CancellationToken::new());
+        table.clock += 1;
+        let (number, closed) = (table.clock, CancellationToken::new());
         let entry = ConnectionEntry { requests: 0, idle_since: number, closed: closed.clone() };
-        open.by_number.insert(number, entry);
+        table.by_number.insert(number, entry);
         Some(Connection { all: self.clone(), number, closed })
     }
 }
@@ -189,10 +189,10 @@ struct RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let mut open = self.all.0.lock();
-        open.clock += 1;
-        let now = open.clock;
-        if let Some(entry) = open.by_number.get_mut(&self.number) {
+        let mut table = self.all.0.lock();
+        table.clock += 1;
+        let now = table.clock;
+        if let Some(entry) = table.by_number.get_mut(&self.number) {
             entry.requests = entry.requests.saturating_sub(1);
             entry.idle_since = now;
         }

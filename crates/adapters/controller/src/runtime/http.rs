@@ -133,8 +133,8 @@ async fn metrics_text(State(state): State<ProbeState>) -> Response {
 async fn liveness(State(state): State<ProbeState>) -> Response {
     match state.health.stalled() {
         None => "ok\n".into_response(),
-        Some(still) => {
-            let text = format!("the control loop has made no progress for {} s\n", still.as_secs());
+        Some(elapsed) => {
+            let text = format!("the control loop has made no progress for {} s\n", elapsed.as_secs());
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
     }

@@ -232,9 +232,9 @@ impl Metrics {
 
     /// Records the unfinished rollouts (image, target, state), and how long each has been unfinished. The definitions bound their
     /// number.
-    pub fn rollouts<'a>(&self, open: impl Iterator<Item = (&'a str, &'a str, RolloutWait, Duration)>) {
+    pub fn rollouts<'a>(&self, unfinished: impl Iterator<Item = (&'a str, &'a str, RolloutWait, Duration)>) {
         self.rollouts.clear();
-        for (image, target, state, since) in open {
+        for (image, target, state, since) in unfinished {
             let state: &'static str = state.into();
             let labels =
                 [("image", image.to_owned()), ("rollout", target.to_owned()), ("state", state.to_owned())];
@@ -246,8 +246,8 @@ impl Metrics {
     /// file that definitions name.
     pub fn certificates(&self, ends: impl IntoIterator<Item = (String, Timestamp)>) {
         self.certificates.clear();
-        for (what, end) in ends {
-            self.certificates.get_or_create(&[("certificate", what)]).set(end.as_duration().as_secs_f64());
+        for (purpose, end) in ends {
+            self.certificates.get_or_create(&[("certificate", purpose)]).set(end.as_duration().as_secs_f64());
         }
     }
 

@@ -29,8 +29,8 @@ const MAX_MESSAGE_CHARS: usize = 1024;
 /// Returns the name of a cell's object: `<image>-<kernel label>-<8 digits>`, a DNS name of at most 63 characters.
 pub fn name_of(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
-    let all = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()].join("\0");
-    let hash = hex::encode(&Sha256::digest(all.as_bytes())[..4]);
+    let key = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()].join("\0");
+    let hash = hex::encode(&Sha256::digest(key.as_bytes())[..4]);
     let label = KernelLabel::of(release).map(|label| label.to_string()).unwrap_or_default();
     let readable: String = format!("{image}-{label}")
         .chars()
@@ -54,7 +54,7 @@ pub fn desired(
     let entries = status_entries(plan, activity);
     let object = |entry: &StatusEntry<'_>| {
         let name = name_of(entry.image, entry.target);
-        let known = existing.get(&name);
+        let existing = existing.get(&name);
         let KernelTarget { os, os_version, release, arch } = entry.target;
         let spec = DriverBuildSpec {
             image: entry.image.to_string(),
@@ -63,7 +63,7 @@ pub fn desired(
             release: release.to_string(),
             arch: arch.to_string(),
         };
-        let status = status(entry, configuration_error, known, now);
+        let status = status(entry, configuration_error, existing, now);
         let labels = [(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned())].into();
         let metadata = ObjectMeta { name: Some(name), labels: Some(labels), ..ObjectMeta::default() };
         DriverBuild { metadata, spec, status: Some(status) }
@@ -74,15 +74,15 @@ pub fn desired(
 fn status(
     entry: &StatusEntry<'_>,
     configuration_error: Option<&str>,
-    known: Option<&DriverBuild>,
+    existing: Option<&DriverBuild>,
     now: Timestamp,
 ) -> DriverBuildStatus {
     let row = &entry.row;
     let inherited = InheritedStatus {
         // A new object has generation 1. The spec never changes afterwards, because the object's name contains its hash.
-        generation: known.and_then(|known| known.metadata.generation).unwrap_or(1),
-        conditions: known
-            .and_then(|known| known.status.as_ref())
+        generation: existing.and_then(|object| object.metadata.generation).unwrap_or(1),
+        conditions: existing
+            .and_then(|object| object.status.as_ref())
             .map(|status| status.conditions.as_slice())
             .unwrap_or_default(),
         now,
@@ -106,10 +106,10 @@ fn status(
         nodes: i64::try_from(row.nodes).unwrap_or(i64::MAX),
         announced_by: row.announced_by.clone(),
         needs: row.needs.clone(),
-        attempts: activity.filter(|found| found.attempts > 0).map(|found| found.attempts.into()),
-        next_retry: activity.and_then(|found| found.next_retry).map(|at| Time(whole_seconds(at))),
-        last_duration: activity.and_then(|found| found.took).map(|took| format!("{}s", took.as_secs())),
-        log_tail: activity.map(|found| log_tail(&found.log_tail)).unwrap_or_default(),
+        attempts: activity.map(|activity| activity.attempts).filter(|attempts| *attempts > 0).map(i64::from),
+        next_retry: activity.and_then(|activity| activity.next_retry).map(|time| Time(whole_seconds(time))),
+        last_duration: activity.and_then(|activity| activity.took).map(|took| format!("{}s", took.as_secs())),
+        log_tail: activity.map(|activity| log_tail(&activity.log_tail)).unwrap_or_default(),
         message: (!row.reason.is_empty()).then(|| printable(&row.reason, MAX_MESSAGE_CHARS)),
     }
 }
@@ -147,7 +147,7 @@ fn configuration_condition(error: Option<&str>) -> ConditionState {
     if error.is_some() { ("False", "Invalid") } else { ("True", "Valid") }
 }
 
-/// What a new status inherits from the existing object.
+/// Fields that a new status inherits from the existing object.
 struct InheritedStatus<'a> {
     generation: i64,
     conditions: &'a [Condition],
@@ -156,23 +156,23 @@ struct InheritedStatus<'a> {
 
 impl InheritedStatus<'_> {
     fn condition(&self, type_: &str, (status, reason): ConditionState, message: &str) -> Condition {
-        let before = self.conditions.iter().find(|known| known.type_ == type_ && known.status == status);
-        let at =
-            before.map_or_else(|| Time(whole_seconds(self.now)), |known| known.last_transition_time.clone());
+        let unchanged = self.conditions.iter().find(|old| old.type_ == type_ && old.status == status);
+        let last_transition_time =
+            unchanged.map_or_else(|| Time(whole_seconds(self.now)), |old| old.last_transition_time.clone());
         Condition {
             type_: type_.to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
             message: printable(message, MAX_MESSAGE_CHARS),
             observed_generation: Some(self.generation),
-            last_transition_time: at,
+            last_transition_time,
         }
     }
 }
 
 /// Truncates to whole seconds, as the API does. A finer time would always differ from the time that the API returns.
-fn whole_seconds(at: Timestamp) -> Timestamp {
-    Timestamp::from_second(at.as_second()).unwrap_or(at)
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 fn log_tail(lines: &[String]) -> Vec<String> {
@@ -205,24 +205,23 @@ pub fn writes(
     expired: &BTreeSet<String>,
 ) -> Writes {
     let mut writes = Writes::default();
-    for wanted in desired {
-        let known = wanted.metadata.name.as_ref().and_then(|name| existing.get(name));
-        match known {
-            Some(known) if known.spec == wanted.spec && is_ours(known) => {
-                if known.status != wanted.status {
-                    writes.statuses.push(wanted.clone());
+    for object in desired {
+        match object.metadata.name.as_ref().and_then(|name| existing.get(name)) {
+            Some(old) if old.spec == object.spec && is_managed(old) => {
+                if old.status != object.status {
+                    writes.statuses.push(object.clone());
                 }
             }
-            _ => writes.objects.push(wanted.clone()),
+            _ => writes.objects.push(object.clone()),
         }
     }
-    let ours = |name: &&String| existing.get(*name).is_some_and(is_ours);
-    writes.deletions = expired.iter().filter(ours).cloned().collect();
+    let is_managed_name = |name: &&String| existing.get(*name).is_some_and(is_managed);
+    writes.deletions = expired.iter().filter(is_managed_name).cloned().collect();
     writes
 }
 
 /// Whether farrier created the object.
-pub(super) fn is_ours(object: &DriverBuild) -> bool {
+pub(super) fn is_managed(object: &DriverBuild) -> bool {
     let labels = object.metadata.labels.as_ref();
     labels.and_then(|labels| labels.get(MANAGED_BY.0)).is_some_and(|value| value == MANAGED_BY.1)
 }

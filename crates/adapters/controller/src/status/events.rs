@@ -18,7 +18,7 @@ use crate::{RolloutReport, live::ReconcileView};
 /// Event and not a hundred.
 const REPEAT_INTERVAL: SignedDuration = SignedDuration::from_mins(5);
 
-/// Maximum number of Events per reconcile. When a third of a fleet reboots at once, more Events would only load the API server.
+/// Maximum number of Events per reconcile, which limits the load on the API server when many nodes reboot at once.
 const MAX_EVENTS: usize = 50;
 
 /// Maximum length of a note in bytes. The API allows 1024.
@@ -136,24 +136,24 @@ pub fn events(
         ..EventHistory::default()
     };
     history.last.retain(|_, at| (view.now.duration_since(*at)).abs() < REPEAT_INTERVAL);
-    let mut found = BTreeSet::new();
-    rewrite_events(view, &mut found);
+    let mut events = BTreeSet::new();
+    rewrite_events(view, &mut events);
     record_states(view, &mut history);
     if let Some(before) = before {
-        build_events(before, &history, view, &mut found);
-        node_events(before, &history, &mut found);
+        build_events(before, &history, view, &mut events);
+        node_events(before, &history, &mut events);
         let held = history.held.iter().filter(|(regarding, held)| before.held.get(*regarding) != Some(*held));
-        found.extend(held.map(|(regarding, (reason, note))| event(*reason, regarding.clone(), note)));
+        events.extend(held.map(|(regarding, (reason, note))| event(*reason, regarding.clone(), note)));
     }
     let last = &history.last;
     let is_repeated = |event: &StatusEvent| last.contains_key(&(event.regarding.clone(), event.reason));
-    let mut found: Vec<StatusEvent> = found.into_iter().filter(|event| !is_repeated(event)).collect();
-    let more = found.len().saturating_sub(MAX_EVENTS);
-    found.truncate(MAX_EVENTS);
-    for event in &found {
+    let mut events: Vec<StatusEvent> = events.into_iter().filter(|event| !is_repeated(event)).collect();
+    let dropped = events.len().saturating_sub(MAX_EVENTS);
+    events.truncate(MAX_EVENTS);
+    for event in &events {
         history.last.insert((event.regarding.clone(), event.reason), view.now);
     }
-    (found, more, history)
+    (events, dropped, history)
 }
 
 fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
@@ -163,16 +163,16 @@ fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
 }
 
 /// Collects Events for the rewrites of rollout targets.
-fn rewrite_events(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
-    // The changes of a rollout may be part of another rollout's write.
-    let changes = |report: &&RolloutReport| {
+fn rewrite_events(view: &ReconcileView, events: &mut BTreeSet<StatusEvent>) {
+    // A rewrite without changes is written with the changes of another rollout.
+    let is_rewrite = |report: &&RolloutReport| {
         !report.planned.changes.is_empty()
             || matches!(report.planned.decision, RolloutDecision::Rewrite { .. })
     };
-    for report in view.rollouts.iter().filter(changes) {
+    for report in view.rollouts.iter().filter(is_rewrite) {
         let Some(regarding) = regarding_target(&report.planned) else { continue };
         let image = &report.planned.image;
-        let (reason, what) = match (&report.error, &report.planned.decision) {
+        let (reason, detail) = match (&report.error, &report.planned.decision) {
             (Some(error), _) => (EventReason::RewriteFailed, error.clone()),
             (None, RolloutDecision::Rewrite { from, to }) => {
                 (EventReason::Rewritten, format!("{from} -> {to}"))
@@ -184,7 +184,7 @@ fn rewrite_events(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
                 (EventReason::Rewritten, format!("changed {}", objects.join(", ")))
             }
         };
-        found.insert(event(reason, regarding, &format!("{image}: {what}")));
+        events.insert(event(reason, regarding, &format!("{image}: {detail}")));
     }
 }
 
@@ -261,14 +261,14 @@ fn build_events(
     before: &EventHistory,
     now: &EventHistory,
     view: &ReconcileView,
-    found: &mut BTreeSet<StatusEvent>,
+    events: &mut BTreeSet<StatusEvent>,
 ) {
     for entry in status_entries(&view.plan, &view.activity) {
         let name = name_of(entry.image, entry.target);
         let Some((phase, digest, attempts)) = now.builds.get(&name) else { continue };
         let (old_phase, old_digest, old_attempts) =
             before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));
-        let about = Regarding::DriverBuild(name);
+        let regarding = Regarding::DriverBuild(name);
         let has_failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
         let reason = match *phase {
             Phase::Published if old_phase != Phase::Published || old_digest != *digest => {
@@ -293,25 +293,25 @@ fn build_events(
             }
             _ => format!("{} for {}: {}", row.image, row.kernel, row.reason),
         };
-        found.insert(event(reason, about, &note));
+        events.insert(event(reason, regarding, &note));
     }
 }
 
 /// Collects Events for changes of nodes.
-fn node_events(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<StatusEvent>) {
-    let mut tell = |reason, node: &String, note: &str| {
-        found.insert(event(reason, Regarding::Node(node.clone()), note));
+fn node_events(before: &EventHistory, now: &EventHistory, events: &mut BTreeSet<StatusEvent>) {
+    let mut add = |reason, node: &String, note: &str| {
+        events.insert(event(reason, Regarding::Node(node.clone()), note));
     };
-    for (key, what) in now.nodes.iter().filter(|(key, what)| before.nodes.get(*key) != Some(*what)) {
+    for (key, state) in now.nodes.iter().filter(|(key, state)| before.nodes.get(*key) != Some(*state)) {
         let (reason, node) = key;
         match reason {
             EventReason::ReadyForKernel => {
-                tell(*reason, node, &format!("every image that the node needs for {what} is published"));
+                add(*reason, node, &format!("every image that the node needs for {state} is published"));
             }
             EventReason::NodeLabelsContradict => {
-                tell(*reason, node, &format!("skipped until they agree: {what}"));
+                add(*reason, node, &format!("skipped until they agree: {state}"));
             }
-            _ => tell(*reason, node, what),
+            _ => add(*reason, node, state),
         }
     }
     for (key, kernel) in before.nodes.iter().filter(|(key, _)| !now.nodes.contains_key(*key)) {
@@ -320,7 +320,7 @@ fn node_events(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<S
                 "an image that the node needs for {kernel} is missing, no image is called for, or the kernel is no longer \
                  announced"
             );
-            tell(EventReason::NotReadyForKernel, node, &note);
+            add(EventReason::NotReadyForKernel, node, &note);
         }
     }
 }
@@ -329,12 +329,12 @@ fn node_events(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<S
 fn regarding_target(rollout: &PlannedRollout) -> Option<Regarding> {
     match (&rollout.target.place, &rollout.target.object) {
         (Some(_), _) | (None, RolloutObject::Nothing {}) => None,
-        (None, RolloutObject::DaemonSet(found)) => Some(Regarding::DaemonSet {
-            namespace: found.namespace.to_string(),
-            name: found.daemon_set.to_string(),
+        (None, RolloutObject::DaemonSet(target)) => Some(Regarding::DaemonSet {
+            namespace: target.namespace.to_string(),
+            name: target.daemon_set.to_string(),
         }),
-        (None, RolloutObject::Resource(found)) => {
-            Some(Regarding::Resource { resource: found.resource, name: found.full_name() })
+        (None, RolloutObject::Resource(target)) => {
+            Some(Regarding::Resource { resource: target.resource, name: target.full_name() })
         }
     }
 }

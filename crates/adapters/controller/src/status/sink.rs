@@ -18,6 +18,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+    core::response::StatusDetails,
 };
 use oci::error_chain;
 use serde_json::json;
@@ -93,7 +94,7 @@ impl KubeStatus {
 
     /// Lists the objects if the resync interval has passed. Returns whether the objects are known.
     async fn list(&self, state: &mut SinkState, now: Timestamp) -> bool {
-        if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= RESYNC) {
+        if state.list_at.is_some_and(|next| now < next && next.duration_since(now) <= RESYNC) {
             return state.listed;
         }
         let mut known = BTreeMap::new();
@@ -130,11 +131,14 @@ impl KubeStatus {
         let super::Writes { objects, statuses, deletions } = writes(&desired, &state.known, &expired);
         let objects = objects.into_iter().map(|object| (object, true));
         let pending: Vec<_> = objects.chain(statuses.into_iter().map(|object| (object, false))).collect();
-        let outcomes = stream::iter(pending)
-            .map(|(object, whole)| async move { (object.name_any(), self.write(&object, whole).await) })
-            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
-            .collect::<Vec<_>>()
-            .await;
+        let outcomes =
+            stream::iter(pending)
+                .map(|(object, with_spec)| async move {
+                    (object.name_any(), self.write(&object, with_spec).await)
+                })
+                .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+                .collect::<Vec<_>>()
+                .await;
         for (name, outcome) in outcomes {
             match outcome {
                 Ok(Some(written)) => drop(state.known.insert(name, written)),
@@ -166,37 +170,37 @@ impl KubeStatus {
     }
 
     /// Writes one object and then its status, or the status alone. Returns `None` if the fence forbids writes.
-    async fn write(&self, object: &DriverBuild, whole: bool) -> Result<Option<DriverBuild>, kube::Error> {
+    async fn write(&self, object: &DriverBuild, with_spec: bool) -> Result<Option<DriverBuild>, kube::Error> {
         let params = PatchParams::apply(&self.destination.manager).force();
         let name = object.name_any();
-        let about = |metadata: serde_json::Value| {
+        let body_with = |metadata: serde_json::Value| {
             json!({
                 "apiVersion": DriverBuild::api_version(&()), "kind": DriverBuild::kind(&()), "metadata": metadata,
             })
         };
-        if whole {
+        if with_spec {
             if !self.may_write() {
                 return Ok(None);
             }
-            let mut body = about(json!({"name": name, "labels": object.metadata.labels}));
+            let mut body = body_with(json!({"name": name, "labels": object.metadata.labels}));
             body["spec"] = json!(object.spec);
             self.builds().patch(&name, &params, &Patch::Apply(body)).await?;
         }
         if !self.may_write() {
             return Ok(None);
         }
-        let mut body = about(json!({"name": name}));
+        let mut body = body_with(json!({"name": name}));
         body["status"] = json!(object.status);
         self.builds().patch_status(&name, &params, &Patch::Apply(body)).await.map(Some)
     }
 
     async fn write_events(&self, state: &mut SinkState, view: &ReconcileView) {
-        let (found, more, event_history) = events(state.event_history.as_ref(), view);
+        let (new_events, dropped, event_history) = events(state.event_history.as_ref(), view);
         state.event_history = Some(event_history);
-        if more > 0 {
-            tracing::info!(more, "one reconcile had more changes than farrier writes events for");
+        if dropped > 0 {
+            tracing::info!(dropped, "one reconcile had more changes than farrier writes Events for");
         }
-        for event in found {
+        for event in new_events {
             if !self.may_write() {
                 return;
             }
@@ -243,37 +247,34 @@ impl KubeStatus {
 
     /// Returns a reference to the object. `kubectl describe` finds the object's Events by the uid in the reference.
     async fn reference(&self, state: &SinkState, regarding: &Regarding) -> ObjectReference {
-        let of = |api_version: &str, kind: &str, namespace: Option<&str>, name: &str, uid: Option<String>| {
-            ObjectReference {
-                api_version: Some(api_version.to_owned()),
-                kind: Some(kind.to_owned()),
-                namespace: namespace.map(str::to_owned),
-                name: Some(name.to_owned()),
-                uid,
-                ..ObjectReference::default()
-            }
-        };
-        match regarding {
+        let (api_version, kind, namespace, name, uid) = match regarding {
             Regarding::DriverBuild(name) => {
                 let uid = state.known.get(name).and_then(|object| object.metadata.uid.clone());
                 let (version, kind) = (DriverBuild::api_version(&()), DriverBuild::kind(&()));
-                of(&version, &kind, Some(&self.destination.namespace), name, uid)
+                (version.into_owned(), kind.into_owned(), Some(&*self.destination.namespace), &**name, uid)
             }
             // The kubelet uses the node's name as the uid. kubectl looks up the Events of a node by name and by uid.
-            Regarding::Node(name) => of("v1", "Node", None, name, Some(name.clone())),
+            Regarding::Node(name) => ("v1".to_owned(), "Node".to_owned(), None, &**name, Some(name.clone())),
             Regarding::DaemonSet { namespace, name } => {
                 let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
-                let found = api.get_metadata(name).await;
-                let uid = found.ok().and_then(|object| object.metadata.uid);
-                of("apps/v1", "DaemonSet", Some(namespace), name, uid)
+                let uid = api.get_metadata(name).await.ok().and_then(|object| object.metadata.uid);
+                ("apps/v1".to_owned(), "DaemonSet".to_owned(), Some(&**namespace), &**name, uid)
             }
             Regarding::Resource { resource, name } => {
                 let version = format!("{}/{}", resource.group(), resource.version());
-                let split = name.rsplit_once('/');
-                let (namespace, name) =
-                    split.map_or((None, &**name), |(namespace, name)| (Some(namespace), name));
-                of(&version, resource.kind(), namespace, name, None)
+                let (namespace, name) = name
+                    .rsplit_once('/')
+                    .map_or((None, &**name), |(namespace, name)| (Some(namespace), name));
+                (version, resource.kind().to_owned(), namespace, name, None)
             }
+        };
+        ObjectReference {
+            api_version: Some(api_version),
+            kind: Some(kind),
+            namespace: namespace.map(str::to_owned),
+            name: Some(name.to_owned()),
+            uid,
+            ..ObjectReference::default()
         }
     }
 }
@@ -312,8 +313,8 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
 /// Returns the namespace whose absence made a request fail.
 fn missing_namespace(error: &kube::Error) -> Option<&str> {
     let kube::Error::Api(status) = error else { return None };
-    let about = status.details.as_ref().filter(|about| status.code == 404 && about.kind == "namespaces")?;
-    Some(&about.name)
+    let is_namespace = |details: &&StatusDetails| status.code == 404 && details.kind == "namespaces";
+    Some(&status.details.as_ref().filter(is_namespace)?.name)
 }
 
 /// Logs a fault once, with a hint.

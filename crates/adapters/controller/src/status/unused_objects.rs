@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Grace period before an unused object is deleted. It keeps labels that NFD removes and restores from deleting and recreating
-/// objects.
+/// Grace period before an unused object is deleted. Without it, farrier would delete and recreate objects when NFD removes and
+/// restores a label.
 const GRACE_PERIOD: SignedDuration = SignedDuration::from_mins(10);
 
 /// Unused objects by name, each with the time since which it has been unused.
@@ -17,10 +17,10 @@ impl UnusedObjects {
     pub fn expired<'a>(
         &mut self,
         existing: impl Iterator<Item = &'a String>,
-        wanted: &BTreeSet<&str>,
+        desired: &BTreeSet<&str>,
         now: Timestamp,
     ) -> BTreeSet<String> {
-        let unused: BTreeSet<&String> = existing.filter(|name| !wanted.contains(name.as_str())).collect();
+        let unused: BTreeSet<&String> = existing.filter(|name| !desired.contains(name.as_str())).collect();
         self.0.retain(|name, _| unused.contains(name));
         for name in unused {
             self.0.entry(name.clone()).or_insert(now);

@@ -45,7 +45,7 @@ fn what_anyone_published_is_signed_only_by_an_explicit_word_where_signatures_cou
         load_files(&[("site.yaml", &site(signing, policy))]).unwrap();
     }
     let told = mistakes(&[("site.yaml", &site(", existing: sign", "p.pem"))]);
-    assert!(told.contains("site.yaml:5:44: it signs whatever is under a tag"), "{told}");
+    assert!(told.contains("site.yaml:5:44: farrier would sign any image under a tag"), "{told}");
 }
 
 #[test]

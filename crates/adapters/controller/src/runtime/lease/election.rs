@@ -14,8 +14,8 @@ use tokio::time::Instant;
 pub struct LeaseTiming {
     /// Lease duration: how long an unchanged record keeps other candidates from taking over.
     pub lease: Duration,
-    /// How long a holder trusts its last renewal, counted from before the request was sent. The remaining lease duration is a
-    /// margin for writes that are in flight when this trust ends.
+    /// How long a renewal is valid for its holder, counted from before the request was sent. The remaining lease duration is a
+    /// margin for writes that are in flight when the renewal expires.
     pub renew_deadline: Duration,
     /// Interval at which a candidate reads the lease and the holder renews it.
     pub retry: Duration,
@@ -64,22 +64,22 @@ pub(super) struct Election {
     timing: LeaseTiming,
     /// Another holder's record, and since when the record has not changed.
     seen: Option<(LeaseRecord, Instant)>,
-    /// End of the trust in the last renewal.
-    trusted_until: Option<Instant>,
+    /// End of the validity of the last renewal. The time may have passed; `None` after another holder was seen.
+    valid_until: Option<Instant>,
 }
 
 impl Election {
     pub(super) fn new(identity: String, timing: LeaseTiming) -> Self {
-        Self { identity, timing, seen: None, trusted_until: None }
+        Self { identity, timing, seen: None, valid_until: None }
     }
 
-    /// Decides the next step. `found` is the record in the lease, or `None` if the lease does not exist.
-    pub(super) fn decide(&mut self, found: Option<&LeaseRecord>, now: Instant) -> ElectionStep {
-        let Some(record) = found else { return ElectionStep::Create };
+    /// Decides the next step. `record` is the record in the lease, or `None` if the lease does not exist.
+    pub(super) fn decide(&mut self, record: Option<&LeaseRecord>, now: Instant) -> ElectionStep {
+        let Some(record) = record else { return ElectionStep::Create };
         if record.holder == self.identity {
             return ElectionStep::Renew;
         }
-        // The lease belongs to another candidate, even if this one still trusts its last renewal.
+        // The lease belongs to another candidate, even if this candidate's last renewal is still valid.
         self.record_loss();
         if record.holder.is_empty() {
             return ElectionStep::Take;
@@ -99,23 +99,23 @@ impl Election {
     /// Records that a request sent at `sent` acquired or renewed the lease.
     pub(super) fn record_renewal(&mut self, sent: Instant) {
         self.seen = None;
-        self.trusted_until = Some(sent + self.timing.renew_deadline);
+        self.valid_until = Some(sent + self.timing.renew_deadline);
     }
 
     /// Records that this candidate does not hold the lease.
     pub(super) fn record_loss(&mut self) {
-        self.trusted_until = None;
+        self.valid_until = None;
     }
 
-    /// Whether this candidate believes to hold the lease. A candidate that is cut off from the API server still believes so, but
-    /// may not write until it has renewed the lease.
+    /// Whether this candidate considers itself the holder of the lease. This stays true for a candidate that is cut off from the
+    /// API server, although it may not write until it has renewed the lease.
     pub(super) fn holds(&self) -> bool {
-        self.trusted_until.is_some()
+        self.valid_until.is_some()
     }
 
     /// Returns until when this candidate may write without another renewal, or `None` if it may not write now.
     pub(super) fn leads_until(&self, now: Instant) -> Option<Instant> {
-        self.trusted_until.filter(|until| now < *until)
+        self.valid_until.filter(|until| now < *until)
     }
 }
 

@@ -56,22 +56,22 @@ pub struct Leadership {
 
 struct Shared {
     lease: String,
-    state: Mutex<LeaseTrust>,
+    state: Mutex<LeaseValidity>,
 }
 
-/// How long the last renewal can be trusted, by two clocks.
+/// Validity of the last renewal, by two clocks.
 ///
 /// The monotonic clock never jumps, and the wall clock also advances while the machine is suspended. A jump of the wall clock at
 /// worst closes the fence until the next renewal, seconds later.
 #[derive(Clone, Copy, Debug, Default)]
-struct LeaseTrust {
+struct LeaseValidity {
     until: Option<(Instant, SystemTime)>,
-    /// Whether this process believes to hold the lease, but could not renew it.
+    /// Whether this process was the last known holder of the lease, but could not renew it.
     cut_off: bool,
     ever_led: bool,
 }
 
-impl LeaseTrust {
+impl LeaseValidity {
     fn closed_reason(&self, lease: &str, now: Instant, wall: SystemTime) -> Option<String> {
         match self.until {
             Some((until, wall_until)) if now < until && wall < wall_until => None,
@@ -117,7 +117,7 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
         options,
         shared: Arc::clone(&shared),
         leads: sender,
-        held: None,
+        last_written: None,
         wall_until: SystemTime::UNIX_EPOCH,
         reported: None,
         leader: None,
@@ -127,7 +127,7 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
 }
 
 impl Leadership {
-    /// Watches whether this process believes to be the leader. Also notifies when the fence opens or closes.
+    /// Watches whether this process considers itself the leader. Also notifies when the fence opens or closes.
     ///
     /// A leader that is cut off from the API server stays the leader, behind a closed fence, until it sees another holder. Until
     /// then, its running builds may still be useful.
@@ -142,9 +142,9 @@ struct Candidate {
     election: Election,
     shared: Arc<Shared>,
     leads: watch::Sender<bool>,
-    /// The lease as this candidate last wrote it, from which the next renewal is made without a read.
-    held: Option<Lease>,
-    /// End of the trust in the last renewal, by the wall clock.
+    /// The lease that this candidate wrote last. The next renewal needs no read.
+    last_written: Option<Lease>,
+    /// End of the validity of the last renewal, by the wall clock.
     wall_until: SystemTime,
     /// The last logged error, so that an outage of minutes is logged once.
     reported: Option<String>,
@@ -188,7 +188,7 @@ impl Candidate {
 
     /// Reads the lease, and creates, takes over or renews it as the election decides.
     async fn advance(&mut self) -> Result<(), LeaseError> {
-        let lease = match self.held.take() {
+        let lease = match self.last_written.take() {
             Some(lease) => Some(lease),
             None => self.request("read", self.api.get_opt(&self.options.name)).await?,
         };
@@ -204,23 +204,23 @@ impl Candidate {
             ElectionStep::Take => ("take over", &self.options.name),
             ElectionStep::Renew => ("renew", &self.options.name),
         };
-        let wanted = self.with_this_holder(lease, &record.unwrap_or_default());
+        let lease = self.with_this_holder(lease, &record.unwrap_or_default());
         let written = if step == ElectionStep::Create {
-            self.request(action, self.api.create(&PostParams::default(), &wanted)).await?
+            self.request(action, self.api.create(&PostParams::default(), &lease)).await?
         } else {
-            self.request(action, self.api.replace(name, &PostParams::default(), &wanted)).await?
+            self.request(action, self.api.replace(name, &PostParams::default(), &lease)).await?
         };
         self.election.record_renewal(now);
         self.wall_until = wall + self.options.timing.renew_deadline;
-        self.held = Some(written);
+        self.last_written = Some(written);
         Ok(())
     }
 
     /// Returns the lease with this candidate as its holder.
-    fn with_this_holder(&self, found: Option<Lease>, before: &LeaseRecord) -> Lease {
+    fn with_this_holder(&self, existing: Option<Lease>, before: &LeaseRecord) -> Lease {
         let now = MicroTime(jiff::Timestamp::now());
         let LeaseOptions { namespace, name, identity, timing } = &self.options;
-        let mut lease = found.unwrap_or_else(|| Lease {
+        let mut lease = existing.unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
                 namespace: Some(namespace.clone()),
                 name: Some(name.clone()),
@@ -230,8 +230,8 @@ impl Candidate {
         });
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         if before.holder != *identity {
-            let made = spec.holder_identity.is_none() && spec.acquire_time.is_none();
-            spec.lease_transitions = Some(before.transitions.saturating_add(i32::from(!made)));
+            let is_new = spec.holder_identity.is_none() && spec.acquire_time.is_none();
+            spec.lease_transitions = Some(before.transitions.saturating_add(i32::from(!is_new)));
             spec.acquire_time = Some(now.clone());
         }
         spec.holder_identity = Some(identity.clone());
@@ -243,26 +243,26 @@ impl Candidate {
     /// Updates the fence and notifies watchers.
     fn update_fence(&mut self) {
         let until = self.election.leads_until(Instant::now());
-        let (leads, writes) = (self.election.holds(), until.is_some());
-        let wrote = {
-            let mut trust = self.shared.state.lock();
-            let before = std::mem::replace(&mut trust.until, until.map(|until| (until, self.wall_until)));
-            trust.cut_off = leads && !writes;
-            trust.ever_led |= writes;
+        let (leads, may_write) = (self.election.holds(), until.is_some());
+        let could_write = {
+            let mut validity = self.shared.state.lock();
+            let before = std::mem::replace(&mut validity.until, until.map(|until| (until, self.wall_until)));
+            validity.cut_off = leads && !may_write;
+            validity.ever_led |= may_write;
             before.is_some()
         };
-        let led = *self.leads.borrow();
-        if (led, wrote) == (leads, writes) {
+        let led_before = *self.leads.borrow();
+        if (led_before, could_write) == (leads, may_write) {
             return;
         }
         let (lease, identity) = (&self.shared.lease, &self.options.identity);
-        if writes {
+        if may_write {
             self.leader = None;
             tracing::info!(lease, identity, "became leader: this farrier builds and writes");
         } else if leads {
-            tracing::warn!(lease, identity, "the lease could not be renewed: nothing is written until it is");
+            tracing::warn!(lease, identity, "the lease could not be renewed: farrier writes nothing");
         } else {
-            tracing::warn!(lease, identity, "lost leadership: nothing is written");
+            tracing::warn!(lease, identity, "lost leadership: farrier writes nothing");
         }
         self.leads.send_replace(leads);
     }
@@ -285,10 +285,10 @@ impl Candidate {
     }
 
     async fn release_lease(mut self) {
-        let mine = self.held.take();
+        let lease = self.last_written.take();
         self.election.record_loss();
         self.update_fence();
-        let Some(mut lease) = mine else { return };
+        let Some(mut lease) = lease else { return };
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
@@ -309,9 +309,9 @@ impl Candidate {
     ) -> Result<T, LeaseError> {
         let action = format!("{action} lease {}", self.shared.lease);
         let (now, half) = (Instant::now(), self.options.timing.renew_deadline / 2);
-        let waited = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
-        match tokio::time::timeout(waited, request).await {
-            Ok(Ok(answer)) => Ok(answer),
+        let timeout = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
+        match tokio::time::timeout(timeout, request).await {
+            Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => {
                 let code = match &error {
                     kube::Error::Api(status) => Some(status.code),
@@ -321,7 +321,7 @@ impl Candidate {
                 Err(LeaseError { message, code, starting: is_starting(&error) })
             }
             Err(_) => {
-                let message = format!("{action}: no answer within {} ms", waited.as_millis());
+                let message = format!("{action}: no answer within {} ms", timeout.as_millis());
                 Err(LeaseError { message, code: None, starting: false })
             }
         }
@@ -369,15 +369,18 @@ mod tests {
     #[test]
     fn the_fence_closes_when_either_clock_expires() {
         let (now, wall) = (Instant::now(), SystemTime::now());
-        let trust = LeaseTrust { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
-        assert_eq!(trust.closed_reason("f/f", now + s(9), wall + s(9)), None);
+        let validity =
+            LeaseValidity { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
+        assert_eq!(validity.closed_reason("f/f", now + s(9), wall + s(9)), None);
         // The monotonic clock decides even if the wall clock was set back by a year.
         let set_back = wall - s(31_000_000);
-        assert!(trust.closed_reason("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
-        assert_eq!(trust.closed_reason("f/f", now + s(9), set_back), None);
+        assert!(validity.closed_reason("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
+        assert_eq!(validity.closed_reason("f/f", now + s(9), set_back), None);
         // The machine was suspended for an hour, and its monotonic clock stood still.
-        assert!(trust.closed_reason("f/f", now + s(1), wall + s(3600)).is_some());
-        assert!(LeaseTrust::default().closed_reason("f/f", now, wall).unwrap().contains("another farrier"));
+        assert!(validity.closed_reason("f/f", now + s(1), wall + s(3600)).is_some());
+        assert!(
+            LeaseValidity::default().closed_reason("f/f", now, wall).unwrap().contains("another farrier")
+        );
     }
 }
 
