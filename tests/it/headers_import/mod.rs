@@ -66,7 +66,7 @@ async fn the_same_content_is_the_same_set_whatever_it_came_in() {
     }
     bench.write("linux/include/linux/module.h", "struct other;\n");
     let error = bench.import(&[&bench.path("linux")]).await.unwrap_err();
-    assert!(error.to_string().contains(" holds others, with content sha256:"), "{error}");
+    assert!(error.to_string().contains(" has other headers, with content sha256:"), "{error}");
     assert!(error.hint().unwrap().contains("--replace"));
     let request = HeaderImport { replace: true, ..request(&[&bench.path("linux")]) };
     let replaced = bench.fetcher("cache").headers().import(request).await.unwrap();
@@ -355,7 +355,7 @@ async fn everybody_finds_what_the_store_has() {
 
     bench.write("linux/include/linux/module.h", "struct other;\n");
     let error = second.headers().import(request(&[&bench.path("linux")])).await.unwrap_err();
-    assert!(error.to_string().contains(" holds others, with content sha256:"), "{error}");
+    assert!(error.to_string().contains(" has other headers, with content sha256:"), "{error}");
     let replace = HeaderImport { replace: true, ..request(&[&bench.path("linux")]) };
     let replaced = second.headers().import(replace).await.unwrap();
     assert_eq!(replaced.outcome, Outcome::Replaced);

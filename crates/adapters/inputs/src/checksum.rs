@@ -44,9 +44,9 @@ impl Checksum {
         };
         let is_of_file = |line: &&str| line.rsplit([' ', '\t', '*', '/']).next() == Some(file);
         let mut words = list.split_whitespace();
-        let alone = words.next().filter(|_| words.next().is_none());
-        let named = list.lines().map(str::trim_end).filter(is_of_file).find_map(parse);
-        named.or_else(|| alone.and_then(parse))
+        let only_word = words.next().filter(|_| words.next().is_none());
+        let listed = list.lines().map(str::trim_end).filter(is_of_file).find_map(parse);
+        listed.or_else(|| only_word.and_then(parse))
     }
 
     /// Returns the lower-case hexadecimal digits.
