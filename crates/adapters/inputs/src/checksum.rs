@@ -27,8 +27,7 @@ impl Checksum {
         Self { algorithm: Algorithm::Sha256, hex: hex.to_ascii_lowercase() }
     }
 
-    /// Parses a checksum of the named algorithm (`sha256`, `sha512`). Returns `None` for another algorithm or a malformed
-    /// checksum.
+    /// Parses a checksum of the named algorithm (`sha256`, `sha512`). Returns `None` for another algorithm or a malformed checksum.
     pub fn parse(algorithm: &str, hex: &str) -> Option<Self> {
         let checksum = Self { algorithm: algorithm.parse().ok()?, hex: hex.to_ascii_lowercase() };
         let digits = 2 * checksum.hasher().state.output_size();

@@ -105,12 +105,11 @@ pub(super) async fn transfer(
     max_size: u64,
     path: PathBuf,
 ) -> Result<Checksum> {
-    let address = url.to_string();
-    let broken =
-        |source: reqwest::Error| FetchError::Transfer(address.clone(), Box::new(source.without_url()));
+    let label = url.to_string();
+    let broken = |source: reqwest::Error| FetchError::Transfer(label.clone(), Box::new(source.without_url()));
     let too_slow = |slow: TooSlow| {
         let error = io::Error::new(io::ErrorKind::TimedOut, slow);
-        FetchError::Transfer(address.clone(), Box::new(error))
+        FetchError::Transfer(label.clone(), Box::new(error))
     };
     let pace = Pace::default();
     let request = Net::request(Method::GET, url.clone());
@@ -121,7 +120,7 @@ pub(super) async fn transfer(
         other => FetchError::Net(other),
     })?;
     if !response.status().is_success() {
-        return Err(FetchError::Status(address, response.status().as_u16()));
+        return Err(FetchError::Status(label, response.status().as_u16()));
     }
     let announced = response.content_length();
     let mut disk_limit = DiskLimit::for_download(path.parent().unwrap_or(&path), announced, max_size)?;
@@ -147,7 +146,7 @@ pub(super) async fn transfer(
     }
     match (announced, fault) {
         (Some(announced), _) if received < announced => {
-            return Err(FetchError::Truncated { url: address, received, announced });
+            return Err(FetchError::Truncated { url: label, received, announced });
         }
         (_, Some(error)) => return Err(broken(error)),
         _ => {}
@@ -158,7 +157,7 @@ pub(super) async fn transfer(
     match expected {
         Some(expected) if actual != *expected => {
             let (actual, expected) = (actual.to_string(), expected.to_string());
-            Err(FetchError::Checksum { what: address, actual, expected })
+            Err(FetchError::Checksum { what: label, actual, expected })
         }
         _ => Ok(actual),
     }

@@ -259,7 +259,7 @@ fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
              build tree: tar --exclude='*.o' --exclude=.git), or name the directory itself"
         }
         UnpackError::Unsupported(_) => "unpack it, and name the directory as a `path` source",
-        UnpackError::Damaged(_) | UnpackError::Truncated { .. } | UnpackError::Sum { .. } => {
+        UnpackError::Damaged(_) | UnpackError::Truncated { .. } | UnpackError::Checksum { .. } => {
             "the archive is incomplete or not an archive: fetch it again"
         }
         UnpackError::Io(_) => return None,

@@ -23,7 +23,7 @@ pub enum TreeError {
     )]
     NoBuild(KernelRelease),
     /// The build directory has neither of these files, so it does not state its release or its kernel's configuration.
-    #[error("{0} has neither {1}")]
+    #[error("{0} holds neither {1}")]
     Unprepared(PathBuf, &'static str),
     /// The build directory belongs to another kernel.
     #[error("{build} is the build directory of {actual:?}, not of {expected}")]
@@ -88,8 +88,7 @@ pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeE
     Err(TreeError::NoBuild(release.clone()))
 }
 
-/// Reads a header in the build tree of `release`, or in its source tree, where distributions keep headers shared by their
-/// flavors.
+/// Reads a header in the build tree of `release`, or in its source tree, where distributions keep headers shared by their flavors.
 pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> io::Result<Option<String>> {
     for tree in ["build", "source"] {
         for modules in ["lib/modules", "usr/lib/modules"] {

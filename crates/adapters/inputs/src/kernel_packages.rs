@@ -27,7 +27,7 @@ pub(super) struct Search<'a> {
     pub kind: &'static str,
     /// Format version; change it when the same packages are laid out differently.
     pub format: &'static str,
-    pub from: PackageOrigin<'a>,
+    pub from: Location<'a>,
     /// Whether to add dependencies from the same source package.
     pub with_dependencies: bool,
     /// Remedy if the packages are missing.
@@ -35,7 +35,7 @@ pub(super) struct Search<'a> {
 }
 
 /// Location and names of packages. A search takes the first existing package of each group.
-pub(super) enum PackageOrigin<'a> {
+pub(super) enum Location<'a> {
     /// Suites. `{{release}}` is replaced by the kernel release.
     Apt(&'a AptSuites, Vec<Vec<String>>),
     /// Repositories, whose key files are below the definitions directory. The packages themselves state their kernel.
@@ -99,11 +99,11 @@ impl Search<'_> {
     pub async fn look_up_in_archive<T: Default>(&self) -> Result<Lookup<T>> {
         let Self { fetcher, target, .. } = *self;
         match &self.from {
-            PackageOrigin::Apt(suites, _) => {
+            Location::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
                 Box::pin(self.look_up(&archive)).await
             }
-            PackageOrigin::Rpm(archive, groups) => match self.repositories(archive, groups)? {
+            Location::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.look_up(&archive)).await,
                 Err(missing) => Ok(self.lookup(missing)),
             },
@@ -128,7 +128,7 @@ impl Search<'_> {
             return Ok(Lookup::Found(record));
         }
         let lookup = match &self.from {
-            PackageOrigin::Apt(suites, _) => {
+            Location::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
                 match Box::pin(self.fetch_tree(&archive, finish)).await? {
                     Lookup::Missing { looked_for, hint } => {
@@ -138,7 +138,7 @@ impl Search<'_> {
                     lookup @ Lookup::Found(_) => lookup,
                 }
             }
-            PackageOrigin::Rpm(archive, groups) => match self.repositories(archive, groups)? {
+            Location::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.fetch_tree(&archive, finish)).await?,
                 Err(missing) => self.lookup(missing),
             },
@@ -227,10 +227,8 @@ impl Search<'_> {
     pub fn missing<T>(&self, names: &str) -> Lookup<T> {
         let arch = self.target.arch;
         self.lookup(match &self.from {
-            PackageOrigin::Apt(suites, _) => {
-                format!("package {names} ({arch}) in {}", suites.suites.join(", "))
-            }
-            PackageOrigin::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
+            Location::Apt(suites, _) => format!("package {names} ({arch}) in {}", suites.suites.join(", ")),
+            Location::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
         })
     }
 
@@ -243,17 +241,17 @@ impl Search<'_> {
         let with_kernel_release = |name: &String| with_release(name, self.target);
         let release = self.target.release.as_str();
         match &self.from {
-            PackageOrigin::Apt(_, groups) => {
+            Location::Apt(_, groups) => {
                 groups.iter().map(|group| group.iter().map(with_kernel_release).collect()).collect()
             }
-            PackageOrigin::Rpm(_, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
+            Location::Rpm(_, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
         }
     }
 
     fn key(&self) -> String {
         let parts = match &self.from {
-            PackageOrigin::Apt(suites, _) => apt::key_parts(suites),
-            PackageOrigin::Rpm(archive, ..) => {
+            Location::Apt(suites, _) => apt::key_parts(suites),
+            Location::Rpm(archive, ..) => {
                 rpm::key_parts(archive, (&self.target.repository_version(), self.target.arch))
             }
         };
@@ -370,7 +368,7 @@ mod tests {
             target: &target,
             kind: "headers",
             format: "1",
-            from: PackageOrigin::Apt(&suites, Vec::new()),
+            from: Location::Apt(&suites, Vec::new()),
             with_dependencies: false,
             hint: "",
         };

@@ -54,8 +54,7 @@ pub(super) fn dearmored(text: &str) -> Option<Vec<u8>> {
     (!keys.is_empty()).then_some(keys)
 }
 
-/// Returns the latest expiry time of a file's signing keys. Returns `None` if a key does not expire, if the file has no signing key,
-/// or if gpg is missing.
+/// Returns the latest expiry of a file's signing keys. Returns `None` if a key never expires, if there is no key, or without gpg.
 fn last_expiry(file: &Path) -> Option<Timestamp> {
     // These options keep gpg from reading configuration or other keys, and from writing files.
     let output = Command::new("gpg")

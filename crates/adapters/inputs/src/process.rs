@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farrier_local::cache::says_full_disk;
+use farrier_local::cache::reports_full_disk;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
@@ -110,7 +110,7 @@ fn require_success(output: Output, action: impl FnOnce() -> String) -> Result<Ou
 }
 
 /// Runs a command like [`run`], with at most `memory` bytes.
-pub(super) async fn run_with_memory_limit(
+pub(super) async fn run_limited(
     memory: u64,
     command: Command,
     program: &'static str,
@@ -157,7 +157,7 @@ pub fn failure(action: String, stderr: &str) -> FetchError {
 /// Returns the lines of a program's standard error that report the failure, at most five.
 fn error_lines(stderr: &str) -> String {
     // tar names the full disk on a separate line, before mmdebstrap's own errors.
-    if let Some(line) = stderr.lines().find(|line| says_full_disk(line)) {
+    if let Some(line) = stderr.lines().find(|line| reports_full_disk(line)) {
         return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
     }
     let mut lines: Vec<&str> = stderr.lines().filter(|line| line.starts_with("E: ")).collect();
@@ -207,7 +207,7 @@ fn is_transient(stderr: &str) -> bool {
         "could not read Username",
     ];
     let reports = |messages: &[&str]| messages.iter().any(|message| stderr.contains(message));
-    reports(&TRANSIENT) || !(reports(&PERMANENT) || says_full_disk(stderr))
+    reports(&TRANSIENT) || !(reports(&PERMANENT) || reports_full_disk(stderr))
 }
 
 #[cfg(test)]

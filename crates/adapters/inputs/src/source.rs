@@ -104,8 +104,8 @@ impl Sources<'_> {
             let root = stoppable(move |_| select_directory(&path, subdir.as_ref())).await?;
             return Ok(FetchedSource { root, origin });
         }
-        let signed_identity = self.identity_with_signers(spec, &origin).await?;
-        let key = content_key(&signed_identity);
+        let signed = self.identity_with_signers(spec, &origin).await?;
+        let key = content_key(&signed);
         // A source on this machine is not fetched from the store.
         let is_local = matches!(content, Content::Local { .. });
         let make = |dir| async {
@@ -123,8 +123,7 @@ impl Sources<'_> {
             }
             Ok(())
         };
-        let root =
-            fetcher.cache.get_or_make(KIND, &tree_key(spec, &signed_identity)?, make).await?.join(TREE);
+        let root = fetcher.cache.get_or_make(KIND, &tree_key(spec, &signed)?, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
     }
 
@@ -193,8 +192,7 @@ impl Sources<'_> {
         }
     }
 
-    /// Returns the identity with the keys that must have signed the content. A change of the keys causes a new verification, but does
-    /// not change the input hash.
+    /// Returns the identity with the keys that must sign the content: other keys require a new verification, but no other input hash.
     async fn identity_with_signers(self, spec: &SourceSpec, identity: &str) -> Result<String> {
         Ok(match &spec.from {
             SourceOrigin::Git(GitSource { signed_by: Some(file), reference, .. }) => {
@@ -212,13 +210,11 @@ impl Sources<'_> {
 
     /// Returns the identity that a stored source claims, if the definition allows it.
     async fn stored_identity(self, spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
-        let annotation = stored.note(annotations::IDENTITY)?;
+        let value = stored.annotation(annotations::IDENTITY)?;
         let signers = self.identity_with_signers(spec, "").await?;
-        let identity = annotation.strip_suffix(&signers).filter(|identity| is_identity(spec, identity));
+        let identity = value.strip_suffix(&signers).filter(|identity| is_identity(spec, identity));
         identity.map(str::to_owned).ok_or_else(|| {
-            stored
-                .is_not(&format!("its identity is {annotation:?}, which does not match the definition"))
-                .into()
+            stored.invalid(&format!("its identity is {value:?}, which does not match the definition")).into()
         })
     }
 
@@ -281,7 +277,7 @@ impl Sources<'_> {
             None => OriginalDigest::in_identity(identity),
         };
         let mismatch =
-            |found: &str| stored.is_not(&format!("it has {found}, but the definition requires {identity}"));
+            |found: &str| stored.invalid(&format!("it has {found}, but the definition requires {identity}"));
         let work = self.0.cache.scratch()?;
         let original = match expected {
             Some(OriginalDigest::File(sha256)) => {

@@ -102,14 +102,14 @@ impl Fetcher {
         let file = scratch.path().join(LAYER);
         let (from, to) = (root.to_owned(), file.clone());
         let packed = stoppable(move |_| store::pack_definitions(&from, &secrets, &to)).await?;
-        let PackedDefinitions { layer, left_out } = packed;
+        let PackedDefinitions { layer, omitted_paths } = packed;
         let what = "definitions".to_owned();
         let (tag, declared) = (store::key_tag(layer.digest.hex())?, Some(store::key_tag(LATEST)?));
         let packed = Packed { file, layer, annotations: BTreeMap::new(), scratch: Some(scratch) }
             .with_annotations([(annotations::TITLE, Some(what.clone()))]);
         let input = Input { kind: InputKind::Definitions, what, tag, declared };
         let stored = self.keep(input, async { Ok(packed) }).await?;
-        Ok((stored, left_out))
+        Ok((stored, omitted_paths))
     }
 
     /// Puts an input into the store, under all of its tags. Awaits `content` only if the store has no trusted artifact of the input.
@@ -119,7 +119,7 @@ impl Fetcher {
         content: impl Future<Output = Result<Packed>>,
     ) -> Result<StoredUnder> {
         match self.find_trusted(&input).await? {
-            Some(stored) => self.tag_declared(input, stored, false).await,
+            Some(stored) => self.tag(input, stored, false).await,
             None => self.put(input, content.await?).await,
         }
     }
@@ -131,7 +131,7 @@ impl Fetcher {
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };
         Ok(match store.signature_status(&stored).await? {
             SignatureStatus::Signed => {
-                let signed = store.signed(stored, &input.tag).await?;
+                let signed = store.sign(stored, &input.tag).await?;
                 Some(StoredInput { is_signed: true, ..signed })
             }
             SignatureStatus::NoKeys => Some(stored),
@@ -151,19 +151,14 @@ impl Fetcher {
         };
         let item = NewInput { kind, tag, file: &file, layer: &layer, annotations, replace };
         let stored = store.put(&item).await?;
-        self.tag_declared(input, stored, true).await
+        self.tag(input, stored, true).await
     }
 
     /// Tags a stored artifact with the tag derived from its definition.
-    pub(super) async fn tag_declared(
-        &self,
-        input: Input,
-        stored: StoredInput,
-        new: bool,
-    ) -> Result<StoredUnder> {
+    pub(super) async fn tag(&self, input: Input, stored: StoredInput, new: bool) -> Result<StoredUnder> {
         let Input { kind: _, what, tag, declared } = input;
         if let Some(declared) = &declared {
-            self.required_store()?.name(&stored, declared).await?;
+            self.required_store()?.move_tag(&stored, declared).await?;
         }
         Ok(StoredUnder { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
     }
@@ -181,10 +176,10 @@ impl Fetcher {
         let Some(stored) = self.stored(InputKind::RootFs, &store::key_tag(key)?).await? else {
             return self.cache.get_or_make(kind, key, make).await;
         };
-        if stored.note(annotations::IDENTITY)? != key {
-            return Err(stored.is_not("its annotations name another root file system").into());
+        if stored.annotation(annotations::IDENTITY)? != key {
+            return Err(stored.invalid("its annotations name another root file system").into());
         }
-        let parts = [STORED, stored.layer.digest.as_str(), stored.note(annotations::DIFF_ID)?];
+        let parts = [STORED, stored.layer.digest.as_str(), stored.annotation(annotations::DIFF_ID)?];
         let content = digest::of_parts(parts);
         let fill = |dir: PathBuf| async move {
             self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
@@ -196,7 +191,7 @@ impl Fetcher {
     /// Returns the stored input to build with. If the site has keys, one of them must have signed the input.
     pub(super) async fn stored(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>> {
         match &self.store {
-            Some(store) => Ok(store.take(kind, tag).await?),
+            Some(store) => Ok(store.find_trusted(kind, tag).await?),
             None => Ok(None),
         }
     }

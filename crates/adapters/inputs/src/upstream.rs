@@ -62,7 +62,7 @@ pub struct Answer {
 pub fn upstreams(net: &Net, definition: &impl Serialize) -> BTreeSet<Upstream> {
     let mut upstreams = BTreeSet::new();
     if let Ok(definition) = serde_json::to_value(definition) {
-        collect_upstreams(net, ["", ""], &definition, &mut upstreams);
+        collect(net, ["", ""], &definition, &mut upstreams);
     }
     upstreams
 }
@@ -79,8 +79,8 @@ pub fn mirrors(net: &Net, rule: &MirrorRule) -> BTreeSet<Upstream> {
 /// Returns an upstream for the first of these registries (`host[:port]`) that answers.
 pub fn registry<'a>(net: &Net, hosts: impl IntoIterator<Item = &'a str>) -> Upstream {
     let urls = hosts.into_iter().flat_map(|host| {
-        let plain =
-            HostPort::of_registry(host).is_some_and(|host| net.allows_plain(&host) && !net.wants_tls(&host));
+        let plain = HostPort::of_registry(host)
+            .is_some_and(|host| net.allows_plain(&host) && !net.requires_tls(&host));
         let host = if is_docker_hub(host) { "registry-1.docker.io" } else { host };
         let address = |scheme| Url::parse(&format!("{scheme}://{host}/v2/")).ok();
         [address("https"), address("http").filter(|_| plain)]
@@ -89,22 +89,20 @@ pub fn registry<'a>(net: &Net, hosts: impl IntoIterator<Item = &'a str>) -> Upst
 }
 
 /// Adds the upstreams in a value. `names` are the name of the enclosing field and of the value's own field.
-fn collect_upstreams(
+fn collect(
     net: &Net,
     names @ [enclosing, field]: [&str; 2],
     value: &Value,
     upstreams: &mut BTreeSet<Upstream>,
 ) {
     match value {
-        Value::Array(items) => items.iter().for_each(|item| collect_upstreams(net, names, item, upstreams)),
+        Value::Array(items) => items.iter().for_each(|item| collect(net, names, item, upstreams)),
         Value::Object(fields) => {
             // Tracked suites are in the archive of the headers.
             if enclosing != "track" {
                 upstreams.extend(archive(fields));
             }
-            fields
-                .iter()
-                .for_each(|(name, value)| collect_upstreams(net, [field, name.as_str()], value, upstreams));
+            fields.iter().for_each(|(name, value)| collect(net, [field, name.as_str()], value, upstreams));
         }
         Value::String(text) if field == "image" || (enclosing, field) == ("image", "reference") => {
             let candidates = repository(text).map(|repository| net.image_candidates(&repository));
@@ -155,7 +153,7 @@ pub async fn ask(fetcher: &Fetcher, upstream: &Upstream) -> Result<Answer> {
     let answer = async {
         match upstream {
             Upstream::Archive { suites, mirror } => {
-                let host = apt::check_suites(fetcher, suites, mirror.as_ref()).await?;
+                let host = apt::probe(fetcher, suites, mirror.as_ref()).await?;
                 Ok(Answer { host, clock_ahead: None })
             }
             Upstream::Address { urls, is_complete } => first_answer(&fetcher.net, urls, *is_complete).await,

@@ -79,14 +79,13 @@ fn dependency(text: &str) -> Option<Dependency> {
         None => (text, ""),
     };
     let name = name.trim().split(':').next().unwrap_or_default().to_owned();
-    let version = relation.strip_prefix('(').and_then(|relation| relation.split_once(')')).and_then(
-        |(constraint, _)| {
-            let constraint = constraint.trim();
-            let version = constraint.trim_start_matches(['<', '=', '>']);
-            let operator = &constraint[..constraint.len() - version.len()];
-            (!operator.is_empty()).then(|| (operator.to_owned(), version.trim().to_owned()))
-        },
-    );
+    let constraint = relation.strip_prefix('(').and_then(|relation| relation.split_once(')'));
+    let version = constraint.and_then(|(constraint, _)| {
+        let constraint = constraint.trim();
+        let version = constraint.trim_start_matches(['<', '=', '>']);
+        let operator = &constraint[..constraint.len() - version.len()];
+        (!operator.is_empty()).then(|| (operator.to_owned(), version.trim().to_owned()))
+    });
     is_package_name(&name).then_some(Dependency { name, version })
 }
 

@@ -47,7 +47,7 @@ pub struct AptArchive {
     max_list_age: Duration,
     net: Net,
     uris: Vec<String>,
-    without_environment: bool,
+    ignores_environment: bool,
 }
 
 /// Result of a package lookup.
@@ -76,7 +76,7 @@ impl AptArchive {
         let dir = cache.place(KIND, &key)?;
         let suite_count = entries.iter().map(|entry| entry.uris.len() * entry.suites.len()).sum();
         let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
-        let reach = net.apt_reach(uris.iter().map(String::as_str)).await?;
+        let apt_options = net.apt_options(uris.iter().map(String::as_str)).await?;
         let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
         for part in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(dir.join(part))?;
@@ -84,7 +84,7 @@ impl AptArchive {
         // apt's package cache is valid for one path of the lists only, and caches can share lists through symbolic links.
         let dir = fs::canonicalize(dir)?;
         let mut config = config(&dir, apt_dir, arch)?;
-        for line in &reach.options {
+        for line in &apt_options.options {
             config.extend([line, "\n"]);
         }
         cache.hold(KIND, &key)?;
@@ -108,7 +108,7 @@ impl AptArchive {
             max_list_age: fetcher.options.refresh,
             net: net.clone(),
             uris,
-            without_environment: reach.without_environment,
+            ignores_environment: apt_options.ignores_environment,
         })
     }
 
@@ -127,7 +127,7 @@ impl AptArchive {
     /// exactly `version`. Before reporting a group as missing, refreshes the lists unless they are very recent.
     pub async fn choose(&self, groups: &[Vec<String>], version: Option<&str>) -> Result<Packages> {
         self.update(self.max_list_age).await?;
-        let chosen = self.choose_now(groups, version).await?;
+        let chosen = self.choose_from_lists(groups, version).await?;
         let is_renewed = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
         if is_renewed { self.choose_from_lists(groups, version).await } else { Ok(chosen) }
     }
@@ -143,13 +143,7 @@ impl AptArchive {
             };
             match group.iter().find_map(newest) {
                 Some(package) => chosen.push(package.clone()),
-                None => {
-                    return Ok(Packages::Missing(format!(
-                        "{}{}",
-                        group.join(" or "),
-                        self.missing_suites_note()?
-                    )));
-                }
+                None => return Ok(Packages::Missing(group.join(" or ") + &self.missing_note()?)),
             }
         }
         Ok(Packages::Found(chosen))
@@ -200,7 +194,7 @@ impl AptArchive {
     }
 
     /// Returns a note for messages about missing suites.
-    fn missing_suites_note(&self) -> Result<String> {
+    fn missing_note(&self) -> Result<String> {
         let missing = fs::read_to_string(self.stamp())?;
         let missing: Vec<String> = missing.lines().map(|suite| format!("{suite} (missing)")).collect();
         Ok(if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) })
@@ -313,7 +307,7 @@ impl AptArchive {
 
     fn command(&self, program: &'static str) -> Command {
         let mut command = process::command(program);
-        if self.without_environment {
+        if self.ignores_environment {
             process::without_proxies(&mut command);
         }
         command.arg("--config-file").arg(self.dir.join("apt.conf"));
@@ -323,11 +317,7 @@ impl AptArchive {
 
 /// Checks that the archive has these suites and returns the hosts that answered. apt's helper fetches each suite's `InRelease`,
 /// using apt's proxies, credentials and certificates.
-pub(super) async fn check_suites(
-    fetcher: &Fetcher,
-    suites: &[Suite],
-    mirror: Option<&Mirror>,
-) -> Result<String> {
+pub(super) async fn probe(fetcher: &Fetcher, suites: &[Suite], mirror: Option<&Mirror>) -> Result<String> {
     let selection = AptSuites { suites: suites.to_vec(), mirror: mirror.cloned(), ..AptSuites::default() };
     // `InRelease` is the same for all architectures.
     let arch = std::env::consts::ARCH.parse().unwrap_or(Architecture::Amd64);
@@ -340,9 +330,8 @@ pub(super) async fn check_suites(
             let base = uri.trim_end_matches('/');
             for suite in &suites {
                 let mut command = archive.command("/usr/lib/apt/apt-helper");
-                let directory =
-                    if sources::is_flat(suite) { suite.clone() } else { format!("dists/{suite}/") };
-                command.args(["download-file", &format!("{base}/{directory}InRelease")]);
+                let path = if sources::is_flat(suite) { suite.clone() } else { format!("dists/{suite}/") };
+                command.args(["download-file", &format!("{base}/{path}InRelease")]);
                 command.arg(scratch.path().join("InRelease"));
                 process::run(command, "apt-helper", || format!("look for suite {suite} at {uri}")).await?;
             }

@@ -257,12 +257,8 @@ fn check(entries: &[SourceEntry]) -> Result<()> {
             }
         }
         for name in entry.suites.iter().chain(&entry.components) {
-            let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._+~/-".contains(c);
-            if name.is_empty()
-                || !name.chars().all(is_allowed)
-                || name.starts_with('-')
-                || name.contains("..")
-            {
+            let valid = |c: char| c.is_ascii_alphanumeric() || "._+~/-".contains(c);
+            if name.is_empty() || !name.chars().all(valid) || name.starts_with('-') || name.contains("..") {
                 return reject("an apt suite or component", name, "it contains an invalid character");
             }
         }

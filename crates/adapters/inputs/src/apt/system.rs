@@ -13,9 +13,9 @@ impl AptArchive {
     /// Returns the essential packages, the packages in `include`, and the dependencies of both, in name order. Recommended
     /// packages are excluded.
     pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
-        self.update(self.refresh).await?;
+        self.update(self.max_list_age).await?;
         // Fail if a suite is missing. Otherwise a root file system without the suite's packages would be cached.
-        let missing_suites = self.missing_suites_note()?;
+        let missing_suites = self.missing_note()?;
         if !missing_suites.is_empty() {
             return Err(FetchError::Program {
                 action: format!("choose the packages of a root file system of {}", self.suites),

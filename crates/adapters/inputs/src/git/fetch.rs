@@ -79,16 +79,14 @@ impl Checkout<'_> {
             entries.extend(tree_entries.into_iter().map(with_full_path));
             archive::check_count(entries.len(), &format!("{url} at {}", self.commit))?;
         }
-        let committer_time = committer_time(&git, self.commit).await?;
+        let time = committer_time(&git, self.commit).await?;
         let command = git.command(&["cat-file", "--batch"]).into_std();
         let what = format!("{url} at {}", self.commit);
         let (ids, output) = (scratch.path().join("ids"), output.to_owned());
-        stoppable(move |stop| archive::write(command, &entries, &ids, (&output, committer_time), &what, stop))
-            .await
+        stoppable(move |stop| archive::write(command, &entries, &ids, (&output, time), &what, stop)).await
     }
 
-    /// Fetches a commit: by the branch or tag `name` if that leads to the commit, because not every server allows a fetch by
-    /// commit ID; otherwise by the ID.
+    /// Fetches a commit by its branch or tag `name`, or else by its ID, which not every server allows.
     async fn fetch(&self, git: &Git, commit: &str, name: Option<&str>) -> Result<()> {
         if let Some(name) = name {
             self.fetch_one(git, &format!("+{name}:{REF}"), name).await?;
@@ -104,7 +102,7 @@ impl Checkout<'_> {
         let action = format!("fetch {name} of {}", git.url);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
         let arguments: Vec<&str> = arguments.into_iter().chain([&*git.url, refspec]).collect();
-        let run = process::run_with_memory_limit(MEMORY, git.command(&arguments), "git", || action.clone());
+        let run = process::run_limited(MEMORY, git.command(&arguments), "git", || action.clone());
         let run_or_exceed = async {
             tokio::select! {
                 done = run => done.map(drop),
@@ -158,13 +156,12 @@ async fn exceed_limit(directory: &Path) -> FetchError {
 }
 
 async fn measure(directory: &Path) -> io::Result<Infallible> {
-    let (mut limit, mut previous_size) =
-        (DiskLimit::for_download(directory, None, download::MAX_DOWNLOAD_SIZE)?, 0);
+    let (mut limit, mut last) = (DiskLimit::for_download(directory, None, download::MAX_DOWNLOAD_SIZE)?, 0);
     loop {
         tokio::time::sleep(MEASURE_INTERVAL).await;
         let size = size_of(directory);
-        limit.take(size.saturating_sub(previous_size))?;
-        previous_size = size.max(previous_size);
+        limit.take(size.saturating_sub(last))?;
+        last = size.max(last);
     }
 }
 

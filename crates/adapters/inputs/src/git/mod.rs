@@ -46,12 +46,12 @@ const SOURCE_SETTINGS: [(&str, &str); 10] = [
 ];
 
 /// Returns the environment of git for one repository: ignores this machine's configuration, disables prompts, and sets what the
-/// repository needs for access. `protocols` are separated by colons, and `extra_settings` are settings of git.
+/// repository needs for access. `protocols` are separated by colons, and `extra` are settings of git.
 pub fn environment(
     reach: &GitReach,
     scratch: &Path,
     protocols: &str,
-    extra_settings: &[(&'static str, &str)],
+    extra: &[(&'static str, &str)],
 ) -> Result<Environment> {
     let GitReach { settings, ssh_key, known_hosts } = reach;
     let fixed_variables = [
@@ -64,7 +64,7 @@ pub fn environment(
     ];
     let mut environment: Environment =
         fixed_variables.map(|(name, value)| (name.to_owned(), value.to_owned().into())).into();
-    let fixed_settings = [
+    let base = [
         ("core.hooksPath", "/dev/null"),
         ("core.attributesFile", "/dev/null"),
         ("core.fsmonitor", "false"),
@@ -73,10 +73,7 @@ pub fn environment(
         ("safe.directory", "*"),
         ("core.fsync", "none"),
     ];
-    let plain = fixed_settings
-        .iter()
-        .chain(extra_settings)
-        .map(|(name, value)| (*name, Zeroizing::new((*value).to_owned())));
+    let plain = base.iter().chain(extra).map(|(name, value)| (*name, Zeroizing::new((*value).to_owned())));
     let all_settings: Vec<_> = plain.chain(settings.iter().cloned()).collect();
     // Otherwise libcurl reads ~/.netrc of the user, even without HOME.
     let home = scratch.to_string_lossy().into_owned();
@@ -161,8 +158,7 @@ impl Git {
     }
 
     async fn run(&self, arguments: &[&str], action: &str) -> Result<String> {
-        let run =
-            process::run_with_memory_limit(MEMORY, self.command(arguments), "git", || action.to_owned());
+        let run = process::run_limited(MEMORY, self.command(arguments), "git", || action.to_owned());
         with_timeout(LOOKUP_TIMEOUT, action, run).await.map(|output| output.stdout)
     }
 
@@ -185,14 +181,10 @@ impl Git {
     }
 }
 
-/// Fails with a transient error if the work takes longer than `timeout`.
-async fn with_timeout<T>(
-    timeout: Duration,
-    action: &str,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
-        let message = format!("no result within {} minutes", timeout.as_secs() / 60);
+/// Fails with a transient error if the work takes longer than `limit`.
+async fn with_timeout<T>(limit: Duration, action: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let message = format!("no result within {} minutes", limit.as_secs() / 60);
         Err(FetchError::Program { action: action.to_owned(), message, transient: true })
     })
 }

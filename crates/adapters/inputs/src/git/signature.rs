@@ -58,10 +58,8 @@ impl Checkout<'_> {
         else {
             return Err(String::new());
         };
-        let read = |revision: String| async move {
-            git.run(&["rev-parse", "--verify", "--quiet", &revision], "read the tag")
-                .await
-                .unwrap_or_default()
+        let read = |rev: String| async move {
+            git.run(&["rev-parse", "--verify", "--quiet", &rev], "read the tag").await.unwrap_or_default()
         };
         let (tag, commit) = (read(format!("{REF}^{{tag}}")).await, read(format!("{REF}^{{commit}}")).await);
         if tag.is_empty() {
@@ -105,11 +103,9 @@ impl Keys {
         let mut command: Command = git.command(&all);
         command.env("GNUPGHOME", &self.gnupg);
         let output = process::output(command, "git").await?;
-        if output.status.success() {
-            return Ok(None);
-        }
         let lines = output.stderr.lines().map(str::trim).filter(|line| !line.is_empty());
         let lines: Vec<&str> = lines.take(5).collect();
-        Ok(Some(if lines.is_empty() { "it is not signed".to_owned() } else { lines.join(", ") }))
+        let problem = if lines.is_empty() { "it is not signed".to_owned() } else { lines.join(", ") };
+        Ok((!output.status.success()).then_some(problem))
     }
 }

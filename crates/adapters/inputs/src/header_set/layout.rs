@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Top-level directories that are links into `usr` on a merged system.
-const MERGED_DIRECTORIES: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
+const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
 /// Layout of a tree that the user provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(super) fn detect_layout(raw: &Path, what: &str) -> Result<(PathBuf, TreeLayo
 
 /// Moves the content of `lib` and similar directories to `usr/lib` and so on.
 pub(super) fn merge_usr(tree: &Path) -> Result<()> {
-    for name in MERGED_DIRECTORIES {
+    for name in MERGED {
         let path = tree.join(name);
         match fs::symlink_metadata(&path) {
             Ok(metadata) if metadata.is_dir() => {
@@ -141,10 +141,8 @@ fn moved_target(dir: &Path, target: &Path) -> PathBuf {
         return target.to_owned();
     }
     let up = std::iter::repeat_n(OsStr::new(".."), dir.iter().count() + 1);
-    let usr = parts
-        .first()
-        .is_some_and(|top| MERGED_DIRECTORIES.iter().any(|name| top == name))
-        .then_some(OsStr::new("usr"));
+    let usr =
+        parts.first().is_some_and(|top| MERGED.iter().any(|name| top == name)).then_some(OsStr::new("usr"));
     up.chain(usr).chain(parts).collect()
 }
 

@@ -24,7 +24,7 @@ use super::{
     FetchError, Fetcher, Lookup, MIRROR_HINT, Result, TREE,
     apt::{AptArchive, control},
     header_tree::{TreeError, read_header, read_header_set},
-    kernel_packages::{PackageOrigin, Search, TreeRecord},
+    kernel_packages::{Location, Search, TreeRecord},
     rpm::{self, Repositories},
 };
 
@@ -102,11 +102,11 @@ impl<'a> Headers<'a> {
         let describe = || format!("headers of {release} ({arch})");
         let lookup = match source {
             HeaderSource::Apt(apt) => {
-                let found = self.fetch_apt_packages(apt, target).await;
+                let found = self.fetch_apt(apt, target).await;
                 self.0.explain_if_offline(found, describe, MIRROR_HINT)?.map(|found| (found, None))
             }
             HeaderSource::Rpm(rpm) => {
-                let found = self.fetch_rpm_packages(rpm, target).await;
+                let found = self.fetch_rpm(rpm, target).await;
                 self.0.explain_if_offline(found, describe, MIRROR_HINT)?.map(|found| (found, None))
             }
             HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
@@ -170,7 +170,7 @@ impl<'a> Headers<'a> {
         target: &KernelTarget,
     ) -> Result<Option<Lookup<Published>>> {
         let describe = || format!("headers of {} ({})", target.release, target.arch);
-        self.0.explain_if_offline(published::look(self.0, source, target).await, describe, MIRROR_HINT)
+        self.0.explain_if_offline(published::look_up(self.0, source, target).await, describe, MIRROR_HINT)
     }
 
     /// Returns the header sets in the cache, sorted by release. Skips unreadable sets.
@@ -298,7 +298,7 @@ impl<'a> Headers<'a> {
             target,
             kind: KIND,
             format: FORMAT,
-            from: PackageOrigin::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
+            from: Location::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
             with_dependencies: true,
             hint: "add the suite that has it to the family's `suites`, or provide the headers as a tarball",
         }
@@ -310,13 +310,13 @@ impl<'a> Headers<'a> {
             target,
             kind: KIND,
             format: FORMAT,
-            from: PackageOrigin::Rpm(&rpm.from, &rpm.packages),
+            from: Location::Rpm(&rpm.from, &rpm.packages),
             with_dependencies: false,
-            hint: rpm::MISSING_HINT,
+            hint: rpm::HINT,
         }
     }
 
-    async fn fetch_apt_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<TreeRecord>> {
+    async fn fetch_apt(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<TreeRecord>> {
         let from = apt.apt_suites();
         let search = self.search(apt, &from, target);
         if let Some(missing) = invalid_package_name(&search) {
@@ -330,11 +330,7 @@ impl<'a> Headers<'a> {
         search.run(finish).await
     }
 
-    async fn fetch_rpm_packages(
-        self,
-        rpm: &RpmPackages,
-        target: &KernelTarget,
-    ) -> Result<Lookup<TreeRecord>> {
+    async fn fetch_rpm(self, rpm: &RpmPackages, target: &KernelTarget) -> Result<Lookup<TreeRecord>> {
         let expected = target.clone();
         let finish = move |root: &Path| {
             layout::merge_usr(root)?;
@@ -389,8 +385,8 @@ fn read(cache: &Cache, found: TreeRecord, release: &KernelRelease, arch: Archite
 /// their names do not contain the release.
 fn invalid_package_name<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     let names = match search.from {
-        PackageOrigin::Apt(..) => search.names(),
-        PackageOrigin::Rpm(..) => return None,
+        Location::Apt(..) => search.names(),
+        Location::Rpm(..) => return None,
     };
     let name = names.iter().flatten().find(|name| !control::is_package_name(name))?;
     let hint = "no package can have this name: provide the headers as a tarball, in a separate kernel family";

@@ -28,7 +28,7 @@ use crate::{
     digest,
     download::{DOWNLOADS, MAX_DOWNLOAD_SIZE, download_from_any, fetch_from, parse, plain_name},
     files::{copy_file, copy_tree, listing, make_directory, name_of, names_in, read_start},
-    kernel_packages::Found,
+    kernel_packages::TreeRecord,
     rpm::keys::Keys,
     unpack, with_release,
 };
@@ -203,12 +203,8 @@ async fn download(fetcher: &Fetcher, urls: &[Url], max_size: u64, path: &Path) -
 }
 
 /// Fetches the header set into the cache.
-pub(super) async fn fetch(
-    fetcher: &Fetcher,
-    published: Published,
-    target: &KernelTarget,
-) -> Result<TreeRecord> {
-    let Published { content, path, digest } = published;
+pub(super) async fn fetch(fetcher: &Fetcher, from: Published, target: &KernelTarget) -> Result<TreeRecord> {
+    let Published { content, path, digest } = from;
     let origin = match &content {
         Content::Local(path_on_disk) => format!("{} sha256:{digest}", name_of(path_on_disk)),
         Content::Image(image) => format!("{} sha256:{digest}", image.repository),

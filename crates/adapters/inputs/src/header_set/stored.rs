@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::{HeaderIdentity, HeaderLookup, HeaderSet, Headers, KIND, verify};
 use crate::{
     FetchError, Lookup, Result, TREE, digest,
-    kernel_packages::Found,
+    kernel_packages::TreeRecord,
     stored::{Input, StoredUnder},
 };
 
@@ -211,17 +211,16 @@ impl Headers<'_> {
         for tag in store.tags(InputKind::Headers).await? {
             // The artifact may have been deleted since the listing.
             let Some(stored) = store.find(InputKind::Headers, &tag).await? else { continue };
-            let annotation = |key: &str| printable_annotation(&stored, key);
+            let text = |key: &str| printable_annotation(&stored, key);
             listed.push(ListedHeaders {
-                release: annotation(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
-                arch: annotation(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
-                compiler: annotation(annotations::COMPILER),
-                exported_symbols: annotation(annotations::EXPORTED_SYMBOLS)
-                    .and_then(|count| count.parse().ok()),
+                release: text(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
+                arch: text(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
+                compiler: text(annotations::COMPILER),
+                exported_symbols: text(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
                 place: "registry",
                 reference: place_of(&stored, &tag),
                 digest: Some(stored.digest.clone()),
-                origin: parts(&annotation(annotations::HEADERS).unwrap_or_default()),
+                origin: parts(&text(annotations::HEADERS).unwrap_or_default()),
             });
         }
         Ok(listed)
@@ -234,7 +233,7 @@ impl Headers<'_> {
         let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
         let input = Input { kind: InputKind::Headers, what, tag, declared: None };
         if let Some(stored) = self.0.find_trusted(&input).await? {
-            return Ok(Lookup::Found(self.0.tag_declared(input, stored, false).await?));
+            return Ok(Lookup::Found(self.0.tag(input, stored, false).await?));
         }
         let HeaderSet { root: tree, facts, compiler, origin, identity, .. } =
             match self.find_without_store(source, target).await? {

@@ -60,8 +60,7 @@ pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected> 
 /// Copies all named paths below `stage`.
 fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result<Vec<PathBuf>> {
     let Collection { root, release: _, paths } = collection;
-    let selected =
-        paths.iter().map(|path| relative_to_root(path)).collect::<Result<BTreeSet<PathBuf>, _>>()?;
+    let selected = paths.iter().map(|path| from_root(path)).collect::<Result<BTreeSet<PathBuf>, _>>()?;
     let mut omitted_links = Vec::new();
     for path in &selected {
         let from = root.join(path);
@@ -102,14 +101,14 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
 }
 
 /// Converts a path on the host to one relative to its root.
-fn relative_to_root(path: &Path) -> Result<PathBuf> {
+fn from_root(path: &Path) -> Result<PathBuf> {
     let relative = path.strip_prefix("/").unwrap_or(path);
     let is_plain = relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if is_plain && relative.file_name().is_some() {
         return Ok(relative.components().filter(|part| matches!(part, Component::Normal(_))).collect());
     }
     Err(FetchError::unusable(
-        format!("collect {}: it is not an absolute path without `..`", path.display()),
+        format!("collect {}: it is not a path below / without `..`", path.display()),
         "name absolute paths without `..`, such as /usr/src/ofa_kernel",
     ))
 }

@@ -13,7 +13,7 @@ use super::{KernelImage, KernelImageLookup, KernelImages};
 use crate::{
     FetchError, Lookup, Result, TREE,
     files::{is_directory, name_of},
-    kernel_packages::{PackageOrigin, Search},
+    kernel_packages::{Location, Search},
     with_release,
 };
 
@@ -64,12 +64,10 @@ impl KernelImages<'_> {
                 let alternatives =
                     |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
                 let groups = apt.packages.iter().map(alternatives).collect();
-                self.in_packages(PackageOrigin::Apt(&from, groups), target, scope).await
+                self.in_packages(Location::Apt(&from, groups), target, scope).await
             }
             Some(KernelImageSource::Rpm(rpm)) => match rpm.archive(family.spec.headers.rpm_archive()) {
-                Some(archive) => {
-                    self.in_packages(PackageOrigin::Rpm(archive, &rpm.packages), target, scope).await
-                }
+                Some(archive) => self.in_packages(Location::Rpm(archive, &rpm.packages), target, scope).await,
                 None => Ok(no_source_defined(family, target)),
             },
             Some(KernelImageSource::File(file)) => Ok(file_image(file, &self.0.root, target)),
@@ -79,7 +77,7 @@ impl KernelImages<'_> {
 
     async fn in_packages(
         self,
-        from: PackageOrigin<'_>,
+        from: Location<'_>,
         target: &KernelTarget,
         scope: Scope,
     ) -> Result<KernelImageLookup> {
@@ -89,7 +87,7 @@ impl KernelImages<'_> {
 
     async fn search(
         self,
-        from: PackageOrigin<'_>,
+        from: Location<'_>,
         target: &KernelTarget,
         scope: Scope,
     ) -> Result<KernelImageLookup> {

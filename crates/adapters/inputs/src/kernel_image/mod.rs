@@ -51,15 +51,14 @@ impl KernelImage {
         // `/vmlinuz` and similar paths are links.
         let vmlinuz = vmlinuz.canonicalize().ok()?;
         let directory = vmlinuz.parent()?;
-        let mut directories = Vec::new();
+        let mut dirs = Vec::new();
         if directory.file_name().is_some_and(|name| name == release.as_str()) {
-            directories.push(directory.to_owned());
+            dirs.push(directory.to_owned());
         }
         if vmlinuz.file_name().is_some_and(|name| *name == *format!("vmlinuz-{release}")) {
-            directories
-                .extend(directory.parent().into_iter().flat_map(|r| Self::module_directories(r, release)));
+            dirs.extend(directory.parent().into_iter().flat_map(|r| Self::module_directories(r, release)));
         }
-        directories.into_iter().find(|path| path.join("kernel").is_dir())
+        dirs.into_iter().find(|path| path.join("kernel").is_dir())
     }
 
     fn module_directories(root: &Path, release: &KernelRelease) -> [PathBuf; 2] {

@@ -65,7 +65,7 @@ pub(super) fn open(
     let RpmRoot { packages: _, streams: _, from, version } = root;
     rpm::Repositories::open(fetcher, from, (version, arch), &[])?.map_err(|missing| {
         let message = format!("make {}: there is no {missing}", toolchain_of(name));
-        FetchError::unusable(message, rpm::MISSING_HINT)
+        FetchError::unusable(message, rpm::HINT)
     })
 }
 
@@ -85,7 +85,7 @@ fn write_layer(
     fs::create_dir(&tree)?;
     let is_selected = |path: &Path| !is_excluded(path);
     let options =
-        Options { is_selected: &is_selected, manner: UnpackMode::Package, stop, ..Options::default() };
+        Options { is_selected: &is_selected, mode: UnpackMode::Package, stop, ..Options::default() };
     let add = |tar: Vec<u8>, what: &str| {
         archive::unpack_stream(&tar[..], &tree, &options)
             .map_err(|source| FetchError::Unpack(what.to_owned(), source))

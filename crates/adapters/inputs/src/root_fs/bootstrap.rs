@@ -37,9 +37,9 @@ pub(super) async fn mmdebstrap(
     let sources = apt::sources::render(&entries);
     let uris = || entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
     net.permit_archives(uris(), &format!("a root file system of {suite}"))?;
-    let reach = net.apt_reach(uris()).await?;
+    let apt_options = net.apt_options(uris()).await?;
     let mut command = process::command("mmdebstrap");
-    if reach.without_environment {
+    if apt_options.ignores_environment {
         process::without_proxies(&mut command);
     }
     command.env("SOURCE_DATE_EPOCH", MTIME.to_string()).current_dir("/");
@@ -49,7 +49,7 @@ pub(super) async fn mmdebstrap(
         command.arg(format!("--include={}", include.join(",")));
     }
     // The site's options come last, so they take precedence.
-    for option in host_options().await?.into_iter().chain(reach.options) {
+    for option in host_options().await?.into_iter().chain(apt_options.options) {
         command.arg(format!("--aptopt={option}"));
     }
     command.args(dpkg_options().map(|option| format!("--dpkgopt={option}")));

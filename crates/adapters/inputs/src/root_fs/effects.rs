@@ -17,7 +17,7 @@ use tar::{EntryType, Header};
 
 /// Top-level directories that are links into `/usr` (`usrmerge`, `base-files`, RPM's `filesystem`). They exist before the first
 /// package, so that `/bin/x` of one package and `/usr/bin/y` of another end up in the same directory.
-const MERGED_DIRECTORIES: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
+const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
 /// Mount points of a sandbox or an engine, and directories that every user may write.
 const DIRECTORIES: [(&str, u32); 7] = [
@@ -68,7 +68,7 @@ const TOOLSET_LINKS: [(&str, &str); 2] = [("root/usr/bin", "usr/local/bin"), ("r
 /// Returns a tar of the entries that precede the packages.
 pub(super) fn base_entries() -> io::Result<Vec<u8>> {
     let mut tar = Entries::new();
-    for name in MERGED_DIRECTORIES {
+    for name in MERGED {
         tar.directory(&format!("usr/{name}"), 0o755)?;
         tar.link(name, &Path::new("usr").join(name))?;
     }
@@ -195,7 +195,7 @@ mod tests {
     /// Makes a tree with these files and all effects.
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: UnpackMode::Package, ..Options::default() };
+        let options = Options { mode: UnpackMode::Package, ..Options::default() };
         let unpack = |tar: Vec<u8>| unpack_stream(&tar[..], directory.path(), &options).unwrap();
         unpack(base_entries().unwrap());
         let mut package = Entries::new();
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn directories_of_the_root_lead_into_usr() {
         let tree = tree(&["bin/a", "usr/bin/b", "lib64/ld-linux-x86-64.so.2", "sbin/c", "lib/x/y"]);
-        for name in MERGED_DIRECTORIES {
+        for name in MERGED {
             assert_eq!(fs::read_link(tree.path().join(name)).unwrap(), Path::new("usr").join(name));
             assert!(tree.path().join("usr").join(name).is_dir());
         }
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_link_takes_the_place_of_an_empty_directory_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: UnpackMode::Package, ..Options::default() };
+        let options = Options { mode: UnpackMode::Package, ..Options::default() };
         unpack_stream(&base_entries().unwrap()[..], directory.path(), &options).unwrap();
         let mut package = Entries::new();
         package.file("usr/lib64/x", b"x").unwrap();
@@ -332,7 +332,7 @@ mod tests {
     fn links_of_a_package_lead_nowhere_else() {
         let outside = tempfile::tempdir().unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: UnpackMode::Package, ..Options::default() };
+        let options = Options { mode: UnpackMode::Package, ..Options::default() };
         let mut package = Entries::new();
         package.link("etc", outside.path()).unwrap();
         package.file("usr/share/base-passwd/passwd.master", b"x").unwrap();

@@ -68,7 +68,7 @@ impl RootFileSystems<'_> {
     /// Returns a hash of everything that determines the content of an architecture's base: 64 hexadecimal digits. If the archive
     /// is unreachable, the last known package counts, because a base does not become invalid.
     pub async fn minimal_key(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
-        if let Some(key) = self.stored_annotation(spec, arch, annotations::IDENTITY).await? {
+        if let Some(key) = self.annotation(spec, arch, annotations::IDENTITY).await? {
             return Ok(key);
         }
         let package = self.busybox(spec, arch).await?;
@@ -78,7 +78,7 @@ impl RootFileSystems<'_> {
 
     /// Returns the package of an architecture's base, as `name=version sha256:...`.
     pub async fn minimal_package(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
-        match self.stored_annotation(spec, arch, annotations::PACKAGES).await? {
+        match self.annotation(spec, arch, annotations::PACKAGES).await? {
             Some(package) => Ok(package),
             None => Ok(self.busybox(spec, arch).await?.identity()),
         }
@@ -105,22 +105,17 @@ impl RootFileSystems<'_> {
     }
 
     /// Returns an annotation of the stored base if the package is not looked up upstream.
-    async fn stored_annotation(
-        self,
-        spec: &MinimalSpec,
-        arch: Architecture,
-        key: &str,
-    ) -> Result<Option<String>> {
+    async fn annotation(self, spec: &MinimalSpec, arch: Architecture, key: &str) -> Result<Option<String>> {
         if !package::needs_store_lookup(self.0, &spec.source(), arch)? {
             return Ok(None);
         }
         let stored = self.0.stored_package(InputKind::RootFs, &minimal_tag(spec, arch)?).await?;
         let Some(stored) = stored else { return Ok(None) };
         // Another signed root file system may have been stored under the tag.
-        if !stored.note(annotations::PACKAGES)?.starts_with(&format!("{}=", spec.package)) {
-            return Err(stored.is_not("its annotations name another root file system").into());
+        if !stored.annotation(annotations::PACKAGES)?.starts_with(&format!("{}=", spec.package)) {
+            return Err(stored.invalid("its annotations name another root file system").into());
         }
-        Ok(Some(stored.note(key)?.to_owned()))
+        Ok(Some(stored.annotation(key)?.to_owned()))
     }
 
     async fn busybox(self, spec: &MinimalSpec, arch: Architecture) -> Result<Package> {

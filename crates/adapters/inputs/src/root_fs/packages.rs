@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Format version of specifications, in input hashes; independent of how a root file system is made.
-const SPECIFICATION_FORMAT: &str = "rootfs-1";
+const SPEC_FORMAT: &str = "rootfs-1";
 /// Format version; change it when the same specification gives another toolchain.
 const TOOLCHAIN_FORMAT: &str = "rootfs-2";
 /// Format version of toolchains from RPM packages.
@@ -141,12 +141,8 @@ impl PackageRoot {
     /// one over the root file system: how packages become a root file system does not affect what they compile.
     pub fn identity(&self) -> String {
         match self {
-            Self::Toolchain(spec) | Self::RuntimeBase(spec) => {
-                key(SPECIFICATION_FORMAT, spec, Architecture::Amd64)
-            }
-            Self::Runfile(spec, installer) => {
-                installer.hash(&key(SPECIFICATION_FORMAT, spec, Architecture::Amd64))
-            }
+            Self::Toolchain(spec) | Self::RuntimeBase(spec) => key(SPEC_FORMAT, spec, Architecture::Amd64),
+            Self::Runfile(spec, installer) => installer.hash(&key(SPEC_FORMAT, spec, Architecture::Amd64)),
             Self::RpmToolchain(_) => self.key(Architecture::Amd64),
         }
     }

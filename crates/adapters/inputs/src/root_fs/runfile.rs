@@ -124,10 +124,9 @@ enum Content {
 pub(super) fn write(stop: &AtomicBool, trees: &[PathBuf], selection: &Selection, out: &Path) -> Result<()> {
     let mut tar = tar::Builder::new(BufWriter::new(File::create(out)?));
     for (index, tree) in trees.iter().enumerate() {
-        let contents = if index == 0 {
-            installer_contents(tree, selection)?
-        } else {
-            archive_contents(tree, selection.arch)?
+        let contents = match index {
+            0 => installer_contents(tree, selection)?,
+            _ => archive_contents(tree, selection.arch)?,
         };
         for (path, content) in &contents {
             append(&mut tar, path, content, tree, selection.arch, stop)?;
@@ -180,7 +179,7 @@ fn installer_contents(tree: &Path, selection: &Selection) -> Result<BTreeMap<Pat
 /// Maps the files of an archive to their locations, as in NVIDIA's own packages
 /// (<https://github.com/NVIDIA/apt-packaging-fabric-manager>, `apt-packaging-libnvidia-nscq`).
 fn archive_contents(tree: &Path, arch: Architecture) -> Result<BTreeMap<PathBuf, Content>> {
-    let library_path = library_directory(arch);
+    let library_path = library_dir(arch);
     let destinations = [
         ("bin", "usr/bin"),
         ("etc", "usr/share/nvidia/nvswitch"),
@@ -216,7 +215,7 @@ fn archive_contents(tree: &Path, arch: Architecture) -> Result<BTreeMap<PathBuf,
     Ok(contents)
 }
 
-fn library_directory(arch: Architecture) -> String {
+fn library_dir(arch: Architecture) -> String {
     format!("usr/lib/{}-linux-gnu", arch.gnu_name())
 }
 
@@ -234,8 +233,7 @@ fn manifest_contents(manifest: &str, selection: &Selection) -> Result<BTreeMap<P
              version",
         ));
     }
-    let (mut contents, mut unknown, lib) =
-        (BTreeMap::new(), BTreeSet::new(), library_directory(selection.arch));
+    let (mut contents, mut unknown, lib) = (BTreeMap::new(), BTreeSet::new(), library_dir(selection.arch));
     let lines = manifest.lines().enumerate().skip(HEADER_LINES).take_while(|(_, line)| !line.is_empty());
     for (index, line) in lines {
         let malformed = || {
@@ -284,10 +282,10 @@ impl<'m> Entry<'m> {
     fn parse(line: &'m str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let (file, mode, word) = (Path::new(words.next()?), words.next()?, words.next()?);
-        let mut fields: Vec<&str> = words.filter(|word| !word.starts_with("MODULE:")).collect();
+        let mut tail: Vec<&str> = words.filter(|word| !word.starts_with("MODULE:")).collect();
         let mut remove_word = |word: &str| {
-            let index = fields.iter().position(|word| *word == word);
-            index.map(|index| fields.remove(index)).is_some()
+            let index = tail.iter().position(|field| *field == word);
+            index.map(|index| tail.remove(index)).is_some()
         };
         // `CLASSIC` is for kernels before 2.6.
         let is_other = ["COMPAT32", "NON_GLVND", "CLASSIC"].map(&mut remove_word).contains(&true);
@@ -295,10 +293,9 @@ impl<'m> Entry<'m> {
             remove_word(word);
         }
         let link_kind = word.strip_suffix("_SYMLINK");
-        let target = if link_kind.is_some() { Some(fields.pop()?) } else { None };
+        let target = if link_kind.is_some() { Some(tail.pop()?) } else { None };
         let kind = link_kind.unwrap_or(word);
-        let directory = match fields.first().map(|path| path.strip_prefix("INHERIT_PATH_DEPTH:").ok_or(path))
-        {
+        let directory = match tail.first().map(|path| path.strip_prefix("INHERIT_PATH_DEPTH:").ok_or(path)) {
             None => PathBuf::new(),
             Some(Err(path)) => Path::new(path).to_owned(),
             Some(Ok(depth)) => file.parent()?.iter().skip(depth.parse().ok()?).collect(),
@@ -326,9 +323,8 @@ impl<'m> Entry<'m> {
             return None;
         }
         let is_compute = self.kind == OPENGL && ALSO_COMPUTE.iter().any(|start| self.name.starts_with(start));
-        let graphics_kinds = GRAPHICS.iter().filter(|_| graphics || is_compute);
-        let mut kinds = COMPUTE.iter().chain(graphics_kinds);
-        kinds.find(|(kind, _)| *kind == self.kind).map(|(_, directory)| *directory)
+        let graphical = GRAPHICS.iter().filter(|_| graphics || is_compute);
+        COMPUTE.iter().chain(graphical).find(|(kind, _)| *kind == self.kind).map(|(_, directory)| *directory)
     }
 
     /// Returns the path below the kind's directory, with the content; `None` if the path leaves the root.

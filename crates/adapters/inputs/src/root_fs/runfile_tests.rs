@@ -189,7 +189,7 @@ fn archives_go_where_nvidia_s_packages_have_them() {
         fs::write(file, "").unwrap();
     }
     symlink("libnvidia-nscq.so.580.95.05", tree.join("lib/libnvidia-nscq.so.2")).unwrap();
-    let found = of_archive(tree, Architecture::Amd64).unwrap();
+    let found = archive_contents(tree, Architecture::Amd64).unwrap();
     let places: Vec<String> = found.keys().map(|place| place.display().to_string()).collect();
     insta::assert_snapshot!(places.join("\n"), @r"
     usr/bin/nv-fabricmanager
@@ -198,7 +198,7 @@ fn archives_go_where_nvidia_s_packages_have_them() {
     usr/share/nvidia/nvswitch/dgx2_hgx2_topology
     usr/share/nvidia/nvswitch/fabricmanager.cfg
     ");
-    let error = of_archive(&tree.join("share/nvidia"), Architecture::Amd64).unwrap_err().to_string();
+    let error = archive_contents(&tree.join("share/nvidia"), Architecture::Amd64).unwrap_err().to_string();
     assert!(error.ends_with("it is not an NVIDIA archive"), "{error}");
 }
 

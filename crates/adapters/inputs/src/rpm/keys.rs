@@ -59,8 +59,7 @@ impl Keys {
         if output.status.success() && is_good {
             return Ok(());
         }
-        Err(self
-            .signature_error(what, output.stderr.lines().last().unwrap_or("gpgv found no good signature")))
+        Err(self.invalid(what, output.stderr.lines().last().unwrap_or("gpgv found no good signature")))
     }
 
     /// Checks that each package is signed by one of the keys and unchanged since.
@@ -87,13 +86,12 @@ impl Keys {
         }
         // `/path/x.rpm: digests SIGNATURES NOT OK`: the failed check is in capitals.
         let line = output.stdout.lines().find(|line| line.contains("NOT OK"));
-        let (file, reason) =
-            line.and_then(|line| line.rsplit_once(": ")).unwrap_or(("", output.stderr.trim()));
+        let (file, why) = line.and_then(|line| line.rsplit_once(": ")).unwrap_or(("", output.stderr.trim()));
         let name = file.rsplit('/').next().unwrap_or_default();
-        Err(self.signature_error(&format!("package {name}"), reason))
+        Err(self.invalid(&format!("package {name}"), why))
     }
 
-    fn signature_error(&self, what: &str, reason: &str) -> FetchError {
+    fn invalid(&self, what: &str, reason: &str) -> FetchError {
         FetchError::Signature {
             what: what.to_owned(),
             keys: self.file.display().to_string(),

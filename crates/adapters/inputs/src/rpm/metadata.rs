@@ -286,9 +286,7 @@ fn walk(
             Event::Start(tag) => {
                 depth += 1;
                 if depth > MAX_DEPTH {
-                    return Err(malformed(format!(
-                        "its elements are nested in more than {MAX_DEPTH} levels"
-                    )));
+                    return Err(malformed(format!("more than {MAX_DEPTH} nested elements")));
                 }
                 text.clear();
                 visit(Step::Start(tag.local_name().as_ref(), &tag))?;

@@ -42,7 +42,7 @@ const FORMAT: &str = "rpm-4";
 /// Kind of the cache's records and locks.
 const KIND: &str = "rpm";
 /// Remedy for missing keys, repositories or packages.
-pub const MISSING_HINT: &str = "add the distribution's keys, name mirrors of its repositories in site.yaml \
+pub const HINT: &str = "add the distribution's keys, name mirrors of its repositories in site.yaml \
     (`mirrors`), or add the repository with the missing package to the family";
 /// Maximum size of `repomd.xml`, a signature or a list of mirrors, in bytes.
 const MAX_INDEX_SIZE: u64 = 4 << 20;
@@ -58,7 +58,7 @@ pub struct Repositories {
     /// Names of packages, with `*` for a flavor or a release.
     names: Vec<String>,
     /// Repositories without an address, for messages.
-    without_address: Vec<String>,
+    no_address: Vec<String>,
     /// Whether all repositories must answer. An unreachable repository may have the newest package.
     requires_all: bool,
 }
@@ -107,7 +107,7 @@ impl Repositories {
         let Some(keys) = Keys::read(&file)? else {
             return Ok(Err(format!("file {} with the keys of the distribution", file.display())));
         };
-        let (mut repositories, mut without_address) = (Vec::new(), Vec::new());
+        let (mut repositories, mut no_address) = (Vec::new(), Vec::new());
         for repository in &*archive.repositories {
             let is_list = matches!(repository, RpmRepository::MirrorList(_));
             let text = repository.address().expand(version, arch.gnu_name());
@@ -117,7 +117,7 @@ impl Repositories {
             // addresses.
             urls.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
             if urls.is_empty() {
-                without_address.push(format!("{text} (no mirror in site.yaml)"));
+                no_address.push(format!("{text} (no mirror in site.yaml)"));
             } else if is_list {
                 repositories.push(RepositoryUrls::MirrorList(urls));
             } else {
@@ -125,13 +125,12 @@ impl Repositories {
             }
         }
         if repositories.is_empty() {
-            return Ok(Err(format!("repository {}", without_address.join(", "))));
+            return Ok(Err(format!("repository {}", no_address.join(", "))));
         }
         let names = groups.iter().flat_map(RpmAlternatives::names);
         let names = names.map(|name| name.replace("{{flavor}}", "*").replace("{{release}}", "*")).collect();
         let (fetcher, signed) = (fetcher.clone(), archive.signed);
-        let requires_all = false;
-        Ok(Ok(Self { fetcher, arch, signed, keys, repositories, names, without_address, requires_all }))
+        Ok(Ok(Self { fetcher, arch, signed, keys, repositories, names, no_address, requires_all: false }))
     }
 
     /// Chooses one package of each group for a kernel. Refreshes the listings before reporting a group as missing.
@@ -140,16 +139,12 @@ impl Repositories {
         groups: &[Vec<String>],
         release: &KernelRelease,
     ) -> Result<Packages<ListedPackage>> {
-        let chosen = self.choose_from_listings(groups, release, self.fetcher.options.refresh).await?;
-        let is_renewed = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
-        if is_renewed {
-            self.choose_from_listings(groups, release, MISSING_PACKAGE_MAX_AGE).await
-        } else {
-            Ok(chosen)
-        }
+        let chosen = self.choose_listed(groups, release, self.fetcher.options.refresh).await?;
+        let renewed = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
+        if renewed { self.choose_listed(groups, release, MISSING_PACKAGE_MAX_AGE).await } else { Ok(chosen) }
     }
 
-    async fn choose_from_listings(
+    async fn choose_listed(
         &self,
         groups: &[Vec<String>],
         release: &KernelRelease,
@@ -183,10 +178,8 @@ impl Repositories {
             let releases = listing.packages.iter().flat_map(|package| &package.releases);
             releases.filter_map(|release| release.parse().ok()).collect()
         };
-        match errors.into_iter().next() {
-            Some(error) if listings.is_empty() => Err(error),
-            _ => Ok(listings.iter().map(releases).collect()),
-        }
+        let error = errors.into_iter().next().filter(|_| listings.is_empty());
+        error.map_or_else(|| Ok(listings.iter().map(releases).collect()), Err)
     }
 
     /// Returns the listings of the repositories, and the errors. An error is not fatal: another repository may have the package,
@@ -206,8 +199,7 @@ impl Repositories {
     fn missing_note(&self, listings: &[Listing], refused: &[String]) -> String {
         let missing = listings.iter().filter(|listing| listing.revision.is_none());
         let missing = missing.filter_map(|listing| Some(format!("{} (missing)", listing.urls.first()?)));
-        let unused: Vec<String> =
-            self.without_address.iter().chain(refused).cloned().chain(missing).collect();
+        let unused: Vec<String> = self.no_address.iter().chain(refused).cloned().chain(missing).collect();
         if unused.is_empty() { String::new() } else { format!(", without {}", unused.join(", ")) }
     }
 

@@ -57,8 +57,7 @@ impl RpmPackage {
     }
 }
 
-/// Extracts the kernel release from the path of a packaged file. Knows the directories of modules and headers in each
-/// distribution.
+/// Extracts the kernel release from the path of a packaged file. Knows the directories of modules and headers in each distribution.
 pub fn release_in(path: &str) -> Option<String> {
     let path = path.strip_prefix('/').unwrap_or(path);
     let component_after =

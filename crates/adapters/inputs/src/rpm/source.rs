@@ -7,7 +7,7 @@ use farrier_core::{
     kernel::KernelTarget,
 };
 
-use super::{ListedPackage, MISSING_HINT, Repositories, key_parts, package::names_for};
+use super::{HINT, ListedPackage, Repositories, key_parts, package::names_for};
 use crate::{FetchError, Fetcher, Result, apt::Packages};
 
 /// A package and its repositories.
@@ -23,15 +23,12 @@ impl FoundPackage {
         let version = kernel.repository_version();
         let system = (&*version, kernel.arch);
         let archive = Repositories::open(fetcher, &source.from, system, groups)?.map_err(|missing| {
-            FetchError::unusable(
-                format!("find package {}: there is no {missing}", &*source.package),
-                MISSING_HINT,
-            )
+            FetchError::unusable(format!("find package {}: there is no {missing}", &*source.package), HINT)
         })?;
         let archive = Repositories { requires_all: true, ..archive };
         let names = names_for(&source.package, kernel.release.as_str());
         match Box::pin(archive.choose(&[names], &kernel.release)).await? {
-            Packages::FoundPackage(mut found) => {
+            Packages::Found(mut found) => {
                 let listed = found.pop().ok_or(FetchError::Interrupted)?;
                 Ok(Self { archive, listed })
             }

@@ -75,7 +75,7 @@ impl Repositories {
         if let Some(error) = error {
             return Err(error);
         }
-        let missing_note = self.missing_note(&listings, &refused);
+        let note = self.missing_note(&listings, &refused);
         let mut repositories = Vec::new();
         for listing in listings {
             let Some(parts) = listing.parts else { continue };
@@ -85,14 +85,11 @@ impl Repositories {
         }
         let filter = self.modular_metadata(&repositories).await?.filter(streams).map_err(|stream| {
             FetchError::unusable(
-                format!(
-                    "choose the packages of {what}: no repository has module stream {stream}{missing_note}"
-                ),
+                format!("choose the packages of {what}: no repository has module stream {stream}{note}"),
                 "name in `moduleStreams` streams that the repositories have",
             )
         })?;
-        let primaries: Vec<PathBuf> =
-            repositories.iter().map(|repository| repository.primary.clone()).collect();
+        let primaries: Vec<PathBuf> = repositories.iter().map(|known| known.primary.clone()).collect();
         let excluded = self.excluded(primaries, filter).await?;
         // Most distributions require only files listed in `primary`. The complete lists of files are many times larger.
         let chosen = match self.solve(&repositories, &excluded, packages, false).await? {
@@ -101,7 +98,7 @@ impl Repositories {
         };
         let chosen = chosen.map_err(|reason| FetchError::Program {
             action: format!("choose the packages of {what}"),
-            message: format!("{reason}{missing_note}"),
+            message: format!("{reason}{note}"),
             transient: false,
         })?;
         let listed = self.chosen_packages(repositories, chosen).await?;
@@ -169,13 +166,12 @@ impl Repositories {
             let directory = scratch.path().join(number.to_string());
             self.convert(repository, with_files, &directory).await?;
         }
-        let repository_lines =
-            (0..repositories.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
+        let lines = (0..repositories.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
         // The colon restricts the system to this architecture and `noarch`.
         let rules = [format!("system :{} rpm", self.arch.gnu_name()), RULES.to_owned()];
         let excluded = excluded.iter().map(|package| format!("disable pkg {package}"));
         let jobs = packages.iter().map(|name| format!("job install name {name}"));
-        let case: Vec<String> = repository_lines.chain(rules).chain(excluded).chain(jobs).collect();
+        let case: Vec<String> = lines.chain(rules).chain(excluded).chain(jobs).collect();
         let file = scratch.path().join("case.t");
         fs::write(&file, case.join("\n") + "\n")?;
         let mut solve = process::command("testsolv");
@@ -190,13 +186,11 @@ impl Repositories {
         if let Some(filelists) = filelists.as_ref().filter(|_| with_files) {
             parts.push((self.fetch_part(urls, filelists).await?, "filelists.xml"));
         }
-        let target = directory.to_owned();
+        let dir = directory.to_owned();
         stoppable(move |stop| {
-            fs::create_dir(&target)?;
-            fs::write(target.join("repomd.xml"), REPOMD)?;
-            parts
-                .iter()
-                .try_for_each(|(from, name)| copy(&mut *open_metadata(from, stop)?, &target.join(name)))
+            fs::create_dir(&dir)?;
+            fs::write(dir.join("repomd.xml"), REPOMD)?;
+            parts.iter().try_for_each(|(from, name)| copy(&mut *open_metadata(from, stop)?, &dir.join(name)))
         })
         .await?;
         let mut convert = process::command("repo2solv");
@@ -215,7 +209,7 @@ impl Repositories {
         let arch = self.arch;
         stoppable(move |stop| {
             let names: BTreeSet<&str> = chosen.iter().filter_map(|id| id.rsplitn(3, '-').nth(2)).collect();
-            let mut listed = Vec::with_capacity(chosen.len());
+            let mut list = Vec::with_capacity(chosen.len());
             for (number, SolverRepository { urls, primary, .. }) in repositories.into_iter().enumerate() {
                 let packages =
                     metadata::primary(open_metadata(&primary, stop)?, arch, &|name| names.contains(name));
@@ -223,16 +217,13 @@ impl Repositories {
                     packages.map_err(|source| FetchError::Metadata(primary.display().to_string(), source))?;
                 let chosen_here =
                     packages.into_iter().filter(|package| chosen.contains(&solver_id(package, number)));
-                listed.extend(chosen_here.map(|package| ListedPackage { package, urls: urls.clone() }));
+                list.extend(chosen_here.map(|package| ListedPackage { package, urls: urls.clone() }));
             }
             // `filesystem` comes first: its links must exist before other packages put files behind them.
-            listed.sort_by_key(|ListedPackage { package, .. }| {
-                (package.name != "filesystem", package.identity())
-            });
+            list.sort_by_key(|listed| (listed.package.name != "filesystem", listed.package.identity()));
             // A repository may list a package twice.
-            listed
-                .dedup_by(|a, b| a.package.name == b.package.name && a.package.version == b.package.version);
-            Ok(listed)
+            list.dedup_by(|a, b| a.package.name == b.package.name && a.package.version == b.package.version);
+            Ok(list)
         })
         .await
     }

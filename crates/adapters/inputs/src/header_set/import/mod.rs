@@ -117,8 +117,7 @@ impl Headers<'_> {
     /// Imports a header set into the cache and, if there is one, the store.
     ///
     /// # Errors
-    /// A source cannot be read, is not the header set of this kernel, or other headers are already stored. Nothing is stored
-    /// then.
+    /// A source cannot be read, is not the header set of this kernel, or other headers are already stored. Nothing is stored then.
     pub async fn import(self, import: HeaderImport) -> Result<ImportedHeaders> {
         let HeaderImport { sources, release, arch, replace } = import;
         let work = self.0.cache.scratch()?;
@@ -144,13 +143,12 @@ impl Headers<'_> {
             (outcome, Some(stored))
         } else {
             let existing = self.imported_here(&release, arch)?;
-            let place_in_cache = || format!("the cache {}", self.0.cache.root().display());
-            (outcome(&imported, existing.as_ref(), place_in_cache, replace)?, None)
+            let location = || format!("the cache {}", self.0.cache.root().display());
+            (outcome(&imported, existing.as_ref(), location, replace)?, None)
         };
         let unpacked = work.path().join(TREE);
-        let place_in_cache =
-            move |entry: PathBuf| async move { Ok(fs::rename(&unpacked, entry.join(TREE))?) };
-        let root = self.keep_tree(&imported, place_in_cache).await?;
+        let move_tree = move |entry: PathBuf| async move { Ok(fs::rename(&unpacked, entry.join(TREE))?) };
+        let root = self.keep_tree(&imported, move_tree).await?;
         self.remember(&imported)?;
         let key = imported.tree_record().key;
         let Imported { origin, identity, .. } = imported;
@@ -236,11 +234,10 @@ fn outcome(
         Some(existing) if existing.content == *content => Ok(Outcome::Known),
         Some(_) if replace => Ok(Outcome::Replaced),
         Some(existing) => {
-            let (location, existing_content) = (location(), &existing.content);
+            let (location, other) = (location(), &existing.content);
             Err(FetchError::unusable(
                 format!(
-                    "import headers of {release} ({arch}): {location} has other headers, with content \
-                     {existing_content}, not {content}"
+                    "import headers of {release} ({arch}): {location} has other headers, with content {other}, not {content}"
                 ),
                 format!(
                     "a release's headers should never change: give the changed kernel another local \

@@ -120,9 +120,7 @@ fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>> {
     let (build, source_path) = (build.full_path(), source_path.display());
     let build = build.display();
     Err(FetchError::unusable(
-        format!(
-            "use the build directory {build}: it was configured from {source_path}, which is not among the sources"
-        ),
+        format!("use the build directory {build}: its source tree {source_path} is not among the sources"),
         format!("add {source_path}, or an archive of it, as another source"),
     ))
 }

@@ -30,14 +30,14 @@ pub(super) fn write(entries: &Entries, tree: &Path, layer_file: &Path, stop: &At
     let mut layer = LayerWriter::artifact(out, MTIME)?;
     for (path, entry) in entries {
         check_not_canceled(stop)?;
-        let path_in_tree = tree.join(path);
+        let dest = tree.join(path);
         match entry {
             Entry::Directory => {
-                make_directory(&path_in_tree)?;
+                make_directory(&dest)?;
                 layer.entry(path, 0o755, EntryKind::Directory)?;
             }
             Entry::Link { target } => {
-                symlink(target, &path_in_tree)?;
+                symlink(target, &dest)?;
                 layer.entry(path, 0o777, EntryKind::Symlink(target))?;
             }
             Entry::File { from, is_ours, is_executable, size } => {
@@ -48,13 +48,12 @@ pub(super) fn write(entries: &Entries, tree: &Path, layer_file: &Path, stop: &At
                     layer.entry(path, mode, EntryKind::File { size: *size, content: &mut content })
                 };
                 let file = if *is_ours {
-                    fs::rename(from, &path_in_tree)?;
-                    let mut file = File::open(&path_in_tree)?;
+                    fs::rename(from, &dest)?;
+                    let mut file = File::open(&dest)?;
                     add(&mut file)?;
                     file
                 } else {
-                    let mut content =
-                        CopyingReader { from: File::open(from)?, to: File::create_new(&path_in_tree)? };
+                    let mut content = CopyingReader { from: File::open(from)?, to: File::create_new(&dest)? };
                     add(&mut content)?;
                     content.to
                 };
