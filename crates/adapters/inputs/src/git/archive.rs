@@ -105,7 +105,7 @@ pub(super) fn write(
     let mut objects = BufReader::new(child.0.stdout.take().ok_or_else(|| damaged(what))?);
     let gzip = GzEncoder::new(BufWriter::new(File::create(output)?), Compression::fast());
     let mut archive = tar::Builder::new(gzip);
-    let mut free = Limits::default().bytes;
+    let mut quota = Limits::default().bytes;
     for (path, entry) in entries {
         files::check_not_canceled(stop)?;
         let mut header = Header::new_gnu();
@@ -118,7 +118,8 @@ pub(super) fn write(
             continue;
         }
         let size = size_of(&mut objects).map_err(|_| damaged(what))?;
-        free = free.checked_sub(size).ok_or_else(|| refused(what, "its files are larger than any source"))?;
+        quota =
+            quota.checked_sub(size).ok_or_else(|| refused(what, "its files are larger than any source"))?;
         let mut small = Vec::new();
         if size <= MAX_BUFFERED {
             objects.by_ref().take(size).read_to_end(&mut small)?;

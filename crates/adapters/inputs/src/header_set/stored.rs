@@ -321,8 +321,8 @@ impl Headers<'_> {
     async fn fetch_tree(self, imported: &Imported, target: &KernelTarget, directory: PathBuf) -> Result<()> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let stored = self.in_store(release, *arch).await?.filter(|stored| {
-            let imported_there = Imported::of_stored(stored, release, *arch);
-            imported_there.is_ok_and(|imported_there| imported_there.content == imported.content)
+            let existing = Imported::of_stored(stored, release, *arch);
+            existing.is_ok_and(|existing| existing.content == imported.content)
         });
         let Some(stored) = stored else {
             return Err(FetchError::StoredHeaders {

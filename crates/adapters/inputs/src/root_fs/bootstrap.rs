@@ -140,12 +140,9 @@ fn is_reach_option(line: &str) -> bool {
 /// Compresses a tar into the cache entry.
 fn compress(tar: impl io::Read, entry: &Path, stop: &AtomicBool) -> Result<()> {
     let file = fs_err::File::create(entry.join(layer::FILE))?;
-    let layer_written = oci::compress_at(
-        LEVEL,
-        Stoppable { inner: io::BufReader::with_capacity(256 << 10, tar), stop },
-        file,
-    )?;
-    layer::record(entry, &layer_written.digest, &layer_written.diff_id, layer_written.size)
+    let tar = Stoppable { inner: io::BufReader::with_capacity(256 << 10, tar), stop };
+    let written = oci::compress_at(LEVEL, tar, file)?;
+    layer::record(entry, &written.digest, &written.diff_id, written.size)
 }
 
 #[cfg(test)]
