@@ -40,7 +40,7 @@ struct CollectReport {
 pub async fn collect_driver(session: &Session, args: CollectDriverArgs) -> Result<()> {
     let CollectDriverArgs { paths, root, kernel, to } = args;
     let release = settings::parse("kernel release", &kernel)?;
-    let Collected { digest, size, symvers, left_out } =
+    let Collected { digest, size, symvers, omitted_links } =
         inputs::collect(Collection { root, release, paths }, to.clone()).await?;
     let texts = |paths: Vec<PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
     let report = CollectReport {
@@ -48,7 +48,7 @@ pub async fn collect_driver(session: &Session, args: CollectDriverArgs) -> Resul
         digest: digest.to_string(),
         size,
         symbol_tables: texts(symvers),
-        left_out: texts(left_out),
+        left_out: texts(omitted_links),
     };
     for link in &report.left_out {
         output::message(&format!("note: {link} is a dangling link on the host and was skipped"));

@@ -50,7 +50,7 @@ cp "$here/key" "$here/keys/$(label_of "$kernel")"
 expect 0 "headers with the kernel's key are accepted" collect
 expect 0 "the same headers are recognized" collect
 echo "struct evil;" >> "$(find "$here/node/usr/src" -name module.h -path '*/include/linux/*' | head -n 1)"
-not_replaced() { not collect && grep -qF ' holds others, with content ' "$here/expected"; }
+not_replaced() { not collect && grep -qF ' has other headers, with content ' "$here/expected"; }
 expect 0 "different headers for the same kernel are refused" not_replaced
 expect 180 "the image is built from the headers and set" ours_is_set
 expect 60 "the image is recorded as good" noted_good solo

@@ -159,7 +159,7 @@ async fn a_suite_that_the_mirror_lacks() {
     let found = fetcher(&cache).headers().find(&source, &target("6.1.0-999-amd64")).await;
     let HeaderLookup::Missing { looked_for, .. } = found.unwrap() else { panic!("headers were found") };
     assert!(looked_for.contains("linux-headers-6.1.0-999-amd64, without http"), "{looked_for}");
-    assert!(looked_for.contains(" no-such-suite (not there)"), "{looked_for}");
+    assert!(looked_for.contains(" no-such-suite (missing)"), "{looked_for}");
 }
 
 #[tokio::test]
@@ -332,7 +332,7 @@ async fn source_from_an_address() {
     assert!(!error.is_transient());
 
     let error = downloads.get("/truncated.c", &"1".repeat(64)).await.unwrap_err();
-    assert!(matches!(error, FetchError::Truncated { got: 36, wanted: 136, .. }), "{error:?}");
+    assert!(matches!(error, FetchError::Truncated { received: 36, announced: 136, .. }), "{error:?}");
     assert!(error.is_transient());
 
     let error = downloads.get("/broken.c", &"2".repeat(64)).await.unwrap_err();

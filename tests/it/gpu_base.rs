@@ -312,6 +312,6 @@ fn the_shipped_gpu_bases_run_cuda_and_an_installer_gives_the_same_driver() {
     with_installer(&site, "other", "1.2.3", &json!("nvidia"));
     let refused = site.build("other", &kernels::newest().newer, &["--push"]);
     assert_ne!(refused.code, Some(0), "{refused}");
-    refused.line(&format!("the installer is version {version:?}, the driver image \"1.2.3\""));
+    refused.line(&format!("the installer has version {version:?}, the driver image \"1.2.3\""));
     assert_eq!(site.tags("other"), [""; 0]);
 }

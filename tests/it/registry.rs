@@ -305,7 +305,7 @@ async fn content_that_belies_its_digest() {
     let manifest = registry.manifest(&repository, &Version::Digest(wanted.clone())).await.unwrap_err();
     let tagged = registry.manifest(&repository, &tag("1")).await.unwrap_err();
     for error in [blob, manifest, tagged] {
-        assert!(matches!(error, RegistryError::Digest { wanted: ref w, .. } if *w == wanted), "{error:?}");
+        assert!(matches!(error, RegistryError::Digest { expected: ref e, .. } if *e == wanted), "{error:?}");
     }
 }
 

@@ -224,7 +224,7 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
         looked_for.starts_with("package kernel-devel or kernel-rt-devel, without https://127.0.0.1"),
         "{looked_for}"
     );
-    assert!(looked_for.contains("/9/absent/ (not there)"), "{looked_for}");
+    assert!(looked_for.contains("/9/absent/ (missing)"), "{looked_for}");
     let entitled = headers(&["kernel-devel"], &["9.5/BaseOS/x86_64/os/", "eus/refused/"], "packages");
     let looked_for = missing(world.find(&entitled, NEWER).await);
     assert!(looked_for.contains("/eus/refused/repodata/repomd.xml (403)"), "{looked_for}");

@@ -205,7 +205,9 @@ async fn a_mirror_that_returns_a_wrong_digest_is_skipped() {
         .fetch_blob(&repository(format!("{}/x", liar.host)), &wanted, u64::MAX, &out)
         .await
         .unwrap_err();
-    assert!(matches!(&error, RegistryError::Digest { found, .. } if *found == Digest::of(b"something else")));
+    assert!(
+        matches!(&error, RegistryError::Digest { actual, .. } if *actual == Digest::of(b"something else"))
+    );
     assert!(!out.exists(), "content with a wrong digest was kept");
     let site = json!({"mirrors": [{"from": "r.test", "to": [liar.host, honest.host]}]});
     let reader = registry(&net(site, directory.path(), true));

@@ -24,16 +24,16 @@ impl Artifact {
         subject: &[u8],
         kind: &'static str,
         content: Vec<u8>,
-        notes: &[(&str, &str)],
+        annotations: &[(&str, &str)],
     ) -> Result<Self, ImageError> {
         let media_type = match AnyManifest::parse(subject) {
             Ok(AnyManifest::Index(_)) => media_type::OCI_INDEX,
             Ok(AnyManifest::Image(_)) | Err(_) => media_type::OCI_MANIFEST,
         };
-        let notes = notes.iter().map(|(key, value)| (*key, (*value).to_owned()));
+        let annotations = annotations.iter().map(|(key, value)| (*key, (*value).to_owned()));
         let manifest = ImageManifest {
             subject: Some(Descriptor::of(media_type, subject)),
-            ..ImageManifest::artifact(kind, vec![Descriptor::of(kind, &content)], notes)
+            ..ImageManifest::artifact(kind, vec![Descriptor::of(kind, &content)], annotations)
         }
         .to_bytes()?;
         Ok(Self { content, config: EMPTY, digest: Digest::of(&manifest), manifest })
@@ -45,12 +45,12 @@ impl ImageManifest {
     pub fn artifact<'a>(
         kind: &str,
         layers: Vec<Descriptor>,
-        notes: impl IntoIterator<Item = (&'a str, String)>,
+        annotations: impl IntoIterator<Item = (&'a str, String)>,
     ) -> Self {
-        let notes = notes.into_iter().chain([(annotations::CREATED, super::CREATED.to_owned())]);
+        let annotations = annotations.into_iter().chain([(annotations::CREATED, super::CREATED.to_owned())]);
         Self {
             artifact_type: Some(kind.to_owned()),
-            annotations: notes.map(|(key, note)| (key.to_owned(), note)).collect(),
+            annotations: annotations.map(|(key, value)| (key.to_owned(), value)).collect(),
             ..Self::new(Descriptor::of(media_type::OCI_EMPTY, EMPTY), layers)
         }
     }

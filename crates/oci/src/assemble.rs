@@ -99,7 +99,7 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
     config.insert("history".to_owned(), history.into());
 
     let mut runtime_config = match config.remove("config") {
-        Some(Value::Object(found)) => found,
+        Some(Value::Object(object)) => object,
         _ => Map::new(),
     };
     if !entrypoint.is_empty() {
@@ -150,12 +150,12 @@ fn history(
     entrypoint: bool,
     payload_layers: usize,
 ) -> Vec<Value> {
-    let entry = |by: &str| json!({"created": CREATED, "created_by": by});
+    let entry = |created_by: &str| json!({"created": CREATED, "created_by": created_by});
     let layers_of = |entries: &[Value]| {
         entries.iter().filter(|e| !e.get("empty_layer").and_then(Value::as_bool).unwrap_or(false)).count()
     };
     let mut entries = match config.get("history") {
-        Some(Value::Array(old)) if layers_of(old) == base_layers => old.clone(),
+        Some(Value::Array(base_history)) if layers_of(base_history) == base_layers => base_history.clone(),
         _ => vec![entry("base image"); base_layers],
     };
     entries.extend(entrypoint.then(|| entry(ENTRYPOINT_HISTORY)));

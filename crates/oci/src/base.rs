@@ -25,7 +25,7 @@ pub struct Base {
 impl Base {
     /// Whether the image has a layer with this digest.
     pub fn contains(&self, layer: &Digest) -> bool {
-        self.layers.iter().any(|known| known.digest == *layer)
+        self.layers.iter().any(|descriptor| descriptor.digest == *layer)
     }
 
     /// Parses untrusted bytes of a manifest and a configuration. Checks that they are consistent, and that the architecture is `arch`.
@@ -34,17 +34,17 @@ impl Base {
     pub fn parse(manifest: &[u8], config: &[u8], arch: &str) -> Result<Self, ImageError> {
         const WHAT: &str = "base image";
         let parsed = ImageManifest::parse(manifest)?;
-        let found = Digest::of(config);
-        if found != parsed.config.digest {
-            let wanted = parsed.config.digest;
-            let reason = format!("configuration is {found}, but the manifest names {wanted}");
+        let actual = Digest::of(config);
+        if actual != parsed.config.digest {
+            let expected = parsed.config.digest;
+            let reason = format!("configuration is {actual}, but the manifest names {expected}");
             return Err(ImageError::unusable(WHAT, reason));
         }
         let config: Map<String, Value> = read("base image's configuration", config)?;
-        for (key, wanted) in [("architecture", arch), ("os", "linux")] {
-            let found = config.get(key).and_then(Value::as_str).unwrap_or_default();
-            if found != wanted {
-                let reason = format!("its {key} is {found:?}, the target's is {wanted:?}");
+        for (key, expected) in [("architecture", arch), ("os", "linux")] {
+            let actual = config.get(key).and_then(Value::as_str).unwrap_or_default();
+            if actual != expected {
+                let reason = format!("its {key} is {actual:?}, the target's is {expected:?}");
                 return Err(ImageError::unusable(WHAT, reason));
             }
         }

@@ -50,8 +50,8 @@ pub fn each_entry<R: Read, T, E: From<io::Error>>(
             continue;
         }
         let names = std::mem::take(&mut extensions).names(&entry).map_err(io::Error::from)?;
-        if let ControlFlow::Break(found) = visit(&names, &mut entry)? {
-            return Ok(Some(found));
+        if let ControlFlow::Break(result) = visit(&names, &mut entry)? {
+            return Ok(Some(result));
         }
     }
     Ok(None)
@@ -90,15 +90,15 @@ impl Extensions {
     }
 
     /// Parses POSIX records of the form `<length> <key>=<value>\n`. The length is that of the whole record.
-    fn records(&mut self, mut rest: &[u8]) -> io::Result<()> {
+    fn records(&mut self, mut remaining: &[u8]) -> io::Result<()> {
         let malformed = || io::Error::new(io::ErrorKind::InvalidData, "malformed extended header");
-        while !rest.is_empty() {
-            let space = rest.iter().position(|b| *b == b' ').ok_or_else(malformed)?;
-            let length: usize = std::str::from_utf8(&rest[..space])
+        while !remaining.is_empty() {
+            let space = remaining.iter().position(|b| *b == b' ').ok_or_else(malformed)?;
+            let length: usize = std::str::from_utf8(&remaining[..space])
                 .ok()
                 .and_then(|digits| digits.parse().ok())
                 .ok_or_else(malformed)?;
-            let record = rest.get(space + 1..length).ok_or_else(malformed)?;
+            let record = remaining.get(space + 1..length).ok_or_else(malformed)?;
             let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
             let equals = record.iter().position(|b| *b == b'=').ok_or_else(malformed)?;
             let (key, value) = (&record[..equals], &record[equals + 1..]);
@@ -112,7 +112,7 @@ impl Extensions {
                 _ if key.starts_with(b"GNU.sparse.") => self.sparse = true,
                 _ => {}
             }
-            rest = &rest[length..];
+            remaining = &remaining[length..];
         }
         Ok(())
     }

@@ -18,10 +18,10 @@ pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.ends_with(&words) {
+        let cause_text = error.to_string();
+        if !text.ends_with(&cause_text) {
             text.push_str(": ");
-            text.push_str(&words);
+            text.push_str(&cause_text);
         }
         cause = error.source();
     }

@@ -65,9 +65,9 @@ pub enum LayerError {
     /// Entries are out of order, so the layer would depend on the order of a directory listing.
     #[error("entry {1:?} comes after {0:?}, but entries must be sorted and unique")]
     Order(PathBuf, PathBuf),
-    /// The file grew or shrank during the read. `found` exceeds `wanted` by at most one byte.
-    #[error("entry {path:?} has {found} bytes, expected {wanted}: the file changed during the read")]
-    Changed { path: PathBuf, wanted: u64, found: u64 },
+    /// The file grew or shrank during the read. `actual` exceeds `expected` by at most one byte.
+    #[error("entry {path:?} has {actual} bytes, expected {expected}: the file changed during the read")]
+    Changed { path: PathBuf, expected: u64, actual: u64 },
     /// Reading the content or writing the layer failed.
     #[error("write layer entry {0:?}")]
     Entry(PathBuf, #[source] io::Error),
@@ -153,12 +153,12 @@ impl<W: Write> TreeWriter<W> {
                 header.set_size(size);
                 let mut exact = Exact { inner: content, remaining: size };
                 let appended = self.tar.append_data(&mut header, path, &mut exact);
-                let found = exact.read_surplus().map(|more| size - exact.remaining + more);
-                match (appended, found) {
-                    (Ok(()), Ok(found)) if found == size => {}
+                let actual = exact.read_surplus().map(|more| size - exact.remaining + more);
+                match (appended, actual) {
+                    (Ok(()), Ok(actual)) if actual == size => {}
                     (Err(source), _) | (Ok(()), Err(source)) => return Err(failed(source)),
-                    (Ok(()), Ok(found)) => {
-                        return Err(LayerError::Changed { path: path.to_owned(), wanted: size, found });
+                    (Ok(()), Ok(actual)) => {
+                        return Err(LayerError::Changed { path: path.to_owned(), expected: size, actual });
                     }
                 }
             }
@@ -174,8 +174,8 @@ impl<W: Write> TreeWriter<W> {
 
     fn check_path(&self, path: &Path) -> Result<(), LayerError> {
         let mut components = path.components().peekable();
-        let plain = components.peek().is_some() && components.all(|c| matches!(c, Component::Normal(_)));
-        if !plain {
+        let is_plain = components.peek().is_some() && components.all(|c| matches!(c, Component::Normal(_)));
+        if !is_plain {
             return Err(LayerError::Path(path.to_owned()));
         }
         if path.file_name().is_some_and(Whiteout::may_be) {
@@ -283,7 +283,7 @@ pub type LayerWriter<W> = TreeWriter<Compressor<W>>;
 const ZSTD_LEVEL: i32 = 3;
 
 impl<W: Write> LayerWriter<W> {
-    /// Starts a layer that is compressed with gzip. `mtime` is the modification time of all entries, in seconds since 1970.
+    /// Starts a layer that is compressed with gzip. `mtime` is the modification time of all entries, in seconds since the Unix epoch.
     pub fn new(out: W, mtime: u64) -> Self {
         Self::at(out, mtime, GZIP_LEVEL)
     }
@@ -410,7 +410,7 @@ mod tests {
             let mut writer = LayerWriter::new(Vec::new(), 0);
             let kind = EntryKind::File { size, content: &mut &b"1234"[..] };
             match writer.entry(Path::new("f"), 0o644, kind) {
-                Err(LayerError::Changed { found: f, .. }) => assert_eq!(f, found),
+                Err(LayerError::Changed { actual: f, .. }) => assert_eq!(f, found),
                 other => panic!("{other:?}"),
             }
         }

@@ -158,9 +158,9 @@ impl AnyManifest {
         let Self::Index(index) = Self::parse(bytes)? else { return Ok(None) };
         let is_match =
             |d: &Descriptor| d.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == arch);
-        let found = index.manifests.into_iter().find(is_match);
-        let none = || ImageError::unusable("image index", format!("contains no image for linux/{arch}"));
-        found.ok_or_else(none).map(Some)
+        let image = index.manifests.into_iter().find(is_match);
+        let missing = || ImageError::unusable("image index", format!("contains no image for linux/{arch}"));
+        image.ok_or_else(missing).map(Some)
     }
 }
 

@@ -182,7 +182,7 @@ impl FromStr for Repository {
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
         // Grammar of the OCI distribution specification; the host may have a port and upper-case letters.
-        let refused = || ReferenceError::new(text, "a repository ([host[:port]/]path of a-z, 0-9 and ._-)");
+        let invalid = || ReferenceError::new(text, "a repository ([host[:port]/]path of a-z, 0-9 and ._-)");
         let (host, path) = match text.split_once('/') {
             Some((host, path)) if names_host(host) => (Some(host), path),
             _ => (None, text),
@@ -191,7 +191,7 @@ impl FromStr for Repository {
         if text.len() <= 255 && host_fits && path.split('/').all(is_path_component) {
             Ok(Self(text.to_owned()))
         } else {
-            Err(refused())
+            Err(invalid())
         }
     }
 }

@@ -39,7 +39,7 @@ impl Read for LayerReader<'_> {
     }
 }
 
-/// What one layer contains for a name in the image's root.
+/// Content of one layer at a name in the image's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopLevel {
     /// A symbolic link.

@@ -278,7 +278,7 @@ async fn offline_only_the_store_is_asked() {
         json!({"url": {"url": place, "verify": {"checksums": "https://mirror.test/SHA256SUMS"}}}),
     ] {
         let error = find(&fetcher, &bench, &source(json)).await.unwrap_err();
-        assert!(matches!(&error, FetchError::NotKept { .. }), "{error}");
+        assert!(matches!(&error, FetchError::UnavailableOffline { .. }), "{error}");
         assert!(error.to_string().starts_with(&format!("find headers of {RELEASE} (amd64)")), "{error}");
     }
 }

@@ -115,7 +115,7 @@ async fn a_node_cannot_replace_stored_headers() {
     );
     let error = upload.collect("6.1.192-ACME").await.unwrap_err();
     assert!(matches!(error, SendError::Refused(422, _)), "{error}");
-    assert!(error.to_string().contains(" holds others, with content "), "{error}");
+    assert!(error.to_string().contains(" has other headers, with content "), "{error}");
     assert_eq!(upload.stored().await, before);
     upload.assert_scratch_is_empty();
 }

@@ -127,7 +127,7 @@ async fn publish(
     };
     let runner = cluster.runner(cell.target.arch);
     let runner = blocking(move || Entrypoint::read(&runner)).await?;
-    runner.runs_on(cell.target.arch)?;
+    runner.check_arch(cell.target.arch)?;
     let headers = headers_layer(job, base).await?;
     let (work, lowers, entries, plan) =
         (parts.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());

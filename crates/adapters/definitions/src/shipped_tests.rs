@@ -328,7 +328,7 @@ const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
         "12",
         "6.1.0-99-amd64",
         Seen::Missing(
-            "package linux-headers-6.1.0-99-amd64, without http://mirror.test/debian-security bookworm-security (not there) (amd64) in \
+            "package linux-headers-6.1.0-99-amd64, without http://mirror.test/debian-security bookworm-security (missing) (amd64) in \
              bookworm, bookworm-security",
         ),
     ),

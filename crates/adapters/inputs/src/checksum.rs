@@ -27,8 +27,7 @@ impl Checksum {
         Self { algorithm: Algorithm::Sha256, hex: hex.to_ascii_lowercase() }
     }
 
-    /// Parses a checksum of the named algorithm (`sha256`, `sha512`). Returns `None` for another algorithm or a malformed
-    /// checksum.
+    /// Parses a checksum of the named algorithm (`sha256`, `sha512`). Returns `None` for another algorithm or a malformed checksum.
     pub fn parse(algorithm: &str, hex: &str) -> Option<Self> {
         let checksum = Self { algorithm: algorithm.parse().ok()?, hex: hex.to_ascii_lowercase() };
         let digits = 2 * checksum.hasher().state.output_size();
@@ -44,9 +43,9 @@ impl Checksum {
         };
         let is_of_file = |line: &&str| line.rsplit([' ', '\t', '*', '/']).next() == Some(file);
         let mut words = list.split_whitespace();
-        let alone = words.next().filter(|_| words.next().is_none());
-        let named = list.lines().map(str::trim_end).filter(is_of_file).find_map(parse);
-        named.or_else(|| alone.and_then(parse))
+        let only_word = words.next().filter(|_| words.next().is_none());
+        let listed = list.lines().map(str::trim_end).filter(is_of_file).find_map(parse);
+        listed.or_else(|| only_word.and_then(parse))
     }
 
     /// Returns the lower-case hexadecimal digits.

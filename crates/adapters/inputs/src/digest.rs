@@ -57,10 +57,10 @@ fn digest_tree(
     let mut hasher = InputHasher::new("tree-1");
     for entry in walk(root) {
         let (path, metadata) = entry?;
-        let below = path.strip_prefix(root).unwrap_or(&path);
-        let name = below.as_os_str().as_bytes();
+        let relative = path.strip_prefix(root).unwrap_or(&path);
+        let name = relative.as_os_str().as_bytes();
         if metadata.is_file() {
-            visit(below, &path)?;
+            visit(relative, &path)?;
             // Only distinctions that a container image or a build can observe.
             let mode = if metadata.permissions().mode() & 0o111 == 0 { "file" } else { "executable" };
             hasher.add(mode, name).add("content", of_file(&path, stop)?);
@@ -77,7 +77,7 @@ fn digest_tree(
 
 /// Digest and kind of a file or tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Known {
+pub(super) struct DigestRecord {
     /// Changes when any file is touched.
     stamp: String,
     /// 64 hexadecimal digits.
@@ -88,7 +88,7 @@ pub(super) struct Known {
 }
 
 /// Returns the digest of a file or tree, from a record while sizes, times and inodes are unchanged.
-pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Result<Known> {
+pub(super) fn digest_record(cache: &Cache, path: &Path, stop: &AtomicBool) -> Result<DigestRecord> {
     let path = fs::canonicalize(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => FetchError::Absent(path.to_owned()),
         _ => error.into(),
@@ -98,15 +98,15 @@ pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Resul
     let is_dir = metadata.is_dir();
     // Take the stamp first: a file that changes during the read then gets another stamp next time.
     let stamp = if is_dir { stamp_of_tree(&path)? } else { stamp_of(&metadata) };
-    if let Some(known) = cache.read_record::<Known>("digests", &key)?
-        && known.stamp == stamp
+    if let Some(record) = cache.read_record::<DigestRecord>("digests", &key)?
+        && record.stamp == stamp
     {
-        return Ok(known);
+        return Ok(record);
     }
     let mut credentials = Vec::new();
     let digest = if is_dir {
-        digest_tree(&path, stop, |below, place| {
-            credentials.extend(suspects::credentials_in(below, place)?);
+        digest_tree(&path, stop, |relative, full_path| {
+            credentials.extend(suspects::credentials_in(relative, full_path)?);
             Ok(())
         })?
     } else {
@@ -114,9 +114,9 @@ pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Resul
         credentials.extend(suspects::credentials_in(name, &path)?);
         of_file(&path, stop)?
     };
-    let known = Known { stamp, digest, is_dir, credentials };
-    cache.write_record("digests", &key, &known)?;
-    Ok(known)
+    let record = DigestRecord { stamp, digest, is_dir, credentials };
+    cache.write_record("digests", &key, &record)?;
+    Ok(record)
 }
 
 fn stamp_of_tree(root: &Path) -> Result<String> {
@@ -219,7 +219,7 @@ mod tests {
         let plain = of_tree(&tree, &stop).unwrap();
         // Published images depend on this digest, so it must never change.
         assert_eq!(plain, "a3d2df7a9d7c08003af3edb039a87398f1c1ed81f67152f6113ef9c9f973f311");
-        let known = remembered(&cache, &tree, &stop).unwrap();
+        let known = digest_record(&cache, &tree, &stop).unwrap();
         for (path, content) in [
             (".git/config", "token"),
             ("sub/.git", "gitdir: x"),
@@ -231,10 +231,10 @@ mod tests {
             fs::write(tree.join(path), content).unwrap();
             assert_eq!(of_tree(&tree, &stop).unwrap(), plain, "{path}");
         }
-        assert_eq!(remembered(&cache, &tree, &stop).unwrap().digest, known.digest);
+        assert_eq!(digest_record(&cache, &tree, &stop).unwrap().digest, known.digest);
         // A change in version-control data does not even cause another read of the tree.
         fs::write(tree.join(".git/packed-refs"), "x").unwrap();
-        assert!(remembered(&cache, &tree, &AtomicBool::new(true)).is_ok());
+        assert!(digest_record(&cache, &tree, &AtomicBool::new(true)).is_ok());
     }
 
     #[test]
@@ -247,13 +247,13 @@ mod tests {
         fs::write(tree.join("certs/signing_key.pem"), "-----BEGIN PRIVATE KEY-----\n").unwrap();
         fs::write(tree.join(".git/key"), "-----BEGIN PRIVATE KEY-----\n").unwrap();
         fs::write(tree.join("a.c"), "int x;\n").unwrap();
-        let known = remembered(&cache, &tree, &stop).unwrap();
+        let known = digest_record(&cache, &tree, &stop).unwrap();
         assert_eq!(known.credentials, ["certs/signing_key.pem (a module signing key)"]);
         let all = suspects::of_tree(&tree, &stop).unwrap();
         assert_eq!(all, [".git (version-control data)", "certs/signing_key.pem (a module signing key)"]);
         // The record is used: the stop flag would make another read fail.
-        assert_eq!(remembered(&cache, &tree, &AtomicBool::new(true)).unwrap(), known);
-        let file = remembered(&cache, &tree.join("certs/signing_key.pem"), &stop).unwrap();
+        assert_eq!(digest_record(&cache, &tree, &AtomicBool::new(true)).unwrap(), known);
+        let file = digest_record(&cache, &tree.join("certs/signing_key.pem"), &stop).unwrap();
         assert_eq!(file.credentials, ["signing_key.pem (a module signing key)"]);
     }
 
@@ -264,12 +264,12 @@ mod tests {
         let file = dir.path().join("file");
         let stop = AtomicBool::new(false);
         fs::write(&file, "one").unwrap();
-        let one = remembered(&cache, &file, &stop).unwrap();
+        let one = digest_record(&cache, &file, &stop).unwrap();
         assert_eq!(one.digest, hex::encode(Sha256::digest("one")));
         // The record is used: the stop flag would make another read fail.
-        assert_eq!(remembered(&cache, &file, &AtomicBool::new(true)).unwrap(), one);
+        assert_eq!(digest_record(&cache, &file, &AtomicBool::new(true)).unwrap(), one);
         fs::write(dir.path().join("new"), "two").unwrap();
         fs::rename(dir.path().join("new"), &file).unwrap();
-        assert_ne!(remembered(&cache, &file, &stop).unwrap().digest, one.digest);
+        assert_ne!(digest_record(&cache, &file, &stop).unwrap().digest, one.digest);
     }
 }

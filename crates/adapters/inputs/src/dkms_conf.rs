@@ -9,7 +9,7 @@ use farrier_local::files::{if_there, read_start};
 use super::{Result, process::clean_command};
 
 /// Maximum size of a `dkms.conf` that is read, in bytes.
-const LARGEST: u64 = 1 << 20;
+const MAX_CONF_SIZE: u64 = 1 << 20;
 
 /// Returns warnings about the `dkms.conf` of an image's local sources, if the image is built with template `dkms`. Archives and
 /// packages are not opened: the log of their build has the same warnings. `root` is the directory of the definitions.
@@ -25,9 +25,9 @@ pub async fn dkms_conf_warnings(root: &Path, spec: &DriverImageSpec) -> Result<V
         if !conf.is_file() {
             continue;
         }
-        let text = read_start(&conf, LARGEST)?.unwrap_or_default();
-        let of_conf = |warning: String| format!("source {}: dkms.conf {warning}", source.name);
-        warnings.extend(left_out(&String::from_utf8_lossy(&text)).into_iter().map(of_conf));
+        let text = read_start(&conf, MAX_CONF_SIZE)?.unwrap_or_default();
+        let with_source = |warning: String| format!("source {}: dkms.conf {warning}", source.name);
+        warnings.extend(ignored_directives(&String::from_utf8_lossy(&text)).into_iter().map(with_source));
         // Without bash, only the build reports a syntax error.
         if let Some(run) = if_there(clean_command("bash").arg("-n").arg(&conf).output().await)?
             && !run.status.success()
@@ -35,7 +35,7 @@ pub async fn dkms_conf_warnings(root: &Path, spec: &DriverImageSpec) -> Result<V
             let message = String::from_utf8_lossy(&run.stderr);
             let first = message.lines().next().and_then(|line| line.split_once("dkms.conf: "));
             let reason = first.map_or("bash cannot read it", |(_, reason)| reason);
-            warnings.push(of_conf(format!(
+            warnings.push(with_source(format!(
                 "has a syntax error ({reason}): as with dkms, only what precedes it counts"
             )));
         }
@@ -44,21 +44,21 @@ pub async fn dkms_conf_warnings(root: &Path, spec: &DriverImageSpec) -> Result<V
 }
 
 /// Lists what template `dkms` leaves out of a `dkms.conf`, as dkms 3.3 does.
-fn left_out(conf: &str) -> Vec<String> {
-    let mut found = Vec::new();
+fn ignored_directives(conf: &str) -> Vec<String> {
+    let mut warnings = Vec::new();
     for (directive, value) in conf.lines().filter_map(|line| line.trim_start().split_once('=')) {
         let value = value.trim().trim_matches(['"', '\'']);
         let index = directive.split_once('[').map_or("0", |(_, index)| index.trim_end_matches(']'));
         if directive == "CLEAN" && !["", "true", "/bin/true", "/usr/bin/true"].contains(&value) {
-            found.push(format!(
+            warnings.push(format!(
                 "sets CLEAN={value}: it is left out, because each build starts from the sources"
             ));
         } else if directive.starts_with("BUILD_EXCLUSIVE_") && index != "0" {
-            found
+            warnings
                 .push(format!("sets {directive}={value}: other kernels get an image without module {index}"));
         }
     }
-    found
+    warnings
 }
 
 #[cfg(test)]

@@ -24,37 +24,37 @@ pub(super) const DOWNLOADS: &str = "downloads";
 /// Downloads a file from its address or a mirror, into the cache under its SHA-256 (64 lower-case hexadecimal digits). `what`
 /// names the download in messages.
 pub(super) async fn download(fetcher: &Fetcher, what: &str, url: &Download, sha256: &str) -> Result<PathBuf> {
-    let (places, checksum) = (fetcher.net.url_candidates(&parse(url)?), Checksum::sha256(sha256));
-    fetch(fetcher, what, &name_of(url)?, &places, &checksum).await
+    let (urls, checksum) = (fetcher.net.url_candidates(&parse(url)?), Checksum::sha256(sha256));
+    fetch(fetcher, what, &name_of(url)?, &urls, &checksum).await
 }
 
 /// Downloads a file from one of these addresses, into the cache under its checksum.
 pub(super) async fn fetch_from(
     fetcher: &Fetcher,
     what: &str,
-    places: &[Url],
+    urls: &[Url],
     checksum: &Checksum,
 ) -> Result<PathBuf> {
-    let name = places.first().map_or_else(|| "download".to_owned(), plain_name);
-    fetch(fetcher, what, &name, places, checksum).await
+    let name = urls.first().map_or_else(|| "download".to_owned(), plain_name);
+    fetch(fetcher, what, &name, urls, checksum).await
 }
 
 async fn fetch(
     fetcher: &Fetcher,
     what: &str,
     name: &str,
-    places: &[Url],
+    urls: &[Url],
     checksum: &Checksum,
 ) -> Result<PathBuf> {
     let make = |dir: PathBuf| async move {
-        download_from_any(&fetcher.net, what, places, Some(checksum), MAX_DOWNLOAD_SIZE, &dir.join(name))
+        download_from_any(&fetcher.net, what, urls, Some(checksum), MAX_DOWNLOAD_SIZE, &dir.join(name))
             .await
             .map(drop)
     };
-    let place = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
+    let entry = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
     // The same content from another address may be stored under another name.
-    let mut names = files::names_in(&place)?.into_iter();
-    Ok(place.join(names.next().unwrap_or_else(|| name.into())))
+    let mut names = files::names_in(&entry)?.into_iter();
+    Ok(entry.join(names.next().unwrap_or_else(|| name.into())))
 }
 
 /// Returns the file name of a download. The name matters if the file is not an archive: the source is then a tree with that one
@@ -75,20 +75,20 @@ pub(super) fn plain_name(url: &Url) -> String {
 pub(super) async fn download_from_any(
     net: &Net,
     what: &str,
-    places: &[Url],
-    wanted: Option<&Checksum>,
-    most: u64,
+    urls: &[Url],
+    expected: Option<&Checksum>,
+    max_size: u64,
     path: &Path,
 ) -> Result<Checksum> {
     let mut outcome = Err(FetchError::Status(what.to_owned(), 404));
-    for place in places {
-        outcome = transfer(net, what, place, wanted, most, path.to_owned()).await;
+    for url in urls {
+        outcome = transfer(net, what, url, expected, max_size, path.to_owned()).await;
         match &outcome {
             Ok(_) => break,
             // A local I/O error would recur with every mirror, except for a file that exceeds its size limit.
             Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
-            Err(error) if places.last() != Some(place) => {
-                tracing::warn!(mirror = %place, error = %error_chain(error), "mirror failed, trying the next source");
+            Err(error) if urls.last() != Some(url) => {
+                tracing::warn!(mirror = %url, error = %error_chain(error), "mirror failed, trying the next source");
             }
             Err(_) => {}
         }
@@ -96,45 +96,45 @@ pub(super) async fn download_from_any(
     outcome
 }
 
-/// Downloads at most `most` bytes from an address to a file, and returns their checksum.
+/// Downloads at most `max_size` bytes from an address to a file, and returns their checksum.
 pub(super) async fn transfer(
     net: &Net,
     what: &str,
     url: &Url,
-    wanted: Option<&Checksum>,
-    most: u64,
+    expected: Option<&Checksum>,
+    max_size: u64,
     path: PathBuf,
 ) -> Result<Checksum> {
-    let shown = url.to_string();
-    let broken = |source: reqwest::Error| FetchError::Transfer(shown.clone(), Box::new(source.without_url()));
+    let label = url.to_string();
+    let broken = |source: reqwest::Error| FetchError::Transfer(label.clone(), Box::new(source.without_url()));
     let too_slow = |slow: TooSlow| {
         let error = io::Error::new(io::ErrorKind::TimedOut, slow);
-        FetchError::Transfer(shown.clone(), Box::new(error))
+        FetchError::Transfer(label.clone(), Box::new(error))
     };
     let pace = Pace::default();
     let request = Net::request(Method::GET, url.clone());
     let asker = Asker::of(what);
-    let answer = Pacer::new(pace).wait(net.execute(request, &asker)).await.map_err(too_slow)?;
-    let mut response = answer.map_err(|error| match error {
+    let result = Pacer::new(pace).wait(net.execute(request, &asker)).await.map_err(too_slow)?;
+    let mut response = result.map_err(|error| match error {
         NetError::Http(_, source) => broken(source),
         other => FetchError::Net(other),
     })?;
     if !response.status().is_success() {
-        return Err(FetchError::Status(shown, response.status().as_u16()));
+        return Err(FetchError::Status(label, response.status().as_u16()));
     }
     let announced = response.content_length();
-    let mut room = DiskLimit::for_download(path.parent().unwrap_or(&path), announced, most)?;
+    let mut disk_limit = DiskLimit::for_download(path.parent().unwrap_or(&path), announced, max_size)?;
     let mut file = File::create(&path).await?;
-    let hasher = wanted.map_or_else(|| Checksum::sha256("").hasher(), Checksum::hasher);
-    let (mut hasher, mut got, mut fault) = (hasher, 0, None);
+    let hasher = expected.map_or_else(|| Checksum::sha256("").hasher(), Checksum::hasher);
+    let (mut hasher, mut received, mut fault) = (hasher, 0, None);
     let mut pacer = Pacer::new(pace);
     loop {
         match pacer.wait(response.chunk()).await.map_err(too_slow)? {
             Ok(Some(chunk)) => {
                 pacer.moved(chunk.len() as u64);
                 hasher.update(&chunk);
-                got += chunk.len() as u64;
-                room.take(chunk.len() as u64)?;
+                received += chunk.len() as u64;
+                disk_limit.take(chunk.len() as u64)?;
                 file.write_all(&chunk).await?;
             }
             Ok(None) => break,
@@ -145,21 +145,21 @@ pub(super) async fn transfer(
         }
     }
     match (announced, fault) {
-        (Some(announced), _) if got < announced => {
-            return Err(FetchError::Truncated { url: shown, got, wanted: announced });
+        (Some(announced), _) if received < announced => {
+            return Err(FetchError::Truncated { url: label, received, announced });
         }
         (_, Some(error)) => return Err(broken(error)),
         _ => {}
     }
     // The last write may still be in progress, and may fail on a full disk.
     file.flush().await?;
-    let found = hasher.finish();
-    match wanted {
-        Some(wanted) if found != *wanted => {
-            let (found, wanted) = (found.to_string(), wanted.to_string());
-            Err(FetchError::Checksum { what: shown, found, wanted })
+    let actual = hasher.finish();
+    match expected {
+        Some(expected) if actual != *expected => {
+            let (actual, expected) = (actual.to_string(), expected.to_string());
+            Err(FetchError::Checksum { what: label, actual, expected })
         }
-        _ => Ok(found),
+        _ => Ok(actual),
     }
 }
 

@@ -45,17 +45,17 @@ pub enum FetchError {
     #[error("find package {0} in {1}")]
     NoPackage(String, String),
     /// A checksum differs.
-    #[error("verify {what}: its checksum is {found}, wanted {wanted}")]
-    Checksum { what: String, found: String, wanted: String },
+    #[error("verify {what}: its checksum is {actual}, wanted {expected}")]
+    Checksum { what: String, actual: String, expected: String },
     /// A signature is missing or made with another key.
-    #[error("verify the signature of {what} with the keys in {keys}: {said}")]
-    Signature { what: String, keys: String, said: String },
+    #[error("verify the signature of {what} with the keys in {keys}: {reason}")]
+    Signature { what: String, keys: String, reason: String },
     /// A repository's metadata cannot be parsed.
     #[error("read the repository metadata {0}")]
     Metadata(String, #[source] MetadataError),
     /// A download ended too early; sizes in bytes.
-    #[error("download {url}: {got} bytes arrived, {wanted} were announced")]
-    Truncated { url: String, got: u64, wanted: u64 },
+    #[error("download {url}: {received} bytes arrived, {announced} were announced")]
+    Truncated { url: String, received: u64, announced: u64 },
     /// A server refused a download: the address, and the HTTP status.
     #[error("download {0}: the server answers {1}")]
     Status(String, u16),
@@ -86,14 +86,14 @@ pub enum FetchError {
     /// A local file operation failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// With `--offline`, neither the cache nor the store has an input: a remedy, and the result of asking upstream.
+    /// With `--offline`, neither the cache nor the store has an input. `hint` is a remedy, and `source` the upstream error.
     #[error(
         "find {what}: it is neither in the cache nor in the registry's store, and --offline forbids other \
          hosts"
     )]
-    NotKept { what: String, hint: &'static str, source: Box<FetchError> },
+    UnavailableOffline { what: String, hint: &'static str, source: Box<FetchError> },
     /// No registry is configured as a store.
-    #[error("store it beside the images: no registry was named")]
+    #[error("store the input beside the images: no registry was named")]
     NoStore,
     /// A tree cannot be packed.
     #[error("pack the tree")]
@@ -141,7 +141,7 @@ impl FetchError {
             Self::Truncated { .. } => true,
             Self::Transfer(_, source) => connection_problem(source.as_ref()) == ConnectionProblem::Broken,
             Self::Net(error) => error.is_transient(),
-            Self::NotKept { source, .. } => source.is_transient(),
+            Self::UnavailableOffline { source, .. } => source.is_transient(),
             Self::Store(error) => error.is_transient(),
             Self::Status(_, status) => *status >= 500 || matches!(status, 408 | 425 | 429),
             _ => false,
@@ -207,7 +207,7 @@ impl FetchError {
             Self::Store(error) => return error.hint(),
             Self::Pack(error) => return error.hint(),
             Self::Unusable { hint, .. } | Self::StoredHeaders { hint, .. } => hint,
-            Self::NotKept { hint, .. } => hint,
+            Self::UnavailableOffline { hint, .. } => hint,
             Self::NoStore => "name one with --registry",
             Self::NoAptSource(_) => "set `mirror` and `signedBy` beside `suites`",
             Self::NoMirror(..) => {
@@ -215,13 +215,13 @@ impl FetchError {
             }
             Self::NoPackage(..) => "check the package's name, the suites and the components",
             Self::Signature { .. } => {
-                "it was not used: check its origin; if the distribution has a new key, add it to that file"
+                "check the file's origin; if the distribution has a new key, add the key to the key file"
             }
             Self::Metadata(..) => {
                 "the mirror is damaged, or the address is not an RPM repository: check the address"
             }
             Self::Checksum { .. } => {
-                "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
+                "the file is damaged or was replaced: fetch it again, or correct the sha256 in the definition"
             }
             Self::Absent(_) => {
                 "create it, or name another path in the definition; relative paths are resolved against the \
@@ -249,7 +249,7 @@ fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
         UnpackError::Start("rpm2archive", _) => "install rpm2cpio, whose rpm2archive reads RPM packages",
         UnpackError::Start(..) => "install it, or put it in the search path",
         UnpackError::Outside(_) | UnpackError::ThroughLink(_) => {
-            "legitimate archives have no such entries: check the archive's origin; it was not used"
+            "legitimate archives have no such entries: check the archive's origin; farrier did not use it"
         }
         UnpackError::Kind(..) => {
             "only files, directories and links are unpacked: create the archive again without this entry"
@@ -259,7 +259,7 @@ fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
              build tree: tar --exclude='*.o' --exclude=.git), or name the directory itself"
         }
         UnpackError::Unsupported(_) => "unpack it, and name the directory as a `path` source",
-        UnpackError::Damaged(_) | UnpackError::Truncated { .. } | UnpackError::Sum { .. } => {
+        UnpackError::Damaged(_) | UnpackError::Truncated { .. } | UnpackError::Checksum { .. } => {
             "the archive is incomplete or not an archive: fetch it again"
         }
         UnpackError::Io(_) => return None,

@@ -73,13 +73,13 @@ pub(super) fn describe_unless_native(path: &Path, arch: Architecture) -> Result<
         _ => return Ok(Some(NOT_ELF.to_owned())),
     };
     Ok(match MACHINES.iter().find(|(number, _)| *number == machine) {
-        Some((_, found)) if *found == arch => None,
-        Some((_, found)) => Some(format!("a program for {found}")),
+        Some((_, actual)) if *actual == arch => None,
+        Some((_, actual)) => Some(format!("a program for {actual}")),
         None => Some(format!("a program for another machine (ELF number {machine})")),
     })
 }
 
-/// Creates a directory and its parents. The mode of the directory does not depend on the umask.
+/// Creates a directory with mode 0755, whatever the umask, and its parents.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
     fs::create_dir_all(path)?;
     Ok(fs::set_permissions(path, Permissions::from_mode(0o755))?)

@@ -26,9 +26,9 @@ pub enum TreeError {
     #[error("{0} holds neither {1}")]
     Unprepared(PathBuf, &'static str),
     /// The build directory belongs to another kernel.
-    #[error("{build} is the build directory of {found:?}, not of {wanted}")]
-    Release { build: PathBuf, found: String, wanted: KernelRelease },
-    /// The build directory is configured for an architecture other than the wanted one.
+    #[error("{build} is the build directory of {actual:?}, not of {expected}")]
+    Release { build: PathBuf, actual: String, expected: KernelRelease },
+    /// The build directory is configured for another architecture than the kernel's.
     #[error("{0} is configured for an architecture other than {1}")]
     Architecture(PathBuf, Architecture),
     /// The kernel's configuration or symbol table is damaged, or the compiler is unknown.
@@ -65,14 +65,14 @@ pub fn read_header_set(
     let facts =
         KernelFacts::of_headers(Some((release, arch)), read, header).map_err(|error| match error {
             HeaderError::Unprepared(files) => TreeError::Unprepared(build.clone(), files),
-            HeaderError::Release(found) => {
-                TreeError::Release { build: build.clone(), found, wanted: release.clone() }
+            HeaderError::Release(actual) => {
+                TreeError::Release { build: build.clone(), actual, expected: release.clone() }
             }
             HeaderError::Architecture => TreeError::Architecture(build.clone(), arch),
             HeaderError::Damaged(what, source) => TreeError::Damaged { what, build: build.clone(), source },
             HeaderError::Io(error) => error.into(),
         })?;
-    // An unknown compiler is not an error here: the kernel's loader does not compare compilers, and only builds use this one.
+    // An unknown compiler is not an error here: the kernel's loader does not compare compilers, and only builds need the compiler.
     let compiler = facts.config.get("CC_VERSION_TEXT").and_then(|text| text.parse().ok());
     Ok((facts, compiler))
 }
@@ -81,15 +81,14 @@ pub fn read_header_set(
 pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeError> {
     for modules in ["lib/modules", "usr/lib/modules"] {
         let path = Path::new(modules).join(release.as_str()).join("build");
-        if let Some(found) = resolve(root, &path)?.filter(|found| root.join(found).is_dir()) {
-            return Ok(found);
+        if let Some(directory) = resolve(root, &path)?.filter(|directory| root.join(directory).is_dir()) {
+            return Ok(directory);
         }
     }
     Err(TreeError::NoBuild(release.clone()))
 }
 
-/// Reads a header in the build tree of `release`, or in its source tree, where distributions keep headers shared by their
-/// flavors.
+/// Reads a header in the build tree of `release`, or in its source tree, where distributions keep headers shared by their flavors.
 pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> io::Result<Option<String>> {
     for tree in ["build", "source"] {
         for modules in ["lib/modules", "usr/lib/modules"] {
@@ -104,11 +103,11 @@ pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> io::Re
 
 /// Reads a file's text; returns `None` if the file does not exist.
 fn read_inside(root: &Path, path: &Path) -> io::Result<Option<String>> {
-    let Some(found) = resolve(root, path)? else { return Ok(None) };
-    let file = File::open(root.join(&found))?;
+    let Some(resolved) = resolve(root, path)? else { return Ok(None) };
+    let file = File::open(root.join(&resolved))?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > MAX_FILE {
-        let text = format!("read {}: it is not a file of at most 64 MiB", found.display());
+        let text = format!("read {}: it is not a file of at most 64 MiB", resolved.display());
         return Err(io::Error::other(text));
     }
     let mut text = String::new();

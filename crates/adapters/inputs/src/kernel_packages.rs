@@ -15,7 +15,7 @@ use super::{
     FetchError, Fetcher, Lookup, Result, TREE,
     apt::{self, AptArchive, Packages, control::PackageRecord},
     digest,
-    rpm::{self, Listed, Repositories, package::names_for},
+    rpm::{self, ListedPackage, Repositories, package::names_for},
     unpack, with_release,
 };
 
@@ -27,15 +27,15 @@ pub(super) struct Search<'a> {
     pub kind: &'static str,
     /// Format version; change it when the same packages are laid out differently.
     pub format: &'static str,
-    pub from: Place<'a>,
+    pub from: Location<'a>,
     /// Whether to add dependencies from the same source package.
     pub with_dependencies: bool,
     /// Remedy if the packages are missing.
     pub hint: &'static str,
 }
 
-/// Location and names of packages. The first existing package of each group is wanted.
-pub(super) enum Place<'a> {
+/// Location and names of packages. A search takes the first existing package of each group.
+pub(super) enum Location<'a> {
     /// Suites. `{{release}}` is replaced by the kernel release.
     Apt(&'a AptSuites, Vec<Vec<String>>),
     /// Repositories, whose key files are below the definitions directory. The packages themselves state their kernel.
@@ -61,10 +61,10 @@ trait Archive: Sync {
     fn update(&self) -> impl Future<Output = Result<bool>> + Send;
 }
 
-/// Record of a search result. It is valid while the tree is in the cache: a kernel release's packages do not change their
-/// meaning, and the input hash should not change from day to day.
+/// Record of a package tree. It is valid while the tree is in the cache: the packages of a kernel release do not change, and the
+/// input hash should not change from day to day.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Found {
+pub(super) struct TreeRecord {
     /// Empty, like `arch`, in records of farrier versions that did not list their header sets.
     #[serde(default)]
     pub release: String,
@@ -74,7 +74,7 @@ pub(super) struct Found {
     pub origin: Vec<String>,
 }
 
-impl Found {
+impl TreeRecord {
     /// Creates the record for a tree made from this content for a kernel.
     pub fn new(format: &str, target: &KernelTarget, content: &[String], origin: Vec<String>) -> Self {
         let key = key(format, target, content.iter());
@@ -89,28 +89,28 @@ fn key<'a>(format: &'a str, target: &'a KernelTarget, parts: impl Iterator<Item 
 
 impl Search<'_> {
     /// Returns an earlier search result while its tree is in the cache.
-    pub fn known(&self) -> Result<Option<Found>> {
+    pub fn known(&self) -> Result<Option<TreeRecord>> {
         let cache = &self.fetcher.cache;
-        let Some(found) = cache.read_record::<Found>(self.kind, &self.key())? else { return Ok(None) };
-        Ok(cache.get(self.kind, &found.key)?.map(|_| found))
+        let Some(record) = cache.read_record::<TreeRecord>(self.kind, &self.key())? else { return Ok(None) };
+        Ok(cache.get(self.kind, &record.key)?.map(|_| record))
     }
 
     /// Whether the archive has the packages. Fetches nothing but its lists.
-    pub async fn is_there<T: Default>(&self) -> Result<Lookup<T>> {
+    pub async fn look_up_in_archive<T: Default>(&self) -> Result<Lookup<T>> {
         let Self { fetcher, target, .. } = *self;
         match &self.from {
-            Place::Apt(suites, _) => {
+            Location::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                Box::pin(self.is_in(&archive)).await
+                Box::pin(self.look_up(&archive)).await
             }
-            Place::Rpm(archive, groups) => match self.repositories(archive, groups)? {
-                Ok(archive) => Box::pin(self.is_in(&archive)).await,
-                Err(lacking) => Ok(self.lookup(lacking)),
+            Location::Rpm(archive, groups) => match self.repositories(archive, groups)? {
+                Ok(archive) => Box::pin(self.look_up(&archive)).await,
+                Err(missing) => Ok(self.lookup(missing)),
             },
         }
     }
 
-    async fn is_in<T: Default>(&self, archive: &impl Archive) -> Result<Lookup<T>> {
+    async fn look_up<T: Default>(&self, archive: &impl Archive) -> Result<Lookup<T>> {
         Ok(match Box::pin(archive.search(self, false)).await? {
             Packages::Found(_) => Lookup::Found(T::default()),
             Packages::Missing(names) => self.missing(&names),
@@ -122,63 +122,63 @@ impl Search<'_> {
     pub async fn run(
         &self,
         finish: impl FnOnce(&Path) -> Result<()> + Send + 'static,
-    ) -> Result<Lookup<Found>> {
+    ) -> Result<Lookup<TreeRecord>> {
         let Self { fetcher, target, .. } = *self;
-        if let Some(found) = self.known()? {
-            return Ok(Lookup::Found(found));
+        if let Some(record) = self.known()? {
+            return Ok(Lookup::Found(record));
         }
-        let found = match &self.from {
-            Place::Apt(suites, _) => {
+        let lookup = match &self.from {
+            Location::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                match Box::pin(self.take(&archive, finish)).await? {
+                match Box::pin(self.fetch_tree(&archive, finish)).await? {
                     Lookup::Missing { looked_for, hint } => {
                         let hint = Box::pin(self.suggestion(&archive)).await + &hint;
                         Lookup::Missing { looked_for, hint }
                     }
-                    found @ Lookup::Found(_) => found,
+                    lookup @ Lookup::Found(_) => lookup,
                 }
             }
-            Place::Rpm(archive, groups) => match self.repositories(archive, groups)? {
-                Ok(archive) => Box::pin(self.take(&archive, finish)).await?,
-                Err(lacking) => self.lookup(lacking),
+            Location::Rpm(archive, groups) => match self.repositories(archive, groups)? {
+                Ok(archive) => Box::pin(self.fetch_tree(&archive, finish)).await?,
+                Err(missing) => self.lookup(missing),
             },
         };
-        if let Lookup::Found(found) = &found {
-            fetcher.cache.write_record(self.kind, &self.key(), found)?;
+        if let Lookup::Found(record) = &lookup {
+            fetcher.cache.write_record(self.kind, &self.key(), record)?;
         }
-        Ok(found)
+        Ok(lookup)
     }
 
     /// Fetches the packages' tree from an archive, unless the cache has a tree of the same packages.
-    async fn take<A: Archive>(
+    async fn fetch_tree<A: Archive>(
         &self,
         archive: &A,
         finish: impl FnOnce(&Path) -> Result<()> + Send + 'static,
-    ) -> Result<Lookup<Found>> {
+    ) -> Result<Lookup<TreeRecord>> {
         let cache = &self.fetcher.cache;
-        let mut renewed = false;
+        let mut is_renewed = false;
         loop {
             let packages = match Box::pin(archive.search(self, self.with_dependencies)).await? {
                 Packages::Found(packages) => packages,
                 Packages::Missing(names) => return Ok(self.missing(&names)),
             };
             let origin: Vec<String> = packages.iter().map(A::identity).collect();
-            let found = Found::new(self.format, self.target, &origin.clone(), origin);
-            if cache.get(self.kind, &found.key)?.is_some() {
-                return Ok(Lookup::Found(found));
+            let record = TreeRecord::new(self.format, self.target, &origin.clone(), origin);
+            if cache.get(self.kind, &record.key)?.is_some() {
+                return Ok(Lookup::Found(record));
             }
             let files = match Box::pin(archive.fetch(&packages)).await {
                 Ok(files) => files,
                 // A retry does not change the signature.
                 Err(error @ FetchError::Signature { .. }) => return Err(error),
                 // A mirror drops a package when a newer one replaces it, so the lists may be outdated.
-                Err(_) if !renewed && archive.update().await? => {
-                    renewed = true;
+                Err(_) if !is_renewed && archive.update().await? => {
+                    is_renewed = true;
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            let names = found.origin.clone();
+            let names = record.origin.clone();
             let make = |dir: PathBuf| {
                 stoppable(move |stop| {
                     let root = dir.join(TREE);
@@ -190,8 +190,8 @@ impl Search<'_> {
                     finish(&root)
                 })
             };
-            cache.get_or_make(self.kind, &found.key, make).await?;
-            return Ok(Lookup::Found(found));
+            cache.get_or_make(self.kind, &record.key, make).await?;
+            return Ok(Lookup::Found(record));
         }
     }
 
@@ -216,9 +216,9 @@ impl Search<'_> {
             return String::new();
         };
         // Without the list there is no suggestion.
-        let known = archive.names(prefix).await.unwrap_or_default();
-        let known = known.iter().filter_map(|name| name.strip_prefix(prefix));
-        nearest_release(release, known.collect())
+        let available = archive.names(prefix).await.unwrap_or_default();
+        let available = available.iter().filter_map(|name| name.strip_prefix(prefix));
+        nearest_release(release, available.collect())
             .map(|near| format!("did you mean {near}? Otherwise "))
             .unwrap_or_default()
     }
@@ -227,8 +227,8 @@ impl Search<'_> {
     pub fn missing<T>(&self, names: &str) -> Lookup<T> {
         let arch = self.target.arch;
         self.lookup(match &self.from {
-            Place::Apt(suites, _) => format!("package {names} ({arch}) in {}", suites.suites.join(", ")),
-            Place::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
+            Location::Apt(suites, _) => format!("package {names} ({arch}) in {}", suites.suites.join(", ")),
+            Location::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
         })
     }
 
@@ -238,20 +238,20 @@ impl Search<'_> {
 
     /// Returns the packages' names, by group.
     pub fn names(&self) -> Vec<Vec<String>> {
-        let of_release = |name: &String| with_release(name, self.target);
+        let with_kernel_release = |name: &String| with_release(name, self.target);
         let release = self.target.release.as_str();
         match &self.from {
-            Place::Apt(_, groups) => {
-                groups.iter().map(|group| group.iter().map(of_release).collect()).collect()
+            Location::Apt(_, groups) => {
+                groups.iter().map(|group| group.iter().map(with_kernel_release).collect()).collect()
             }
-            Place::Rpm(_, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
+            Location::Rpm(_, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
         }
     }
 
     fn key(&self) -> String {
         let parts = match &self.from {
-            Place::Apt(suites, _) => apt::key_parts(suites),
-            Place::Rpm(archive, ..) => {
+            Location::Apt(suites, _) => apt::key_parts(suites),
+            Location::Rpm(archive, ..) => {
                 rpm::key_parts(archive, (&self.target.repository_version(), self.target.arch))
             }
         };
@@ -260,7 +260,7 @@ impl Search<'_> {
     }
 }
 
-/// Returns the release that was probably meant: the most similar one, and the newest of those.
+/// Returns the most similar release; of several, the newest.
 fn nearest_release<'a>(release: &str, mut known: Vec<&'a str>) -> Option<&'a str> {
     known.sort_by(|a, b| apt::version::compare(b, a));
     similar(release, known)
@@ -288,18 +288,18 @@ impl Archive for AptArchive {
 }
 
 impl Archive for Repositories {
-    type Package = Listed;
+    type Package = ListedPackage;
 
     // The dependencies flag is ignored: the definition names each of a kernel's RPM packages.
-    async fn search(&self, search: &Search<'_>, _: bool) -> Result<Packages<Listed>> {
+    async fn search(&self, search: &Search<'_>, _: bool) -> Result<Packages<ListedPackage>> {
         self.choose(&search.names(), &search.target.release).await
     }
 
-    fn identity(listed: &Listed) -> String {
+    fn identity(listed: &ListedPackage) -> String {
         listed.package.identity()
     }
 
-    async fn fetch(&self, packages: &[Listed]) -> Result<Vec<PathBuf>> {
+    async fn fetch(&self, packages: &[ListedPackage]) -> Result<Vec<PathBuf>> {
         self.download(packages).await
     }
 
@@ -368,19 +368,20 @@ mod tests {
             target: &target,
             kind: "headers",
             format: "1",
-            from: Place::Apt(&suites, Vec::new()),
+            from: Location::Apt(&suites, Vec::new()),
             with_dependencies: false,
             hint: "",
         };
         let archive = Broken::default();
-        let outcome = search.take(&archive, |_| Ok(())).await;
+        let outcome = search.fetch_tree(&archive, |_| Ok(())).await;
         assert!(matches!(outcome, Err(FetchError::Interrupted)), "{outcome:?}");
         assert_eq!(archive.0.into_inner(), 2);
     }
 
     #[test]
     fn what_an_older_farrier_found_counts() {
-        let found: Found = serde_json::from_str(r#"{"key": "1f", "origin": ["linux-image=6.1"]}"#).unwrap();
+        let found: TreeRecord =
+            serde_json::from_str(r#"{"key": "1f", "origin": ["linux-image=6.1"]}"#).unwrap();
         assert_eq!(
             (found.key.as_str(), found.origin.as_slice()),
             ("1f", &["linux-image=6.1".to_owned()][..])

@@ -162,13 +162,13 @@ impl Fetcher {
         Self { root, ..self }
     }
 
-    /// Sets the store, in which inputs are kept beside the images.
+    /// Sets the store of inputs, which is beside the images in the registry.
     #[must_use]
     pub fn with_store(self, store: Store) -> Self {
         Self { store: Some(store), ..self }
     }
 
-    /// Whether only the store and this machine's cache may be used, without asking upstream for anything newer.
+    /// Whether only the store and this machine's cache may be used (`--offline`).
     pub fn is_offline(&self) -> bool {
         self.net.is_offline()
     }
@@ -210,12 +210,12 @@ impl Fetcher {
     fn explain_if_offline<T>(
         &self,
         outcome: Result<T>,
-        what: impl FnOnce() -> String,
+        describe: impl FnOnce() -> String,
         hint: &'static str,
     ) -> Result<T> {
         outcome.map_err(|error| {
             if self.is_offline() && self.store.is_some() && error.is_upstream() {
-                FetchError::NotKept { what: what(), hint, source: Box::new(error) }
+                FetchError::UnavailableOffline { what: describe(), hint, source: Box::new(error) }
             } else {
                 error
             }
@@ -223,9 +223,9 @@ impl Fetcher {
     }
 
     /// Returns the digest of a user's file or tree.
-    async fn digest_of(&self, path: &Path) -> Result<digest::Known> {
+    async fn digest_of(&self, path: &Path) -> Result<digest::DigestRecord> {
         let (cache, path) = (self.cache.clone(), path.to_owned());
-        stoppable(move |stop| digest::remembered(&cache, &path, stop)).await
+        stoppable(move |stop| digest::digest_record(&cache, &path, stop)).await
     }
 }
 
@@ -234,13 +234,13 @@ const MIRROR_HINT: &str = "on a machine with network access, run `farrier mirror
     REGISTRY` to store it in a registry, and transfer it with `farrier bundle`; or name a mirror that has \
     it, and its host, in site.yaml";
 
-/// Maximum age of package lists for reporting a package as missing. Older lists are refreshed first.
+/// Before farrier reports a package as missing, it refreshes package lists that are older than this.
 const MISSING_PACKAGE_MAX_AGE: Duration = Duration::from_mins(3);
 
 /// Name of the tree in a cache entry. The tree is a subdirectory, because its mode differs from the private mode of the entry.
 const TREE: &str = "tree";
 
-/// Unpacks an archive; `what` names it in errors.
+/// Unpacks an archive; `what` names the archive in errors.
 fn unpack(stop: &AtomicBool, archive: &Path, dest: &Path, what: &str) -> Result<()> {
     archive::unpack_file(archive, dest, &Options { stop, ..Options::default() })
         .map_err(|source| FetchError::Unpack(what.to_owned(), source))

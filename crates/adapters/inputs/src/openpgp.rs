@@ -13,30 +13,29 @@ const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
 /// Expiry time of a key without one.
 const NEVER: i64 = i64::MAX;
 
-/// Returns the key files that definitions name, each with the expiry time of its last key. Missing or unreadable files are
-/// reported when something is verified with them. Definitions are searched as data, so that future fields with keys are covered
-/// too.
+/// Returns the key files that definitions name, each with the expiry time of its last key. Skips missing and unreadable files, which
+/// verification reports. Searches the definitions as JSON, so that the search also covers `signedBy` in fields added later.
 pub fn key_ends(definitions: &Definitions) -> Vec<(String, Timestamp)> {
     let mut files = BTreeMap::new();
     let images = definitions.images.values().map(serde_json::to_value);
     for definition in images.chain(definitions.families.iter().map(serde_json::to_value)) {
-        collect(&definition.unwrap_or_default(), &mut files);
+        collect_key_files(&definition.unwrap_or_default(), &mut files);
     }
-    files.retain(|file, end| {
-        *end = last_end(&definitions.root.join(file));
-        end.is_some()
+    files.retain(|file, expiry| {
+        *expiry = last_expiry(&definitions.root.join(file));
+        expiry.is_some()
     });
-    files.into_iter().filter_map(|(file, end)| Some((format!("signedBy {file}"), end?))).collect()
+    files.into_iter().filter_map(|(file, expiry)| Some((format!("signedBy {file}"), expiry?))).collect()
 }
 
 /// Collects `signedBy` files. A `signedBy` list holds the keys of prebuilt images, which do not expire.
-fn collect(value: &Value, files: &mut BTreeMap<String, Option<Timestamp>>) {
+fn collect_key_files(value: &Value, files: &mut BTreeMap<String, Option<Timestamp>>) {
     match value {
-        Value::Array(items) => items.iter().for_each(|item| collect(item, files)),
+        Value::Array(items) => items.iter().for_each(|item| collect_key_files(item, files)),
         Value::Object(fields) => {
             let file = fields.get("signedBy").and_then(Value::as_str);
             files.extend(file.map(|file| (file.to_owned(), None)));
-            fields.values().for_each(|value| collect(value, files));
+            fields.values().for_each(|value| collect_key_files(value, files));
         }
         _ => {}
     }
@@ -55,8 +54,8 @@ pub(super) fn dearmored(text: &str) -> Option<Vec<u8>> {
     (!keys.is_empty()).then_some(keys)
 }
 
-/// Returns when the last signing key of a file expires. Returns `None` if one does not expire, there is none, or gpg is missing.
-fn last_end(file: &Path) -> Option<Timestamp> {
+/// Returns the latest expiry of a file's signing keys. Returns `None` if a key never expires, if there is no key, or without gpg.
+fn last_expiry(file: &Path) -> Option<Timestamp> {
     // These options keep gpg from reading configuration or other keys, and from writing files.
     let output = Command::new("gpg")
         .args(["--batch", "--no-options", "--homedir", "/nonexistent", "--trust-model", "always"])
@@ -67,26 +66,26 @@ fn last_end(file: &Path) -> Option<Timestamp> {
             tracing::warn!(%error, file = %file.display(), "install gpg: without it, the expiry date of this key is unknown");
         })
         .ok()?;
-    let end = ends(&String::from_utf8_lossy(&output.stdout)).max()?;
-    Timestamp::from_second(end).ok()
+    let expiry = signing_key_expiries(&String::from_utf8_lossy(&output.stdout)).max()?;
+    Timestamp::from_second(expiry).ok()
 }
 
-/// Returns until when each signing key may sign, in seconds of Unix time (GnuPG's doc/DETAILS, "Format of the colon listings"). A
-/// primary key's expiry also limits its subkeys.
-fn ends(listing: &str) -> impl Iterator<Item = i64> {
-    let mut of_primary = NEVER;
+/// Returns the expiry time of each signing key, in seconds since the Unix epoch (GnuPG's doc/DETAILS, "Format of the colon
+/// listings"). A primary key's expiry also limits its subkeys.
+fn signing_key_expiries(listing: &str) -> impl Iterator<Item = i64> {
+    let mut primary_expiry = NEVER;
     listing.lines().filter_map(move |line| {
         let fields: Vec<&str> = line.split(':').collect();
-        let [kind @ ("pub" | "sub"), validity, _, _, _, _, end, _, _, _, _, uses, ..] = *fields else {
+        let [kind @ ("pub" | "sub"), validity, _, _, _, _, expiry, _, _, _, _, uses, ..] = *fields else {
             return None;
         };
-        let mut end = end.parse().unwrap_or(NEVER);
+        let mut expiry = expiry.parse().unwrap_or(NEVER);
         if kind == "pub" {
-            of_primary = end;
+            primary_expiry = expiry;
         }
-        end = end.min(of_primary);
+        expiry = expiry.min(primary_expiry);
         // Capital letters apply to the whole key. A revoked key signs nothing.
-        (uses.contains('s') && validity != "r").then_some(end)
+        (uses.contains('s') && validity != "r").then_some(expiry)
     })
 }
 
@@ -149,7 +148,7 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
     fn end(file: &[u8]) -> Option<String> {
         let named = tempfile::NamedTempFile::new().unwrap();
         fs_err::write(named.path(), file).unwrap();
-        last_end(named.path()).map(|end| end.to_string())
+        last_expiry(named.path()).map(|end| end.to_string())
     }
 
     #[test]
@@ -180,7 +179,7 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
     fn what_is_no_key_has_no_end() {
         assert_eq!((end(b""), end(b"no key")), (None, None));
         let revoked = "pub:r:255:22:DBEF83C24AE9CBA3:1767225600:1893456000::-:::scSC:::::ed25519:::0:";
-        assert_eq!(ends(revoked).count(), 0);
+        assert_eq!(signing_key_expiries(revoked).count(), 0);
     }
 
     #[test]
@@ -198,7 +197,7 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
         };
         let families = ["acme.asc", "acme.asc", "other.asc", "absent.asc"].map(family).into();
         let definitions = Definitions { families, root: root.path().into(), ..Definitions::default() };
-        let ends = key_ends(&definitions);
-        assert_eq!(ends, [("signedBy acme.asc".to_owned(), "2028-01-01T00:00:00Z".parse().unwrap())]);
+        let expiries = key_ends(&definitions);
+        assert_eq!(expiries, [("signedBy acme.asc".to_owned(), "2028-01-01T00:00:00Z".parse().unwrap())]);
     }
 }

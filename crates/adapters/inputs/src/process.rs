@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farrier_local::cache::says_full_disk;
+use farrier_local::cache::reports_full_disk;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
@@ -37,23 +37,23 @@ const MAX_OUTPUT_SIZE: u64 = 256 << 20;
 
 /// Creates a command with a fixed search path and locale, and an empty standard input.
 pub fn command(program: &'static str) -> Command {
-    prepared(Command::new(program))
+    with_defaults(Command::new(program))
 }
 
 /// Creates a command in the way of [`command`], without any other variable of the environment.
 pub(super) fn clean_command(program: &'static str) -> Command {
     let mut command = Command::new(program);
     command.env_clear();
-    prepared(command)
+    with_defaults(command)
 }
 
-fn prepared(mut command: Command) -> Command {
+fn with_defaults(mut command: Command) -> Command {
     command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// Removes the proxy variables from a command's environment: its configuration contains everything it needs.
+/// Removes the proxy variables from a command's environment, for programs whose configuration has the proxies.
 pub fn without_proxies(command: &mut Command) {
     for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
         command.env_remove(name).env_remove(name.to_ascii_uppercase());
@@ -70,7 +70,7 @@ pub(super) fn start(mut command: Command, program: &'static str, grace: Duration
     Ok(Running { child, grace })
 }
 
-/// Limits the memory of a program and of the programs that it starts, in bytes. The limit of a program that has exited is no error.
+/// Limits the memory of a program and of the programs that it starts, in bytes. Does nothing if the program has exited.
 pub(super) fn limit_memory(id: u32, bytes: u64) {
     let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
     if let Some(id) = i32::try_from(id).ok().and_then(Pid::from_raw) {
@@ -89,10 +89,10 @@ impl Running {
 
 /// Runs a command until it exits, whatever its exit status.
 pub async fn output(command: Command, program: &'static str) -> Result<Output> {
-    finished(start(command, program, Duration::ZERO)?, program).await
+    collect_output(start(command, program, Duration::ZERO)?, program).await
 }
 
-async fn finished(mut running: Running, program: &'static str) -> Result<Output> {
+async fn collect_output(mut running: Running, program: &'static str) -> Result<Output> {
     let failed = |source| FetchError::Start(program, source);
     let (out, err) = (running.child.stdout.take(), running.child.stderr.take());
     let (stdout, stderr) = tokio::try_join!(read_text(out), read_text(err)).map_err(failed)?;
@@ -102,15 +102,15 @@ async fn finished(mut running: Running, program: &'static str) -> Result<Output>
 
 /// Runs a command and returns an error if it fails. `action` describes the program's task in that error.
 pub async fn run(command: Command, program: &'static str, action: impl FnOnce() -> String) -> Result<Output> {
-    successful(output(command, program).await?, action)
+    require_success(output(command, program).await?, action)
 }
 
-fn successful(output: Output, action: impl FnOnce() -> String) -> Result<Output> {
+fn require_success(output: Output, action: impl FnOnce() -> String) -> Result<Output> {
     if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
 }
 
 /// Runs a command like [`run`], with at most `memory` bytes.
-pub(super) async fn run_within(
+pub(super) async fn run_limited(
     memory: u64,
     command: Command,
     program: &'static str,
@@ -118,7 +118,7 @@ pub(super) async fn run_within(
 ) -> Result<Output> {
     let running = start(command, program, Duration::ZERO)?;
     running.limit_memory(memory);
-    successful(finished(running, program).await?, action)
+    require_success(collect_output(running, program).await?, action)
 }
 
 /// Reads a program's output until it closes the pipe.
@@ -133,7 +133,7 @@ pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Resul
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Without an ID, the program has exited and was waited for.
+        // Without an ID, the program has already exited and been reaped.
         let id = self.child.id().and_then(|id| i32::try_from(id).ok());
         let Some(group) = id.and_then(Pid::from_raw) else { return };
         if !self.grace.is_zero() && kill_process_group(group, Signal::TERM).is_ok() {
@@ -151,13 +151,13 @@ impl Drop for Running {
 
 /// Creates an error from a failed program's standard error.
 pub fn failure(action: String, stderr: &str) -> FetchError {
-    FetchError::Program { action, message: error_lines(stderr), transient: may_pass(stderr) }
+    FetchError::Program { action, message: error_lines(stderr), transient: is_transient(stderr) }
 }
 
 /// Returns the lines of a program's standard error that report the failure, at most five.
 fn error_lines(stderr: &str) -> String {
     // tar names the full disk on a separate line, before mmdebstrap's own errors.
-    if let Some(line) = stderr.lines().find(|line| says_full_disk(line)) {
+    if let Some(line) = stderr.lines().find(|line| reports_full_disk(line)) {
         return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
     }
     let mut lines: Vec<&str> = stderr.lines().filter(|line| line.starts_with("E: ")).collect();
@@ -171,8 +171,8 @@ fn error_lines(stderr: &str) -> String {
 
 /// Whether a failure of apt, mmdebstrap or git is transient. A failure is permanent if the output reports a full disk, or an archive
 /// that answered but lacks the requested file or has no valid signature.
-fn may_pass(stderr: &str) -> bool {
-    const NETWORK: [&str; 8] = [
+fn is_transient(stderr: &str) -> bool {
+    const TRANSIENT: [&str; 8] = [
         "Could not resolve",
         "Could not connect",
         "Unable to connect",
@@ -182,7 +182,7 @@ fn may_pass(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const FINAL: [&str; 22] = [
+    const PERMANENT: [&str; 22] = [
         "does not have a Release file",
         "no longer has a Release file",
         " is expired (invalid since",
@@ -206,8 +206,8 @@ fn may_pass(stderr: &str) -> bool {
         "Authentication failed",
         "could not read Username",
     ];
-    let says = |signs: &[&str]| signs.iter().any(|sign| stderr.contains(sign));
-    says(&NETWORK) || !(says(&FINAL) || says_full_disk(stderr))
+    let reports = |messages: &[&str]| messages.iter().any(|message| stderr.contains(message));
+    reports(&TRANSIENT) || !(reports(&PERMANENT) || reports_full_disk(stderr))
 }
 
 #[cfg(test)]
@@ -247,13 +247,13 @@ mod tests {
 
     #[test]
     fn what_may_pass() {
-        assert!(may_pass("E: Failed to fetch x  Could not resolve 'x'"));
-        assert!(may_pass("E: something new"));
-        assert!(!may_pass("E: The repository 'x' does not have a Release file."));
-        assert!(!may_pass("W: GPG error: NO_PUBKEY 1234"));
+        assert!(is_transient("E: Failed to fetch x  Could not resolve 'x'"));
+        assert!(is_transient("E: something new"));
+        assert!(!is_transient("E: The repository 'x' does not have a Release file."));
+        assert!(!is_transient("W: GPG error: NO_PUBKEY 1234"));
         let expired = "E: Release file for http://a.test/InRelease is expired (invalid since 16d 4h). Updates for this \
                        repository will not be applied.";
-        assert!(!may_pass(expired));
+        assert!(!is_transient(expired));
         assert!(failure("fetch".to_owned(), expired).hint().unwrap().contains("check-valid-until=no"));
     }
 
@@ -271,10 +271,10 @@ mod tests {
                     E: tar --extract failed: 512\n\
                     E: mmdebstrap failed to run\n";
         assert_eq!(error_lines(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
-        assert!(!may_pass(said));
+        assert!(!is_transient(said));
         // apt checks the free space before it writes.
         let said = "E: You don't have enough free space in /var/cache/apt/archives/.\n";
-        assert!(!may_pass(said));
+        assert!(!is_transient(said));
         assert_eq!(
             failure("make the toolchain".to_owned(), said).hint().unwrap(),
             farrier_local::cache::FULL_DISK

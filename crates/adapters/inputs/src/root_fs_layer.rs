@@ -65,6 +65,6 @@ pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<()> {
             format!("its {} is not a digest", annotations::DIFF_ID),
         )
     };
-    let diff_id = stored.note(annotations::DIFF_ID)?.parse().map_err(|_| invalid())?;
+    let diff_id = stored.annotation(annotations::DIFF_ID)?.parse().map_err(|_| invalid())?;
     record(entry, &stored.layer.digest, &diff_id, stored.layer.size)
 }

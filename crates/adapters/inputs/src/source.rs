@@ -22,13 +22,13 @@ use super::{
     digest,
     download::{download, name_of},
     git, rpm,
-    source_layout::{lay_out, pick, whole},
+    source_layout::{lay_out, original_tree, select_directory},
     stored::{Input, Packed, StoredUnder, content_key, source_tag},
     suspects,
 };
 
 /// Kind of the cache entries.
-const PLACE: &str = "sources";
+const KIND: &str = "sources";
 
 /// A fetched source, unpacked in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub struct Sources<'a>(pub(super) &'a Fetcher);
 /// Content of a source, before it is fetched.
 enum Content {
     Package(Package),
-    Rpm(Box<rpm::source::Found>),
+    Rpm(Box<rpm::source::FoundPackage>),
     Download { url: Download, sha256: String },
     Commit { source: Box<GitSource>, id: String },
     Local { path: PathBuf, sha256: String, is_dir: bool },
@@ -72,7 +72,7 @@ enum Content {
 impl Sources<'_> {
     /// Returns the current identity of the source. Downloads no source.
     pub async fn identity(self, spec: &SourceSpec) -> Result<SourceIdentity> {
-        if let Some(stored) = self.in_place_of(spec).await? {
+        if let Some(stored) = self.stored_instead(spec).await? {
             let identity = self.stored_identity(spec, &stored).await?;
             let version = stored.annotations.get(annotations::VERSION).cloned();
             return Ok(SourceIdentity { identity, version });
@@ -89,27 +89,27 @@ impl Sources<'_> {
     pub async fn fetch(self, spec: &SourceSpec) -> Result<FetchedSource> {
         let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ }) =
             (self, spec);
-        if let Some(stored) = self.in_place_of(spec).await? {
+        if let Some(stored) = self.stored_instead(spec).await? {
             let origin = self.stored_identity(spec, &stored).await?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
-            let key = tree_key(spec, &self.vouched(spec, &origin).await?)?;
-            let place = fetcher.cache.get_or_make(PLACE, &key, make).await?;
-            return Ok(FetchedSource { root: place.join(TREE), origin });
+            let key = tree_key(spec, &self.identity_with_signers(spec, &origin).await?)?;
+            let entry = fetcher.cache.get_or_make(KIND, &key, make).await?;
+            return Ok(FetchedSource { root: entry.join(TREE), origin });
         }
         let content = self.content(from).await?;
         let origin = identity(spec, &content);
         if let (Content::Local { path, is_dir: true, .. }, None) = (&content, unpack) {
             // Use the user's own tree in place: builds only read it.
             let (path, subdir) = (path.clone(), subdir.clone());
-            let root = stoppable(move |_| pick(&path, subdir.as_ref())).await?;
+            let root = stoppable(move |_| select_directory(&path, subdir.as_ref())).await?;
             return Ok(FetchedSource { root, origin });
         }
-        let vouched = self.vouched(spec, &origin).await?;
-        let key = content_key(&vouched);
+        let signed = self.identity_with_signers(spec, &origin).await?;
+        let key = content_key(&signed);
         // A source on this machine is not fetched from the store.
-        let is_here = matches!(content, Content::Local { .. });
+        let is_local = matches!(content, Content::Local { .. });
         let make = |dir| async {
-            if !is_here && let Some(stored) = self.stored_content(&content, &key).await? {
+            if !is_local && let Some(stored) = self.stored_content(&content, &key).await? {
                 return self.lay_out_stored(spec, &stored, &origin, dir).await;
             }
             let archive = match &content {
@@ -117,20 +117,20 @@ impl Sources<'_> {
                 _ => None,
             };
             let original = self.original(spec, content).await?;
-            let suspects = self.lay_out(spec, original, dir, archive.is_some()).await?;
+            let credential_files = self.lay_out(spec, original, dir, archive.is_some()).await?;
             if let Some(sha256) = archive {
-                self.0.cache.write_record(suspects::RECORDS, &sha256, &suspects)?;
+                self.0.cache.write_record(suspects::RECORDS, &sha256, &credential_files)?;
             }
             Ok(())
         };
-        let root = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &vouched)?, make).await?.join(TREE);
+        let root = fetcher.cache.get_or_make(KIND, &tree_key(spec, &signed)?, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
     }
 
-    /// Puts the source into the store, unless it is there.
+    /// Puts the source into the store, unless the store already has it.
     pub async fn keep(self, spec: &SourceSpec) -> Result<StoredUnder> {
         let SourceIdentity { identity, version } = self.identity(spec).await?;
-        let identity = self.vouched(spec, &identity).await?;
+        let identity = self.identity_with_signers(spec, &identity).await?;
         let input = Input {
             kind: InputKind::Source,
             what: format!("source {} ({identity})", spec.name),
@@ -146,25 +146,25 @@ impl Sources<'_> {
                     (self.0.digest_of(&original).await?.digest, fs::metadata(&original)?.len());
                 Packed::original(original, &sha256, size)?
             };
-            let notes = [
+            let values = [
                 (annotations::TITLE, Some(spec.name.to_string())),
                 (annotations::IDENTITY, Some(identity)),
                 (annotations::VERSION, version),
             ];
-            Ok(packed.with_notes(notes))
+            Ok(packed.with_annotations(values))
         };
         Box::pin(self.0.keep(input, content)).await
     }
 
-    /// Returns the stored source for a definition that is not looked up upstream: one whose path does not exist at this site, one
-    /// with fixed content, or, with `--offline`, any package.
-    async fn in_place_of(self, spec: &SourceSpec) -> Result<Option<StoredInput>> {
+    /// Returns the stored source for a definition that is not looked up upstream: for a path that does not exist at this site, for a
+    /// package of a fixed version, and with `--offline` for any package or commit.
+    async fn stored_instead(self, spec: &SourceSpec) -> Result<Option<StoredInput>> {
         let (kind, tag) = (InputKind::Source, source_tag(spec)?);
         match &spec.from {
             SourceOrigin::Path { path, .. } if !self.0.root.join(path).exists() => {
                 self.0.stored(kind, &tag).await
             }
-            SourceOrigin::Apt(source) if package::asks_store(self.0, source, arch_of(source))? => {
+            SourceOrigin::Apt(source) if package::needs_store_lookup(self.0, source, arch_of(source))? => {
                 self.0.stored_package(kind, &tag).await
             }
             SourceOrigin::Rpm(_) if self.0.is_offline() => self.0.stored_package(kind, &tag).await,
@@ -192,8 +192,8 @@ impl Sources<'_> {
         }
     }
 
-    /// Returns the identity with the keys that vouch for the content. Other keys verify again, and do not change the input hash.
-    async fn vouched(self, spec: &SourceSpec, identity: &str) -> Result<String> {
+    /// Returns the identity with the keys that must sign the content: other keys require a new verification, but no other input hash.
+    async fn identity_with_signers(self, spec: &SourceSpec, identity: &str) -> Result<String> {
         Ok(match &spec.from {
             SourceOrigin::Git(GitSource { signed_by: Some(file), reference, .. }) => {
                 let file = self.0.root.join(file);
@@ -201,7 +201,7 @@ impl Sources<'_> {
                     return Err(FetchError::Absent(file));
                 }
                 let keys = self.0.digest_of(&file).await?.digest;
-                // A tag does not vouch for another tag of the same commit.
+                // The signature of a tag does not count for another tag of the same commit.
                 format!("{identity} signed-by={keys} {}", reference.as_deref().unwrap_or_default())
             }
             _ => identity.to_owned(),
@@ -210,11 +210,11 @@ impl Sources<'_> {
 
     /// Returns the identity that a stored source claims, if the definition allows it.
     async fn stored_identity(self, spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
-        let noted = stored.note(annotations::IDENTITY)?;
-        let signers = self.vouched(spec, "").await?;
-        let identity = noted.strip_suffix(&signers).filter(|identity| is_identity(spec, identity));
+        let value = stored.annotation(annotations::IDENTITY)?;
+        let signers = self.identity_with_signers(spec, "").await?;
+        let identity = value.strip_suffix(&signers).filter(|identity| is_identity(spec, identity));
         identity.map(str::to_owned).ok_or_else(|| {
-            stored.is_not(&format!("its identity is {noted:?}, which does not match the definition")).into()
+            stored.invalid(&format!("its identity is {value:?}, which does not match the definition")).into()
         })
     }
 
@@ -236,7 +236,7 @@ impl Sources<'_> {
                 self.0.explain_if_offline(downloaded, || format!("{what} ({url})"), MIRROR_HINT)
             }
             Content::Commit { source, id } => {
-                let key = content_key(&self.vouched(spec, &source.identity(&id)).await?);
+                let key = content_key(&self.identity_with_signers(spec, &source.identity(&id)).await?);
                 let archive = Box::pin(git::archive(self.0, &source, &id, &key)).await;
                 let what = || format!("source {} (commit {id} of {})", spec.name, source.url);
                 self.0.explain_if_offline(archive, what, MIRROR_HINT)
@@ -245,26 +245,26 @@ impl Sources<'_> {
         }
     }
 
-    /// Makes the source's tree in `dir`. If `suspects` is set, returns files of the original that look like credentials.
+    /// Creates the source's tree in `dir`. With `finds_credentials`, returns the files of the original that look like credentials.
     async fn lay_out(
         self,
         spec: &SourceSpec,
         original: PathBuf,
         dir: PathBuf,
-        suspects: bool,
+        finds_credentials: bool,
     ) -> Result<Vec<String>> {
         let (name, inner, subdir) = (file_name(&spec.from)?, spec.unpack.clone(), spec.subdir.clone());
         let work = move |stop: &AtomicBool| {
-            let base = whole(stop, (&original, &name), &dir)?;
-            let suspects = if suspects { suspects::of_tree(&base, stop)? } else { Vec::new() };
+            let base = original_tree(stop, (&original, &name), &dir)?;
+            let credentials = if finds_credentials { suspects::of_tree(&base, stop)? } else { Vec::new() };
             lay_out(stop, base, &dir, inner.as_ref(), subdir.as_ref())?;
-            Ok(suspects)
+            Ok(credentials)
         };
         stoppable(work).await
     }
 
-    /// Makes the source's tree from the store. Only the digest counts, and it must match the identity: tag and annotations are
-    /// untrusted registry content. The caller has verified a commit's archive.
+    /// Creates the source's tree from the store. The digest must match the identity: tag and annotations are untrusted registry
+    /// content. The caller has verified the archive of a commit.
     async fn lay_out_stored(
         self,
         spec: &SourceSpec,
@@ -272,43 +272,44 @@ impl Sources<'_> {
         identity: &str,
         dir: PathBuf,
     ) -> Result<()> {
-        let wanted = match commit_in(identity) {
+        let expected = match commit_in(identity) {
             Some(_) => Some(OriginalDigest::File(stored.layer.digest.hex())),
             None => OriginalDigest::in_identity(identity),
         };
-        let other = |found: &str| stored.is_not(&format!("it holds {found}, and {identity} is wanted"));
+        let mismatch =
+            |found: &str| stored.invalid(&format!("it has {found}, but the definition requires {identity}"));
         let work = self.0.cache.scratch()?;
-        let original = match wanted {
+        let original = match expected {
             Some(OriginalDigest::File(sha256)) => {
                 if stored.layer.digest.hex() != sha256 {
-                    return Err(other(&format!("{}", stored.layer.digest)).into());
+                    return Err(mismatch(&format!("{}", stored.layer.digest)).into());
                 }
                 let file = work.path().join(file_name(&spec.from)?);
                 self.0.required_store()?.fetch(stored, &file).await?;
                 file
             }
             Some(OriginalDigest::Tree(sha256)) => {
-                self.0.take_tree(stored, work.path().to_owned()).await?;
+                self.0.unpack_stored_tree(stored, work.path().to_owned()).await?;
                 let tree = work.path().join(TREE);
                 let path = tree.clone();
-                let found = stoppable(move |stop| {
+                let inspection = stoppable(move |stop| {
                     Ok::<_, FetchError>((suspects::version_control_in(&path)?, digest::of_tree(&path, stop)?))
                 });
-                let (unverified, found) = found.await?;
-                // No digest covers version-control data, and a definition may name an archive in it.
-                if let Some(place) = unverified {
-                    let place = place.display();
-                    return Err(other(&format!(
-                        "version-control data ({place}), which `farrier mirror` no longer stores"
+                let (unverified, actual) = inspection.await?;
+                // The digest does not cover version-control data, but a definition may name an archive in that data.
+                if let Some(path_in_tree) = unverified {
+                    let path_in_tree = path_in_tree.display();
+                    return Err(mismatch(&format!(
+                        "version-control data ({path_in_tree}), which `farrier mirror` no longer stores"
                     ))
                     .into());
                 }
-                if found != sha256 {
-                    return Err(other(&format!("a tree with the digest sha256:{found}")).into());
+                if actual != sha256 {
+                    return Err(mismatch(&format!("a tree with the digest sha256:{actual}")).into());
                 }
                 tree
             }
-            None => return Err(other("something without a digest").into()),
+            None => return Err(mismatch("something without a digest").into()),
         };
         self.lay_out(spec, original, dir, false).await.map(drop)
     }
@@ -319,7 +320,7 @@ impl Sources<'_> {
                 Ok(Content::Package(package::find(self.0, source, arch_of(source)).await?))
             }
             SourceOrigin::Rpm(source) => {
-                let found = Box::pin(rpm::source::Found::find(self.0, source)).await;
+                let found = Box::pin(rpm::source::FoundPackage::find(self.0, source)).await;
                 let found = self.0.explain_if_offline(
                     found,
                     || format!("package {}", &*source.package),
@@ -327,7 +328,7 @@ impl Sources<'_> {
                 )?;
                 Ok(Content::Rpm(Box::new(found)))
             }
-            // Images are excluded: each kernel has its own, and their layers are fetched like any image's.
+            // An image differs between kernels, and farrier fetches its layers as those of other images.
             SourceOrigin::Image(source) => Err(FetchError::value(
                 "a source that is the same for all kernels",
                 &source.reference,
@@ -344,25 +345,25 @@ impl Sources<'_> {
             SourceOrigin::Url { url, sha256 } => {
                 Ok(Content::Download { url: url.clone(), sha256: sha256.to_ascii_lowercase() })
             }
-            SourceOrigin::Path { path, sha256: wanted } => {
+            SourceOrigin::Path { path, sha256: expected } => {
                 if path.iter().any(is_version_control) {
                     let path = path.to_string_lossy();
-                    return Err(FetchError::value("the path of a source", &path, NO_SOURCE));
+                    return Err(FetchError::value("the path of a source", &path, NOT_A_SOURCE));
                 }
                 let path = self.0.root.join(path);
-                let known = self.0.digest_of(&path).await?;
-                match wanted {
-                    Some(wanted) if known.is_dir => {
-                        Err(FetchError::value("the sha256 of a directory", wanted, "only files have one"))
+                let record = self.0.digest_of(&path).await?;
+                match expected {
+                    Some(expected) if record.is_dir => {
+                        Err(FetchError::value("the sha256 of a directory", expected, "only files have one"))
                     }
-                    Some(wanted) if wanted.to_ascii_lowercase() != known.digest => {
+                    Some(expected) if expected.to_ascii_lowercase() != record.digest => {
                         Err(FetchError::Checksum {
                             what: path.display().to_string(),
-                            found: format!("sha256:{}", known.digest),
-                            wanted: format!("sha256:{}", wanted.to_ascii_lowercase()),
+                            actual: format!("sha256:{}", record.digest),
+                            expected: format!("sha256:{}", expected.to_ascii_lowercase()),
                         })
                     }
-                    _ => Ok(Content::Local { path, sha256: known.digest, is_dir: known.is_dir }),
+                    _ => Ok(Content::Local { path, sha256: record.digest, is_dir: record.is_dir }),
                 }
             }
         }
@@ -446,19 +447,19 @@ fn is_identity(spec: &SourceSpec, identity: &str) -> bool {
         SourceOrigin::Path { sha256: None, .. } => true,
         SourceOrigin::Git(source) => commit_in(original).is_some_and(|commit| {
             original == source.identity(commit)
-                && source.commit.as_ref().is_none_or(|wanted| *wanted == commit)
+                && source.commit.as_ref().is_none_or(|required| *required == commit)
         }),
         SourceOrigin::Apt(source) => match &source.version {
             Some(version) => original.starts_with(&format!("{}={version} sha256:", source.package)),
             None => original.starts_with(&format!("{}=", source.package)),
         },
-        SourceOrigin::Rpm(source) => rpm::source::is_wanted(source, original),
+        SourceOrigin::Rpm(source) => rpm::source::matches_identity(source, original),
         SourceOrigin::Image(_) => false,
     })
 }
 
 /// Reason why version-control data is refused.
-const NO_SOURCE: &str = "version-control data is not a source";
+const NOT_A_SOURCE: &str = "version-control data is not a source";
 
 #[cfg(test)]
 #[path = "source_tests.rs"]

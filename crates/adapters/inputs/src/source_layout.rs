@@ -21,7 +21,7 @@ use super::{
 
 /// Returns the whole original as a tree: a directory in place, anything else in `dir/raw`. `name` is the file's name in the
 /// definition.
-pub(super) fn whole(stop: &AtomicBool, (from, name): (&Path, &str), dir: &Path) -> Result<PathBuf> {
+pub(super) fn original_tree(stop: &AtomicBool, (from, name): (&Path, &str), dir: &Path) -> Result<PathBuf> {
     if from.is_dir() {
         return Ok(from.to_owned());
     }
@@ -54,16 +54,16 @@ pub(super) fn lay_out(
             unpacked
         }
     };
-    let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
+    let (chosen, tree) = (select_directory(&base, subdir)?, dir.join(TREE));
     fs::rename(&chosen, &tree)?;
-    for rest in [dir.join("raw"), dir.join("inner")].iter().filter(|rest| rest.exists()) {
-        remove_tree(rest)?;
+    for temporary in [dir.join("raw"), dir.join("inner")].iter().filter(|temporary| temporary.exists()) {
+        remove_tree(temporary)?;
     }
     Ok(())
 }
 
 /// Returns the directory named by `subdir`, a relative path whose last component may contain one `*`.
-pub(super) fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf> {
+pub(super) fn select_directory(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf> {
     match subdir {
         None => Ok(base.to_owned()),
         Some(subdir) => only_match(base, subdir, "directory", Path::is_dir),
@@ -92,12 +92,12 @@ fn only_match(base: &Path, path: &InnerPattern, kind: &str, is_kind: fn(&Path) -
     }
 }
 
-fn absent(wanted: &str, dir: &Path) -> Result<FetchError> {
-    Ok(FetchError::Layout(format!("{wanted:?} in the source: there is {}", listing(&names_in(dir)?))))
+fn absent(pattern: &str, dir: &Path) -> Result<FetchError> {
+    Ok(FetchError::Layout(format!("{pattern:?} in the source: there is {}", listing(&names_in(dir)?))))
 }
 
 /// Whether a path, with links resolved, is inside the directory and not part of its version-control data.
 fn contains(base: &Path, path: &Path) -> bool {
     let (Ok(base), Ok(path)) = (fs::canonicalize(base), fs::canonicalize(path)) else { return false };
-    path.strip_prefix(&base).is_ok_and(|below| !below.iter().any(is_version_control))
+    path.strip_prefix(&base).is_ok_and(|relative| !relative.iter().any(is_version_control))
 }

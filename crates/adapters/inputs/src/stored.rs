@@ -1,7 +1,7 @@
 //! Puts inputs into the store and finds them there.
 //!
 //! Each input has two tags. One is derived from the content and never changes. The other is derived from the definition and names
-//! the latest content: with it, a site without access to upstream finds what another site stored.
+//! the latest content: a site without access to upstream uses this tag to find inputs that another site stored.
 
 use std::{
     collections::BTreeMap,
@@ -64,8 +64,7 @@ pub(super) struct Input {
 pub(super) struct Packed {
     pub(super) file: PathBuf,
     pub(super) layer: Layer,
-    /// Values by annotation.
-    pub(super) notes: BTreeMap<String, String>,
+    pub(super) annotations: BTreeMap<String, String>,
     /// Temporary directory that holds the file, if any.
     pub(super) scratch: Option<Scratch>,
 }
@@ -73,7 +72,7 @@ pub(super) struct Packed {
 impl Packed {
     /// Creates content whose file stays in the cache.
     pub(super) fn in_cache(file: PathBuf, layer: Layer) -> Self {
-        Self { file, layer, notes: BTreeMap::new(), scratch: None }
+        Self { file, layer, annotations: BTreeMap::new(), scratch: None }
     }
 
     /// Creates content from a publisher's unchanged file, which its users verify by a known digest.
@@ -86,9 +85,9 @@ impl Packed {
     }
 
     /// Sets the annotations.
-    pub(super) fn with_notes<const N: usize>(self, notes: [(&str, Option<String>); N]) -> Self {
-        let notes = notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
-        Self { notes: notes.collect(), ..self }
+    pub(super) fn with_annotations<const N: usize>(self, annotations: [(&str, Option<String>); N]) -> Self {
+        let annotations = annotations.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        Self { annotations: annotations.collect(), ..self }
     }
 }
 
@@ -103,37 +102,36 @@ impl Fetcher {
         let file = scratch.path().join(LAYER);
         let (from, to) = (root.to_owned(), file.clone());
         let packed = stoppable(move |_| store::pack_definitions(&from, &secrets, &to)).await?;
-        let PackedDefinitions { layer, left_out } = packed;
+        let PackedDefinitions { layer, omitted_paths } = packed;
         let what = "definitions".to_owned();
         let (tag, declared) = (store::key_tag(layer.digest.hex())?, Some(store::key_tag(LATEST)?));
-        let packed = Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) }
-            .with_notes([(annotations::TITLE, Some(what.clone()))]);
+        let packed = Packed { file, layer, annotations: BTreeMap::new(), scratch: Some(scratch) }
+            .with_annotations([(annotations::TITLE, Some(what.clone()))]);
         let input = Input { kind: InputKind::Definitions, what, tag, declared };
-        let kept = self.keep(input, async { Ok(packed) }).await?;
-        Ok((kept, left_out))
+        let stored = self.keep(input, async { Ok(packed) }).await?;
+        Ok((stored, omitted_paths))
     }
 
-    /// Puts an input into the store, under all of its tags. `content` is awaited only if the store lacks the input or holds an
-    /// untrusted one.
+    /// Puts an input into the store, under all of its tags. Awaits `content` only if the store has no trusted artifact of the input.
     pub(super) async fn keep(
         &self,
         input: Input,
         content: impl Future<Output = Result<Packed>>,
     ) -> Result<StoredUnder> {
-        match self.kept(&input).await? {
-            Some(stored) => self.name(input, stored, false).await,
+        match self.find_trusted(&input).await? {
+            Some(stored) => self.tag(input, stored, false).await,
             None => self.put(input, content.await?).await,
         }
     }
 
     /// Returns the stored artifact of an input, unless it is untrusted. If only another trusted key signed it, signs it with the
     /// site's key, too.
-    pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>> {
+    pub(super) async fn find_trusted(&self, input: &Input) -> Result<Option<StoredInput>> {
         let store = self.required_store()?;
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };
         Ok(match store.signature_status(&stored).await? {
             SignatureStatus::Signed => {
-                let signed = store.signed(stored, &input.tag).await?;
+                let signed = store.sign(stored, &input.tag).await?;
                 Some(StoredInput { is_signed: true, ..signed })
             }
             SignatureStatus::NoKeys => Some(stored),
@@ -143,7 +141,7 @@ impl Fetcher {
 
     /// Puts content into the store, replacing an artifact that no trusted key signed.
     pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder> {
-        let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
+        let Packed { file, layer, annotations, scratch: _scratch } = content;
         let layer = layer.descriptor();
         let (kind, tag) = (input.kind, &input.tag);
         let store = self.required_store()?;
@@ -153,47 +151,47 @@ impl Fetcher {
         };
         let item = NewInput { kind, tag, file: &file, layer: &layer, annotations, replace };
         let stored = store.put(&item).await?;
-        self.name(input, stored, true).await
+        self.tag(input, stored, true).await
     }
 
     /// Tags a stored artifact with the tag derived from its definition.
-    pub(super) async fn name(&self, input: Input, stored: StoredInput, new: bool) -> Result<StoredUnder> {
+    pub(super) async fn tag(&self, input: Input, stored: StoredInput, new: bool) -> Result<StoredUnder> {
         let Input { kind: _, what, tag, declared } = input;
         if let Some(declared) = &declared {
-            self.required_store()?.name(&stored, declared).await?;
+            self.required_store()?.move_tag(&stored, declared).await?;
         }
         Ok(StoredUnder { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
     }
 
-    /// Returns a root file system in the cache: one made here, else one from the store, else one made by `make`. Those from the
-    /// store have separate keys, by content, because only locally made ones are trusted without a signature.
-    pub(super) async fn obtain_root_fs<F, M>(&self, place: &str, key: &str, make: F) -> Result<PathBuf>
+    /// Returns a root file system in the cache: made on this machine earlier, or else from the store, or else made by `make`. Root
+    /// file systems from the store have separate keys, by content, because only those of this machine are trusted without a signature.
+    pub(super) async fn obtain_root_fs<F, M>(&self, kind: &str, key: &str, make: F) -> Result<PathBuf>
     where
         F: FnOnce(PathBuf) -> M,
         M: Future<Output = Result<()>>,
     {
-        if let Some(made) = self.cache.get(place, key)? {
-            return Ok(made);
+        if let Some(entry) = self.cache.get(kind, key)? {
+            return Ok(entry);
         }
         let Some(stored) = self.stored(InputKind::RootFs, &store::key_tag(key)?).await? else {
-            return self.cache.get_or_make(place, key, make).await;
+            return self.cache.get_or_make(kind, key, make).await;
         };
-        if stored.note(annotations::IDENTITY)? != key {
-            return Err(stored.is_not("its annotations name another root file system").into());
+        if stored.annotation(annotations::IDENTITY)? != key {
+            return Err(stored.invalid("its annotations name another root file system").into());
         }
-        let parts = [STORED, stored.layer.digest.as_str(), stored.note(annotations::DIFF_ID)?];
+        let parts = [STORED, stored.layer.digest.as_str(), stored.annotation(annotations::DIFF_ID)?];
         let content = digest::of_parts(parts);
         let fill = |dir: PathBuf| async move {
             self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
             root_fs_layer::record_stored(&dir, &stored)
         };
-        self.cache.get_or_make(place, &content, fill).await
+        self.cache.get_or_make(kind, &content, fill).await
     }
 
-    /// Returns the stored input to build with. If the site has keys, one of them must have signed it.
+    /// Returns the stored input to build with. If the site has keys, one of them must have signed the input.
     pub(super) async fn stored(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>> {
         match &self.store {
-            Some(store) => Ok(store.take(kind, tag).await?),
+            Some(store) => Ok(store.find_trusted(kind, tag).await?),
             None => Ok(None),
         }
     }
@@ -210,13 +208,13 @@ impl Fetcher {
     }
 
     /// Makes `dir/tree` from an artifact.
-    pub(super) async fn take_tree(&self, stored: &StoredInput, dir: PathBuf) -> Result<()> {
+    pub(super) async fn unpack_stored_tree(&self, stored: &StoredInput, dir: PathBuf) -> Result<()> {
         let what = format!("{}@{}", stored.repository, stored.digest);
-        self.take_layer(stored, dir, move |stop, layer, tree| unpack(stop, layer, tree, &what)).await
+        self.unpack_layer(stored, dir, move |stop, layer, tree| unpack(stop, layer, tree, &what)).await
     }
 
     /// Makes `dir/tree` from an artifact with `unpack`, which gets the layer and the empty directory.
-    pub(super) async fn take_layer<F>(&self, stored: &StoredInput, dir: PathBuf, unpack: F) -> Result<()>
+    pub(super) async fn unpack_layer<F>(&self, stored: &StoredInput, dir: PathBuf, unpack: F) -> Result<()>
     where
         F: FnOnce(&AtomicBool, &Path, &Path) -> Result<()> + Send + 'static,
     {
@@ -241,7 +239,7 @@ impl Fetcher {
             Ok::<_, FetchError>(write_source_layer(&tree, &to)?)
         })
         .await?;
-        Ok(Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) })
+        Ok(Packed { file, layer, annotations: BTreeMap::new(), scratch: Some(scratch) })
     }
 
     pub(super) fn required_store(&self) -> Result<&Store> {
@@ -287,11 +285,11 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
         SourceOrigin::Apt(source) => {
             let mut parts = apt_parts(source);
             // Tags of amd64 packages omit the architecture, for compatibility with existing tags.
-            let other = Some(arch_of(source)).filter(|arch| *arch != Architecture::Amd64);
-            parts.extend(other.map(|arch| arch.to_string()));
+            let other_arch = Some(arch_of(source)).filter(|arch| *arch != Architecture::Amd64);
+            parts.extend(other_arch.map(|arch| arch.to_string()));
             parts
         }
-        SourceOrigin::Rpm(source) => rpm::source::declared(source)?,
+        SourceOrigin::Rpm(source) => rpm::source::identity_parts(source)?,
         SourceOrigin::Image(source) => vec!["image".to_owned(), source.reference.to_string()],
     };
     parts.extend(["unpack".to_owned(), unpack.as_deref().unwrap_or_default().to_owned()]);

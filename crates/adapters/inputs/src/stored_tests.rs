@@ -75,7 +75,7 @@ impl Sites {
         let notes = [(annotations::IDENTITY, identity), (annotations::VERSION, version.map(str::to_owned))];
         let bytes = fs::read(file).unwrap();
         let packed = Packed::original(file.to_owned(), Digest::of(&bytes).hex(), bytes.len() as u64).unwrap();
-        fetcher.put(input, packed.with_notes(notes)).await.unwrap()
+        fetcher.put(input, packed.with_annotations(notes)).await.unwrap()
     }
 }
 
@@ -250,11 +250,14 @@ async fn a_stored_tree_of_other_content_is_refused() {
         declared: Some(source_tag(&spec).unwrap()),
     };
     let packed = here.pack(sites.here().join("driver")).await.unwrap();
-    here.put(input, packed.with_notes([(annotations::IDENTITY, Some(identity))])).await.unwrap();
+    here.put(input, packed.with_annotations([(annotations::IDENTITY, Some(identity))])).await.unwrap();
     let there = sites.fetcher("other-cache", true);
     let error = there.sources().fetch(&spec).await.unwrap_err();
     let said = oci::error_chain(&error);
-    assert!(said.contains("it holds a tree with the digest") && said.contains("is wanted"), "{said}");
+    assert!(
+        said.contains("it has a tree with the digest") && said.contains("the definition requires"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -12,7 +12,7 @@ use fs_err::File;
 
 use super::{Result, Sources, files, unpack};
 
-/// Kind of the cache's records of archives' suspects.
+/// Kind of the cache records, each with the suspicious files of one archive.
 pub(super) const RECORDS: &str = "source-suspects";
 /// Maximum number of files that a warning names.
 const MAX_NAMED: usize = 20;
@@ -21,10 +21,10 @@ impl Sources<'_> {
     /// Returns a warning about credentials in a local directory or file. Archives are not opened.
     pub async fn warning(self, spec: &SourceSpec) -> Result<Option<String>> {
         let Some(path) = self.local(spec) else { return Ok(None) };
-        let known = self.0.digest_of(&path).await?;
+        let record = self.0.digest_of(&path).await?;
         Ok(warning(
             spec,
-            &known.credentials,
+            &record.credentials,
             "remove them: builds can read them, and registries that store the source contain them",
         ))
     }
@@ -37,8 +37,8 @@ impl Sources<'_> {
             return Ok(None);
         }
         let sha256 = self.0.digest_of(&path).await?.digest;
-        let suspects: Vec<String> = if let Some(known) = self.0.cache.read_record(RECORDS, &sha256)? {
-            known
+        let suspects: Vec<String> = if let Some(recorded) = self.0.cache.read_record(RECORDS, &sha256)? {
+            recorded
         } else {
             let scratch = self.0.cache.scratch()?;
             let work = scratch.path().to_owned();
@@ -76,7 +76,7 @@ fn warning(spec: &SourceSpec, suspects: &[String], advice: &str) -> Option<Strin
     ))
 }
 
-/// Returns the first version-control data in a tree, relative to it.
+/// Returns the first path of version-control data in a tree, relative to the tree.
 pub(super) fn version_control_in(tree: &Path) -> Result<Option<PathBuf>> {
     for entry in walkdir::WalkDir::new(tree).min_depth(1).sort_by_file_name() {
         let entry = entry?;
@@ -89,34 +89,34 @@ pub(super) fn version_control_in(tree: &Path) -> Result<Option<PathBuf>> {
 
 /// Returns descriptions of a tree's files that look like credentials, and of its version-control data.
 pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
-    let mut found = Vec::new();
+    let mut descriptions = Vec::new();
     let mut walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
     while let Some(entry) = walk.next() {
         let entry = entry?;
         files::check_not_canceled(stop)?;
-        let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
+        let relative = entry.path().strip_prefix(root).unwrap_or(entry.path());
         let kind = entry.file_type();
-        if SourceEntry::of(below, &[]) == SourceEntry::VersionControl {
-            found.push(format!("{} (version-control data)", below.display()));
+        if SourceEntry::of(relative, &[]) == SourceEntry::VersionControl {
+            descriptions.push(format!("{} (version-control data)", relative.display()));
             if kind.is_dir() {
                 walk.skip_current_dir();
             }
         } else if kind.is_file() {
-            found.extend(credentials_in(below, entry.path())?);
+            descriptions.extend(credentials_in(relative, entry.path())?);
         }
     }
-    Ok(found)
+    Ok(descriptions)
 }
 
 /// Describes a file that looks like credentials: its path in the source, and its probable content.
-pub(super) fn credentials_in(below: &Path, place: &Path) -> Result<Option<String>> {
+pub(super) fn credentials_in(relative: &Path, path: &Path) -> Result<Option<String>> {
     let mut content = Vec::new();
-    let file = File::open(place)?;
-    if file.metadata()?.len() <= SourceEntry::MAX_INSPECTED_SIZE {
-        file.take(SourceEntry::MAX_INSPECTED_SIZE).read_to_end(&mut content)?;
+    let file = File::open(path)?;
+    if file.metadata()?.len() <= SourceEntry::LARGEST {
+        file.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
     }
-    Ok(match SourceEntry::of(below, &content) {
-        SourceEntry::Credentials(what) => Some(format!("{} ({what})", below.display())),
+    Ok(match SourceEntry::of(relative, &content) {
+        SourceEntry::Credentials(what) => Some(format!("{} ({what})", relative.display())),
         SourceEntry::VersionControl | SourceEntry::Source => None,
     })
 }

@@ -25,9 +25,9 @@ use url::Url;
 use super::{FetchError, Fetcher, Result, apt};
 
 /// Timeout for one upstream.
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Names of the definitions' fields with addresses that farrier contacts.
-const ADDRESSES: [&str; 4] = ["url", "mirrorList", "checksums", "repository"];
+const ADDRESS_FIELDS: [&str; 4] = ["url", "mirrorList", "checksums", "repository"];
 
 /// A remote source of inputs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,11 +40,11 @@ pub enum Upstream {
     },
     /// Addresses, tried in order until one answers.
     Address {
-        /// The site's mirrors come first.
-        places: Vec<Url>,
-        /// Whether the address is complete, so that it must exist. An incomplete one depends on the kernel, or belongs to a
-        /// registry.
-        is_whole: bool,
+        /// Addresses; the site's mirrors come first.
+        urls: Vec<Url>,
+        /// Whether the addresses are complete, so that the file must exist. An incomplete address depends on the kernel, or belongs to
+        /// a registry.
+        is_complete: bool,
     },
 }
 
@@ -57,67 +57,67 @@ pub struct Answer {
     pub clock_ahead: Option<SignedDuration>,
 }
 
-/// Returns the upstreams that a definition names, with the site's mirrors. The definition is searched as data, so that future
-/// fields with addresses are covered too.
+/// Returns the upstreams that a definition names, with the site's mirrors. Searches the definition as JSON, so that the search also
+/// covers fields with addresses that are added later.
 pub fn upstreams(net: &Net, definition: &impl Serialize) -> BTreeSet<Upstream> {
-    let mut found = BTreeSet::new();
+    let mut upstreams = BTreeSet::new();
     if let Ok(definition) = serde_json::to_value(definition) {
-        look_through(net, ["", ""], &definition, &mut found);
+        collect(net, ["", ""], &definition, &mut upstreams);
     }
-    found
+    upstreams
 }
 
 /// Returns the mirrors of a rule, as separate upstreams.
 pub fn mirrors(net: &Net, rule: &MirrorRule) -> BTreeSet<Upstream> {
-    let of = |to: &Prefix| match to {
-        Prefix::Address(url) => Upstream::Address { places: vec![url.clone()], is_whole: false },
+    let upstream_of = |to: &Prefix| match to {
+        Prefix::Address(url) => Upstream::Address { urls: vec![url.clone()], is_complete: false },
         Prefix::Image(images) => registry(net, [images.host()]),
     };
-    rule.to.iter().map(of).collect()
+    rule.to.iter().map(upstream_of).collect()
 }
 
 /// Returns an upstream for the first of these registries (`host[:port]`) that answers.
 pub fn registry<'a>(net: &Net, hosts: impl IntoIterator<Item = &'a str>) -> Upstream {
-    let places = hosts.into_iter().flat_map(|host| {
-        let plain =
-            HostPort::of_registry(host).is_some_and(|host| net.allows_plain(&host) && !net.wants_tls(&host));
+    let urls = hosts.into_iter().flat_map(|host| {
+        let plain = HostPort::of_registry(host)
+            .is_some_and(|host| net.allows_plain(&host) && !net.requires_tls(&host));
         let host = if is_docker_hub(host) { "registry-1.docker.io" } else { host };
         let address = |scheme| Url::parse(&format!("{scheme}://{host}/v2/")).ok();
         [address("https"), address("http").filter(|_| plain)]
     });
-    Upstream::Address { places: places.flatten().collect(), is_whole: false }
+    Upstream::Address { urls: urls.flatten().collect(), is_complete: false }
 }
 
-/// Searches a value. `under` has the name of the field that holds it, and of the enclosing field.
-fn look_through(
+/// Adds the upstreams in a value. `names` are the name of the enclosing field and of the value's own field.
+fn collect(
     net: &Net,
-    under @ [around, field]: [&str; 2],
+    names @ [enclosing, field]: [&str; 2],
     value: &Value,
-    found: &mut BTreeSet<Upstream>,
+    upstreams: &mut BTreeSet<Upstream>,
 ) {
     match value {
-        Value::Array(items) => items.iter().for_each(|item| look_through(net, under, item, found)),
+        Value::Array(items) => items.iter().for_each(|item| collect(net, names, item, upstreams)),
         Value::Object(fields) => {
             // Tracked suites are in the archive of the headers.
-            if around != "track" {
-                found.extend(archive(fields));
+            if enclosing != "track" {
+                upstreams.extend(archive(fields));
             }
-            fields.iter().for_each(|(name, value)| look_through(net, [field, name.as_str()], value, found));
+            fields.iter().for_each(|(name, value)| collect(net, [field, name.as_str()], value, upstreams));
         }
-        Value::String(text) if field == "image" || (around, field) == ("image", "reference") => {
+        Value::String(text) if field == "image" || (enclosing, field) == ("image", "reference") => {
             let candidates = repository(text).map(|repository| net.image_candidates(&repository));
             let hosts: Vec<String> =
                 candidates.iter().flatten().map(|candidate| candidate.normalized().0).collect();
-            found.extend((!hosts.is_empty()).then(|| registry(net, hosts.iter().map(String::as_str))));
+            upstreams.extend((!hosts.is_empty()).then(|| registry(net, hosts.iter().map(String::as_str))));
         }
-        Value::String(text) if ADDRESSES.contains(&field) => found.extend(address(net, under, text)),
+        Value::String(text) if ADDRESS_FIELDS.contains(&field) => upstreams.extend(address(net, names, text)),
         _ => {}
     }
 }
 
 fn archive(fields: &Map<String, Value>) -> Option<Upstream> {
-    let named = ["suite", "suites", "extraSuites"].iter().filter_map(|name| fields.get(*name));
-    let texts = named.flat_map(|value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]));
+    let values = ["suite", "suites", "extraSuites"].iter().filter_map(|name| fields.get(*name));
+    let texts = values.flat_map(|value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]));
     let suites: Vec<Suite> = texts.filter_map(|text| text.as_str()?.parse().ok()).collect();
     let mirror = fields.get("mirror").and_then(Value::as_str).and_then(|mirror| mirror.parse().ok());
     (!suites.is_empty()).then_some(Upstream::Archive { suites, mirror })
@@ -132,50 +132,50 @@ fn repository(text: &str) -> Option<Repository> {
     format!("{path}/any").parse().ok()
 }
 
-fn address(net: &Net, [around, field]: [&str; 2], text: &str) -> Option<Upstream> {
-    let (start, is_whole) = match text.split_once("{{") {
+fn address(net: &Net, [enclosing, field]: [&str; 2], text: &str) -> Option<Upstream> {
+    let (start, is_complete) = match text.split_once("{{") {
         Some((start, _)) => (start.get(..=start.rfind('/')?)?, false),
         // A Git server only answers Git's own requests.
-        None => (text, field != "repository" && around != "git"),
+        None => (text, field != "repository" && enclosing != "git"),
     };
     let mut url = Url::parse(start).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
-    if is_whole && (around, field) == ("repositories", "url") {
+    if is_complete && (enclosing, field) == ("repositories", "url") {
         url = Url::parse(&format!("{}/repodata/repomd.xml", start.trim_end_matches('/'))).ok()?;
     }
-    let mut places = net.url_candidates(&url);
+    let mut urls = net.url_candidates(&url);
     // An `.invalid` name is a placeholder; the site's mirrors have the real address (RFC 6761).
-    places.retain(|place| !place.host_str().is_some_and(|host| host.ends_with(".invalid")));
-    (!places.is_empty()).then_some(Upstream::Address { places, is_whole })
+    urls.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
+    (!urls.is_empty()).then_some(Upstream::Address { urls, is_complete })
 }
 
 /// Checks that an upstream answers, contacting it in the same way as for fetching.
 pub async fn ask(fetcher: &Fetcher, upstream: &Upstream) -> Result<Answer> {
-    let asked = async {
+    let answer = async {
         match upstream {
             Upstream::Archive { suites, mirror } => {
-                let host = apt::ask(fetcher, suites, mirror.as_ref()).await?;
+                let host = apt::probe(fetcher, suites, mirror.as_ref()).await?;
                 Ok(Answer { host, clock_ahead: None })
             }
-            Upstream::Address { places, is_whole } => first_answer(&fetcher.net, places, *is_whole).await,
+            Upstream::Address { urls, is_complete } => first_answer(&fetcher.net, urls, *is_complete).await,
         }
     };
-    let late = |_| {
+    let timed_out = |_| {
         let what = match upstream {
             Upstream::Archive { suites, mirror: _ } => format!("suite {}", suites.join(", ")),
-            Upstream::Address { places, is_whole: _ } => {
-                places.first().map(Url::to_string).unwrap_or_default()
+            Upstream::Address { urls, is_complete: _ } => {
+                urls.first().map(Url::to_string).unwrap_or_default()
             }
         };
-        let reason = format!("no answer within {} seconds", LIMIT.as_secs());
+        let reason = format!("no answer within {} seconds", TIMEOUT.as_secs());
         FetchError::Transfer(what, Box::new(io::Error::new(io::ErrorKind::TimedOut, reason)))
     };
-    timeout(LIMIT, asked).await.map_err(late)?
+    timeout(TIMEOUT, answer).await.map_err(timed_out)?
 }
 
-async fn first_answer(net: &Net, places: &[Url], is_whole: bool) -> Result<Answer> {
+async fn first_answer(net: &Net, urls: &[Url], is_complete: bool) -> Result<Answer> {
     let mut outcome = Err(FetchError::Layout("an address".to_owned()));
-    for place in places {
-        outcome = answer(net, place, is_whole).await;
+    for url in urls {
+        outcome = answer(net, url, is_complete).await;
         if outcome.is_ok() {
             break;
         }
@@ -183,26 +183,26 @@ async fn first_answer(net: &Net, places: &[Url], is_whole: bool) -> Result<Answe
     outcome
 }
 
-async fn answer(net: &Net, place: &Url, is_whole: bool) -> Result<Answer> {
-    let mut request = Net::request(Method::HEAD, place.clone());
+async fn answer(net: &Net, url: &Url, is_complete: bool) -> Result<Answer> {
+    let mut request = Net::request(Method::HEAD, url.clone());
     // An intermediate cache would return the time of its copy.
     request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     let response = net.execute(request, &Asker::of("look whether it answers")).await?;
     let status = response.status().as_u16();
-    let is_there = match status {
+    let answers = match status {
         407 => false,
         // A server may hide a directory, and a registry may require a login.
-        401 | 403 | 404 | 410 => !is_whole,
+        401 | 403 | 404 | 410 => !is_complete,
         // Not every server supports HEAD.
         501 => true,
         status => status < 500,
     };
-    if !is_there {
-        return Err(FetchError::Status(place.to_string(), status));
+    if !answers {
+        return Err(FetchError::Status(url.to_string(), status));
     }
-    let host = HostPort::of_url(place).map(|host| host.to_string()).unwrap_or_default();
-    let is_its_own = response.url().origin() == place.origin();
-    let clock_ahead = clock_ahead(response.headers(), Timestamp::now()).filter(|_| is_its_own);
+    let host = HostPort::of_url(url).map(|host| host.to_string()).unwrap_or_default();
+    let is_not_redirected = response.url().origin() == url.origin();
+    let clock_ahead = clock_ahead(response.headers(), Timestamp::now()).filter(|_| is_not_redirected);
     Ok(Answer { host, clock_ahead })
 }
 
@@ -229,9 +229,9 @@ mod tests {
                     mirror.map_or("the host".to_owned(), |mirror| mirror.to_string())
                 )
             }
-            Upstream::Address { places, is_whole } => {
-                let places: Vec<&str> = places.iter().map(Url::as_str).collect();
-                if is_whole { places.join(" ") } else { format!("({})", places.join(" ")) }
+            Upstream::Address { urls, is_complete } => {
+                let urls: Vec<&str> = urls.iter().map(Url::as_str).collect();
+                if is_complete { urls.join(" ") } else { format!("({})", urls.join(" ")) }
             }
         };
         upstreams(&Net::new(options).unwrap(), definition).into_iter().map(text).collect()

@@ -23,18 +23,17 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     }
     match result.await {
         Ok(value) => value,
-        // Work is only refused while the runtime shuts down, and such a runtime no longer polls the caller.
+        // The runtime drops the work only during its shutdown, when it no longer polls the caller either.
         Err(_) => std::future::pending().await,
     }
 }
 
-/// Runs `work` as [`blocking`] does, with cancellation. When the future is dropped, the flag that `work`
-/// received becomes true and the drop waits for `work` to return, because the caller is about to remove the
-/// files that it uses.
+/// Runs `work` as [`blocking`] does, with cancellation. When the future is dropped, the flag that `work` received becomes true, and
+/// the drop waits for `work` to return, because the caller is about to remove the files that `work` uses.
 pub async fn stoppable<T: Send + 'static>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
     let stop = Arc::new(AtomicBool::new(false));
     let (done, ended) = mpsc::channel::<()>();
-    let mut guard = Guard { stop: Arc::clone(&stop), ended, armed: true };
+    let mut guard = StopOnDrop { stop: Arc::clone(&stop), ended, armed: true };
     let result = blocking(move || {
         // Dropped with the closure, whether the closure runs, panics or never starts.
         let _done = done;
@@ -45,13 +44,13 @@ pub async fn stoppable<T: Send + 'static>(work: impl FnOnce(&AtomicBool) -> T + 
     result
 }
 
-struct Guard {
+struct StopOnDrop {
     stop: Arc<AtomicBool>,
     ended: mpsc::Receiver<()>,
     armed: bool,
 }
 
-impl Drop for Guard {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         if self.armed {
             self.stop.store(true, Ordering::Relaxed);

@@ -21,9 +21,9 @@ pub fn walk_source(walk: WalkDir) -> impl Iterator<Item = Result<DirEntry, walkd
 }
 
 /// Maps a missing file to `None`.
-pub fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
-    match found {
-        Ok(found) => Ok(Some(found)),
+pub fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }

@@ -28,10 +28,10 @@ pub fn native() -> Architecture {
 /// Returns farrier's program for an architecture: the file with a suffix such as `driver-entrypoint-arm64` if
 /// it exists, otherwise `program` itself.
 pub fn program_for(program: &Path, arch: Architecture) -> PathBuf {
-    let mut other = program.as_os_str().to_owned();
-    other.push(format!("-{arch}"));
-    let other = PathBuf::from(other);
-    if other.is_file() { other } else { program.to_owned() }
+    let mut path = program.as_os_str().to_owned();
+    path.push(format!("-{arch}"));
+    let path = PathBuf::from(path);
+    if path.is_file() { path } else { program.to_owned() }
 }
 
 /// Returns the CPUs and memory that this process may use: the machine's, or the smaller limits of its control
@@ -42,14 +42,13 @@ pub fn budget() -> Budget {
     let limit = fs::read_to_string("/proc/self/cgroup")
         .ok()
         .and_then(|text| memory_limit(Path::new(CGROUPS), own_group(&text)?));
-    let memory = [limit, fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text))];
+    let memory = [limit, fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_total(&text))];
     let memory = memory.into_iter().flatten().min().unwrap_or(u64::MAX);
     Budget { cpus: Cpus::from_thousandths(cpus.saturating_mul(1000)), memory: Memory::from_bytes(memory) }
 }
 
-/// Returns how far the sender's clock is ahead of this machine's, in whole seconds. `now` is the time when
-/// the headers arrived. Returns `None` if the headers do not state the time (`Date` and `Age`, RFC 9110 and
-/// 9111).
+/// Returns how far the sender's clock is ahead of this machine's, in whole seconds. `now` is the time when the headers arrived.
+/// Returns `None` if the headers do not state the time (`Date` and `Age`, RFC 9110 and 9111).
 pub fn clock_ahead(headers: &HeaderMap, now: Timestamp) -> Option<SignedDuration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let date = jiff::fmt::rfc2822::parse(text(DATE)?).ok()?.timestamp();
@@ -63,15 +62,14 @@ fn own_group(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("0::/"))
 }
 
-/// Returns the smallest `memory.max` of a group and its ancestors. A container sees its own group as the
-/// root.
+/// Returns the smallest `memory.max` of a group and its ancestors. A container sees its own group as the root.
 fn memory_limit(root: &Path, group: &str) -> Option<u64> {
     let read = |directory: &Path| fs::read_to_string(directory.join("memory.max")).ok()?.trim().parse().ok();
     root.join(group).ancestors().take_while(|directory| directory.starts_with(root)).filter_map(read).min()
 }
 
 /// Parses `MemTotal` of `/proc/meminfo`, in bytes.
-fn total(text: &str) -> Option<u64> {
+fn mem_total(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -110,8 +108,8 @@ mod tests {
     fn what_the_kernel_says() {
         assert_eq!(own_group("12:memory:/x\n0::/user.slice/a\n"), Some("user.slice/a"));
         assert_eq!(own_group("0::/\n"), Some(""));
-        assert_eq!(total("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
-        assert_eq!(total("MemTotal: many\n"), None);
+        assert_eq!(mem_total("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
+        assert_eq!(mem_total("MemTotal: many\n"), None);
         let Budget { cpus, memory } = budget();
         assert!(cpus.thousandths() >= 1000 && memory.bytes() > 0);
     }

@@ -1,9 +1,8 @@
-//! On-disk notes about runs that may be killed before they report an outcome: builds, and an engine's objects
-//! for a build.
+//! On-disk notes about runs that may be killed before they report an outcome: builds, and an engine's objects for a build.
 //!
-//! A note is written before its run begins and removed when the run's outcome is known and everything of the
-//! run is cleaned up. The note stays locked while the run lives. An unlocked note therefore belongs to a run
-//! whose farrier was killed, or whose engine died before the cleanup.
+//! farrier writes a note before its run begins, and removes the note once the run's outcome is known and all of the run's objects are
+//! removed. The note stays locked while the run lives. An unlocked note therefore belongs to a run whose farrier was killed, or whose
+//! engine died before the cleanup.
 
 use std::{
     fs::TryLockError,
@@ -34,8 +33,7 @@ impl Notes {
     /// Writes the note of a run that is about to begin.
     pub fn begin(&self, run: &str) -> std::io::Result<Note> {
         fs::create_dir_all(&self.0)?;
-        // The note gets its name only once it is locked. Otherwise another farrier could take the run for a
-        // dead one.
+        // Give the note its name only once it is locked. Otherwise another farrier could treat the run as dead.
         let new = NamedTempFile::with_prefix_in(".new-", &self.0)?;
         new.as_file().lock()?;
         let path = self.0.join(run);
@@ -55,7 +53,7 @@ impl Notes {
     }
 
     /// Returns the text that each live run has written to its note.
-    pub fn said(&self) -> std::io::Result<Vec<String>> {
+    pub fn texts_of_living(&self) -> std::io::Result<Vec<String>> {
         let read = |(_, mut file): (String, File)| {
             let mut text = String::new();
             file.read_to_string(&mut text).map(|_| text)
@@ -63,8 +61,7 @@ impl Notes {
         self.living()?.map(read).collect()
     }
 
-    /// Returns the runs that ended without removing their notes. The caller takes over each note and its
-    /// lock.
+    /// Returns the runs that ended without removing their notes. The caller takes over each note and its lock.
     pub fn dead(&self) -> Vec<(String, Note)> {
         let Ok(entries) = fs::read_dir(&self.0) else { return Vec::new() };
         let dead = entries.flatten().filter(is_note).filter_map(|entry| {
@@ -84,11 +81,11 @@ fn is_note(entry: &fs::DirEntry) -> bool {
 
 impl Note {
     /// Appends a line to the note.
-    pub fn say(&mut self, line: &str) -> std::io::Result<()> {
+    pub fn append_line(&mut self, line: &str) -> std::io::Result<()> {
         self.locked.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Removes the note, once the run's outcome is known and everything of the run is cleaned up.
+    /// Removes the note, once the run's outcome is known and all of the run's objects are removed.
     pub fn forget(self) {
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!(path = %self.path.display(), %error, "a run's note could not be removed; farrier reads it again later");

@@ -26,8 +26,8 @@ const MOVED: &str = ".farrier-moved-";
 /// be accessible to their owner. Files removed concurrently by another process are not an error. Blocks.
 ///
 /// # Errors
-/// `NotFound` if nothing exists at the path. Otherwise the first reason why something could not be removed; everything else is
-/// gone then.
+/// `NotFound` if nothing exists at the path. Otherwise the error of the first entry that could not be removed; all other entries are
+/// removed then.
 pub fn remove_tree(tree: &Path) -> io::Result<()> {
     remove(tree).map_err(|error| {
         let error = io::Error::from(error);
@@ -74,13 +74,13 @@ struct Level {
 /// Outcome of one pass over a tree.
 #[derive(Default)]
 struct Pass {
-    /// Whether anything was removed or moved up, so that another pass may remove the rest.
+    /// Whether anything was removed or moved up, so that another pass may remove the remaining entries.
     advanced: bool,
     failure: Option<Errno>,
 }
 
 impl Pass {
-    fn note(&mut self, outcome: Result<(), Errno>) {
+    fn record(&mut self, outcome: Result<(), Errno>) {
         match outcome {
             Ok(()) => self.advanced = true,
             Err(Errno::NOENT) => {}
@@ -90,19 +90,19 @@ impl Pass {
 }
 
 impl Removal {
-    /// Removes everything possible on the way down and up again, and moves up directories that are too deep.
+    /// Removes every entry that can be removed, depth first, and moves up directories that are too deep.
     fn pass(&mut self) -> Pass {
         let mut pass = Pass::default();
         if let [root, ..] = &mut *self.open {
             root.entries.rewind();
         }
-        while let Some(here) = self.open.last_mut() {
-            match here.entries.read() {
+        while let Some(last) = self.open.last_mut() {
+            match last.entries.read() {
                 Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
                 Some(Ok(entry)) => self.entry(entry.file_name(), entry.file_type(), &mut pass),
                 end => {
                     if let Some(Err(error)) = end {
-                        pass.note(Err(error));
+                        pass.record(Err(error));
                     }
                     if self.open.len() == 1 {
                         break;
@@ -116,49 +116,51 @@ impl Removal {
 
     /// Removes an entry of the last level. A directory becomes the new last level.
     fn entry(&mut self, name: &CStr, kind: FileType, pass: &mut Pass) {
-        let Some(here) = self.open.last().and_then(|here| here.entries.fd().ok()) else { return };
+        let Some(dir) = self.open.last().and_then(|last| last.entries.fd().ok()) else {
+            return;
+        };
         if kind != FileType::Directory {
-            match unlinkat(here, name, AtFlags::empty()) {
+            match unlinkat(dir, name, AtFlags::empty()) {
                 // The file system does not report the types of its entries.
                 Err(Errno::ISDIR) => {}
-                outcome => return pass.note(outcome),
+                outcome => return pass.record(outcome),
             }
         }
         if self.open.len() >= MAX_OPEN {
             let moved = self.move_up(name);
-            return pass.note(moved);
+            return pass.record(moved);
         }
-        match open_directory(here, name) {
+        match open_directory(dir, name) {
             Ok(entries) => self.open.push(Level { name: name.to_owned(), entries }),
-            Err(error) => pass.note(Err(error)),
+            Err(error) => pass.record(Err(error)),
         }
     }
 
     /// Removes the last level, which is empty unless something in it could not be removed.
     fn leave(&mut self, pass: &mut Pass) {
         let Some(Level { name, entries: _ }) = self.open.pop() else { return };
-        let Some(above) = self.open.last().and_then(|above| above.entries.fd().ok()) else { return };
-        match unlinkat(above, &name, AtFlags::REMOVEDIR) {
+        let Some(parent) = self.open.last().and_then(|parent| parent.entries.fd().ok()) else { return };
+        match unlinkat(parent, &name, AtFlags::REMOVEDIR) {
             // Either the first error is already recorded, or the listing skipped entries, which the next pass removes.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-            outcome => pass.note(outcome),
+            outcome => pass.record(outcome),
         }
     }
 
     /// Moves a directory of the last level into the tree's root, under an unused name. A rename does not follow links, and
     /// replaces nothing but an empty directory.
     fn move_up(&mut self, name: &CStr) -> Result<(), Errno> {
-        let (Some(root), Some(here)) = (self.open.first(), self.open.last()) else { return Ok(()) };
-        let (root, here) = (root.entries.fd()?, here.entries.fd()?);
+        let (Some(root), Some(directory)) = (self.open.first(), self.open.last()) else { return Ok(()) };
+        let (root, directory) = (root.entries.fd()?, directory.entries.fd()?);
         loop {
-            let free = format!("{MOVED}{}", self.moved);
+            let new_name = format!("{MOVED}{}", self.moved);
             self.moved += 1;
-            match renameat(here, name, root, free.as_str()) {
+            match renameat(directory, name, root, new_name.as_str()) {
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
                 // Moving a directory changes its `..` entry, so the directory itself must be writable.
                 Err(Errno::ACCESS) => {
-                    open_up(here, name)?;
-                    return renameat(here, name, root, free.as_str());
+                    make_accessible(directory, name)?;
+                    return renameat(directory, name, root, new_name.as_str());
                 }
                 outcome => return outcome,
             }
@@ -171,7 +173,7 @@ fn open_directory(parent: impl AsFd, name: &CStr) -> Result<Dir, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = match openat(&parent, name, flags, Mode::empty()) {
         Err(Errno::ACCESS) => {
-            open_up(&parent, name)?;
+            make_accessible(&parent, name)?;
             openat(&parent, name, flags, Mode::empty())
         }
         directory => directory,
@@ -182,9 +184,9 @@ fn open_directory(parent: impl AsFd, name: &CStr) -> Result<Dir, Errno> {
     Dir::new(directory)
 }
 
-/// Gives a directory's owner all rights on it. No `chmod` call both avoids following links and works everywhere, so use the
+/// Gives a directory's owner all permissions. `chmod` without following links does not exist on all kernels, so the function uses the
 /// descriptor's path in `/proc`.
-fn open_up(parent: impl AsFd, name: &CStr) -> Result<(), Errno> {
+fn make_accessible(parent: impl AsFd, name: &CStr) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory: OwnedFd = openat(parent, name, flags, Mode::empty())?;
     chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU)

@@ -7,11 +7,11 @@ use super::{Asker, Net, NetError};
 
 /// apt options for a set of archives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AptReach {
+pub struct AptOptions {
     /// Configuration lines, `Name "value";`.
     pub options: Vec<String>,
-    /// Whether the options define all proxies, so that apt must not see the environment's.
-    pub without_environment: bool,
+    /// Whether the options define all proxies, so that apt must not get the proxies of the environment.
+    pub ignores_environment: bool,
 }
 
 impl Net {
@@ -40,15 +40,15 @@ impl Net {
     }
 
     /// Options that apt needs for these archives. They may contain a proxy's password.
-    pub async fn apt_reach<'a>(
+    pub async fn apt_options<'a>(
         &self,
         archives: impl IntoIterator<Item = &'a str>,
-    ) -> Result<AptReach, NetError> {
+    ) -> Result<AptOptions, NetError> {
         let proxies = self.proxies().await?;
         let offline = self.is_offline();
-        let mut reach = AptReach { options: Vec::new(), without_environment: offline || self.0.site_proxy };
+        let mut apt = AptOptions { options: Vec::new(), ignores_environment: offline || self.0.site_proxy };
         if offline {
-            reach.options.extend(
+            apt.options.extend(
                 [
                     // Neither the archive nor DNS may direct apt to other hosts.
                     "Acquire::http::AllowRedirect \"false\";",
@@ -66,7 +66,7 @@ impl Net {
                 continue;
             }
             let Some(host) = HostPort::of_url(&url) else { continue };
-            if reach.without_environment {
+            if apt.ignores_environment {
                 let (scheme, name) = (url.scheme(), host.name());
                 let proxy = match proxies.for_url(&url) {
                     // A proxy from the environment is not a named host for `--offline`.
@@ -77,24 +77,25 @@ impl Net {
                     }
                     _ => "DIRECT",
                 };
-                reach.options.push(line(&format!("Acquire::{scheme}::Proxy::{name}"), proxy)?);
+                apt.options.push(quoted_line(&format!("Acquire::{scheme}::Proxy::{name}"), proxy)?);
             }
             if url.scheme() == "https"
                 && let Some((_, entry)) = self.host_entry(&host)
             {
                 // apt replaces the system's certificates with one CA file for a host. Its manual calls these options
                 // `CAInfo::<host>`, but apt reads `<host>::CAInfo`.
-                for (option, path) in self.files_of("apt", entry, ["CAInfo", "SslCert", "SslKey"])? {
-                    reach.options.push(line(&format!("Acquire::https::{}::{option}", host.name()), &path)?);
+                for (option, path) in self.files_for("apt", entry, ["CAInfo", "SslCert", "SslKey"])? {
+                    apt.options
+                        .push(quoted_line(&format!("Acquire::https::{}::{option}", host.name()), &path)?);
                 }
             }
         }
-        reach.options.dedup();
-        Ok(reach)
+        apt.options.dedup();
+        Ok(apt)
     }
 
     /// Files for a host that `program` reads itself, each with the name of its option: authorities, certificate, key.
-    pub(super) fn files_of(
+    pub(super) fn files_for(
         &self,
         program: &str,
         entry: &Host,
@@ -115,12 +116,12 @@ impl Net {
             (certificate, entry.client_certificate.as_ref()),
             (key, key_file),
         ];
-        let there = files.into_iter().filter_map(|(option, file)| Some((option, self.0.root.join(file?))));
-        Ok(there.map(|(option, path)| (option, path.display().to_string())).collect())
+        let existing = files.into_iter().filter_map(|(option, file)| Some((option, self.0.root.join(file?))));
+        Ok(existing.map(|(option, path)| (option, path.display().to_string())).collect())
     }
 }
 
-fn line(name: &str, value: &str) -> Result<String, NetError> {
+fn quoted_line(name: &str, value: &str) -> Result<String, NetError> {
     if value.contains(['"', '\\', ';']) || value.contains(char::is_control) {
         return Err(NetError::Options(
             format!("apt's option {name}"),

@@ -22,16 +22,16 @@ const MAX_REDIRECTS: usize = 5;
 static TLS12_ONLY: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
 
 impl Net {
-    /// Sends a request and follows redirects, without a time limit. Every host on the way must be permitted.
+    /// Sends a request and follows redirects, without a time limit. Every host in the chain of redirects must be permitted.
     /// Credentials and the request body never go to another host. If the body cannot be sent again, the redirect itself is
     /// returned as the response.
     pub async fn execute(&self, mut request: Request, asker: &Asker<'_>) -> Result<Response, NetError> {
-        let mut sender = asker.sent_by.map(str::to_owned);
+        let mut sent_by = asker.sent_by.map(str::to_owned);
         for _ in 0..=MAX_REDIRECTS {
             let url = request.url().clone();
-            let client = self.client(&url, &Asker { what: asker.what, sent_by: sender.as_deref() }).await?;
+            let client = self.client(&url, &Asker { what: asker.what, sent_by: sent_by.as_deref() }).await?;
             // Addresses that another host named (redirects, token servers) get none of the site's passwords.
-            if sender.is_none() {
+            if sent_by.is_none() {
                 self.add_login(&mut request).await?;
             }
             move_credentials_to_header(client, &mut request)?;
@@ -49,8 +49,8 @@ impl Net {
             if url.scheme() == "https" && target.scheme() != "https" {
                 return Err(redirect_error("redirect from https to plain http"));
             }
-            request = redirected(copy, response.status().as_u16(), target)?;
-            sender = host;
+            request = redirect_request(copy, response.status().as_u16(), target)?;
+            sent_by = host;
         }
         Err(redirect_error("too many redirects"))
     }
@@ -67,9 +67,9 @@ impl Net {
         let inner = &self.0;
         let tls_entry = self.tls_entry(&host);
         let build = || self.build_client(tls_entry, rustls::DEFAULT_VERSIONS);
-        let cell =
+        let client_cell =
             tls_entry.and_then(|(index, _)| inner.clients.hosts.get(index)).unwrap_or(&inner.clients.general);
-        cell.get_or_try_init(build).await
+        client_cell.get_or_try_init(build).await
     }
 
     /// Checks that the environment's proxy may be used, if it applies to this address.
@@ -147,7 +147,7 @@ impl Net {
         if request.headers().contains_key(AUTHORIZATION) {
             return Ok(());
         }
-        self.may_log_in(url, &host)?;
+        self.permit_login(url, &host)?;
         let password = self.password(login, &host.to_string()).await?;
         let url = request.url_mut();
         // These calls cannot fail for a URL with a host.
@@ -157,7 +157,7 @@ impl Net {
     }
 
     /// Checks that the site's password for a host may be sent to this URL.
-    pub(super) fn may_log_in(&self, url: &Url, host: &HostPort) -> Result<(), NetError> {
+    pub(super) fn permit_login(&self, url: &Url, host: &HostPort) -> Result<(), NetError> {
         if url.scheme() == "https" || self.allows_plain(host) {
             return Ok(());
         }
@@ -229,7 +229,7 @@ fn redirect_target(response: &Response) -> Result<Option<Url>, NetError> {
 }
 
 /// Turns a request into the one for a redirect's target (Fetch standard, HTTP-redirect fetch).
-fn redirected(mut request: Request, status: u16, target: Url) -> Result<Request, NetError> {
+fn redirect_request(mut request: Request, status: u16, target: Url) -> Result<Request, NetError> {
     let becomes_get = match status {
         303 => !matches!(*request.method(), Method::GET | Method::HEAD),
         301 | 302 => *request.method() == Method::POST,

@@ -7,8 +7,8 @@ use super::SecretError;
 /// Reason that a request was not sent, or got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// `--offline` forbids the host (`host[:port]`), which nothing names. `who` describes the request and its origin.
-    /// Permanent.
+    /// `--offline` forbids the host (`host[:port]`), because no configuration names the host. `who` describes the request and its
+    /// origin. Permanent.
     #[error("{who} needs {host}, which --offline forbids: no configuration names it")]
     Offline { who: String, host: String },
     /// A certificate, key or proxy is unusable: name and reason. Permanent.
@@ -63,7 +63,7 @@ pub fn connection_hint(problem: ConnectionProblem, host: &str) -> Option<String>
             "use a host name that the certificate contains, or issue a certificate for {host} with this name"
         ),
         ConnectionProblem::ClientCertificate => format!(
-            "set `clientCertificate` and `clientKey` of {host} in site.yaml to a certificate that it \
+            "set `clientCertificate` and `clientKey` of {host} in site.yaml to a certificate that the server \
              accepts and that has not expired"
         ),
         ConnectionProblem::NotTls | ConnectionProblem::Broken => return None,

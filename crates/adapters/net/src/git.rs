@@ -55,10 +55,10 @@ pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError
     settings.push(("http.proxy", proxy.unwrap_or_default().into()));
     if let Some(entry) = entry {
         // Like apt, git replaces the system's authorities with one file, and reads a key from a file.
-        let files = net.files_of("git", entry, ["http.sslCAInfo", "http.sslCert", "http.sslKey"])?;
+        let files = net.files_for("git", entry, ["http.sslCAInfo", "http.sslCert", "http.sslKey"])?;
         settings.extend(files.into_iter().map(|(setting, path)| (setting, path.into())));
         if let Some(login) = &entry.login {
-            net.may_log_in(repository, &host)?;
+            net.permit_login(repository, &host)?;
             let password = net.password(login, &host.to_string()).await?;
             let pair = Zeroizing::new(format!("{}:{}", login.user, password.as_str()));
             let header = format!("Authorization: Basic {}", STANDARD.encode(pair.as_bytes()));

@@ -2,7 +2,7 @@
 //!
 //! Every HTTP request goes through [`Net::execute`], which enforces `--offline` before the first request and before
 //! each redirect. Programs that access the network themselves (apt, mmdebstrap, git, engines) are checked with
-//! [`Net::permit`] before they start. The API server comes from `--cluster`, and is accessed as the kubeconfig says.
+//! [`Net::permit`] before they start. `--cluster` permits the API server, whose connection the kubeconfig configures.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ use reqwest::Client;
 use tokio::sync::OnceCell;
 use url::Url;
 
-pub use apt::AptReach;
+pub use apt::AptOptions;
 pub use error::{NetError, connection_hint};
 use farrier_core::{
     image::Repository,
@@ -30,6 +30,7 @@ use farrier_core::{
 };
 pub use git::{GitReach, git_reach};
 pub use secrets::{ClusterSecretError, ClusterSecrets, Secret, SecretError, SecretReader};
+
 /// Network options of this machine and site.
 #[derive(Clone, Default, derive_more::Debug)]
 pub struct NetOptions {
@@ -39,8 +40,7 @@ pub struct NetOptions {
     pub root: PathBuf,
     /// Certificates (PEM) trusted for every host, in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// Hosts (`host` or `host:port`) that may be accessed over plain HTTP, in addition to loopback and the site's
-    /// hosts.
+    /// Hosts (`host` or `host:port`) that may be accessed over plain HTTP, in addition to loopback and the site's hosts.
     pub insecure: Vec<String>,
     /// Proxies from the environment, which apply if the site names none.
     pub environment: Proxy,
@@ -102,23 +102,23 @@ impl Net {
     pub fn new(options: NetOptions) -> Result<Self, NetError> {
         let NetOptions { site, root, ca_file, insecure, environment, offline, cluster } = options;
         let SiteSpec { mirrors, proxy, hosts, .. } = site;
-        let mut policy = if offline { HostPolicy::offline() } else { HostPolicy::default() };
-        let places = mirrors.iter().flat_map(|rule| &rule.to).filter_map(host_of_prefix);
-        let of_hosts = hosts.iter().flat_map(|host| std::iter::once(&host.host).chain(&host.token_servers));
-        for named in of_hosts.cloned().chain(places) {
-            policy.name(named);
+        let mut policy = if offline { HostPolicy::only_named() } else { HostPolicy::default() };
+        let mirror_hosts = mirrors.iter().flat_map(|rule| &rule.to).filter_map(host_of_prefix);
+        let named = hosts.iter().flat_map(|host| std::iter::once(&host.host).chain(&host.token_servers));
+        for host in named.cloned().chain(mirror_hosts) {
+            policy.name(host);
         }
         for address in proxy.iter().flat_map(|proxy| [&proxy.http, &proxy.https]).flatten() {
             address.host().into_iter().for_each(|host| policy.allow(host));
         }
-        let mut plain = Vec::new();
+        let mut insecure_hosts = Vec::new();
         for text in &insecure {
             let host = text.parse().map_err(|error: site::ParseError| {
                 NetError::Options("--insecure-registry".to_owned(), error.to_string())
             })?;
-            plain.push(host);
+            insecure_hosts.push(host);
         }
-        plain.extend(hosts.iter().filter(|host| host.plain_http).map(|host| host.host.clone()));
+        insecure_hosts.extend(hosts.iter().filter(|host| host.plain_http).map(|host| host.host.clone()));
         let trusted = tls::Trusted::read(ca_file.as_deref(), &hosts, &root)?;
         Ok(Self(Arc::new(Inner {
             clients: Clients { hosts: hosts.iter().map(|_| OnceCell::new()).collect(), ..Clients::default() },
@@ -127,7 +127,7 @@ impl Net {
             proxy: proxy.unwrap_or(environment),
             policy: RwLock::new(policy),
             secrets: SecretReader::new(root.clone(), cluster),
-            insecure: plain,
+            insecure: insecure_hosts,
             mirrors,
             hosts,
             root,
@@ -170,7 +170,7 @@ impl Net {
 
     /// Whether this host may be accessed without TLS.
     pub fn allows_plain(&self, host: &HostPort) -> bool {
-        host.is_loopback() || self.0.insecure.iter().any(|known| known.covers(host))
+        host.is_loopback() || self.0.insecure.iter().any(|entry| entry.covers(host))
     }
 
     /// Whether the site trusts a token server with the credentials of a registry.
@@ -179,13 +179,12 @@ impl Net {
         else {
             return false;
         };
-        let of_registry = self.0.hosts.iter().filter(|entry| entry.host.covers(&registry));
-        of_registry.flat_map(|entry| &entry.token_servers).any(|trusted| trusted.covers(&server))
+        let entries = self.0.hosts.iter().filter(|entry| entry.host.covers(&registry));
+        entries.flat_map(|entry| &entry.token_servers).any(|trusted| trusted.covers(&server))
     }
 
-    /// Whether the site configures certificates for this host. Such a host speaks TLS, and is never accessed without
-    /// it.
-    pub fn wants_tls(&self, host: &HostPort) -> bool {
+    /// Whether the site configures certificates for this host. farrier never accesses such a host without TLS.
+    pub fn requires_tls(&self, host: &HostPort) -> bool {
         self.host_entry(host).is_some_and(|(_, entry)| {
             !entry.plain_http && (entry.ca_file.is_some() || entry.client_certificate.is_some())
         })

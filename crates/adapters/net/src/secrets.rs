@@ -154,7 +154,7 @@ impl Secret {
         &self.0
     }
 
-    /// The content as a password or passphrase, without the line end that editors add. The error calls it `what`.
+    /// The content as a password or passphrase, without the line end that editors add. `what` names the secret in errors.
     pub fn text(&self, what: &str) -> Result<&str, SecretError> {
         let text = std::str::from_utf8(&self.0).map_err(|_| SecretError::NotText(what.to_owned()))?;
         Ok(text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line)))

@@ -56,9 +56,9 @@ fn offline_the_place_itself_is_asked_only_where_it_is_named() {
 #[tokio::test]
 async fn apt_is_told_of_proxies_and_certificates() {
     let archives = ["http://apt.example/debian", "http://near.example/debian", "file:///srv/debian"];
-    assert_eq!(net("{}", false).apt_reach(archives).await.unwrap(), AptReach::default());
-    let found = net(SITE, false).apt_reach(archives).await.unwrap();
-    assert!(found.without_environment);
+    assert_eq!(net("{}", false).apt_options(archives).await.unwrap(), AptOptions::default());
+    let found = net(SITE, false).apt_options(archives).await.unwrap();
+    assert!(found.ignores_environment);
     assert_eq!(
         found.options,
         [
@@ -71,7 +71,7 @@ async fn apt_is_told_of_proxies_and_certificates() {
         error,
         @"apt for suite x needs near.example:80, which --offline forbids: no configuration names it"
     );
-    let offline = net(SITE, true).apt_reach([archives[0]]).await.unwrap();
+    let offline = net(SITE, true).apt_options([archives[0]]).await.unwrap();
     assert!(net(SITE, true).permit_archives([archives[0], archives[2]], "suite x").is_ok());
     assert!(offline.options.contains(&r#"Acquire::http::AllowRedirect "false";"#.to_owned()));
     assert!(net("{}", true).permit_archives(["tor+http://x.example/debian"], "suite x").is_err());
@@ -83,7 +83,7 @@ async fn apt_is_told_of_proxies_and_certificates() {
         root: dir.path().to_owned(),
         ..NetOptions::default()
     };
-    let found = Net::new(options).unwrap().apt_reach(["https://apt.example/debian"]).await.unwrap();
+    let found = Net::new(options).unwrap().apt_options(["https://apt.example/debian"]).await.unwrap();
     let wanted = format!("Acquire::https::apt.example::SslKey \"{}/key.pem\";", dir.path().display());
     assert_eq!(found.options, [wanted]);
 }
@@ -94,8 +94,8 @@ async fn offline_the_environments_proxy_counts_as_a_host() {
     let options = NetOptions { environment, offline: true, ..NetOptions::default() };
     let net = Net::new(options).unwrap();
     assert!(!net.allows(&"env.example:3128".parse().unwrap()));
-    let reach = net.apt_reach([]).await.unwrap();
-    assert!(reach.without_environment);
+    let reach = net.apt_options([]).await.unwrap();
+    assert!(reach.ignores_environment);
 }
 
 #[tokio::test]

@@ -28,21 +28,21 @@ pub(super) struct Trusted {
     /// System roots, read for the first connection: reading them takes longer than a reconcile with warm caches.
     system: OnceLock<RootCertStore>,
     /// Roots for every host.
-    everywhere: Vec<CertificateDer<'static>>,
+    general: Vec<CertificateDer<'static>>,
     /// Roots and client certificates for each entry of the site's hosts.
-    hosts: Vec<Entry>,
+    hosts: Vec<HostTls>,
 }
 
 #[derive(Default)]
-struct Entry {
+struct HostTls {
     roots: Vec<CertificateDer<'static>>,
     client: Vec<CertificateDer<'static>>,
 }
 
 impl Trusted {
     pub(super) fn read(ca_file: Option<&Path>, hosts: &[Host], root: &Path) -> Result<Self, NetError> {
-        let everywhere = ca_file.map(|file| certificates("CA file", file)).transpose()?.unwrap_or_default();
-        let mut entries = Vec::new();
+        let general = ca_file.map(|file| certificates("CA file", file)).transpose()?.unwrap_or_default();
+        let mut list = Vec::new();
         for Host {
             host,
             ca_file,
@@ -61,55 +61,54 @@ impl Trusted {
                 file.map_or(Ok(Vec::new()), read)
             };
             let roots = read("caFile", ca_file.as_deref())?;
-            entries.push(Entry { roots, client: read("clientCertificate", client_certificate.as_deref())? });
+            list.push(HostTls { roots, client: read("clientCertificate", client_certificate.as_deref())? });
         }
-        Ok(Self { system: OnceLock::new(), everywhere, hosts: entries })
+        Ok(Self { system: OnceLock::new(), general, hosts: list })
     }
 
     /// Expiry of the certificates in each file. `hosts` must be the list from [`Self::read`].
     pub(super) fn ends(&self, hosts: &[Host]) -> Vec<(String, Timestamp)> {
         // rustls would reject any certificate that cannot be parsed here.
-        fn each(found: &[CertificateDer<'_>]) -> impl Iterator<Item = Timestamp> {
-            found
+        fn expiries(certificates: &[CertificateDer<'_>]) -> impl Iterator<Item = Timestamp> {
+            certificates
                 .iter()
                 .filter_map(|der| Certificate::parse(der).ok())
                 .map(|certificate| certificate.not_after)
         }
-        let mut ends = vec![("--ca-file".to_owned(), each(&self.everywhere).max())];
-        for (Host { host, .. }, Entry { roots, client }) in hosts.iter().zip(&self.hosts) {
-            ends.push((format!("caFile of {host}"), each(roots).max()));
-            ends.push((format!("clientCertificate of {host}"), each(client).min()));
+        let mut ends = vec![("--ca-file".to_owned(), expiries(&self.general).max())];
+        for (Host { host, .. }, HostTls { roots, client }) in hosts.iter().zip(&self.hosts) {
+            ends.push((format!("caFile of {host}"), expiries(roots).max()));
+            ends.push((format!("clientCertificate of {host}"), expiries(client).min()));
         }
-        ends.into_iter().filter_map(|(what, end)| Some((what, end?))).collect()
+        ends.into_iter().filter_map(|(what, expiry)| Some((what, expiry?))).collect()
     }
 
-    /// Creates a client configuration. It names ring explicitly, so that it does not depend on a process-wide default.
-    /// Blocks.
+    /// Creates a client configuration. It names ring explicitly, so that it does not depend on a process-wide default. Blocks.
     pub(super) fn config(
         &self,
         host: Option<usize>,
         key: Option<&Secret>,
         versions: &[&'static SupportedProtocolVersion],
     ) -> Result<ClientConfig, String> {
-        let entry = host.and_then(|at| self.hosts.get(at));
+        let entry = host.and_then(|index| self.hosts.get(index));
         let mut roots = self.system.get_or_init(system_roots).clone();
-        let of_host = entry.iter().flat_map(|entry| &entry.roots);
-        let given: Vec<_> = self.everywhere.iter().chain(of_host).cloned().collect();
-        for certificate in &given {
+        let for_host = entry.iter().flat_map(|entry| &entry.roots);
+        let listed: Vec<_> = self.general.iter().chain(for_host).cloned().collect();
+        for certificate in &listed {
             roots.add(certificate.clone()).map_err(|error| format!("a root certificate: {error}"))?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
             .map_err(|error| error.to_string())?;
-        // Without any root, `GivenOrIssued` has nothing to verify with, and every server is refused.
-        let builder = if given.is_empty() {
+        // Without any root, `ListedOrIssued` has nothing to verify with, and every server is refused.
+        let builder = if listed.is_empty() {
             builder.with_root_certificates(roots)
         } else {
             let issued = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
                 .build()
                 .map_err(|error| error.to_string())?;
-            let verifier = Arc::new(GivenOrIssued { given, issued });
+            let verifier = Arc::new(ListedOrIssued { listed, issued });
             builder.dangerous().with_custom_certificate_verifier(verifier)
         };
         let mut config = match (entry.map(|entry| &entry.client), key) {
@@ -128,15 +127,15 @@ impl Trusted {
     }
 }
 
-/// Accepts a server's certificate that one of the roots issued, or that is itself in a CA file, as OpenSSL does. rustls
-/// refuses a self-signed certificate that is an authority's (`CA:TRUE`), which `openssl req -x509` makes by default.
+/// Accepts a server's certificate that one of the roots issued, or that is itself in a CA file, as OpenSSL does. rustls rejects a
+/// server's self-signed certificate with `CA:TRUE`, which `openssl req -x509` makes by default.
 #[derive(Debug)]
-struct GivenOrIssued {
-    given: Vec<CertificateDer<'static>>,
+struct ListedOrIssued {
+    listed: Vec<CertificateDer<'static>>,
     issued: Arc<WebPkiServerVerifier>,
 }
 
-impl ServerCertVerifier for GivenOrIssued {
+impl ServerCertVerifier for ListedOrIssued {
     fn verify_server_cert(
         &self,
         server: &CertificateDer<'_>,
@@ -146,7 +145,7 @@ impl ServerCertVerifier for GivenOrIssued {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.issued.verify_server_cert(server, intermediates, name, ocsp, now) {
-            Err(_) if self.given.iter().any(|given| given == server) => {
+            Err(_) if self.listed.iter().any(|listed| listed == server) => {
                 is_valid_at(server, now)?;
                 verify_server_name(&ParsedCertificate::try_from(server)?, name)?;
                 Ok(ServerCertVerified::assertion())
@@ -199,19 +198,19 @@ fn system_roots() -> RootCertStore {
 }
 
 fn certificates(what: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>, NetError> {
-    let refused = |reason: String| NetError::Options(format!("{what} {}", file.display()), reason);
-    let pem = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
-    let mut found = Vec::new();
+    let invalid = |reason: String| NetError::Options(format!("{what} {}", file.display()), reason);
+    let pem = std::fs::read(file).map_err(|error| invalid(error.to_string()))?;
+    let mut parsed = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| refused(error.to_string()))?;
-        // Add it to a temporary store, to check that it is a usable root.
-        RootCertStore::empty().add(certificate.clone()).map_err(|error| refused(error.to_string()))?;
-        found.push(certificate);
+        let certificate = certificate.map_err(|error| invalid(error.to_string()))?;
+        // Check that the certificate is a usable root, by adding it to a temporary store.
+        RootCertStore::empty().add(certificate.clone()).map_err(|error| invalid(error.to_string()))?;
+        parsed.push(certificate);
     }
-    if found.is_empty() {
-        return Err(refused("contains no certificate in PEM form".to_owned()));
+    if parsed.is_empty() {
+        return Err(invalid("contains no certificate in PEM form".to_owned()));
     }
-    Ok(found)
+    Ok(parsed)
 }
 
 #[cfg(test)]

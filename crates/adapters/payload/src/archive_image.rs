@@ -41,14 +41,14 @@ pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveI
     let mut file = File::open(archive)?;
     let image = ImageArchive::open(BufReader::new(&file))?;
     let mut layers = Vec::new();
-    for (index, (extent, wanted)) in image.layers.iter().zip(&image.diff_ids).enumerate() {
+    for (index, (extent, expected)) in image.layers.iter().zip(&image.diff_ids).enumerate() {
         let temporary = tempfile::NamedTempFile::new_in(work_dir)?;
         let blob = part(&mut file, *extent)?;
         let layer = LayerReader::new(blob)
             .and_then(|tar| compress(tar, BufWriter::with_capacity(256 << 10, temporary.as_file())))?;
-        if layer.diff_id.as_str() != wanted {
-            let found = layer.diff_id.to_string();
-            return Err(PayloadError::DiffId { number: index + 1, found, wanted: wanted.clone() });
+        if layer.diff_id.as_str() != expected {
+            let actual = layer.diff_id.to_string();
+            return Err(PayloadError::DiffId { number: index + 1, actual, expected: expected.clone() });
         }
         let path = work_dir.join(layer.digest.hex());
         temporary.persist(&path).map_err(|error| error.error)?;
@@ -64,7 +64,7 @@ pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize> {
         let is_module = has_module_name(path) && below(path, ["lib", "modules"]).is_some();
         if is_module { Keep::Content } else { Keep::Nothing }
     })?;
-    let is_file = |found: &walkdir::DirEntry| found.file_type().is_file();
+    let is_file = |entry: &walkdir::DirEntry| entry.file_type().is_file();
     Ok(walkdir::WalkDir::new(dest).into_iter().filter_map(Result::ok).filter(is_file).count())
 }
 
@@ -90,7 +90,7 @@ pub(super) enum Keep {
 
 /// Writes the files selected by `keep` into `dest`, applying the layers from the lowest up.
 pub(super) fn apply_layers(layers: &ImageLayers, dest: &Path, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
-    let mut stack = Stack { dest, keep, left: MAX_MODULE_BYTES, written: HashSet::new() };
+    let mut stack = Stack { dest, keep, budget: MAX_MODULE_BYTES, written: HashSet::new() };
     match layers {
         ImageLayers::Files(files) => {
             for path in files {
@@ -113,7 +113,7 @@ struct Stack<'a> {
     dest: &'a Path,
     keep: &'a dyn Fn(&Path) -> Keep,
     /// Number of bytes that may still be written.
-    left: u64,
+    budget: u64,
     /// Files written by the current layer.
     written: HashSet<PathBuf>,
 }
@@ -135,21 +135,21 @@ impl Stack<'_> {
         }
         let hard_link = (kind == EntryType::Link).then(|| plain_path(link)).flatten().map(without_usr);
         let path = without_usr(plain);
-        let place = self.dest.join(&path);
+        let full = self.dest.join(&path);
         match path.file_name().and_then(Whiteout::of) {
-            Some(Whiteout::Opaque) => return clear(place.parent().unwrap_or(self.dest), &self.written),
-            Some(Whiteout::Of(name)) => return remove(&place.with_file_name(name)),
+            Some(Whiteout::Opaque) => return clear(full.parent().unwrap_or(self.dest), &self.written),
+            Some(Whiteout::Of(name)) => return remove(&full.with_file_name(name)),
             None => {}
         }
         let source = hard_link.map(|target| self.dest.join(target));
-        if source.as_deref() == Some(&place) {
+        if source.as_deref() == Some(&full) {
             return Ok(());
         }
         // Any entry replaces what lower layers have at the path.
-        remove(&place)?;
+        remove(&full)?;
         let keep = (self.keep)(&path);
         let content = match source {
-            // The target of this hard link was not written, so it is not wanted.
+            // Without a file at the target of a hard link, the filter has skipped the target.
             Some(source) if source.is_file() => Some(source),
             None if kind == EntryType::Regular => None,
             None if kind == EntryType::Symlink && keep == Keep::Name => None,
@@ -158,39 +158,39 @@ impl Stack<'_> {
         match keep {
             Keep::Nothing => return Ok(()),
             Keep::Name => {
-                make_parents(self.dest, &place)?;
-                File::create(&place)?;
+                make_parents(self.dest, &full)?;
+                File::create(&full)?;
             }
-            Keep::Content => self.write(&place, content.as_deref(), entry)?,
+            Keep::Content => self.write(&full, content.as_deref(), entry)?,
         }
-        self.written.insert(place);
+        self.written.insert(full);
         Ok(())
     }
 
     /// Writes a file. A hard link is copied, so its content counts once per name.
     fn write(
         &mut self,
-        place: &Path,
+        path: &Path,
         linked: Option<&Path>,
         entry: &mut tar::Entry<'_, impl io::Read>,
     ) -> Result<()> {
-        make_parents(self.dest, place)?;
+        make_parents(self.dest, path)?;
         let size =
             linked.map_or_else(|| Ok(entry.size()), |file| fs::metadata(file).map(|file| file.len()))?;
-        self.left = self.left.checked_sub(size).ok_or(PayloadError::TooLarge(MAX_MODULE_BYTES))?;
+        self.budget = self.budget.checked_sub(size).ok_or(PayloadError::TooLarge(MAX_MODULE_BYTES))?;
         let copied = match linked {
-            Some(file) => fs::copy(file, place)?,
-            None => io::copy(entry, &mut File::create(place)?)?,
+            Some(file) => fs::copy(file, path)?,
+            None => io::copy(entry, &mut File::create(path)?)?,
         };
         if copied == size { Ok(()) } else { Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()) }
     }
 }
 
 /// Removes the files of lower layers below a directory.
-fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<()> {
-    for found in walkdir::WalkDir::new(directory).into_iter().filter_map(Result::ok) {
-        if found.file_type().is_file() && !keep.contains(found.path()) {
-            remove(found.path())?;
+fn clear(directory: &Path, written: &HashSet<PathBuf>) -> Result<()> {
+    for entry in walkdir::WalkDir::new(directory).into_iter().filter_map(Result::ok) {
+        if entry.file_type().is_file() && !written.contains(entry.path()) {
+            remove(entry.path())?;
         }
     }
     Ok(())
@@ -198,7 +198,7 @@ fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<()> {
 
 fn without_usr(path: PathBuf) -> PathBuf {
     match path.strip_prefix("usr") {
-        Ok(rest) if rest.starts_with("lib") => rest.to_owned(),
+        Ok(path_in_usr) if path_in_usr.starts_with("lib") => path_in_usr.to_owned(),
         _ => path,
     }
 }
@@ -211,26 +211,26 @@ pub(super) fn has_module_name(path: &Path) -> bool {
 /// Returns the part of a path below the first directory with these two names.
 pub(super) fn below(path: &Path, directory: [&str; 2]) -> Option<PathBuf> {
     let names: Vec<_> = path.iter().collect();
-    let at = names.windows(2).position(|pair| pair == directory)?;
-    Some(names.iter().skip(at + 2).collect())
+    let index = names.windows(2).position(|pair| pair == directory)?;
+    Some(names.iter().skip(index + 2).collect())
 }
 
-/// Creates the parents of a file, replacing files of lower layers in the way, as a container runtime would.
+/// Creates the parent directories of a file. As in a container runtime, a directory replaces a file of a lower layer.
 fn make_parents(dest: &Path, file: &Path) -> Result<()> {
-    let inner = file.parent().and_then(|parent| parent.strip_prefix(dest).ok());
-    let mut place = dest.to_owned();
-    for name in inner.unwrap_or(Path::new("")) {
-        place.push(name);
-        if !place.is_dir() {
-            remove(&place)?;
-            fs::create_dir(&place)?;
+    let parents = file.parent().and_then(|parent| parent.strip_prefix(dest).ok());
+    let mut directory = dest.to_owned();
+    for name in parents.unwrap_or(Path::new("")) {
+        directory.push(name);
+        if !directory.is_dir() {
+            remove(&directory)?;
+            fs::create_dir(&directory)?;
         }
     }
     Ok(())
 }
 
-fn remove(place: &Path) -> Result<()> {
-    match remove_tree(place) {
+fn remove(path: &Path) -> Result<()> {
+    match remove_tree(path) {
         Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Err(error.into())
         }

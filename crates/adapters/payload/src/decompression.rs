@@ -42,7 +42,7 @@ struct Spent {
 }
 
 impl DecompressionBudget {
-    /// Creates a build's budget, of whose deadline `used` has already passed.
+    /// Creates the budget of a build that has already used the time `used` of its deadline.
     pub fn of_build(deadline: Period, used: Duration) -> Self {
         Self::new(Limits { bytes: MAX_BYTES, module: MAX_MODULE, deadline }, used)
     }
@@ -61,8 +61,8 @@ impl DecompressionBudget {
         Self { limits, spent: Mutex::new(Spent { bytes: 0, time }) }
     }
 
-    /// Opens a module file. A compressed one is decompressed into an unnamed temporary file. `module` is its name in messages.
-    /// The outer error concerns the disk or the budget, the inner one the compressed data.
+    /// Opens a module file. Decompresses a compressed module into an unnamed temporary file. `module` is its name in messages. The outer
+    /// error concerns the disk or the budget, the inner error the compressed data.
     pub(super) fn open(
         &self,
         path: &Path,
@@ -74,13 +74,13 @@ impl DecompressionBudget {
             return Ok(Ok(file.into_parts().0));
         }
         let mut reader = compression.reader(file)?;
-        // A file instead of memory: a module with debug information can be larger than everything else that farrier holds.
-        let mut plain = tempfile::tempfile()?;
-        if let Err(error) = self.copy(module, &mut reader, &mut plain)? {
+        // Decompress into a file, not into memory: a module with debug information can be larger than all other data of farrier.
+        let mut decompressed = tempfile::tempfile()?;
+        if let Err(error) = self.copy(module, &mut reader, &mut decompressed)? {
             return Ok(Err(error));
         }
-        plain.rewind()?;
-        Ok(Ok(plain))
+        decompressed.rewind()?;
+        Ok(Ok(decompressed))
     }
 
     /// Copies a decoder's output, charging each chunk before it is written.

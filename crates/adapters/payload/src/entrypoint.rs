@@ -24,14 +24,14 @@ use super::error::{PayloadError, Result};
 pub const ENTRYPOINT: &str = "driver-entrypoint";
 /// Path of the binary in images. `/usr` is a directory on every base, usr-merged or not.
 const BINARY: &str = "usr/bin/driver-entrypoint";
-/// Maximum size in bytes, ten times the binary's size; a larger file is something else.
-const LIMIT: u64 = 64 << 20;
+/// Maximum size in bytes, ten times the binary's size: a larger file is not the binary.
+const MAX_SIZE: u64 = 64 << 20;
 const MTIME: u64 = 0;
 
-/// Returns the static binary for an architecture: the given one, or else the one next to farrier's executable.
-pub fn find_entrypoint(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
+/// Returns the path of the static binary for an architecture: the configured path, or else the path next to farrier's executable.
+pub fn find_entrypoint(configured: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
     let beside = || Some(env::current_exe().ok()?.parent()?.join(ENTRYPOINT));
-    let path = given.map(Path::to_owned).or_else(beside).unwrap_or_else(|| PathBuf::from(ENTRYPOINT));
+    let path = configured.map(Path::to_owned).or_else(beside).unwrap_or_else(|| PathBuf::from(ENTRYPOINT));
     let path = program_for(&path, arch);
     if path.is_file() { Ok(path) } else { Err(PayloadError::NoEntrypoint(path)) }
 }
@@ -51,23 +51,23 @@ impl Entrypoint {
     /// Reads the binary and checks that it is statically linked. Blocks.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |source| PayloadError::Entrypoint(path.to_owned(), source);
-        let unfit = |why: &str| PayloadError::Unfit(path.to_owned(), why.to_owned());
+        let unusable = |why: &str| PayloadError::UnusableEntrypoint(path.to_owned(), why.to_owned());
         let mut bytes = Vec::new();
-        File::open(path).map_err(failed)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
-        if bytes.len() as u64 > LIMIT {
-            return Err(unfit("it is larger than 64 MiB"));
+        File::open(path).map_err(failed)?.take(MAX_SIZE + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > MAX_SIZE {
+            return Err(unusable("it is larger than 64 MiB"));
         }
-        let arch = static_program(&bytes).map_err(unfit)?;
+        let arch = static_program(&bytes).map_err(unusable)?;
         Ok(Self { path: path.to_owned(), digest: Digest::of(&bytes), arch, bytes })
     }
 
     /// Fails if an image or a kernel has another architecture.
-    pub fn runs_on(&self, wanted: Architecture) -> Result<()> {
-        if self.arch == wanted {
+    pub fn check_arch(&self, expected: Architecture) -> Result<()> {
+        if self.arch == expected {
             return Ok(());
         }
-        let why = format!("it is for {}, not for {wanted}", self.arch);
-        Err(PayloadError::Unfit(self.path.clone(), why))
+        let why = format!("it is for {}, not for {expected}", self.arch);
+        Err(PayloadError::UnusableEntrypoint(self.path.clone(), why))
     }
 
     /// Returns the binary's content.
@@ -96,15 +96,15 @@ impl Entrypoint {
 
 /// Returns the architecture of a statically linked program.
 fn static_program(bytes: &[u8]) -> Result<Architecture, &'static str> {
-    const NO_PROGRAM: &str = "it is not a 64-bit ELF program";
-    let header = elf::FileHeader64::<Endianness>::parse(bytes).map_err(|_| NO_PROGRAM)?;
-    let endian = header.endian().map_err(|_| NO_PROGRAM)?;
+    const NOT_A_PROGRAM: &str = "it is not a 64-bit ELF program";
+    let header = elf::FileHeader64::<Endianness>::parse(bytes).map_err(|_| NOT_A_PROGRAM)?;
+    let endian = header.endian().map_err(|_| NOT_A_PROGRAM)?;
     if ![elf::ET_EXEC, elf::ET_DYN].contains(&header.e_type(endian)) {
-        return Err(NO_PROGRAM);
+        return Err(NOT_A_PROGRAM);
     }
-    let segments = header.program_headers(endian, bytes).map_err(|_| NO_PROGRAM)?;
+    let segments = header.program_headers(endian, bytes).map_err(|_| NOT_A_PROGRAM)?;
     if segments.is_empty() {
-        return Err(NO_PROGRAM);
+        return Err(NOT_A_PROGRAM);
     }
     if segments.iter().any(|segment| segment.p_type(endian) == elf::PT_INTERP) {
         return Err("it is linked dynamically, and a runtime base may lack its loader and libraries");
@@ -192,8 +192,8 @@ mod tests {
         );
         assert_eq!(said(&elf_program(3, 1)), "it is for an architecture that farrier does not know");
         let arm = read(&elf_program(183, 1)).unwrap();
-        assert!(arm.runs_on(Architecture::Arm64).is_ok());
-        let error = arm.runs_on(Architecture::Amd64).unwrap_err().to_string();
+        assert!(arm.check_arch(Architecture::Arm64).is_ok());
+        let error = arm.check_arch(Architecture::Amd64).unwrap_err().to_string();
         assert!(error.ends_with("it is for arm64, not for amd64"), "{error}");
     }
 

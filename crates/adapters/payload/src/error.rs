@@ -13,7 +13,7 @@ pub type Result<T, E = PayloadError> = std::result::Result<T, E>;
 /// Reason why a payload cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
-    /// Exposed paths are missing: these paths, and existing names near the first one.
+    /// Exposed paths are missing: the paths, and a description of what exists near the first path.
     #[error("the payload has no {missing}, which the definition exposes; {1}", missing = .0.join(", "))]
     Missing(Vec<String>, String),
     /// An exposed link cannot be resolved where the tree is used, because its target is outside of it.
@@ -29,8 +29,8 @@ pub enum PayloadError {
     #[error("payload entry {0:?} is neither a file, a directory nor a symbolic link")]
     Kind(PathBuf),
     /// Two entries have the same path on a usr-merged base.
-    #[error("payload entries {first:?} and {second:?} have the same path {place:?} on the usr-merged base")]
-    Conflict { first: PathBuf, second: PathBuf, place: PathBuf },
+    #[error("payload entries {first:?} and {second:?} have the same path {path:?} on the usr-merged base")]
+    Conflict { first: PathBuf, second: PathBuf, path: PathBuf },
     /// A top-level `lib`, `bin`, ... is neither a directory nor the base's link.
     #[error("payload entry {0:?} would replace the link of the usr-merged base")]
     HidesBase(PathBuf),
@@ -51,13 +51,13 @@ pub enum PayloadError {
     Occupied(PathBuf),
     /// A published payload names its kernel outside of the module directory.
     #[error("its {0} names kernel {1}")]
-    Named(PathBuf, KernelRelease),
+    NamesKernel(PathBuf, KernelRelease),
     /// An engine's image archive is invalid.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
     /// The digest of a layer in an engine's image, counted from 1, differs from the configuration.
-    #[error("layer {number} of the image archive is {found}, but its configuration says {wanted}")]
-    DiffId { number: usize, found: String, wanted: String },
+    #[error("layer {number} of the image archive is {actual}, but its configuration says {expected}")]
+    DiffId { number: usize, actual: String, expected: String },
     /// The modules of an image exceed the size limit.
     #[error("modules of the image archive are larger than {0} bytes")]
     TooLarge(u64),
@@ -69,7 +69,7 @@ pub enum PayloadError {
     Entrypoint(PathBuf, #[source] io::Error),
     /// `driver-entrypoint` is not a program that can run in an image: the file, and the reason.
     #[error("use {0} as driver-entrypoint: {1}")]
-    Unfit(PathBuf, String),
+    UnusableEntrypoint(PathBuf, String),
     /// The modules of one check exceed its byte budget.
     #[error(
         "decompress module {}: stopped after {bytes} bytes: the limit for all modules of one check is \
@@ -105,7 +105,7 @@ impl PayloadError {
                 "build it with `cargo build --profile entrypoint` in crates/node/driver-entrypoint/, and put it \
                  next to farrier or name it with --entrypoint"
             }
-            Self::Entrypoint(..) | Self::Unfit(..) => {
+            Self::Entrypoint(..) | Self::UnusableEntrypoint(..) => {
                 "build it for the kernel's architecture with `cargo build --profile entrypoint` in crates/node/driver-entrypoint/ \
                  (on amd64, ci/arm64 builds it for arm64), and put it next to farrier, as driver-entrypoint-ARCHITECTURE for \
                  another architecture, or name it with --entrypoint"

@@ -19,7 +19,7 @@ use super::{
 
 /// File name of a symbol table, anywhere in an exposed tree.
 const SYMBOL_TABLE: &str = "Module.symvers";
-/// Directory where templates leave the payload. A link target below it means the payload's root.
+/// Directory in which templates create the payload. An absolute link target in this directory refers to the payload's root.
 const OUT: &str = "out";
 /// Maximum number of names listed when an exposed path is missing.
 const NEARBY: usize = 8;
@@ -49,7 +49,7 @@ pub fn expose(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed> {
     let paths = find(payload, exposes)?;
     for path in &paths {
         each_entry(payload, path, |path, metadata| {
-            if metadata.is_symlink() { settle_link(payload, path, &paths) } else { Ok(()) }
+            if metadata.is_symlink() { make_link_relative(payload, path, &paths) } else { Ok(()) }
         })?;
     }
     exposed_of(payload, paths)
@@ -62,22 +62,22 @@ pub fn read_exposed(tree: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed>
 
 /// Unpacks only the exposed trees of a payload's layer into an existing directory. Blocks.
 pub fn unpack_exposed(layer: &Path, exposes: &[impl AsRef<str>], dest: &Path) -> Result<(), UnpackError> {
-    let wanted = |path: &Path| {
+    let is_selected = |path: &Path| {
         plain_path(path)
             .is_some_and(|path| exposes.iter().any(|exposed| is_at_or_below(&path, exposed.as_ref())))
     };
-    archive::unpack_layer(layer, dest, &archive::Options { wanted: &wanted, ..Default::default() })
+    archive::unpack_layer(layer, dest, &archive::Options { is_selected: &is_selected, ..Default::default() })
 }
 
 /// Unpacks only one kernel's module files of a payload's layer into an existing directory. Blocks.
 pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), UnpackError> {
-    let wanted = |path: &Path| {
+    let is_selected = |path: &Path| {
         let Some(path) = plain_path(path) else { return false };
         let inner = path.strip_prefix("usr").unwrap_or(&path);
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         inner.starts_with(Path::new("lib/modules").join(release)) && super::modules::is_module_file(name)
     };
-    archive::unpack_layer(layer, dest, &archive::Options { wanted: &wanted, ..Default::default() })
+    archive::unpack_layer(layer, dest, &archive::Options { is_selected: &is_selected, ..Default::default() })
 }
 
 /// Returns the symbol tables in an exposed tree, with their text. Blocks.
@@ -85,9 +85,9 @@ pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut tables = Vec::new();
     each_entry(tree, Path::new(""), |path, metadata| {
         if metadata.is_file() && is_symbol_table(path) {
-            let place = tree.join(path);
+            let path_on_disk = tree.join(path);
             // Bytes that are not UTF-8 cannot be part of a symbol; the table's parser rejects them.
-            let text = fs::read(&place)?;
+            let text = fs::read(&path_on_disk)?;
             tables.push((path.to_owned(), String::from_utf8_lossy(&text).into_owned()));
         }
         Ok(())
@@ -123,13 +123,13 @@ fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>> {
         }
         let parent = pattern.parent().unwrap_or(Path::new(""));
         let name = pattern.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let before = found.len();
+        let previous_count = found.len();
         if deepest_directory(payload, parent) == parent {
             let names = names_in(payload, parent)?;
             found
                 .extend(names.iter().filter(|found| matches_glob(name, found)).map(|name| parent.join(name)));
         }
-        if found.len() == before {
+        if found.len() == previous_count {
             missing.push(exposed.to_owned());
         }
     }
@@ -138,7 +138,7 @@ fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>> {
         return Err(PayloadError::Missing(missing, nearby));
     }
     found.sort();
-    found.dedup_by(|path, before| path.starts_with(before));
+    found.dedup_by(|path, earlier| path.starts_with(earlier));
     Ok(found)
 }
 
@@ -156,8 +156,8 @@ pub(super) fn deepest_directory(payload: &Path, path: &Path) -> PathBuf {
 }
 
 fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>> {
-    let place = payload.join(directory);
-    let listing = fs::read_dir(&place)?;
+    let path = payload.join(directory);
+    let listing = fs::read_dir(&path)?;
     let mut names = Vec::new();
     for entry in listing {
         let entry = entry?;
@@ -171,34 +171,34 @@ fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>> {
 fn nearby(payload: &Path, missing: &Path) -> Result<String> {
     let directory = deepest_directory(payload, missing.parent().unwrap_or(Path::new("")));
     let names = names_in(payload, &directory)?;
-    let some = names.iter().take(NEARBY).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let shown = names.iter().take(NEARBY).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = names.len().saturating_sub(NEARBY);
     Ok(match (names.len(), more) {
         (0, _) => format!("/{} is empty", directory.display()),
-        (_, 0) => format!("/{} has {some}", directory.display()),
-        _ => format!("/{} has {some} and {more} more", directory.display()),
+        (_, 0) => format!("/{} has {shown}", directory.display()),
+        _ => format!("/{} has {shown} and {more} more", directory.display()),
     })
 }
 
 /// Makes an absolute link relative. Refuses a link that would dangle elsewhere.
-fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<()> {
-    let place = payload.join(link);
-    let target = fs::read_link(&place)?;
+fn make_link_relative(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<()> {
+    let link_path = payload.join(link);
+    let target = fs::read_link(&link_path)?;
     let refuse = |why| PayloadError::Link { link: Path::new("/").join(link), target: target.clone(), why };
     let parent = link.parent().unwrap_or(Path::new(""));
-    let meant =
+    let resolved =
         links::target_of(parent, &target).ok_or_else(|| refuse("its target is outside the payload"))?;
-    let is_there = |path: &Path| fs::symlink_metadata(payload.join(path)).is_ok();
-    let meant = match meant.strip_prefix(OUT) {
-        Ok(below) if target.is_absolute() && !is_there(&meant) && is_there(below) => below.to_owned(),
-        _ => meant,
+    let exists = |path: &Path| fs::symlink_metadata(payload.join(path)).is_ok();
+    let resolved = match resolved.strip_prefix(OUT) {
+        Ok(inner) if target.is_absolute() && !exists(&resolved) && exists(inner) => inner.to_owned(),
+        _ => resolved,
     };
-    if exposed.iter().any(|path| path == link) && !exposed.iter().any(|path| meant.starts_with(path)) {
+    if exposed.iter().any(|path| path == link) && !exposed.iter().any(|path| resolved.starts_with(path)) {
         return Err(refuse("the link is exposed, but its target is not"));
     }
     if target.is_absolute() {
-        fs::remove_file(&place)?;
-        symlink(links::relative(parent, &meant), &place)?;
+        fs::remove_file(&link_path)?;
+        symlink(links::relative(parent, &resolved), &link_path)?;
     }
     Ok(())
 }
@@ -228,12 +228,12 @@ fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed> {
 
 /// Visits an entry and everything below it.
 fn each_entry(tree: &Path, path: &Path, mut visit: impl FnMut(&Path, &Metadata) -> Result<()>) -> Result<()> {
-    for found in
+    for entry in
         WalkDir::new(tree.join(path)).follow_links(false).follow_root_links(false).sort_by_file_name()
     {
-        let found = found?;
-        let metadata = fs::symlink_metadata(found.path())?;
-        let path = found.path().strip_prefix(tree).unwrap_or(found.path());
+        let entry = entry?;
+        let metadata = fs::symlink_metadata(entry.path())?;
+        let path = entry.path().strip_prefix(tree).unwrap_or(entry.path());
         if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
             return Err(PayloadError::ExposedKind(path.to_owned()));
         }

@@ -24,8 +24,8 @@ pub struct ImageTree {
 pub fn unpack_image(layers: &ImageLayers, dest: &Path, release: Option<&KernelRelease>) -> Result<ImageTree> {
     let keep = |path: &Path| {
         if let Some(inner) = below(path, ["lib", "modules"]).filter(|_| has_module_name(path)) {
-            let wanted = release.is_some_and(|release| inner.starts_with(release.as_str()));
-            return if wanted { Keep::Content } else { Keep::Name };
+            let is_of_release = release.is_some_and(|release| inner.starts_with(release.as_str()));
+            return if is_of_release { Keep::Content } else { Keep::Name };
         }
         if below(path, ["lib", "firmware"]).is_some() { Keep::Name } else { Keep::Nothing }
     };

@@ -18,7 +18,7 @@ use walkdir::{DirEntry, WalkDir};
 
 use super::error::{PayloadError, Result};
 
-/// Modification time of every entry, in seconds since 1970.
+/// Modification time of every entry, in seconds since the Unix epoch.
 const MTIME: u64 = 0;
 /// Top-level names that are links into `usr/` on a usr-merged system (<https://systemd.io/THE_CASE_FOR_THE_USR_MERGE/>).
 pub(super) const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
@@ -48,13 +48,13 @@ enum Kind {
 
 impl Entry {
     /// Describes a local directory, symbolic link or file.
-    pub(super) fn of(place: &Path, metadata: &Metadata) -> Result<Self> {
+    pub(super) fn of(path: &Path, metadata: &Metadata) -> Result<Self> {
         let kind = if metadata.is_dir() {
             Kind::Directory
         } else if metadata.is_symlink() {
-            Kind::Symlink(fs::read_link(place)?)
+            Kind::Symlink(fs::read_link(path)?)
         } else {
-            Kind::File { source: place.to_owned(), size: metadata.len() }
+            Kind::File { source: path.to_owned(), size: metadata.len() }
         };
         Ok(Self { mode: metadata.mode(), kind })
     }
@@ -66,8 +66,8 @@ pub(super) type Tree = BTreeMap<PathBuf, Entry>;
 /// Writes the payload directory as a layer to `out`, atomically. Blocks; uses a few hundred bytes of memory per entry.
 pub fn write_payload_layer(payload: &Path, usr_merged_base: bool, out: &Path) -> Result<PayloadLayer> {
     let tree = walk(payload)?;
-    let moved = usr_merged_base && tree.keys().any(|path| is_merged(path));
-    if !moved {
+    let needs_merge = usr_merged_base && tree.keys().any(|path| is_merged(path));
+    if !needs_merge {
         let layer = write_layer(&tree, out)?;
         let payload_digest = layer.diff_id.clone();
         return Ok(PayloadLayer { layer, payload_digest });
@@ -86,9 +86,9 @@ fn entries_of(
     walk: impl IntoIterator<Item = Result<DirEntry, walkdir::Error>>,
 ) -> Result<Tree> {
     let mut tree = Tree::new();
-    for found in walk {
-        let found = found?;
-        let path = found.path();
+    for entry in walk {
+        let entry = entry?;
+        let path = entry.path();
         let metadata = fs::symlink_metadata(path)?;
         let relative = path.strip_prefix(payload).unwrap_or(path).to_owned();
         if !(metadata.is_dir() || metadata.is_file() || metadata.is_symlink()) {
@@ -112,7 +112,7 @@ fn usr_merge(tree: Tree) -> Result<Tree> {
     let mut merged = Tree::new();
     let mut origins: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
     for (path, mut entry) in tree {
-        let place = if is_merged(&path) {
+        let merged_path = if is_merged(&path) {
             if path.components().count() == 1 {
                 match &entry.kind {
                     Kind::Directory => {}
@@ -128,16 +128,16 @@ fn usr_merge(tree: Tree) -> Result<Tree> {
         } else {
             path.clone()
         };
-        match merged.get(&place) {
+        match merged.get(&merged_path) {
             Some(Entry { kind: Kind::Directory, .. }) if matches!(entry.kind, Kind::Directory) => continue,
             Some(_) => {
-                let first = origins.remove(&place).unwrap_or_else(|| place.clone());
-                return Err(PayloadError::Conflict { first, second: path, place });
+                let first = origins.remove(&merged_path).unwrap_or_else(|| merged_path.clone());
+                return Err(PayloadError::Conflict { first, second: path, path: merged_path });
             }
             None => {}
         }
-        origins.insert(place.clone(), path);
-        merged.insert(place, entry);
+        origins.insert(merged_path.clone(), path);
+        merged.insert(merged_path, entry);
     }
     match merged.get(usr) {
         None => {
@@ -178,7 +178,7 @@ fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
     target.to_owned()
 }
 
-/// Calls `write` for each entry. A link's target and an open file live only during the call.
+/// Calls `write` for each entry. The entry kind borrows the link target or the open file for the call.
 fn each_entry(
     tree: &Tree,
     mut write: impl FnMut(&Path, u32, EntryKind<'_>) -> Result<(), LayerError>,
@@ -202,8 +202,8 @@ pub(super) fn digest(tree: &Tree) -> Result<Digest> {
     Ok(digester.finish()?)
 }
 
-/// Writes a whole root file system as a layer to `out`, unchanged except for one modification time (seconds since 1970), with the
-/// given gzip level. Hard links become files. Blocks.
+/// Writes a whole root file system as a layer to `out`, with the given gzip level. Every entry gets the same modification time (seconds
+/// since the Unix epoch), and hard links become files. Blocks.
 pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Result<Layer> {
     write_entries(&walk(root)?, |file| LayerWriter::at(file, mtime, level), out)
 }

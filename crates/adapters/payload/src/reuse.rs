@@ -29,8 +29,8 @@ pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<()> {
     unpack_file(layer, tree, &Options::default())?;
     let mut tar = Hashing::new(LayerReader::new(File::open(layer)?)?);
     io::copy(&mut tar, &mut io::sink())?;
-    let (_, packed, _) = tar.into_parts();
-    if digest(&walk(tree)?)? == packed { Ok(()) } else { Err(PayloadError::Lossy) }
+    let (_, diff_id, _) = tar.into_parts();
+    if digest(&walk(tree)?)? == diff_id { Ok(()) } else { Err(PayloadError::Lossy) }
 }
 
 /// Renames the module directory. Refuses a payload that names its kernel outside of its modules: after the renaming, such a
@@ -38,32 +38,32 @@ pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<()> {
 pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<()> {
     let directories: Vec<PathBuf> = MODULES
         .iter()
-        .map(|above| Path::new(above).join(from.as_str()))
+        .map(|parent| Path::new(parent).join(from.as_str()))
         // A symbolic link in the path could lead out of the tree.
         .filter(|path| deepest_directory(tree, path) == *path)
         .collect();
     if directories.is_empty() {
         return Err(PayloadError::NoModules(from.clone()));
     }
-    if let Some(path) = first_that_names(tree, &directories, from)? {
-        return Err(PayloadError::Named(path, from.clone()));
+    if let Some(path) = first_naming(tree, &directories, from)? {
+        return Err(PayloadError::NamesKernel(path, from.clone()));
     }
     for directory in directories {
-        let place = directory.with_file_name(to.as_str());
-        if fs::symlink_metadata(tree.join(&place)).is_ok() {
-            return Err(PayloadError::Occupied(place));
+        let new_path = directory.with_file_name(to.as_str());
+        if fs::symlink_metadata(tree.join(&new_path)).is_ok() {
+            return Err(PayloadError::Occupied(new_path));
         }
-        fs::rename(tree.join(&directory), tree.join(&place))?;
+        fs::rename(tree.join(&directory), tree.join(&new_path))?;
     }
     Ok(())
 }
 
 /// Returns the first entry, relative to the tree, whose name, link target or content contains the kernel's release. The module
 /// directories themselves and the modules' content do not count.
-fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease) -> Result<Option<PathBuf>> {
+fn first_naming(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease) -> Result<Option<PathBuf>> {
     // An escaped literal is a valid regular expression. If compiling it still fails, assume a match.
     let Ok(pattern) = Regex::new(&regex::escape(kernel.as_str())) else { return Ok(Some(PathBuf::new())) };
-    let names = |path: &Path| pattern.is_match(path.as_os_str().as_encoded_bytes());
+    let contains_release = |path: &Path| pattern.is_match(path.as_os_str().as_encoded_bytes());
     for entry in WalkDir::new(tree).min_depth(1).follow_links(false).sort_by_file_name() {
         let entry = entry?;
         let path = entry.path().strip_prefix(tree).unwrap_or(entry.path());
@@ -71,12 +71,12 @@ fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease
             directories.iter().find_map(|directory| path.strip_prefix(directory).ok()).unwrap_or(path);
         // Skip the content of modules: every module names its kernel, and the check decides whether it loads.
         let is_module = is_module_file(&entry.file_name().to_string_lossy());
-        let found = names(inner)
-            || (entry.path_is_symlink() && names(&fs::read_link(entry.path())?))
+        let is_naming_kernel = contains_release(inner)
+            || (entry.path_is_symlink() && contains_release(&fs::read_link(entry.path())?))
             || (entry.file_type().is_file()
                 && !is_module
-                && holds(entry.path(), &pattern, kernel.as_str().len())?);
-        if found {
+                && contains(entry.path(), &pattern, kernel.as_str().len())?);
+        if is_naming_kernel {
             return Ok(Some(path.to_owned()));
         }
     }
@@ -84,7 +84,7 @@ fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease
 }
 
 /// Whether the file contains the pattern, which matches texts of `length` bytes.
-fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool> {
+fn contains(path: &Path, pattern: &Regex, length: usize) -> Result<bool> {
     let mut file = File::open(path)?;
     let mut buffer = Vec::with_capacity(CHUNK + length);
     loop {
@@ -201,7 +201,7 @@ mod tests {
             let tree = payload();
             change(tree.path());
             let error = moved(tree.path()).unwrap_err();
-            let PayloadError::Named(path, _) = &error else { panic!("{error}") };
+            let PayloadError::NamesKernel(path, _) = &error else { panic!("{error}") };
             assert!(path.display().to_string().contains(what), "{error}");
             assert!(tree.path().join("lib/modules").join(A).is_dir(), "the module directory was moved");
         }

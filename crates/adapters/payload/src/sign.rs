@@ -73,7 +73,7 @@ fn sign_file(
     let length = bare.len();
     module.truncate(length);
     module.extend(trailer);
-    replace(path, compression, &module, budget.meter(name)).map_err(of_budget)?;
+    replace(path, compression, &module, budget.meter(name)).map_err(to_payload_error)?;
     Ok(true)
 }
 
@@ -88,8 +88,8 @@ fn replace(path: &Path, compression: Compression, module: &[u8], meter: Meter<'_
     Ok(())
 }
 
-/// Returns the original error from inside an encoder, which passes on its writer's errors.
-fn of_budget(error: io::Error) -> PayloadError {
+/// Returns the error of the decompression budget, which an encoder wraps as an error of its writer.
+fn to_payload_error(error: io::Error) -> PayloadError {
     error.downcast().unwrap_or_else(PayloadError::Io)
 }
 

@@ -35,8 +35,7 @@ impl SigningCommand {
         &self.program
     }
 
-    /// Runs the program: it reads the raw digest from standard input and writes the signature to standard output.
-    /// Blocks.
+    /// Runs the program: it reads the raw digest from standard input and writes the signature to standard output. Blocks.
     pub(super) fn run(&self, hash: SignatureHash, digest: &[u8]) -> Result<Vec<u8>> {
         use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
         let failed = |outcome: String| {
@@ -71,19 +70,19 @@ impl SigningCommand {
         if status.success() {
             return Ok(stdout);
         }
-        let how = match (status.code(), status.signal()) {
+        let outcome = match (status.code(), status.signal()) {
             (Some(code), _) => format!("exited with status {code}"),
             (None, Some(signal)) => format!("was killed by signal {signal}"),
             (None, None) => "failed".to_owned(),
         };
-        Err(failed(match last_words(&stderr) {
-            words if words.is_empty() => how,
-            words => format!("{how}: {words}"),
+        Err(failed(match last_lines(&stderr) {
+            lines if lines.is_empty() => outcome,
+            lines => format!("{outcome}: {lines}"),
         }))
     }
 }
 
-fn last_words(stderr: &[u8]) -> String {
+fn last_lines(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let from = lines.len().saturating_sub(3);

@@ -36,14 +36,14 @@ impl SigningError {
     }
 
     /// Creates the error for a private key in an unsupported form.
-    pub(super) fn form(from: &str, why: &str) -> Self {
+    pub(super) fn unsupported_format(from: &str, why: &str) -> Self {
         let message = format!("the private key in {from} is in an unsupported format: {why}");
         let hint = "convert it: `openssl pkcs8 -topk8 -v2 aes-256-cbc` (with a passphrase) or `openssl pkcs8 -topk8 -nocrypt`";
         Self::Key { message, hint }
     }
 
     /// Creates the error for a key of an unsupported kind or size.
-    pub(super) fn kind(from: &str, why: impl Display) -> Self {
+    pub(super) fn unusable(from: &str, why: impl Display) -> Self {
         let hint = "use an RSA key of 2048 to 4096 bits, or ECDSA with P-256 or P-384";
         Self::Key { message: format!("the key of {from} cannot sign: {why}"), hint }
     }

@@ -58,7 +58,7 @@ impl Signer {
     /// Signs the content: RSA with PKCS#1 v1.5 padding, or ECDSA in DER (`ECDSA-Sig-Value`). Signatures are
     /// deterministic, unless a program signs. Blocks, with a program for up to a minute.
     pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
-        let refused =
+        let failed =
             || SigningError::key(format!("sign with the key of {}: the library refused", self.from), "");
         match &self.key {
             Key::Rsa(key) => {
@@ -68,35 +68,35 @@ impl Signer {
                     SignatureHash::Sha512 => &RSA_PKCS1_SHA512,
                 };
                 let mut signature = vec![0; key.public().modulus_len()];
-                key.sign(padding, &SystemRandom::new(), content, &mut signature).map_err(|_| refused())?;
+                key.sign(padding, &SystemRandom::new(), content, &mut signature).map_err(|_| failed())?;
                 Ok(signature)
             }
             Key::P256(key) => {
                 let digest = hash.digest(content);
-                let signature: p256::ecdsa::Signature = key.sign_prehash(&digest).map_err(|_| refused())?;
+                let signature: p256::ecdsa::Signature = key.sign_prehash(&digest).map_err(|_| failed())?;
                 Ok(signature.to_der().as_bytes().to_vec())
             }
             Key::P384(key) => {
                 let digest = hash.digest(content);
-                let signature: p384::ecdsa::Signature = key.sign_prehash(&digest).map_err(|_| refused())?;
+                let signature: p384::ecdsa::Signature = key.sign_prehash(&digest).map_err(|_| failed())?;
                 Ok(signature.to_der().as_bytes().to_vec())
             }
-            Key::Command(command) => self.ask(command, hash, content),
+            Key::Command(command) => self.run_command(command, hash, content),
         }
     }
 
     /// Signs with a program, and verifies its output: the program may use another key, or write something else.
-    fn ask(&self, command: &SigningCommand, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
-        let written = command.run(hash, &hash.digest(content))?;
-        if self.public.verify(hash, content, &written) {
-            return Ok(written);
+    fn run_command(&self, command: &SigningCommand, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
+        let output = command.run(hash, &hash.digest(content))?;
+        if self.public.verify(hash, content, &output) {
+            return Ok(output);
         }
-        let converted = self.public.to_der_signature(&written);
+        let converted = self.public.verifiable(&output);
         converted.filter(|signature| self.public.verify(hash, content, signature)).ok_or_else(|| {
             let message = format!(
                 "the signing command {} wrote {} bytes that are not a signature ({hash}) by the {} key",
                 command.program(),
-                written.len(),
+                output.len(),
                 self.public.algorithm()
             );
             let hint = "the command must sign the digest that it reads, in raw bytes: RSA with PKCS#1 v1.5 \

@@ -17,11 +17,10 @@ use tokio::sync::OnceCell;
 
 use super::{
     Result, Signer,
-    public_key::{read_certificate, usable},
+    public_key::{check_usable, read_certificate},
 };
 
-/// Signs modules. The certificate is read immediately, because plans need it; the key is loaded for the first
-/// signature.
+/// Signs modules. The certificate is read immediately, because plans need it; the key is loaded for the first signature.
 #[derive(Debug)]
 pub struct ModuleSigner {
     spec: ModuleSigning,
@@ -38,7 +37,7 @@ impl ModuleSigner {
         let path = root.join(&spec.certificate);
         let certificate = read_certificate(&path)?;
         let public = PublicKey::any_from_info(&certificate.public_key);
-        let public = usable(public, &path.display().to_string())?;
+        let public = check_usable(public, &path.display().to_string())?;
         Ok(Self { spec: spec.clone(), path, certificate, public, secrets, signer: OnceCell::new() })
     }
 
@@ -65,8 +64,7 @@ impl ModuleSigner {
         }
     }
 
-    /// Warning if `now` is outside the certificate's validity period. This is not an error, because the kernel ignores the
-    /// period.
+    /// Warning if `now` is outside the certificate's validity period. This is not an error, because the kernel ignores the period.
     pub fn warning(&self, now: Timestamp) -> Option<String> {
         let Certificate { not_before, not_after, .. } = &self.certificate;
         let path = self.path.display();

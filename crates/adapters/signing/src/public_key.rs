@@ -11,11 +11,11 @@ use super::{Result, SigningError, pem};
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 
 /// Checks that farrier can sign with the private key of this public key. `from` is its source, for messages.
-pub(super) fn usable(key: Result<PublicKey, KeyError>, from: &str) -> Result<PublicKey> {
-    let key = key.map_err(|error| SigningError::kind(from, error))?;
+pub(super) fn check_usable(key: Result<PublicKey, KeyError>, from: &str) -> Result<PublicKey> {
+    let key = key.map_err(|error| SigningError::unusable(from, error))?;
     match key.algorithm() {
         KeyAlgorithm::Rsa(bits) if !RSA_BITS.contains(&bits) => {
-            Err(SigningError::kind(from, format!("it is an RSA key of {bits} bits")))
+            Err(SigningError::unusable(from, format!("it is an RSA key of {bits} bits")))
         }
         _ => Ok(key),
     }
@@ -26,7 +26,7 @@ pub fn read_public_key(path: &Path) -> Result<PublicKey> {
     let what = "the public key";
     let read = |source| SigningError::Read { what, path: path.to_owned(), source };
     let text = std::fs::read_to_string(path).map_err(read)?;
-    usable(PublicKey::any_from_pem(&text), &path.display().to_string())
+    check_usable(PublicKey::any_from_pem(&text), &path.display().to_string())
 }
 
 /// Reads a certificate in PEM or DER form. Uses the first certificate of a PEM file. Blocks.

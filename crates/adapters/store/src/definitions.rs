@@ -19,15 +19,14 @@ pub struct PackedDefinitions {
     /// The layer, in the requested file.
     pub layer: Layer,
     /// Omitted secrets, relative to the directory.
-    pub left_out: Vec<PathBuf>,
+    pub omitted_paths: Vec<PathBuf>,
 }
 
 /// Packs a definitions directory into `to`; the same files give the same bytes. Omits files that look like credentials,
-/// version-control data, and names that begin with a dot. `secrets` are further paths that the site's definition names as secret.
-/// Blocks.
+/// version-control data, and names that begin with a dot. Also omits `secrets`, the files that site.yaml uses as secrets. Blocks.
 pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<PackedDefinitions, StoreError> {
     let mut writer = LayerWriter::new(BufWriter::new(File::create(to)?), 0);
-    let mut left_out = Vec::new();
+    let mut omitted_paths = Vec::new();
     let is_visible =
         |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".") && !is_version_control(name);
     let mut entries = Vec::new();
@@ -40,9 +39,9 @@ pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<Pa
     for path in entries {
         let full = dir.join(&path);
         let metadata = fs::symlink_metadata(&full)?;
-        let named = secrets.iter().any(|secret| dir.join(secret) == full);
-        if named || (metadata.is_file() && is_secret(&path, &full, metadata.len())?) {
-            left_out.push(path);
+        let is_listed = secrets.iter().any(|secret| dir.join(secret) == full);
+        if is_listed || (metadata.is_file() && is_secret(&path, &full, metadata.len())?) {
+            omitted_paths.push(path);
         } else if metadata.is_dir() {
             writer.entry(&path, 0o755, EntryKind::Directory)?;
         } else if metadata.is_symlink() {
@@ -57,14 +56,14 @@ pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<Pa
         }
     }
     let (layer, _) = writer.finish()?;
-    Ok(PackedDefinitions { layer, left_out })
+    Ok(PackedDefinitions { layer, omitted_paths })
 }
 
 /// Whether a file of the directory looks like credentials.
-fn is_secret(path: &Path, place: &Path, size: u64) -> io::Result<bool> {
+fn is_secret(path: &Path, path_on_disk: &Path, size: u64) -> io::Result<bool> {
     let mut content = Vec::new();
-    if size <= SourceEntry::MAX_INSPECTED_SIZE {
-        File::open(place)?.take(SourceEntry::MAX_INSPECTED_SIZE).read_to_end(&mut content)?;
+    if size <= SourceEntry::LARGEST {
+        File::open(path_on_disk)?.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
     }
     Ok(matches!(SourceEntry::of(path, &content), SourceEntry::Credentials(_)))
 }
@@ -97,7 +96,7 @@ mod tests {
         }
         let to = dir.path().join("layer");
         let packed = pack_definitions(&definitions, &["password".into()], &to).unwrap();
-        let left: Vec<_> = packed.left_out.iter().map(|path| path.to_str().unwrap()).collect();
+        let left: Vec<_> = packed.omitted_paths.iter().map(|path| path.to_str().unwrap()).collect();
         assert_eq!(left, ["docker.json", "keys/both.pem", "keys/kubeconfig", "keys/mok.pem", "password"]);
         let back = dir.path().join("back");
         fs::create_dir(&back).unwrap();

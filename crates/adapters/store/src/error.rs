@@ -61,9 +61,9 @@ impl StoreError {
                 Some(format!("delete {reference} in the registry, or use another prefix with --registry"))
             }
             Self::Untrusted(..) => Some(
-                "store it again at the site that has its source, with the key of imageSigning: run `farrier \
-                 mirror`, or `farrier headers import --replace`; if another team stored it, name its key in \
-                 policy.requireSigned"
+                "store the input again at the site that made it, with the key of imageSigning: run `farrier \
+                 mirror`, or `farrier headers import --replace`; if another team stored the input, name that \
+                 team's key in policy.requireSigned"
                     .to_owned(),
             ),
             Self::Trust(fault) => fault.hint.clone(),

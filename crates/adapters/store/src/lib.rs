@@ -3,9 +3,9 @@
 //! The inputs are header sets, sources, root file systems and definitions.
 //!
 //! Each input is a manifest with one layer, under a descriptive tag that never changes its content. A tag derived from a
-//! definition ([`Store::name`]) moves to the latest content. Tags and annotations are untrusted, because anyone with write access
-//! to the registry can set them. If the site has keys, farrier signs what it stores, and [`Store::take`] only returns signed
-//! inputs.
+//! definition ([`Store::move_tag`]) moves to the latest content. Tags and annotations are untrusted, because anyone with write access
+//! to the registry can set them. If the site has keys, farrier signs the inputs that it stores, and [`Store::find_trusted`] only
+//! returns signed inputs.
 #![forbid(unsafe_code)]
 
 mod definitions;
@@ -69,16 +69,16 @@ impl InputKind {
 
 /// Whether farrier reserves the repository name for its own data. No driver image can have such a name.
 pub fn is_reserved(name: &str) -> bool {
-    InputKind::ALL.iter().any(|kind| kind.repository() == name) || OTHERS.contains(&name)
+    InputKind::ALL.iter().any(|kind| kind.repository() == name) || OTHER_REPOSITORIES.contains(&name)
 }
 
 /// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, the parent of
 /// mirrored images, and records of when kernels were seen and how long builds took.
-const OTHERS: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
+const OTHER_REPOSITORIES: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
 
-/// Whether farrier moves this tag of a repository below the prefix to newer content over time: definitions are `latest`, sources and
-/// root file systems have a tag for their declaration, each record of kernels has one tag, and `farrier doctor` tries [`TRIAL`]. No
-/// other tag moves.
+/// Whether farrier moves this tag of a repository below the prefix to newer content over time. These tags move: `latest` of the
+/// definitions, the [`DECLARED`] tags of sources and root file systems, the tags of records in `kernels`, and [`TRIAL`] of
+/// `farrier doctor`.
 pub fn is_moving_tag(repository: &str, tag: &Tag) -> bool {
     let tag = tag.as_str();
     match repository {
@@ -93,7 +93,7 @@ pub fn is_moving_tag(repository: &str, tag: &Tag) -> bool {
 pub const TRIAL: &str = "farrier-doctor";
 /// Tag of the newest definitions.
 pub const LATEST: &str = "latest";
-/// Start of the tags of sources and root file systems by their declaration.
+/// Prefix of the tags that are derived from the definition of a source or root file system.
 pub const DECLARED: &str = "declared-";
 
 /// A stored input: an artifact in the registry from which images are made.
@@ -108,19 +108,19 @@ pub struct StoredInput {
     pub layer: Descriptor,
     /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
-    /// Whether a trusted key signed the artifact, so that its annotations are trusted. Only [`Store::take`] verifies this.
+    /// Whether a trusted key signed the artifact, so that its annotations are trusted. Only [`Store::find_trusted`] verifies this.
     pub is_signed: bool,
 }
 
 impl StoredInput {
     /// Returns a required annotation.
-    pub fn note(&self, key: &str) -> Result<&str, StoreError> {
-        let note = self.annotations.get(key).map(String::as_str);
-        note.ok_or_else(|| self.is_not(&format!("it has no annotation {key}")))
+    pub fn annotation(&self, key: &str) -> Result<&str, StoreError> {
+        let annotation = self.annotations.get(key).map(String::as_str);
+        annotation.ok_or_else(|| self.invalid(&format!("it has no annotation {key}")))
     }
 
-    /// Creates the error for an artifact that does not have the expected form.
-    pub fn is_not(&self, reason: &str) -> StoreError {
+    /// Creates the error for an artifact that is not a valid farrier artifact.
+    pub fn invalid(&self, reason: &str) -> StoreError {
         let reference = format!("{}@{}", self.repository, self.digest);
         StoreError::NotAnArtifact(reference, reason.to_owned())
     }
@@ -163,9 +163,8 @@ impl Store {
         Self { trust: Some(trust), ..self }
     }
 
-    /// Returns the input under this tag, if any, for use in a build. If the site has keys, one of them must have signed the
-    /// input.
-    pub async fn take(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
+    /// Returns the input under this tag, if any, for use in a build. If the site has keys, one of them must have signed the input.
+    pub async fn find_trusted(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
         let Some(found) = self.find(kind, tag).await? else { return Ok(None) };
         match self.signature_status(&found).await? {
             SignatureStatus::Signed => Ok(Some(StoredInput { is_signed: true, ..found })),
@@ -192,13 +191,13 @@ impl Store {
         let Some(found) = self.registry.manifest(&repository, &Version::Tag(tag.clone())).await? else {
             return Ok(None);
         };
-        let wrong =
+        let invalid =
             |reason: &str| StoreError::NotAnArtifact(format!("{repository}:{tag}"), reason.to_owned());
-        let manifest = ImageManifest::parse(&found.bytes).map_err(|error| wrong(&error.to_string()))?;
+        let manifest = ImageManifest::parse(&found.bytes).map_err(|error| invalid(&error.to_string()))?;
         if manifest.artifact_type.as_deref() != Some(kind.media_type()) {
-            return Err(wrong(&format!("its artifactType is not {}", kind.media_type())));
+            return Err(invalid(&format!("its artifactType is not {}", kind.media_type())));
         }
-        let [layer] = &manifest.layers[..] else { return Err(wrong("it does not have exactly one layer")) };
+        let [layer] = &manifest.layers[..] else { return Err(invalid("it does not have exactly one layer")) };
         let (layer, annotations) = (layer.clone(), manifest.annotations.clone());
         Ok(Some(StoredInput { kind, repository, digest: found.digest, layer, annotations, is_signed: false }))
     }
@@ -209,18 +208,18 @@ impl Store {
         Ok(self.registry.fetch_blob(repository, &layer.digest, layer.size, to).await?)
     }
 
-    /// Stores a file. If the tag already has the same content, nothing is stored. Other content under the tag is an error unless
-    /// `replace` is set. The artifact is signed if the site has a signing key.
+    /// Stores a file, unless the tag already has the same content. Other content under the tag is an error unless `replace` is set.
+    /// Signs the artifact if the site has a signing key.
     pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         let NewInput { kind, tag, file, layer, annotations, replace } = item;
         let repository = self.repository(*kind)?;
-        let notes = annotations.iter().map(|(key, note)| (key.as_str(), note.clone()));
-        let manifest = ImageManifest::artifact(kind.media_type(), vec![(*layer).clone()], notes);
+        let pairs = annotations.iter().map(|(key, note)| (key.as_str(), note.clone()));
+        let manifest = ImageManifest::artifact(kind.media_type(), vec![(*layer).clone()], pairs);
         let bytes = manifest.to_bytes()?;
         let digest = Digest::of(&bytes);
         if let Some(found) = self.find(*kind, tag).await? {
             if found.digest == digest {
-                return self.signed(found, tag).await;
+                return self.sign(found, tag).await;
             }
             if !replace {
                 let reference = format!("{repository}:{tag}");
@@ -232,11 +231,11 @@ impl Store {
         let version = Version::Tag((*tag).clone());
         self.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
         let (kind, layer, annotations) = (*kind, (*layer).clone(), annotations.clone());
-        self.signed(StoredInput { kind, repository, digest, layer, annotations, is_signed: false }, tag).await
+        self.sign(StoredInput { kind, repository, digest, layer, annotations, is_signed: false }, tag).await
     }
 
-    /// Signs an input that was made here, or that a trusted key signed, if the site has a signing key.
-    pub async fn signed(&self, stored: StoredInput, tag: &Tag) -> Result<StoredInput, StoreError> {
+    /// Signs an input if the site has a signing key. The input must come from this machine or be signed by a trusted key.
+    pub async fn sign(&self, stored: StoredInput, tag: &Tag) -> Result<StoredInput, StoreError> {
         let Some(trust) = &self.trust else { return Ok(stored) };
         let name = format!("{}:{tag}", stored.kind.repository());
         let is_signed = trust.sign(&stored.repository, &stored.digest, &name).await?;
@@ -244,17 +243,17 @@ impl Store {
     }
 
     /// Moves a tag derived from a definition to a stored input. Returns whether the tag changed.
-    pub async fn name(&self, stored: &StoredInput, tag: &Tag) -> Result<bool, StoreError> {
+    pub async fn move_tag(&self, stored: &StoredInput, tag: &Tag) -> Result<bool, StoreError> {
         let StoredInput { repository, digest, .. } = stored;
         let version = Version::Tag(tag.clone());
-        let named = self.registry.manifest(repository, &version).await?;
-        if named.is_some_and(|named| named.digest == *digest) {
+        let current = self.registry.manifest(repository, &version).await?;
+        if current.is_some_and(|current| current.digest == *digest) {
             return Ok(false);
         }
-        let gone =
+        let missing =
             || StoreError::NotAnArtifact(format!("{repository}@{digest}"), "it no longer exists".to_owned());
         let by_digest = Version::Digest(digest.clone());
-        let found = self.registry.manifest(repository, &by_digest).await?.ok_or_else(gone)?;
+        let found = self.registry.manifest(repository, &by_digest).await?.ok_or_else(missing)?;
         self.registry.push_manifest(repository, &version, &found.media_type, &found.bytes).await?;
         Ok(true)
     }

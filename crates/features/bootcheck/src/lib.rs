@@ -46,7 +46,7 @@ use steps::PlannedStep;
 pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
     let path = find_entrypoint(given, arch).map_err(BootError::NoEntrypoint)?;
     blocking(move || {
-        let checked = Entrypoint::read(&path).and_then(|entrypoint| entrypoint.runs_on(arch));
+        let checked = Entrypoint::read(&path).and_then(|entrypoint| entrypoint.check_arch(arch));
         checked.map(|()| path).map_err(BootError::Entrypoint)
     })
     .await

@@ -185,10 +185,10 @@ impl Target {
             return Ok(Taken::Moved { held: found.digest });
         }
         let new = verified.manifests.get(digest).filter(|_| content.is_joined());
-        Ok(match new.map_or(Joined::Foreign, |new| Joined::of(&found.bytes, &new.bytes)) {
-            Joined::Whole => Taken::Present,
+        Ok(match new.map_or(Joined::Incompatible, |new| Joined::of(&found.bytes, &new.bytes)) {
+            Joined::Unchanged => Taken::Present,
             Joined::New | Joined::Both(_) => Taken::Moved { held: found.digest },
-            Joined::Foreign => Taken::Conflict { holds: found.digest },
+            Joined::Incompatible => Taken::Conflict { holds: found.digest },
         })
     }
 

@@ -266,8 +266,8 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
     }
     let secrets = parts.definitions.site.secret_files();
     Some(match parts.fetcher.keep_definitions(root, secrets).await {
-        Ok((kept, left_out)) => {
-            for path in &left_out {
+        Ok((kept, omitted_paths)) => {
+            for path in &omitted_paths {
                 let text = "contains a private key or credentials: not copied to the registry";
                 parts.reporter.note(&path.display().to_string(), text);
             }

@@ -89,7 +89,7 @@ impl Writer {
         let (_, found, size) = content.into_parts();
         if found != blob.digest || size != blob.size {
             let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
-            return Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found }.into());
+            return Err(RegistryError::Digest { action, expected: blob.digest.clone(), actual: found }.into());
         }
         writer.write_all(entry::padding(blob.size))?;
         writer.finish()?;

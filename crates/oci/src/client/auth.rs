@@ -63,12 +63,12 @@ impl Purpose<'_> {
 #[derive(Clone)]
 struct Grant {
     header: HeaderValue,
-    until: Option<Instant>,
+    expires_at: Option<Instant>,
 }
 
 impl Grant {
     fn is_valid(&self) -> bool {
-        self.until.is_none_or(|until| Instant::now() < until)
+        self.expires_at.is_none_or(|expires_at| Instant::now() < expires_at)
     }
 }
 
@@ -147,7 +147,7 @@ impl Authorizer {
         for slot in self.reusable_slots(purpose) {
             let mut grant = slot.lock().await;
             if grant.as_ref().is_some_and(|grant| grant.header == *used) {
-                *grant = Some(Grant { header: header.clone(), until: None });
+                *grant = Some(Grant { header: header.clone(), expires_at: None });
             }
         }
         Some(header)
@@ -185,7 +185,7 @@ impl Authorizer {
         let renewed = match challenge {
             Challenge::Basic => match credential {
                 Some(Credential::Password { user, password }) => {
-                    Some(Grant { header: basic(&user, &password), until: None })
+                    Some(Grant { header: basic(&user, &password), expires_at: None })
                 }
                 _ => None,
             },
@@ -254,8 +254,7 @@ struct TokenQuery<'a> {
     service: Option<&'a str>,
 }
 
-/// Token servers of public registries, on the default TLS port, whose host differs from the registry's: (registry,
-/// token server).
+/// Token servers of public registries, on the default TLS port, whose host differs from the registry's: (registry, token server).
 const TOKEN_SERVERS: [(&str, &str); 3] = [
     ("registry-1.docker.io", "auth.docker.io"),
     ("registry.gitlab.com", "gitlab.com"),
@@ -274,8 +273,8 @@ fn belongs_to_registry(name: &RemoteName, realm: &Url) -> bool {
     let host = realm.host_str().unwrap_or_default();
     let registry = Url::parse(&format!("https://{}/", name.authority));
     let same_name = registry.is_ok_and(|registry| registry.host_str() == Some(host));
-    let known = TOKEN_SERVERS.contains(&(name.authority.as_str(), host)) && realm.port().is_none();
-    name.serves(realm) || (realm.scheme() == "https" && (same_name || known))
+    let is_listed = TOKEN_SERVERS.contains(&(name.authority.as_str(), host)) && realm.port().is_none();
+    name.serves(realm) || (realm.scheme() == "https" && (same_name || is_listed))
 }
 
 /// Parses the address of a token server. The connection to the token server must be at least as secure as the connection to the
@@ -320,12 +319,12 @@ impl TokenQuery<'_> {
         let no_token = || {
             RegistryError::protocol(host, self.action, "the response of the token server contains no token")
         };
-        let answer: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
-        let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
+        let body: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
+        let token = if body.token.is_empty() { body.access_token } else { body.token };
         let header =
             sensitive(&format!("Bearer {token}")).filter(|_| !token.is_empty()).ok_or_else(no_token)?;
-        let lifetime = Duration::from_secs(answer.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
-        Ok(Grant { header, until: Some(start + lifetime.saturating_sub(EXPIRY_MARGIN)) })
+        let lifetime = Duration::from_secs(body.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
+        Ok(Grant { header, expires_at: Some(start + lifetime.saturating_sub(EXPIRY_MARGIN)) })
     }
 
     fn request(&self, mut url: Url, credential: Option<Credential>) -> Request {

@@ -13,8 +13,8 @@ const CHECK_INTERVAL: u64 = 64 << 20;
 
 /// Returns the free bytes on the file system of a file or directory.
 pub fn free_space(path: &Path) -> io::Result<u64> {
-    let found = rustix::fs::statvfs(path)?;
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    let stats = rustix::fs::statvfs(path)?;
+    Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
 }
 
 /// Fails if `bytes` more do not fit above [`RESERVE`].
@@ -78,8 +78,8 @@ pub(super) struct Bounded<R> {
 }
 
 impl<R: Read> Read for Bounded<R> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(to)?;
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
         self.limit.take(read as u64)?;
         Ok(read)
     }

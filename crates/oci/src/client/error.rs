@@ -50,8 +50,8 @@ pub enum RegistryError {
     #[error("{host} does not allow to {action}")]
     NoDeletion { host: String, action: String },
     /// Content does not match its digest. Transient: a retry may read correct content.
-    #[error("{action}: content has digest {found}, expected {wanted}")]
-    Digest { action: String, wanted: Digest, found: Digest },
+    #[error("{action}: content has digest {actual}, expected {expected}")]
+    Digest { action: String, expected: Digest, actual: Digest },
     /// The content is not an image, or is an index without the requested architecture. Permanent.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -134,7 +134,7 @@ pub enum NotListening {
 }
 
 impl NotListening {
-    /// Finds the cause in the sources of an error. A DNS server that does not answer is another fault.
+    /// Finds the cause in the sources of an error. Returns `None` if the DNS server does not answer.
     pub fn find(error: &(dyn Error + 'static)) -> Option<Self> {
         /// Texts of `EAI_NONAME` in glibc and musl. The standard library keeps no code.
         const UNKNOWN_NAME: [&str; 2] = ["Name or service not known", "Name does not resolve"];
@@ -228,18 +228,18 @@ pub(super) fn may_speak_plain_http(error: &(dyn Error + 'static)) -> bool {
 
 /// Returns the start of a response body in printable form: the messages of a registry's JSON errors, or else the text.
 pub fn excerpt(body: &[u8]) -> String {
-    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
-    let word = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();
-    let errors = answer["errors"].as_array().into_iter().flatten();
-    let errors: Vec<_> = errors.map(|e| format!("{}: {}", word(e, "code"), word(e, "message"))).collect();
+    let json: Value = serde_json::from_slice(body).unwrap_or_default();
+    let field = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();
+    let errors = json["errors"].as_array().into_iter().flatten();
+    let errors: Vec<_> = errors.map(|e| format!("{}: {}", field(e, "code"), field(e, "message"))).collect();
     let text = if errors.is_empty() { readable(&String::from_utf8_lossy(body)) } else { errors.join("; ") };
     let printable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { ' ' } else { c };
-    let words: String = text.chars().take(2000).map(printable).collect();
-    let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-    if words.chars().count() > 160 {
-        format!("{}...", words.chars().take(160).collect::<String>())
+    let shown: String = text.chars().take(2000).map(printable).collect();
+    let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    if shown.chars().count() > 160 {
+        format!("{}...", shown.chars().take(160).collect::<String>())
     } else {
-        words
+        shown
     }
 }
 

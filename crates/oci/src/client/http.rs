@@ -133,16 +133,16 @@ impl Http {
         }
     }
 
-    /// Creates a request for the path `rest` (such as `manifests/1.0`) of the repository.
+    /// Creates a request for `path` (such as `manifests/1.0`) in the repository.
     pub(super) async fn call<'a>(
         &self,
         method: Method,
         name: &'a RemoteName,
         scope: Scope,
-        rest: &str,
+        path: &str,
         action: &'a str,
     ) -> Result<Call<'a>> {
-        Ok(Call::new(method, name, scope, action, self.transport.url(name, rest, action).await?))
+        Ok(Call::new(method, name, scope, action, self.transport.url(name, path, action).await?))
     }
 
     /// Sends the request. Statuses other than the expected ones are errors.
@@ -285,14 +285,14 @@ impl Http {
     }
 
     /// Reads a paginated list, and returns whether the list exists. `absent` has the statuses of a list that does not exist.
-    /// `read` parses a page, and returns the reason if it is invalid.
+    /// `parse_page` parses a page, and returns the reason if it is invalid.
     pub(super) async fn pages(
         &self,
         mut call: Call<'_>,
         absent: &[u16],
-        mut read: impl FnMut(&[u8]) -> Result<(), String> + Send,
+        mut parse_page: impl FnMut(&[u8]) -> Result<(), String> + Send,
     ) -> Result<bool> {
-        let mut left = MAX_LIST_BYTES;
+        let mut remaining = MAX_LIST_BYTES;
         for _ in 0..MAX_PAGES {
             let mut response = self.expect(&call, &[&[200], absent].concat()).await?;
             if absent.contains(&response.status().as_u16()) {
@@ -300,11 +300,10 @@ impl Http {
             }
             let next = next_page(&response);
             let page = body(&call, &mut response).await?;
-            let Some(rest) = left.checked_sub(page.len()) else {
-                return Err(call.protocol(format!("a list of more than {} MiB", MAX_LIST_BYTES >> 20)));
-            };
-            left = rest;
-            read(&page).map_err(|reason| call.unusable(&reason, &response, &page))?;
+            remaining = remaining
+                .checked_sub(page.len())
+                .ok_or_else(|| call.protocol(format!("a list of more than {} MiB", MAX_LIST_BYTES >> 20)))?;
+            parse_page(&page).map_err(|reason| call.unusable(&reason, &response, &page))?;
             let Some(url) = next else { return Ok(true) };
             if url == call.url {
                 return Err(call.protocol("a page of the list that is its own next page".to_owned()));

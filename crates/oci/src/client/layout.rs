@@ -165,7 +165,7 @@ impl LayoutRegistry {
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>> {
-        let mut found = Vec::new();
+        let mut referrers = Vec::new();
         for descriptor in self.index()?.manifests {
             // Every referrer has an artifact type, from its manifest or its configuration.
             if descriptor.artifact_type.is_none()
@@ -178,10 +178,10 @@ impl LayoutRegistry {
             let manifest = ImageManifest::parse(&stored.bytes)
                 .map_err(|error| self.protocol(&format!("read {repository}{version}"), error))?;
             if manifest.subject.as_ref().is_some_and(|descriptor| descriptor.digest == *subject) {
-                found.push(manifest.as_referrer(&stored.bytes));
+                referrers.push(manifest.as_referrer(&stored.bytes));
             }
         }
-        Ok(found)
+        Ok(referrers)
     }
 
     /// Waits for other writers, and locks the index. The kernel releases the lock with the file handle, even if farrier is killed.
@@ -208,8 +208,8 @@ fn name_of(descriptor: &Descriptor) -> &str {
 
 /// Whether a manifest of the index belongs to the repository, under any tag or digest.
 pub(super) fn belongs_to(descriptor: &Descriptor, repository: &Repository) -> bool {
-    let rest = name_of(descriptor).strip_prefix(repository.as_str());
-    rest.is_some_and(|rest| rest.starts_with([':', '@']))
+    let version = name_of(descriptor).strip_prefix(repository.as_str());
+    version.is_some_and(|version| version.starts_with([':', '@']))
 }
 
 pub(super) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {

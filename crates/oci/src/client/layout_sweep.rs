@@ -27,11 +27,11 @@ impl LayoutRegistry {
         }
         let _lock = self.lock()?;
         let mut index = self.index()?;
-        let before = index.manifests.len();
+        let previous_count = index.manifests.len();
         index
             .manifests
             .retain(|descriptor| descriptor.digest != *digest || !belongs_to(descriptor, repository));
-        if index.manifests.len() == before {
+        if index.manifests.len() == previous_count {
             return Ok(false);
         }
         self.write_index(&index, &format!("delete {repository}@{digest}"))?;
@@ -80,5 +80,5 @@ impl LayoutRegistry {
 
 fn is_leftover(path: &Path) -> bool {
     let written = fs::metadata(path).and_then(|metadata| metadata.modified());
-    written.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > LEFTOVER_AGE))
+    written.is_ok_and(|time| SystemTime::now().duration_since(time).is_ok_and(|age| age > LEFTOVER_AGE))
 }

@@ -80,9 +80,9 @@ impl RemoteRegistry {
             return Ok(());
         }
         for Descriptor { digest, .. } in &index.manifests {
-            let found = self.manifest_at(repository, &Version::Digest(digest.clone())).await?;
-            if let Some(found) = found {
-                self.push_under_keep_tag(repository, digest, (&*found.media_type, &found.bytes[..])).await?;
+            let image = self.manifest_at(repository, &Version::Digest(digest.clone())).await?;
+            if let Some(image) = image {
+                self.push_under_keep_tag(repository, digest, (&*image.media_type, &image.bytes[..])).await?;
             }
         }
         Ok(())
@@ -94,12 +94,12 @@ impl RemoteRegistry {
         &self,
         repository: &Repository,
         subject: &Digest,
-        listed: Vec<Descriptor>,
+        entries: Vec<Descriptor>,
     ) -> Result<Vec<Descriptor>> {
-        let check = |listed: Descriptor| async move {
-            let version = Version::Digest(listed.digest.clone());
+        let check = |entry: Descriptor| async move {
+            let version = Version::Digest(entry.digest.clone());
             if self.has_manifest(repository, &version).await? {
-                return Ok::<_, RegistryError>(Some(listed));
+                return Ok::<_, RegistryError>(Some(entry));
             }
             tracing::warn!(
                 "skipping referrer {repository}{version} of {subject}: it is listed, but the registry has deleted it"
@@ -107,7 +107,7 @@ impl RemoteRegistry {
             Ok(None)
         };
         let found: Vec<_> =
-            stream::iter(listed).map(check).buffered(MAX_CONCURRENT_LOOKUPS).try_collect().await?;
+            stream::iter(entries).map(check).buffered(MAX_CONCURRENT_LOOKUPS).try_collect().await?;
         Ok(found.into_iter().flatten().collect())
     }
 
@@ -131,7 +131,7 @@ impl RemoteRegistry {
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
             let FallbackTag::List(mut index) = self.fallback_tag(repository, subject).await? else {
-                // The tag that keeps the referrer lists it, too.
+                // The keep tag of the referrer is sufficient.
                 return Ok(());
             };
             let missing = recent.missing_in(&index);
@@ -176,9 +176,9 @@ impl RemoteRegistry {
         }
     }
 
-    /// Returns the referrers from the tags that keep them, where the registry has neither a referrers API nor a list.
-    async fn kept(&self, repository: &Repository, subject: &Digest) -> Result<Vec<Descriptor>> {
-        let mut kept = Vec::new();
+    /// Returns the referrers that have a [`keep_tag`], for a registry without a referrers API and without a list.
+    async fn kept_referrers(&self, repository: &Repository, subject: &Digest) -> Result<Vec<Descriptor>> {
+        let mut referrers = Vec::new();
         for tag in self.tags_at(repository).await?.into_iter().filter(is_referrers_tag) {
             if subject_of_tag(&tag).as_ref() != Some(subject) {
                 continue;
@@ -186,10 +186,10 @@ impl RemoteRegistry {
             let Some(stored) = self.manifest_at(repository, &Version::Tag(tag)).await? else { continue };
             let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { continue };
             if manifest.subject.as_ref().is_some_and(|found| found.digest == *subject) {
-                kept.push(manifest.as_referrer(&stored.bytes));
+                referrers.push(manifest.as_referrer(&stored.bytes));
             }
         }
-        Ok(kept)
+        Ok(referrers)
     }
 
     /// Returns the referrers from the registry's API. If the API returns none, uses the fallback tag, which may have been written
@@ -200,29 +200,30 @@ impl RemoteRegistry {
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>> {
-        let wanted = |descriptor: &Descriptor| {
+        let fits = |descriptor: &Descriptor| {
             artifact_type.is_none_or(|kind| descriptor.artifact_type.as_deref() == Some(kind))
         };
         let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
-        let mut found: Vec<Descriptor> = listed.unwrap_or_default().into_iter().filter(wanted).collect();
-        if found.is_empty() {
+        let mut referrers: Vec<Descriptor> = listed.unwrap_or_default().into_iter().filter(fits).collect();
+        if referrers.is_empty() {
             let (listed, is_complete) = match self.fallback_tag(repository, subject).await? {
                 FallbackTag::List(index) => {
-                    let listed = index.manifests.into_iter().filter(wanted).collect();
+                    let listed = index.manifests.into_iter().filter(fits).collect();
                     let is_complete = !self.has_immutable_tags(repository);
                     (self.without_deleted(repository, subject, listed).await?, is_complete)
                 }
                 FallbackTag::Subject => (Vec::new(), false),
             };
-            found = listed;
+            referrers = listed;
             if !is_complete {
-                let kept = self.kept(repository, subject).await?;
-                let is_new = |kept: &Descriptor| !found.iter().any(|known| known.digest == kept.digest);
-                let kept: Vec<Descriptor> = kept.into_iter().filter(wanted).filter(is_new).collect();
-                found.extend(kept);
+                let kept = self.kept_referrers(repository, subject).await?;
+                let is_new =
+                    |kept: &Descriptor| !referrers.iter().any(|referrer| referrer.digest == kept.digest);
+                let kept: Vec<Descriptor> = kept.into_iter().filter(fits).filter(is_new).collect();
+                referrers.extend(kept);
             }
         }
-        Ok(found)
+        Ok(referrers)
     }
 
     /// Returns the referrers from the registry's API. Returns `None` if the registry has no referrers API.
@@ -234,18 +235,18 @@ impl RemoteRegistry {
     ) -> Result<Option<Vec<Descriptor>>> {
         let name = &RemoteName::of(repository);
         let action = format!("list referrers of {}@{subject}", name.path);
-        let rest = format!("referrers/{subject}");
-        let mut call = self.http.call(Method::GET, name, Scope::Pull, &rest, &action).await?;
+        let path = format!("referrers/{subject}");
+        let mut call = self.http.call(Method::GET, name, Scope::Pull, &path, &action).await?;
         if let Some(kind) = artifact_type {
             call.url.query_pairs_mut().append_pair("artifactType", kind);
         }
-        let mut found = Vec::new();
-        let read = |page: &[u8]| {
-            found.extend(ImageIndex::parse(page).map_err(|error| error.to_string())?.manifests);
+        let mut referrers = Vec::new();
+        let parse_page = |page: &[u8]| {
+            referrers.extend(ImageIndex::parse(page).map_err(|error| error.to_string())?.manifests);
             Ok(())
         };
-        let exists = self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), &NO_API, read).await?;
-        Ok(exists.then_some(found))
+        let exists = self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), &NO_API, parse_page).await?;
+        Ok(exists.then_some(referrers))
     }
 }
 
@@ -269,17 +270,17 @@ pub(super) struct RecentEntries {
 impl RecentEntries {
     /// Adds an entry to the recent entries, if they belong to the same list. Otherwise starts anew with this list.
     pub(super) fn with(
-        before: Option<Self>,
+        previous: Option<Self>,
         repository: &Repository,
         subject: &Digest,
         referrer: &Descriptor,
     ) -> Self {
-        let same = |recent: &Self| {
+        let is_same_list = |recent: &Self| {
             recent.repository == *repository
                 && recent.subject == *subject
                 && recent.last.elapsed() < RESTORE_PERIOD
         };
-        let mut referrers = before.filter(same).map(|recent| recent.referrers).unwrap_or_default();
+        let mut referrers = previous.filter(is_same_list).map(|recent| recent.referrers).unwrap_or_default();
         referrers.retain(|known| known.digest != referrer.digest);
         referrers.push(referrer.clone());
         Self { repository: repository.clone(), subject: subject.clone(), referrers, last: Instant::now() }

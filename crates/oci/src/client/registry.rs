@@ -77,8 +77,7 @@ pub trait Registry: Send + Sync {
     /// Fetches a manifest, or `None` if it does not exist.
     async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>>;
 
-    /// Fetches the image for Linux on an architecture (Go's spelling): the manifest itself, or the matching entry of an
-    /// index.
+    /// Fetches the image for Linux on an architecture (Go's spelling): the manifest itself, or the matching entry of an index.
     async fn image(
         &self,
         repository: &Repository,
@@ -199,8 +198,7 @@ pub trait Access: Send + Sync {
     /// Whether a request to this address, which a registry named, may be sent without TLS.
     fn allows_plain(&self, url: &Url) -> bool;
 
-    /// Whether the configuration trusts a token server at this address with the credentials of a registry
-    /// (`host[:port]`).
+    /// Whether the configuration trusts a token server at this address with the credentials of a registry (`host[:port]`).
     fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool;
 
     /// Returns the repositories to read from, in order: the mirrors, then the repository itself unless access to it is forbidden.

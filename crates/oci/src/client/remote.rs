@@ -64,8 +64,8 @@ impl RemoteRegistry {
         self
     }
 
-    /// Moves no tag below the location of published images. Each content of a tag for which `is_moving` holds gets its own tag, and
-    /// referrers are found by the tags that keep them, without a list.
+    /// Never moves a tag below the location of published images. Where `is_moving` returns `true`, each content of a tag gets a
+    /// separate tag. Referrers are found by their keep tags, without a list.
     #[must_use]
     pub fn with_immutable_tags(mut self, is_moving: IsMovingTag) -> Self {
         self.moving_tags = Some(is_moving);
@@ -144,16 +144,16 @@ impl RemoteRegistry {
         }
         let name = &RemoteName::of(repository);
         let action = format!("list tags of {}", name.path);
-        let rest = format!("tags/list?n={TAGS_PAGE}");
-        let call = self.http.call(Method::GET, name, Scope::Pull, &rest, &action).await?;
+        let path = format!("tags/list?n={TAGS_PAGE}");
+        let call = self.http.call(Method::GET, name, Scope::Pull, &path, &action).await?;
         let mut tags = Vec::new();
-        let read = |page: &[u8]| {
+        let parse_page = |page: &[u8]| {
             let list: TagList = serde_json::from_slice(page).map_err(|_| "not a list of tags".to_owned())?;
             // Skip invalid tags, which nothing looks up.
             tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
             Ok(())
         };
-        self.http.pages(call.with(ACCEPT, "application/json"), &[404], read).await?;
+        self.http.pages(call.with(ACCEPT, "application/json"), &[404], parse_page).await?;
         Ok(tags)
     }
 
@@ -161,8 +161,8 @@ impl RemoteRegistry {
     async fn blob_at(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         let name = RemoteName::of(repository);
         let action = fetch_action(&name, digest);
-        let rest = format!("blobs/{digest}");
-        let call = self.http.call(Method::GET, &name, Scope::Pull, &rest, &action).await?;
+        let path = format!("blobs/{digest}");
+        let call = self.http.call(Method::GET, &name, Scope::Pull, &path, &action).await?;
         let response = self.http.expect(&call, &[200]).await?;
         let host = name.host;
         Ok(Box::pin(futures::stream::try_unfold(response, move |mut response| {
@@ -313,8 +313,8 @@ impl Registry for RemoteRegistry {
     async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         let name = &RemoteName::of(repository);
         let action = format!("delete manifest {digest} of {}", name.path);
-        let rest = format!("manifests/{digest}");
-        let call = self.http.call(Method::DELETE, name, Scope::Delete, &rest, &action).await?;
+        let path = format!("manifests/{digest}");
+        let call = self.http.call(Method::DELETE, name, Scope::Delete, &path, &action).await?;
         let response = self.http.send(&call).await?;
         match response.status().as_u16() {
             200..=204 => Ok(true),
@@ -336,7 +336,7 @@ impl Registry for RemoteRegistry {
 fn media_type_of(bytes: &[u8], content_type: Option<&str>) -> Option<String> {
     let manifest: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
     manifest.get("schemaVersion")?;
-    let own = manifest.get("mediaType").and_then(Value::as_str);
+    let in_manifest = manifest.get("mediaType").and_then(Value::as_str);
     let content_type = content_type.filter(|content_type| media_type::MANIFESTS.contains(content_type));
-    Some(own.or(content_type).unwrap_or(media_type::OCI_MANIFEST).to_owned())
+    Some(in_manifest.or(content_type).unwrap_or(media_type::OCI_MANIFEST).to_owned())
 }

@@ -46,14 +46,14 @@ pub fn delay_after(error: &RegistryError, attempt: u32) -> Option<Duration> {
 }
 
 /// Time without a fault after which its next occurrence is logged as a warning again.
-const CALM: Duration = Duration::from_mins(1);
+const QUIET_PERIOD: Duration = Duration::from_mins(1);
 
 /// Faults that were logged as warnings, by subject and cause, with the time of their last occurrence.
 type Faults = BTreeMap<(String, String), Instant>;
 
 /// Records a fault, and returns whether it has not occurred for a minute.
 fn is_new(faults: &mut Faults, subject: &str, cause: &str, now: Instant) -> bool {
-    faults.retain(|_, last| now.duration_since(*last) < CALM);
+    faults.retain(|_, last| now.duration_since(*last) < QUIET_PERIOD);
     faults.insert((subject.to_owned(), cause.to_owned()), now).is_none()
 }
 

@@ -41,9 +41,9 @@ impl RequestedDelays {
     /// Returns the status and the remaining delay of a registry. Returns `None` if requests are allowed.
     pub(super) fn remaining(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
         let mut delays = self.0.lock();
-        let &(until, status) = delays.get(authority)?;
-        if until > now {
-            return Some((status, until - now));
+        let &(end, status) = delays.get(authority)?;
+        if end > now {
+            return Some((status, end - now));
         }
         delays.remove(authority);
         None

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{Descriptor, Digest, Repository, Tag, Version};
 
-/// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. Of [`Registry::open_blob`],
-/// only the request is repeated, and not a broken stream, of which the caller has already consumed a part.
+/// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. [`Registry::open_blob`] repeats
+/// only the request: of a broken stream, the caller has already consumed a part.
 pub struct Retrying {
     inner: Arc<dyn Registry>,
     cancel: CancellationToken,
@@ -50,7 +50,7 @@ impl Retrying {
 }
 
 /// Implements [`Registry`] with retries. Only `delete_manifest` differs, because it runs even after cancellation.
-macro_rules! repeated {
+macro_rules! retrying_registry {
     ($($call:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
         #[async_trait::async_trait]
         impl Registry for Retrying {
@@ -73,13 +73,13 @@ macro_rules! repeated {
     };
 }
 
-repeated! {
+retrying_registry! {
     manifest(repository: &Repository, version: &Version) -> Option<StoredManifest>;
     tags(repository: &Repository) -> Vec<Tag>;
     has_blob(repository: &Repository, digest: &Digest) -> bool;
     push(repository: &Repository, digest: &Digest, content: BlobContent<'_>) -> Upload;
     mount_blob(repository: &Repository, digest: &Digest, from: &Repository) -> bool;
-    fetch_blob(repository: &Repository, digest: &Digest, most: u64, to: &Path) -> ();
+    fetch_blob(repository: &Repository, digest: &Digest, max_size: u64, to: &Path) -> ();
     open_blob(repository: &Repository, digest: &Digest) -> BlobStream;
     push_manifest(repository: &Repository, version: &Version, media_type: &str, bytes: &[u8]) -> Digest;
     push_referrer(repository: &Repository, bytes: &[u8]) -> Digest;

@@ -68,31 +68,31 @@ pub(super) fn write_verified(from: impl Read, digest: &Digest, to: &Path, action
 /// Copies content and verifies its digest. Returns the writer and the number of bytes.
 pub(super) fn copy_verified<W: Write>(
     mut from: impl Read,
-    to: W,
+    writer: W,
     digest: &Digest,
     action: &str,
 ) -> Result<(W, u64)> {
-    let mut to = BufWriter::with_capacity(CHUNK, Hashing::new(to));
-    io::copy(&mut from, &mut to).map_err(|error| match error.downcast::<RegistryError>() {
+    let mut writer = BufWriter::with_capacity(CHUNK, Hashing::new(writer));
+    io::copy(&mut from, &mut writer).map_err(|error| match error.downcast::<RegistryError>() {
         // A registry's stream wraps its own error in an `io::Error`.
         Ok(error) => error,
         Err(error) => error.into(),
     })?;
-    let (to, found, size) = to.into_inner().map_err(io::IntoInnerError::into_error)?.into_parts();
-    if found == *digest {
-        return Ok((to, size));
+    let (writer, actual, size) = writer.into_inner().map_err(io::IntoInnerError::into_error)?.into_parts();
+    if actual == *digest {
+        return Ok((writer, size));
     }
-    Err(RegistryError::Digest { action: action.to_owned(), wanted: digest.clone(), found })
+    Err(RegistryError::Digest { action: action.to_owned(), expected: digest.clone(), actual })
 }
 
-/// Returns the digest of the bytes, or an error if it differs from `wanted`.
-pub(super) fn digest_of(bytes: &[u8], wanted: Option<&Digest>, action: &str) -> Result<Digest> {
-    let found = Digest::of(bytes);
-    match wanted {
-        Some(wanted) if *wanted != found => {
-            Err(RegistryError::Digest { action: action.to_owned(), wanted: wanted.clone(), found })
+/// Returns the digest of the bytes, or an error if it differs from `expected`.
+pub(super) fn digest_of(bytes: &[u8], expected: Option<&Digest>, action: &str) -> Result<Digest> {
+    let actual = Digest::of(bytes);
+    match expected {
+        Some(expected) if *expected != actual => {
+            Err(RegistryError::Digest { action: action.to_owned(), expected: expected.clone(), actual })
         }
-        _ => Ok(found),
+        _ => Ok(actual),
     }
 }
 

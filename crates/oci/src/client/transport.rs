@@ -91,10 +91,10 @@ impl Transport {
         Self { access, pace: Pace::default(), schemes: Mutex::default(), responsive_hosts: Mutex::default() }
     }
 
-    /// Returns `<scheme>://<host>/v2/<repository>/<rest>`.
-    pub(super) async fn url(&self, name: &RemoteName, rest: &str, action: &str) -> Result<Url> {
+    /// Returns `<scheme>://<host>/v2/<repository>/<path>`.
+    pub(super) async fn url(&self, name: &RemoteName, path: &str, action: &str) -> Result<Url> {
         let scheme = self.scheme(name, action).await?;
-        address(name, &format!("{scheme}://{}/v2/{}/{rest}", name.authority, name.path))
+        address(name, &format!("{scheme}://{}/v2/{}/{path}", name.authority, name.path))
     }
 
     /// Returns `https`, unless the host does not speak TLS and may be used without it.
@@ -128,21 +128,21 @@ impl Transport {
     ) -> Result<Response> {
         let size = request.headers().get(CONTENT_LENGTH).and_then(|size| size.to_str().ok()?.parse().ok());
         let mut sending = self.access.execute(request, action, host, sent_by);
-        let mut before = sent_bytes.load(Ordering::Relaxed);
+        let mut previously_sent = sent_bytes.load(Ordering::Relaxed);
         loop {
-            if let Ok(answer) = timeout(self.pace.period, &mut sending).await {
-                let mut answer = answer.map_err(|error| self.classify(error, host))?;
+            if let Ok(response) = timeout(self.pace.period, &mut sending).await {
+                let mut response = response.map_err(|error| self.classify(error, host))?;
                 self.responsive_hosts.lock().insert(host.to_owned());
-                answer.extensions_mut().insert(Pacer::new(self.pace));
-                return Ok(answer);
+                response.extensions_mut().insert(Pacer::new(self.pace));
+                return Ok(response);
             }
             let now = sent_bytes.load(Ordering::Relaxed);
             // After the last byte, the registry has a full interval to respond.
-            let has_just_ended = now > before && Some(now) == size;
-            if now - before < self.pace.min_bytes && !has_just_ended {
+            let has_just_ended = now > previously_sent && Some(now) == size;
+            if now - previously_sent < self.pace.min_bytes && !has_just_ended {
                 return Err(too_slow(TooSlow(self.pace), host, action));
             }
-            before = now;
+            previously_sent = now;
         }
     }
 

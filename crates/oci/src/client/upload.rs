@@ -198,8 +198,7 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Sends the missing content in chunks and completes the upload. Returns `false` if the registry does not accept
-    /// chunks.
+    /// Sends the missing content in chunks and completes the upload. Returns `false` if the registry does not accept chunks.
     async fn put_chunks(&self, state: &mut FileUpload<'_>) -> Result<bool> {
         let Some(mut url) = state.url.clone() else { return Ok(false) };
         while state.received < state.size {

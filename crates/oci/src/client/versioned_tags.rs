@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Digest, Repository, Tag, Version};
 
-/// Digits of a version in a tag. The fixed number tells versions from other tags with a dot and digits.
+/// Number of digits of a version in a tag. It is fixed, to distinguish versions from other tags that end in a dot and digits.
 const DIGITS: usize = 10;
 /// Highest version that has these digits.
 const MAX_NUMBER: u64 = 9_999_999_999;
@@ -43,9 +43,9 @@ impl RemoteRegistry {
     /// Returns the highest version of a tag; 0 is the tag itself, and `None` means that the tag does not exist.
     async fn newest_number(&self, repository: &Repository, tag: &Tag) -> Result<Option<u64>> {
         let tags = self.tags_at(repository).await?;
-        let numbers = tags.iter().filter_map(|found| match split(found) {
+        let numbers = tags.iter().filter_map(|candidate| match split(candidate) {
             Some((base, number)) if base == *tag => Some(number),
-            _ => (found == tag).then_some(0),
+            _ => (candidate == tag).then_some(0),
         });
         Ok(numbers.max())
     }
@@ -68,11 +68,11 @@ impl RemoteRegistry {
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
             let newest = self.newest_number(repository, tag).await?;
-            if let Some(held) = newest.and_then(|number| numbered(tag, number))
-                && let Some(held) = self.manifest_at(repository, &Version::Tag(held)).await?
-                && held.digest == Digest::of(bytes)
+            if let Some(current) = newest.and_then(|number| numbered(tag, number))
+                && let Some(current) = self.manifest_at(repository, &Version::Tag(current)).await?
+                && current.digest == Digest::of(bytes)
             {
-                return Ok(held.digest);
+                return Ok(current.digest);
             }
             let Some(next) = numbered(tag, newest.map_or(0, |number| number + 1)) else { break };
             let next = Version::Tag(next);

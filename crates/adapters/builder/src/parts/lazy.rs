@@ -116,7 +116,7 @@ impl LazyEntrypoint {
     /// Writes the entrypoint layer for an image of the architecture.
     pub async fn write_layer(&self, arch: Architecture, out: PathBuf) -> Result<Layer> {
         let binary = self.binary(arch).await?;
-        binary.runs_on(arch)?;
+        binary.check_arch(arch)?;
         let binary = Arc::clone(binary);
         let make = || blocking(move || binary.layer());
         let (layer, bytes): &(Layer, Vec<u8>) =

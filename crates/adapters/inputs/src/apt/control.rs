@@ -12,7 +12,7 @@ pub struct PackageRecord {
     pub version: String,
     /// Debian architecture name: `amd64`, `all`.
     pub arch: String,
-    /// Name of the source package it was built from.
+    /// Name of the source package that this package was built from.
     pub source: String,
     /// Groups of alternative dependencies; each group must be met.
     pub depends: Vec<Vec<Dependency>>,
@@ -74,15 +74,16 @@ pub fn dependencies(text: &str) -> Vec<Vec<Dependency>> {
 }
 
 fn dependency(text: &str) -> Option<Dependency> {
-    let (name, rest) = match text.split_once(['(', '[', '<']) {
+    let (name, relation) = match text.split_once(['(', '[', '<']) {
         Some((name, _)) => (name, &text[name.len()..]),
         None => (text, ""),
     };
     let name = name.trim().split(':').next().unwrap_or_default().to_owned();
-    let version = rest.strip_prefix('(').and_then(|rest| rest.split_once(')')).and_then(|(inside, _)| {
-        let inside = inside.trim();
-        let version = inside.trim_start_matches(['<', '=', '>']);
-        let operator = &inside[..inside.len() - version.len()];
+    let constraint = relation.strip_prefix('(').and_then(|relation| relation.split_once(')'));
+    let version = constraint.and_then(|(constraint, _)| {
+        let constraint = constraint.trim();
+        let version = constraint.trim_start_matches(['<', '=', '>']);
+        let operator = &constraint[..constraint.len() - version.len()];
         (!operator.is_empty()).then(|| (operator.to_owned(), version.trim().to_owned()))
     });
     is_package_name(&name).then_some(Dependency { name, version })
@@ -92,8 +93,8 @@ impl Dependency {
     /// Whether the package satisfies this dependency.
     pub fn accepts(&self, package: &PackageRecord) -> bool {
         package.name == self.name
-            && self.version.as_ref().is_none_or(|(operator, wanted)| {
-                let order = version::compare(&package.version, wanted);
+            && self.version.as_ref().is_none_or(|(operator, required)| {
+                let order = version::compare(&package.version, required);
                 match operator.as_str() {
                     "=" => order.is_eq(),
                     ">=" => order.is_ge(),
@@ -126,22 +127,22 @@ pub fn newest(
 }
 
 /// Returns the dependencies of a header package that belong to the header set: those from the same source package. Other
-/// dependencies (compiler, C library) belong to the toolchain. `known` contains the candidates of all alternatives.
-pub fn same_source<'a>(package: &PackageRecord, known: &'a [PackageRecord]) -> Vec<&'a PackageRecord> {
+/// dependencies (compiler, C library) belong to the toolchain. `candidates` covers all alternatives.
+pub fn same_source<'a>(package: &PackageRecord, candidates: &'a [PackageRecord]) -> Vec<&'a PackageRecord> {
     let choose = |group: &Vec<Dependency>| {
         // Like apt, take the first alternative that exists.
-        group.iter().find_map(|alternative| newest(known, |package| alternative.accepts(package)))
+        group.iter().find_map(|alternative| newest(candidates, |package| alternative.accepts(package)))
     };
     package
         .depends
         .iter()
         .filter_map(choose)
-        .filter(|found| found.source == package.source && !is_kernel_itself(&found.name))
+        .filter(|dependency| dependency.source == package.source && !is_kernel_package(&dependency.name))
         .collect()
 }
 
 /// Since Linux 6.12, Debian's header packages depend on the kernel image, so that DKMS finds both in the same version.
-fn is_kernel_itself(name: &str) -> bool {
+fn is_kernel_package(name: &str) -> bool {
     ["linux-image-", "linux-modules-", "linux-binary-"].iter().any(|prefix| name.starts_with(prefix))
 }
 

@@ -43,11 +43,11 @@ pub struct AptArchive {
     arch: Architecture,
     suites: String,
     /// Number of suites, summed over all addresses.
-    count: usize,
-    refresh: Duration,
+    suite_count: usize,
+    max_list_age: Duration,
     net: Net,
     uris: Vec<String>,
-    without_environment: bool,
+    ignores_environment: bool,
 }
 
 /// Result of a package lookup.
@@ -62,11 +62,11 @@ pub enum Packages<P = PackageRecord> {
 impl AptArchive {
     /// Opens the archive for these suites, with the host's apt configuration as defaults and the fetcher's network settings.
     /// Nothing is fetched yet: outdated lists are refreshed on first use.
-    pub async fn open(fetcher: &Fetcher, wanted: &AptSuites, arch: Architecture) -> Result<Self> {
+    pub async fn open(fetcher: &Fetcher, suites: &AptSuites, arch: Architecture) -> Result<Self> {
         let (cache, net, apt_dir) = (&fetcher.cache, &fetcher.net, &fetcher.options.apt_dir);
-        let mut entries = entries(net, apt_dir, wanted)?;
-        if let Some(file) = &wanted.signed_by {
-            let keyring = sources::keyring(&fetcher.root.join(file), wanted)?;
+        let mut entries = entries(net, apt_dir, suites)?;
+        if let Some(file) = &suites.signed_by {
+            let keyring = sources::keyring(&fetcher.root.join(file), suites)?;
             for entry in &mut entries {
                 entry.signed_by = SignedBy::Named(keyring.clone());
             }
@@ -74,9 +74,9 @@ impl AptArchive {
         let sources = sources::render(&entries);
         let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
         let dir = cache.place(KIND, &key)?;
-        let count = entries.iter().map(|entry| entry.uris.len() * entry.suites.len()).sum();
+        let suite_count = entries.iter().map(|entry| entry.uris.len() * entry.suites.len()).sum();
         let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
-        let reach = net.apt_reach(uris.iter().map(String::as_str)).await?;
+        let apt_options = net.apt_options(uris.iter().map(String::as_str)).await?;
         let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
         for part in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(dir.join(part))?;
@@ -84,7 +84,7 @@ impl AptArchive {
         // apt's package cache is valid for one path of the lists only, and caches can share lists through symbolic links.
         let dir = fs::canonicalize(dir)?;
         let mut config = config(&dir, apt_dir, arch)?;
-        for line in &reach.options {
+        for line in &apt_options.options {
             config.extend([line, "\n"]);
         }
         cache.hold(KIND, &key)?;
@@ -103,18 +103,18 @@ impl AptArchive {
             key,
             dir,
             arch,
-            suites: wanted.suites.join(", "),
-            count,
-            refresh: fetcher.options.refresh,
+            suites: suites.suites.join(", "),
+            suite_count,
+            max_list_age: fetcher.options.refresh,
             net: net.clone(),
             uris,
-            without_environment: reach.without_environment,
+            ignores_environment: apt_options.ignores_environment,
         })
     }
 
     /// Returns the names of all packages that begin with `prefix`.
     pub async fn names(&self, prefix: &str) -> Result<Vec<String>> {
-        self.update(self.refresh).await?;
+        self.update(self.max_list_age).await?;
         let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let mut command = self.command("apt-cache");
         command.args(["pkgnames", prefix]);
@@ -126,24 +126,24 @@ impl AptArchive {
     /// Chooses one package per group, in the order of the groups: the newest version of the first name that a suite has, or
     /// exactly `version`. Before reporting a group as missing, refreshes the lists unless they are very recent.
     pub async fn choose(&self, groups: &[Vec<String>], version: Option<&str>) -> Result<Packages> {
-        self.update(self.refresh).await?;
-        let chosen = self.choose_now(groups, version).await?;
-        let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
-        if again { self.choose_now(groups, version).await } else { Ok(chosen) }
+        self.update(self.max_list_age).await?;
+        let chosen = self.choose_from_lists(groups, version).await?;
+        let is_renewed = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
+        if is_renewed { self.choose_from_lists(groups, version).await } else { Ok(chosen) }
     }
 
-    async fn choose_now(&self, groups: &[Vec<String>], version: Option<&str>) -> Result<Packages> {
-        let known = self.show(groups.iter().flatten().map(String::as_str).collect()).await?;
+    async fn choose_from_lists(&self, groups: &[Vec<String>], version: Option<&str>) -> Result<Packages> {
+        let candidates = self.show(groups.iter().flatten().map(String::as_str).collect()).await?;
         let mut chosen = Vec::with_capacity(groups.len());
         for group in groups {
             let newest = |name: &String| {
-                control::newest(&known, |package| {
+                control::newest(&candidates, |package| {
                     package.name == *name && version.is_none_or(|version| package.version == version)
                 })
             };
             match group.iter().find_map(newest) {
                 Some(package) => chosen.push(package.clone()),
-                None => return Ok(Packages::Missing(format!("{}{}", group.join(" or "), self.without()?))),
+                None => return Ok(Packages::Missing(group.join(" or ") + &self.missing_note()?)),
             }
         }
         Ok(Packages::Found(chosen))
@@ -193,11 +193,11 @@ impl AptArchive {
         self.update(MISSING_PACKAGE_MAX_AGE).await
     }
 
-    /// Returns a note for messages about suites that their archives do not have.
-    fn without(&self) -> Result<String> {
-        let absent = fs::read_to_string(self.stamp())?;
-        let absent: Vec<String> = absent.lines().map(|suite| format!("{suite} (not there)")).collect();
-        Ok(if absent.is_empty() { String::new() } else { format!(", without {}", absent.join(", ")) })
+    /// Returns a note for messages about missing suites.
+    fn missing_note(&self) -> Result<String> {
+        let missing = fs::read_to_string(self.stamp())?;
+        let missing: Vec<String> = missing.lines().map(|suite| format!("{suite} (missing)")).collect();
+        Ok(if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) })
     }
 
     /// Path of the stamp file. Its age is the age of the lists, and it contains the suites that the archives do not have.
@@ -225,7 +225,7 @@ impl AptArchive {
         let warned = ["Failed to fetch", "Some index files failed"].iter().any(|w| output.stderr.contains(w));
         let failed = !output.status.success() || warned;
         let absent = if failed { absent(&output.stderr) } else { Vec::new() };
-        if failed && (absent.is_empty() || absent.len() >= self.count) {
+        if failed && (absent.is_empty() || absent.len() >= self.suite_count) {
             let action = format!("fetch the package lists of {}", self.suites);
             return Err(process::failure(action, &output.stderr));
         }
@@ -252,9 +252,9 @@ impl AptArchive {
         for package in packages {
             let file = scratch.path().join(&package.sha256);
             let make = |dir: PathBuf| async move {
-                let place = dir.join(DEB);
+                let path = dir.join(DEB);
                 // A part of the cache may be on a separate disk.
-                Ok::<_, FetchError>(fs::rename(&file, &place).or_else(|_| fs::copy(&file, &place).map(drop))?)
+                Ok::<_, FetchError>(fs::rename(&file, &path).or_else(|_| fs::copy(&file, &path).map(drop))?)
             };
             files.push(self.cache.get_or_make(DEBS, &package.sha256, make).await?.join(DEB));
         }
@@ -275,21 +275,21 @@ impl AptArchive {
         };
         process::run(command, "apt-get", action).await?;
         drop(lock);
-        let wanted: Vec<(String, String)> =
+        let expected: Vec<(String, String)> =
             packages.iter().map(|package| (package.name.clone(), package.sha256.clone())).collect();
         let dir = dir.to_owned();
         stoppable(move |stop| {
             let files = files_by_package(&dir)?;
-            for ((name, sha256), what) in wanted.into_iter().zip(names) {
+            for ((name, sha256), name_and_version) in expected.into_iter().zip(names) {
                 let file = files.get(&name).ok_or_else(|| {
                     io::Error::other(format!("apt-get left no file of {name} in {}", dir.display()))
                 })?;
-                let found = digest::of_file(file, stop)?;
-                if found != sha256 {
+                let actual = digest::of_file(file, stop)?;
+                if actual != sha256 {
                     return Err(FetchError::Checksum {
-                        what: format!("package {what}"),
-                        found: format!("sha256:{found}"),
-                        wanted: format!("sha256:{sha256}"),
+                        what: format!("package {name_and_version}"),
+                        actual: format!("sha256:{actual}"),
+                        expected: format!("sha256:{sha256}"),
                     });
                 }
                 fs::rename(file, dir.join(sha256))?;
@@ -307,7 +307,7 @@ impl AptArchive {
 
     fn command(&self, program: &'static str) -> Command {
         let mut command = process::command(program);
-        if self.without_environment {
+        if self.ignores_environment {
             process::without_proxies(&mut command);
         }
         command.arg("--config-file").arg(self.dir.join("apt.conf"));
@@ -317,21 +317,21 @@ impl AptArchive {
 
 /// Checks that the archive has these suites and returns the hosts that answered. apt's helper fetches each suite's `InRelease`,
 /// using apt's proxies, credentials and certificates.
-pub(super) async fn ask(fetcher: &Fetcher, suites: &[Suite], mirror: Option<&Mirror>) -> Result<String> {
-    let wanted = AptSuites { suites: suites.to_vec(), mirror: mirror.cloned(), ..AptSuites::default() };
+pub(super) async fn probe(fetcher: &Fetcher, suites: &[Suite], mirror: Option<&Mirror>) -> Result<String> {
+    let selection = AptSuites { suites: suites.to_vec(), mirror: mirror.cloned(), ..AptSuites::default() };
     // `InRelease` is the same for all architectures.
     let arch = std::env::consts::ARCH.parse().unwrap_or(Architecture::Amd64);
-    let archive = AptArchive::open(fetcher, &wanted, arch).await?;
+    let archive = AptArchive::open(fetcher, &selection, arch).await?;
     archive.permit()?;
     let scratch = fetcher.cache.scratch()?;
     let mut hosts = BTreeSet::new();
-    for SourceEntry { uris, suites, .. } in entries(&fetcher.net, &fetcher.options.apt_dir, &wanted)? {
+    for SourceEntry { uris, suites, .. } in entries(&fetcher.net, &fetcher.options.apt_dir, &selection)? {
         for uri in &uris {
             let base = uri.trim_end_matches('/');
             for suite in &suites {
                 let mut command = archive.command("/usr/lib/apt/apt-helper");
-                let place = if sources::is_flat(suite) { suite.clone() } else { format!("dists/{suite}/") };
-                command.args(["download-file", &format!("{base}/{place}InRelease")]);
+                let path = if sources::is_flat(suite) { suite.clone() } else { format!("dists/{suite}/") };
+                command.args(["download-file", &format!("{base}/{path}InRelease")]);
                 command.arg(scratch.path().join("InRelease"));
                 process::run(command, "apt-helper", || format!("look for suite {suite} at {uri}")).await?;
             }
@@ -348,8 +348,8 @@ const DEB: &str = "package.deb";
 
 /// Returns the source entries for the suites, derived from the host's. The first of the site's mirrors replaces an address: with
 /// several addresses, apt would require all of them.
-pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<Vec<SourceEntry>> {
-    let mut entries = sources::select(&host_entries(apt_dir)?, wanted)?;
+pub(super) fn entries(net: &Net, apt_dir: &Path, selection: &AptSuites) -> Result<Vec<SourceEntry>> {
+    let mut entries = sources::select(&host_entries(apt_dir)?, selection)?;
     for uri in entries.iter_mut().flat_map(|entry| &mut entry.uris) {
         let Ok(url) = Url::parse(uri) else { continue };
         match net.url_candidates(&url).into_iter().next() {
@@ -357,11 +357,11 @@ pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<V
             _ => {}
         }
     }
-    // An `.invalid` name without a mirror is not a host (RFC 6761).
-    let is_nowhere = |uri: &String| {
+    // A host in `.invalid` is a placeholder (RFC 6761): only a mirror can replace it.
+    let is_placeholder = |uri: &String| {
         Url::parse(uri).is_ok_and(|url| url.host_str().is_some_and(|host| host.ends_with(".invalid")))
     };
-    if let Some(entry) = entries.iter().find(|entry| entry.uris.iter().any(is_nowhere)) {
+    if let Some(entry) = entries.iter().find(|entry| entry.uris.iter().any(is_placeholder)) {
         return Err(FetchError::NoMirror(entry.uris.join(" "), entry.suites.join(", ")));
     }
     Ok(entries)
@@ -404,7 +404,7 @@ fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>> {
 /// Renders a configuration that apt reads after the host's. The host's proxies, credentials and keys still apply. The host's
 /// sources, pins, state and hooks are ignored.
 fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
-    let quotable = |path: &Path| match path.to_str() {
+    let check_quotable = |path: &Path| match path.to_str() {
         Some(text) if !text.contains(['"', '\\']) && !text.contains(char::is_control) => Ok(text.to_owned()),
         _ => Err(FetchError::value(
             "a directory in apt's configuration",
@@ -413,25 +413,24 @@ fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
         )),
     };
     Ok(include_str!("apt.conf")
-        .replace("@dir@", &quotable(dir)?)
-        .replace("@host@", &quotable(apt_dir)?)
+        .replace("@dir@", &check_quotable(dir)?)
+        .replace("@host@", &check_quotable(apt_dir)?)
         .replace("@arch@", arch.as_str()))
 }
 
 /// Returns the suites that their archives do not have, if apt reports no other error.
 fn absent(stderr: &str) -> Vec<String> {
-    let named = |line: &str| {
-        let (suite, complaint) = line.strip_prefix("E: The repository '")?.split_once("' ")?;
-        let is_absent = ["does not have", "no longer has"].iter().any(|start| complaint.starts_with(start));
+    let missing_suite = |line: &str| {
+        let (suite, problem) = line.strip_prefix("E: The repository '")?.split_once("' ")?;
+        let is_absent = ["does not have", "no longer has"].iter().any(|start| problem.starts_with(start));
         suite.strip_suffix(" Release").filter(|_| is_absent).map(str::to_owned)
     };
-    let complaints =
-        stderr.lines().filter(|line| line.starts_with("E: ") || line.contains("Failed to fetch"));
-    complaints.map(named).collect::<Option<_>>().unwrap_or_default()
+    let problems = stderr.lines().filter(|line| line.starts_with("E: ") || line.contains("Failed to fetch"));
+    problems.map(missing_suite).collect::<Option<_>>().unwrap_or_default()
 }
 
 fn is_younger(stamp: &Path, max_age: Duration) -> bool {
-    // A stamp from the future (the clock was set back) proves nothing.
+    // Ignore a stamp from the future: the clock was set back.
     let age = fs::metadata(stamp)
         .and_then(|m| m.modified())
         .ok()

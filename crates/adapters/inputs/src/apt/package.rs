@@ -46,9 +46,9 @@ pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
             return Ok(known);
         }
     }
-    let what = || format!("package {}", source.package);
+    let describe = || format!("package {}", source.package);
     let (_, record) =
-        fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, what, MIRROR_HINT)?;
+        fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, describe, MIRROR_HINT)?;
     let PackageRecord { name, version, sha256, .. } = record;
     let found = Package { name, version, sha256, found: now };
     fetcher.cache.write_record(KIND, &key(source, arch), &found)?;
@@ -61,7 +61,7 @@ pub fn known(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Resul
 }
 
 /// Whether to look in the store for the package's identity before searching the archive.
-pub fn asks_store(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<bool> {
+pub fn needs_store_lookup(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<bool> {
     let is_pinned = source.version.is_some();
     let is_known = is_pinned && known(fetcher, source, arch)?.is_some();
     Ok((fetcher.is_offline() || is_pinned) && !is_known)
@@ -78,8 +78,8 @@ pub async fn file(
         let (archive, found) = look_up(fetcher, source, Some(&package.version), arch).await?;
         archive.download(&[found]).await
     };
-    let what = || format!("package {}={}", package.name, package.version);
-    fetcher.explain_if_offline(download.await, what, MIRROR_HINT)?.pop().ok_or(FetchError::Interrupted)
+    let describe = || format!("package {}={}", package.name, package.version);
+    fetcher.explain_if_offline(download.await, describe, MIRROR_HINT)?.pop().ok_or(FetchError::Interrupted)
 }
 
 async fn look_up(

@@ -1,4 +1,4 @@
-//! Apt source entries. Parses the host's entries and derives those for the wanted suites.
+//! Apt source entries. Parses the host's entries and derives the entries for the selected suites.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -62,13 +62,13 @@ fn one_line(line: &str) -> Option<SourceEntry> {
             entry.signed_by = SignedBy::Named(value.trim_matches('"').replace(',', " "));
         }
         let check = CHECKS.into_iter().find(|check| key.eq_ignore_ascii_case(check));
-        entry.checks.extend(check.zip(switch(value)));
+        entry.checks.extend(check.zip(parse_boolean(value)));
     }
     Some(entry)
 }
 
 /// Parses a boolean as apt does. Other values are dropped, because a value of several lines would add another field.
-fn switch(value: &str) -> Option<bool> {
+fn parse_boolean(value: &str) -> Option<bool> {
     match value.trim().to_ascii_lowercase().as_str() {
         "yes" | "true" | "with" | "on" | "enable" | "1" => Some(true),
         "no" | "false" | "without" | "off" | "disable" | "0" => Some(false),
@@ -99,7 +99,7 @@ fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
         names => SignedBy::Named(names.split_whitespace().collect::<Vec<_>>().join(" ")),
     };
     let checks =
-        CHECKS.into_iter().filter_map(|field| Some((field, switch(paragraph.get(field)?)?))).collect();
+        CHECKS.into_iter().filter_map(|field| Some((field, parse_boolean(paragraph.get(field)?)?))).collect();
     let entry = SourceEntry {
         uris: words("URIs"),
         suites: words("Suites"),
@@ -117,26 +117,26 @@ const UBUNTU_ARCHIVE: &str = "https://ubuntu.invalid/ubuntu/";
 /// Ubuntu's keyring, from Debian's package ubuntu-keyring.
 const UBUNTU_KEYRING: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
-fn is_ubuntu(suite: &str) -> bool {
+fn is_ubuntu_suite(suite: &str) -> bool {
     UBUNTU.contains(&suite.split('-').next().unwrap_or_default())
 }
 
-/// Whether the entry is for Ubuntu's own archive. The suite alone does not tell: third parties use the same suite names, and
+/// Whether the entry is for Ubuntu's own archive. The suite alone is not sufficient: third parties use the same suite names, and
 /// other Ubuntu releases have other suites.
-fn is_ubuntus(entry: &SourceEntry) -> bool {
+fn is_ubuntu_archive(entry: &SourceEntry) -> bool {
     let mut names = entry.uris.iter().filter_map(|uri| uri.trim_end_matches('/').rsplit('/').next());
     let is_named = matches!(&entry.signed_by, SignedBy::Named(key) if key.contains("ubuntu-archive"));
     rank(entry).is_some() && (is_named || names.any(|name| name.starts_with("ubuntu")))
 }
 
-/// Returns the entries for the wanted suites. A configured mirror wins. Otherwise each suite comes from the host's own entry for
+/// Returns the entries for the selected suites. A configured mirror wins. Otherwise each suite comes from the host's own entry for
 /// it, or from the host's entry for the distribution's main archive with the suite replaced. Ubuntu's suites on a host with
 /// another distribution get a placeholder address.
-pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntry>> {
-    let AptSuites { suites, components, mirror, signed_by } = wanted;
+pub fn select(host: &[SourceEntry], selection: &AptSuites) -> Result<Vec<SourceEntry>> {
+    let AptSuites { suites, components, mirror, signed_by } = selection;
     let mut selected: Vec<SourceEntry> = Vec::new();
     for suite in suites {
-        let ubuntu = (is_ubuntu(suite) && !host.iter().any(is_ubuntus)).then(|| SourceEntry {
+        let ubuntu = (is_ubuntu_suite(suite) && !host.iter().any(is_ubuntu_archive)).then(|| SourceEntry {
             uris: vec![UBUNTU_ARCHIVE.to_owned()],
             signed_by: SignedBy::Named(UBUNTU_KEYRING.to_owned()),
             ..SourceEntry::default()
@@ -169,8 +169,8 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
             .iter_mut()
             .find(|other| SourceEntry { suites: entry.suites.clone(), ..(*other).clone() } == entry)
         {
-            Some(same) if same.suites.iter().any(|known| *suite == known.as_str()) => {}
-            Some(same) => same.suites.push(suite.to_string()),
+            Some(paragraph) if paragraph.suites.iter().any(|existing| *suite == existing.as_str()) => {}
+            Some(paragraph) => paragraph.suites.push(suite.to_string()),
             None => selected.push(entry),
         }
     }
@@ -183,8 +183,8 @@ pub(super) fn is_flat(suite: &str) -> bool {
     suite.ends_with('/')
 }
 
-/// Returns the host's entry for exactly this suite, from the distribution's own archive. The suite alone proves nothing, because
-/// third parties use the distribution's suite names too.
+/// Returns the host's entry for exactly this suite, from the distribution's own archive. The suite alone is not sufficient,
+/// because third parties use the distribution's suite names too.
 fn own_entry<'a>(host: &'a [SourceEntry], suite: &str) -> Option<&'a SourceEntry> {
     best(host.iter().filter(|entry| entry.suites.iter().any(|s| s == suite)))
 }
@@ -212,7 +212,7 @@ fn rank(entry: &SourceEntry) -> Option<u8> {
     if !entry.components.iter().any(|component| component == "main") {
         return None;
     }
-    let named_like_it = entry.uris.iter().all(|uri| {
+    let has_distribution_path = entry.uris.iter().all(|uri| {
         // `.../debian`, or `.../debian/20250101T000000Z` on a snapshot mirror.
         let mut parts = uri.trim_end_matches('/').rsplit('/');
         let last = parts.next().unwrap_or_default();
@@ -222,7 +222,7 @@ fn rank(entry: &SourceEntry) -> Option<u8> {
         // The addresses of personal package archives end in the distribution's name as well.
         PATHS.contains(&name) && !uri.contains("/ppa") && !uri.contains("//ppa.")
     });
-    match (&entry.signed_by, named_like_it) {
+    match (&entry.signed_by, has_distribution_path) {
         (SignedBy::Named(key), _) if KEYRINGS.iter().any(|keyring| key.contains(keyring)) => Some(0),
         (SignedBy::Host, true) => Some(1),
         (SignedBy::Named(_) | SignedBy::Embedded(_), true) => Some(2),
@@ -231,7 +231,7 @@ fn rank(entry: &SourceEntry) -> Option<u8> {
 }
 
 /// Returns the keyring's path for apt. apt reports a missing keyring as a missing signature, as if a retry could help.
-pub(super) fn keyring(file: &Path, wanted: &AptSuites) -> Result<String> {
+pub(super) fn keyring(file: &Path, selection: &AptSuites) -> Result<String> {
     let path = file.to_string_lossy().into_owned();
     if file.is_file() && !path.contains(char::is_whitespace) {
         return Ok(path);
@@ -239,7 +239,7 @@ pub(super) fn keyring(file: &Path, wanted: &AptSuites) -> Result<String> {
     let why = if file.is_file() { "its path contains a blank" } else { "there is no such file" };
     let message = format!(
         "verify the archive of {} with the keyring {path} (signedBy): {why}",
-        wanted.suites.join(", ")
+        selection.suites.join(", ")
     );
     Err(FetchError::unusable(
         message,
@@ -257,8 +257,8 @@ fn check(entries: &[SourceEntry]) -> Result<()> {
             }
         }
         for name in entry.suites.iter().chain(&entry.components) {
-            let plain = |c: char| c.is_ascii_alphanumeric() || "._+~/-".contains(c);
-            if name.is_empty() || !name.chars().all(plain) || name.starts_with('-') || name.contains("..") {
+            let valid = |c: char| c.is_ascii_alphanumeric() || "._+~/-".contains(c);
+            if name.is_empty() || !name.chars().all(valid) || name.starts_with('-') || name.contains("..") {
                 return reject("an apt suite or component", name, "it contains an invalid character");
             }
         }

@@ -13,13 +13,13 @@ impl AptArchive {
     /// Returns the essential packages, the packages in `include`, and the dependencies of both, in name order. Recommended
     /// packages are excluded.
     pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
-        self.update(self.refresh).await?;
+        self.update(self.max_list_age).await?;
         // Fail if a suite is missing. Otherwise a root file system without the suite's packages would be cached.
-        let missing_suites = self.without()?;
+        let missing_suites = self.missing_note()?;
         if !missing_suites.is_empty() {
             return Err(FetchError::Program {
                 action: format!("choose the packages of a root file system of {}", self.suites),
-                message: format!("the archives do not have all of them{missing_suites}"),
+                message: format!("not all suites are available{missing_suites}"),
                 transient: false,
             });
         }
@@ -29,13 +29,13 @@ impl AptArchive {
             outcome => outcome,
         }?;
         let records = self.show(packages.iter().map(|(name, _)| name.as_str()).collect()).await?;
-        let record = |(name, version): &(String, String)| {
-            let found = records.iter().find(|record| record.name == *name && record.version == *version);
-            found
+        let find_record = |(name, version): &(String, String)| {
+            let record = records.iter().find(|record| record.name == *name && record.version == *version);
+            record
                 .cloned()
                 .ok_or_else(|| FetchError::NoPackage(format!("{name}={version}"), self.suites.clone()))
         };
-        packages.iter().map(record).collect()
+        packages.iter().map(find_record).collect()
     }
 
     /// Returns the names and versions of all packages to install, in name order. apt lists the whole system, because the apt

@@ -1,5 +1,5 @@
-//! Lists the tree of a commit and writes it as an archive. The content of each file is what the repository holds: attributes,
-//! filters and line ends of `.gitattributes` do not apply.
+//! Lists the tree of a commit and writes the tree as an archive. Files have exactly the content of their blobs: attributes,
+//! filters and line endings of `.gitattributes` do not apply.
 
 use std::{
     collections::BTreeMap,
@@ -52,11 +52,11 @@ pub(super) fn entries(listed: &[u8], what: &str) -> Result<Vec<Entry>> {
     lines().map(|line| entry(line, what)).collect()
 }
 
-/// Fails when a source has more entries than a source may have.
+/// Fails when a source has too many entries.
 pub(super) fn check_count(entries: usize, what: &str) -> Result<()> {
-    let most = Limits::default().entries;
-    if entries as u64 > most {
-        return Err(refused(what, &format!("more than {most} entries")));
+    let max_entries = Limits::default().entries;
+    if entries as u64 > max_entries {
+        return Err(refused(what, &format!("more than {max_entries} entries")));
     }
     Ok(())
 }
@@ -74,18 +74,15 @@ fn entry(line: &[u8], what: &str) -> Result<Entry> {
         "100755" => EntryKind::File { mode: 0o755 },
         _ => EntryKind::File { mode: 0o644 },
     };
-    let is_plain = |part: Component<'_>| matches!(part, Component::Normal(name) if !name.as_bytes().eq_ignore_ascii_case(b".git"));
-    let plain: PathBuf = path.components().collect();
-    if !path.components().all(is_plain)
-        || plain.as_os_str() != path.as_os_str()
-        || plain.as_os_str().is_empty()
+    let is_allowed = |part: Component<'_>| matches!(part, Component::Normal(name) if !name.as_bytes().eq_ignore_ascii_case(b".git"));
+    let normalized: PathBuf = path.components().collect();
+    if !path.components().all(is_allowed)
+        || normalized.as_os_str() != path.as_os_str()
+        || normalized.as_os_str().is_empty()
     {
-        return Err(refused(
-            what,
-            &format!("entry {:?} has a path that no source can have", path.to_string_lossy()),
-        ));
+        return Err(refused(what, &format!("entry {:?} has an invalid path", path.to_string_lossy())));
     }
-    Ok(Entry { path: plain, kind, id: id.to_owned() })
+    Ok(Entry { path: normalized, kind, id: id.to_owned() })
 }
 
 /// Writes the entries, sorted by path. `command` is `git cat-file --batch`, and `ids` a file for its input.
@@ -93,7 +90,7 @@ pub(super) fn write(
     mut command: Command,
     entries: &BTreeMap<PathBuf, Entry>,
     ids: &Path,
-    (to, modified): (&Path, u64),
+    (output, mtime): (&Path, u64),
     what: &str,
     stop: &AtomicBool,
 ) -> Result<()> {
@@ -103,16 +100,16 @@ pub(super) fn write(
     }
     list.flush()?;
     let (input, _) = File::open(ids)?.into_parts();
-    let mut child = KillOnDrop(command.stdin(input).stderr(Stdio::null()).spawn().map_err(failed)?);
+    let mut child = KillOnDrop(command.stdin(input).stderr(Stdio::null()).spawn().map_err(start_error)?);
     process::limit_memory(child.0.id(), MEMORY);
     let mut objects = BufReader::new(child.0.stdout.take().ok_or_else(|| damaged(what))?);
-    let gzip = GzEncoder::new(BufWriter::new(File::create(to)?), Compression::fast());
+    let gzip = GzEncoder::new(BufWriter::new(File::create(output)?), Compression::fast());
     let mut archive = tar::Builder::new(gzip);
-    let mut left = Limits::default().bytes;
+    let mut quota = Limits::default().bytes;
     for (path, entry) in entries {
         files::check_not_canceled(stop)?;
         let mut header = Header::new_gnu();
-        header.set_mtime(modified);
+        header.set_mtime(mtime);
         header.set_size(0);
         if entry.kind == EntryKind::Submodule {
             header.set_mode(0o755);
@@ -121,7 +118,8 @@ pub(super) fn write(
             continue;
         }
         let size = size_of(&mut objects).map_err(|_| damaged(what))?;
-        left = left.checked_sub(size).ok_or_else(|| refused(what, "its files are larger than any source"))?;
+        quota =
+            quota.checked_sub(size).ok_or_else(|| refused(what, "its files are larger than any source"))?;
         let mut small = Vec::new();
         if size <= MAX_BUFFERED {
             objects.by_ref().take(size).read_to_end(&mut small)?;
@@ -130,10 +128,10 @@ pub(super) fn write(
             if size <= LFS.1 && small.starts_with(LFS.0) {
                 return Err(lfs(path, what));
             }
-            let rest = objects.by_ref().take(size - small.len() as u64);
+            let remainder = objects.by_ref().take(size - small.len() as u64);
             header.set_mode(mode);
             header.set_size(size);
-            archive.append_data(&mut header, path, small.as_slice().chain(rest))?;
+            archive.append_data(&mut header, path, small.as_slice().chain(remainder))?;
         } else {
             if small.is_empty() || small.contains(&0) {
                 return Err(refused(what, &format!("link {} has no valid target", path.display())));
@@ -172,16 +170,16 @@ impl Drop for KillOnDrop {
     }
 }
 
-fn failed(source: io::Error) -> FetchError {
+fn start_error(source: io::Error) -> FetchError {
     FetchError::Start("git", source)
 }
 
 pub(super) fn damaged(what: &str) -> FetchError {
-    refused(what, "git cannot read a part of it")
+    refused(what, "git cannot read an object or a list of the repository")
 }
 
 fn refused(what: &str, why: &str) -> FetchError {
-    FetchError::unusable(format!("archive {what}: {why}"), "it was not used: check the repository's origin")
+    FetchError::unusable(format!("archive {what}: {why}"), "check the origin of the repository")
 }
 
 fn lfs(path: &Path, what: &str) -> FetchError {

@@ -17,7 +17,7 @@ use super::{
     super::{FetchError, Fetcher, Result, download, process},
     Git, MEMORY,
     archive::{self, Entry, EntryKind},
-    limited, parse, submodules,
+    parse, submodules, with_timeout,
 };
 
 /// Timeout of a fetch.
@@ -46,7 +46,7 @@ struct TreeToFetch {
 
 impl Checkout<'_> {
     /// Writes the archive of the commit to a file.
-    pub(super) async fn archive(&self, url: &Url, to: &Path) -> Result<()> {
+    pub(super) async fn archive(&self, url: &Url, output: &Path) -> Result<()> {
         let scratch = self.fetcher.scratch()?;
         let git = Git::open(self.fetcher, url, scratch.path(), true).await?;
         let format = if self.commit.len() == 64 { "sha256" } else { "sha1" };
@@ -57,10 +57,10 @@ impl Checkout<'_> {
         self.fetch(&git, self.commit, self.source.reference.as_deref()).await?;
         self.verify(&git, scratch.path()).await?;
         let mut entries = BTreeMap::new();
-        let mut wanted =
+        let mut pending =
             vec![TreeToFetch { path: PathBuf::new(), url: url.clone(), commit: self.commit.to_owned() }];
         let mut fetched = 0;
-        while let Some(tree) = wanted.pop() {
+        while let Some(tree) = pending.pop() {
             if fetched > 0 {
                 let trusted = tree.url.host() == url.host() && tree.url.port() == url.port();
                 let git = Git::open(self.fetcher, &tree.url, scratch.path(), trusted).await?;
@@ -71,22 +71,22 @@ impl Checkout<'_> {
                 let message = format!("{url} at {}: more than {MAX_SUBMODULES} submodules", self.commit);
                 return Err(FetchError::unusable(message, "set `submodules: false`"));
             }
-            let found = self.entries(&git, &tree).await?;
-            if self.source.submodules && found.iter().any(|entry| entry.kind == EntryKind::Submodule) {
-                wanted.extend(self.submodules(&git, &tree, &found, url).await?);
+            let tree_entries = self.entries(&git, &tree).await?;
+            if self.source.submodules && tree_entries.iter().any(|entry| entry.kind == EntryKind::Submodule) {
+                pending.extend(self.submodules(&git, &tree, &tree_entries, url).await?);
             }
-            let inside = |entry: Entry| (tree.path.join(&entry.path), entry);
-            entries.extend(found.into_iter().map(inside));
+            let with_full_path = |entry: Entry| (tree.path.join(&entry.path), entry);
+            entries.extend(tree_entries.into_iter().map(with_full_path));
             archive::check_count(entries.len(), &format!("{url} at {}", self.commit))?;
         }
-        let modified = committed(&git, self.commit).await?;
+        let time = committer_time(&git, self.commit).await?;
         let command = git.command(&["cat-file", "--batch"]).into_std();
         let what = format!("{url} at {}", self.commit);
-        let (ids, to) = (scratch.path().join("ids"), to.to_owned());
-        stoppable(move |stop| archive::write(command, &entries, &ids, (&to, modified), &what, stop)).await
+        let (ids, output) = (scratch.path().join("ids"), output.to_owned());
+        stoppable(move |stop| archive::write(command, &entries, &ids, (&output, time), &what, stop)).await
     }
 
-    /// Fetches a commit. A server that does not give out commits by their digits gives the branch or tag.
+    /// Fetches a commit by its branch or tag `name`, or else by its ID, which not every server allows.
     async fn fetch(&self, git: &Git, commit: &str, name: Option<&str>) -> Result<()> {
         if let Some(name) = name {
             self.fetch_one(git, &format!("+{name}:{REF}"), name).await?;
@@ -98,18 +98,18 @@ impl Checkout<'_> {
         self.fetch_one(git, commit, commit).await
     }
 
-    async fn fetch_one(&self, git: &Git, what: &str, name: &str) -> Result<()> {
+    async fn fetch_one(&self, git: &Git, refspec: &str, name: &str) -> Result<()> {
         let action = format!("fetch {name} of {}", git.url);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
-        let arguments: Vec<&str> = arguments.into_iter().chain([&*git.url, what]).collect();
-        let run = process::run_within(MEMORY, git.command(&arguments), "git", || action.clone());
-        let within = async {
+        let arguments: Vec<&str> = arguments.into_iter().chain([&*git.url, refspec]).collect();
+        let run = process::run_limited(MEMORY, git.command(&arguments), "git", || action.clone());
+        let run_or_exceed = async {
             tokio::select! {
                 done = run => done.map(drop),
                 error = exceed_limit(&git.directory) => Err(error),
             }
         };
-        limited(FETCH_TIMEOUT, &action, within).await
+        with_timeout(FETCH_TIMEOUT, &action, run_or_exceed).await
     }
 
     async fn entries(&self, git: &Git, tree: &TreeToFetch) -> Result<Vec<Entry>> {
@@ -131,17 +131,17 @@ impl Checkout<'_> {
         let list = ["config", "--null", "--no-includes", &blob, "--list"];
         let declared = submodules::parse(&git.run(&list, &action).await?);
         let links = entries.iter().filter(|entry| entry.kind == EntryKind::Submodule);
-        let wanted = links.map(|entry| {
+        let trees = links.map(|entry| {
             let address = submodules::address(&declared, &entry.path, &tree.url, top)?;
             let path = tree.path.join(&entry.path);
             Ok(TreeToFetch { path, url: parse(&address)?, commit: entry.id.clone() })
         });
-        wanted.collect()
+        trees.collect()
     }
 }
 
-/// Returns when the commit was made, in seconds of Unix time.
-async fn committed(git: &Git, commit: &str) -> Result<u64> {
+/// Returns the committer's time in seconds since the Unix epoch.
+async fn committer_time(git: &Git, commit: &str) -> Result<u64> {
     let shown = git.run(&["cat-file", "commit", commit], "read the commit").await?;
     let line = shown.lines().find(|line| line.starts_with("committer ")).unwrap_or_default();
     Ok(line.rsplit(' ').nth(1).and_then(|time| time.parse().ok()).unwrap_or_default())
@@ -156,12 +156,12 @@ async fn exceed_limit(directory: &Path) -> FetchError {
 }
 
 async fn measure(directory: &Path) -> io::Result<Infallible> {
-    let (mut limit, mut seen) = (DiskLimit::for_download(directory, None, download::MAX_DOWNLOAD_SIZE)?, 0);
+    let (mut limit, mut last) = (DiskLimit::for_download(directory, None, download::MAX_DOWNLOAD_SIZE)?, 0);
     loop {
         tokio::time::sleep(MEASURE_INTERVAL).await;
         let size = size_of(directory);
-        limit.take(size.saturating_sub(seen))?;
-        seen = size.max(seen);
+        limit.take(size.saturating_sub(last))?;
+        last = size.max(last);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Sources from Git, and how farrier runs the git program: no configuration, hook, filter or credential helper of this machine,
-//! its users or a repository takes part.
+//! Sources from Git. farrier runs the git program without the configuration, hooks, filters and credential helpers of this
+//! machine, its users and the repository.
 
 mod archive;
 mod fetch;
@@ -31,7 +31,7 @@ const MEMORY: u64 = 2 << 30;
 /// Environment variables for git, some with secrets.
 pub type Environment = Vec<(String, Zeroizing<String>)>;
 
-/// Settings for sources: content of a repository is untrusted, and a single pack can be measured while it arrives.
+/// Settings for sources. The content of a repository is untrusted; it arrives as a single pack, so that its size can be limited.
 const SOURCE_SETTINGS: [(&str, &str); 10] = [
     ("core.packedGitLimit", "256m"),
     ("core.packedGitWindowSize", "32m"),
@@ -46,15 +46,15 @@ const SOURCE_SETTINGS: [(&str, &str); 10] = [
 ];
 
 /// Returns the environment of git for one repository: ignores this machine's configuration, disables prompts, and sets what the
-/// repository needs for access. `protocols` are separated by colons, and `further` are settings of git.
+/// repository needs for access. `protocols` are separated by colons, and `extra` are settings of git.
 pub fn environment(
     reach: &GitReach,
     scratch: &Path,
     protocols: &str,
-    further: &[(&'static str, &str)],
+    extra: &[(&'static str, &str)],
 ) -> Result<Environment> {
     let GitReach { settings, ssh_key, known_hosts } = reach;
-    let fixed = [
+    let fixed_variables = [
         ("GIT_CONFIG_NOSYSTEM", "1"),
         ("GIT_CONFIG_GLOBAL", "/dev/null"),
         ("GIT_ATTR_NOSYSTEM", "1"),
@@ -63,8 +63,8 @@ pub fn environment(
         ("GIT_ALLOW_PROTOCOL", protocols),
     ];
     let mut environment: Environment =
-        fixed.map(|(name, value)| (name.to_owned(), value.to_owned().into())).into();
-    let fixed = [
+        fixed_variables.map(|(name, value)| (name.to_owned(), value.to_owned().into())).into();
+    let base = [
         ("core.hooksPath", "/dev/null"),
         ("core.attributesFile", "/dev/null"),
         ("core.fsmonitor", "false"),
@@ -73,13 +73,13 @@ pub fn environment(
         ("safe.directory", "*"),
         ("core.fsync", "none"),
     ];
-    let plain = fixed.iter().chain(further).map(|(name, value)| (*name, Zeroizing::new((*value).to_owned())));
-    let all: Vec<_> = plain.chain(settings.iter().cloned()).collect();
+    let plain = base.iter().chain(extra).map(|(name, value)| (*name, Zeroizing::new((*value).to_owned())));
+    let all_settings: Vec<_> = plain.chain(settings.iter().cloned()).collect();
     // Otherwise libcurl reads ~/.netrc of the user, even without HOME.
     let home = scratch.to_string_lossy().into_owned();
     environment.extend(["HOME", "XDG_CONFIG_HOME"].map(|name| (name.to_owned(), home.clone().into())));
-    environment.push(("GIT_CONFIG_COUNT".to_owned(), all.len().to_string().into()));
-    for (number, (name, value)) in all.into_iter().enumerate() {
+    environment.push(("GIT_CONFIG_COUNT".to_owned(), all_settings.len().to_string().into()));
+    for (number, (name, value)) in all_settings.into_iter().enumerate() {
         environment.push((format!("GIT_CONFIG_KEY_{number}"), name.to_owned().into()));
         environment.push((format!("GIT_CONFIG_VALUE_{number}"), value));
     }
@@ -158,12 +158,12 @@ impl Git {
     }
 
     async fn run(&self, arguments: &[&str], action: &str) -> Result<String> {
-        let run = process::run_within(MEMORY, self.command(arguments), "git", || action.to_owned());
-        limited(LOOKUP_TIMEOUT, action, run).await.map(|output| output.stdout)
+        let run = process::run_limited(MEMORY, self.command(arguments), "git", || action.to_owned());
+        with_timeout(LOOKUP_TIMEOUT, action, run).await.map(|output| output.stdout)
     }
 
-    /// Returns the entries of a tree in the form of `git ls-tree -z`. A few small trees that contain each other can have any
-    /// number of directories, for which git prints nothing.
+    /// Returns the entries of a tree in the form of `git ls-tree -z`. Memory, output and time are limited: a few small trees that
+    /// contain each other can form any number of directories, and git prints nothing for a directory.
     async fn list(&self, tree: &str, what: &str) -> Result<Vec<u8>> {
         let command = self.command(&["ls-tree", "-r", "-z", "--full-tree", tree]);
         let action = format!("list the files of {what}");
@@ -177,19 +177,19 @@ impl Git {
             let status = running.child.wait().await?;
             if status.success() { Ok(listed) } else { Err(archive::damaged(what)) }
         };
-        limited(LOOKUP_TIMEOUT, &action, listed).await
+        with_timeout(LOOKUP_TIMEOUT, &action, listed).await
     }
 }
 
-/// Fails when the work takes longer than `time`.
-async fn limited<T>(time: Duration, action: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(time, work).await.unwrap_or_else(|_| {
-        let message = format!("no result within {} minutes", time.as_secs() / 60);
+/// Fails with a transient error if the work takes longer than `limit`.
+async fn with_timeout<T>(limit: Duration, action: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let message = format!("no result within {} minutes", limit.as_secs() / 60);
         Err(FetchError::Program { action: action.to_owned(), message, transient: true })
     })
 }
 
-/// Returns the commit that a definition means. Asks the server for the commit of a branch or tag.
+/// Returns the commit of a source. Asks the server for the commit of a branch or tag.
 pub(super) async fn commit_of(fetcher: &Fetcher, source: &GitSource) -> Result<String> {
     let name = match (&source.commit, &source.reference) {
         (Some(commit), _) => return Ok(commit.to_string()),
@@ -199,19 +199,19 @@ pub(super) async fn commit_of(fetcher: &Fetcher, source: &GitSource) -> Result<S
         }
     };
     let mut outcome = Err(FetchError::Interrupted);
-    for place in addresses(fetcher, source)? {
+    for address in addresses(fetcher, source)? {
         let scratch = fetcher.scratch()?;
-        let git = Git::open(fetcher, &place, scratch.path(), true).await?;
+        let git = Git::open(fetcher, &address, scratch.path(), true).await?;
         let peeled = format!("{name}^{{}}");
-        let action = format!("look up {name} of {place}");
+        let action = format!("look up {name} of {address}");
         let listed = git.run(&["ls-remote", "--", &git.url, name, &peeled], &action).await;
         outcome = listed.and_then(|listed| {
-            // A tag object is listed before the commit that it names.
-            let found = [&*peeled, name.as_str()].into_iter().find_map(|name| {
-                let names_ref = |line: &&str| line.split_once('\t').is_some_and(|(_, found)| found == name);
-                Some(listed.lines().find(names_ref)?.split_once('\t')?.0.to_owned())
-            });
-            found.ok_or_else(|| {
+            // Prefer the commit of an annotated tag to the tag object.
+            let id_of = |reference: &str| {
+                let mut lines = listed.lines().filter_map(|line| line.split_once('\t'));
+                lines.find(|(_, name)| *name == reference).map(|(id, _)| id.to_owned())
+            };
+            id_of(&peeled).or_else(|| id_of(name)).ok_or_else(|| {
                 let hint = "correct `ref` of the source, or set `commit`";
                 FetchError::unusable(format!("{action}: the repository has no such branch or tag"), hint)
             })
@@ -233,8 +233,8 @@ pub(super) async fn archive(
 ) -> Result<PathBuf> {
     let make = |dir: PathBuf| async move {
         let mut outcome = Err(FetchError::Interrupted);
-        for place in addresses(fetcher, source)? {
-            outcome = fetch::Checkout { fetcher, source, commit }.archive(&place, &dir.join(ARCHIVE)).await;
+        for address in addresses(fetcher, source)? {
+            outcome = fetch::Checkout { fetcher, source, commit }.archive(&address, &dir.join(ARCHIVE)).await;
             if outcome.is_ok() {
                 break;
             }

@@ -31,35 +31,35 @@ impl Checkout<'_> {
             return Err(FetchError::Absent(file));
         }
         let keys = Keys::read(&file, scratch).await?;
-        let said = match self.tag(git).await {
+        let tag_problem = match self.tag(git).await {
             Ok(tag) => match keys.verify(git, &["verify-tag", "--", &tag]).await? {
                 None => return Ok(()),
-                Some(said) => format!("tag: {said}; "),
+                Some(problem) => format!("tag: {problem}; "),
             },
-            Err(why) => why,
+            Err(problem) => problem,
         };
         match keys.verify(git, &["verify-commit", "--", self.commit]).await? {
             None => Ok(()),
-            Some(why) => {
+            Some(problem) => {
                 let what = format!("{} of {}", self.commit, git.url);
                 Err(FetchError::Signature {
                     what,
                     keys: file.display().to_string(),
-                    said: format!("{said}commit: {why}"),
+                    reason: format!("{tag_problem}commit: {problem}"),
                 })
             }
         }
     }
 
-    /// Returns the tag object of the source, or why it cannot vouch for the commit. The signed name must be the wanted one: an
-    /// old tag under a new name has a valid signature.
+    /// Returns the tag object of the source, or why its signature does not count for the commit. The name inside the tag object
+    /// must be the source's: an old tag under a new name has a valid signature.
     async fn tag(&self, git: &Git) -> Result<String, String> {
         let Some(name) = self.source.reference.as_ref().and_then(|name| name.strip_prefix("refs/tags/"))
         else {
             return Err(String::new());
         };
-        let read = |what: String| async move {
-            git.run(&["rev-parse", "--verify", "--quiet", &what], "read the tag").await.unwrap_or_default()
+        let read = |rev: String| async move {
+            git.run(&["rev-parse", "--verify", "--quiet", &rev], "read the tag").await.unwrap_or_default()
         };
         let (tag, commit) = (read(format!("{REF}^{{tag}}")).await, read(format!("{REF}^{{commit}}")).await);
         if tag.is_empty() {
@@ -69,10 +69,10 @@ impl Checkout<'_> {
             return Err(format!("tag: it names {}; ", commit.trim()));
         }
         let content = git.run(&["cat-file", "tag", tag.trim()], "read the tag").await;
-        let signed = content.unwrap_or_default();
-        match signed.lines().find_map(|line| line.strip_prefix("tag ")) {
-            Some(signed) if signed == name => Ok(tag.trim().to_owned()),
-            signed => Err(format!("tag: it was signed as {:?}; ", signed.unwrap_or_default())),
+        let content = content.unwrap_or_default();
+        match content.lines().find_map(|line| line.strip_prefix("tag ")) {
+            Some(signed_name) if signed_name == name => Ok(tag.trim().to_owned()),
+            signed_name => Err(format!("tag: it was signed as {:?}; ", signed_name.unwrap_or_default())),
         }
     }
 }
@@ -95,7 +95,7 @@ impl Keys {
         Ok(Self { gnupg, allowed_signers: PathBuf::from("/dev/null") })
     }
 
-    /// Returns `None` if the signature is valid, else what the program said.
+    /// Returns `None` if the signature is valid, otherwise the first lines of the program's messages.
     async fn verify(&self, git: &Git, arguments: &[&str]) -> Result<Option<String>> {
         let signers = format!("gpg.ssh.allowedSignersFile={}", self.allowed_signers.display());
         let settings = ["-c", &signers, "-c", "gpg.program=gpg", "-c", "gpg.x509.program=false"];
@@ -103,9 +103,9 @@ impl Keys {
         let mut command: Command = git.command(&all);
         command.env("GNUPGHOME", &self.gnupg);
         let output = process::output(command, "git").await?;
-        let said = output.stderr.lines().map(str::trim).filter(|line| !line.is_empty());
-        let said = said.take(5).collect::<Vec<_>>().join(", ");
-        let said = if said.is_empty() { "it is not signed".to_owned() } else { said };
-        Ok((!output.status.success()).then_some(said))
+        let lines = output.stderr.lines().map(str::trim).filter(|line| !line.is_empty());
+        let lines: Vec<&str> = lines.take(5).collect();
+        let problem = if lines.is_empty() { "it is not signed".to_owned() } else { lines.join(", ") };
+        Ok((!output.status.success()).then_some(problem))
     }
 }

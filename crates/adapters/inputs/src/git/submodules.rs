@@ -9,14 +9,14 @@ use super::super::{FetchError, Result};
 
 /// A submodule that `.gitmodules` declares.
 #[derive(Default)]
-pub(super) struct Declared {
+pub(super) struct Submodule {
     path: String,
     url: String,
 }
 
 /// Parses the output of `git config --null --list`.
-pub(super) fn parse(listed: &str) -> Vec<Declared> {
-    let mut declared: BTreeMap<&str, Declared> = BTreeMap::new();
+pub(super) fn parse(listed: &str) -> Vec<Submodule> {
+    let mut declared: BTreeMap<&str, Submodule> = BTreeMap::new();
     for (key, value) in listed.split('\0').filter_map(|line| line.split_once('\n')) {
         let Some((name, field)) = key.strip_prefix("submodule.").and_then(|rest| rest.rsplit_once('.'))
         else {
@@ -32,13 +32,13 @@ pub(super) fn parse(listed: &str) -> Vec<Declared> {
 }
 
 /// Returns the address of the submodule at `path`. `parent` is the repository that declares it, and `top` the source.
-pub(super) fn address(declared: &[Declared], path: &Path, parent: &Url, top: &Url) -> Result<GitAddress> {
+pub(super) fn address(declared: &[Submodule], path: &Path, parent: &Url, top: &Url) -> Result<GitAddress> {
     let refuse = |why: &str| {
         let message = format!("submodule {} of {parent}: {why}", path.display());
         FetchError::unusable(message, "set `submodules: false`, and list the repository in `sources`")
     };
-    let found = declared.iter().find(|one| Path::new(&one.path) == path);
-    let url = &found.ok_or_else(|| refuse(".gitmodules does not declare it"))?.url;
+    let submodule = declared.iter().find(|submodule| Path::new(&submodule.path) == path);
+    let url = &submodule.ok_or_else(|| refuse(".gitmodules does not declare it"))?.url;
     let address = relative(parent.as_str(), url).unwrap_or_else(|| url.clone());
     let address: GitAddress =
         address.parse().map_err(|_| refuse(&format!("{url:?} is not an `https://` or `ssh://` address")))?;

@@ -22,7 +22,7 @@ const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
 /// Layout of a tree that the user provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum TreeLayout {
     /// A tree rooted at `/`.
     Rooted,
     /// A kernel's build tree.
@@ -31,17 +31,17 @@ pub(super) enum Form {
 
 /// Moves the files unpacked in `raw` to `tree` in canonical form. `what` names the source in errors.
 pub(super) fn arrange(raw: &Path, tree: &Path, release: &KernelRelease, what: &str) -> Result<()> {
-    let (found, form) = recognise(raw, what)?;
+    let (top, form) = detect_layout(raw, what)?;
     match form {
-        Form::Rooted => {
-            fs::rename(&found, tree)?;
+        TreeLayout::Rooted => {
+            fs::rename(&top, tree)?;
             merge_usr(tree)?;
             link_build(tree, release)
         }
-        Form::Build => {
+        TreeLayout::Build => {
             fs::create_dir(tree)?;
             let build = make_dirs(tree, "usr/src")?.join(format!("linux-headers-{release}"));
-            fs::rename(&found, &build)?;
+            fs::rename(&top, &build)?;
             relink(&build)?;
             link_build(tree, release)
         }
@@ -49,23 +49,23 @@ pub(super) fn arrange(raw: &Path, tree: &Path, release: &KernelRelease, what: &s
 }
 
 /// Detects the layout of a tree, and where it starts: at `raw` or in one directory below it.
-pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form)> {
+pub(super) fn detect_layout(raw: &Path, what: &str) -> Result<(PathBuf, TreeLayout)> {
     let has = |dir: &Path, paths: &[&str]| paths.iter().all(|path| is_directory(&dir.join(path)));
     let form = |dir: &Path| {
         let roots: [&[&str]; 3] =
             [&["usr", "usr/src"], &["lib", "lib/modules"], &["usr", "usr/lib", "usr/lib/modules"]];
         if roots.iter().any(|paths| has(dir, paths)) {
-            Some(Form::Rooted)
+            Some(TreeLayout::Rooted)
         } else {
-            (exists(&dir.join("Makefile")) && has(dir, &["include"])).then_some(Form::Build)
+            (exists(&dir.join("Makefile")) && has(dir, &["include"])).then_some(TreeLayout::Build)
         }
     };
     if let Some(form) = form(raw) {
         return Ok((raw.to_owned(), form));
     }
     let names = names_in(raw)?;
-    let below = names.iter().map(|name| raw.join(name)).filter(|path| is_directory(path));
-    let candidates: Vec<_> = below.filter_map(|path| form(&path).map(|form| (path, form))).collect();
+    let subdirectories = names.iter().map(|name| raw.join(name)).filter(|path| is_directory(path));
+    let candidates: Vec<_> = subdirectories.filter_map(|path| form(&path).map(|form| (path, form))).collect();
     match <[_; 1]>::try_from(candidates) {
         Ok([only]) => Ok(only),
         Err(_) => Err(FetchError::Layout(format!(
@@ -84,7 +84,7 @@ pub(super) fn merge_usr(tree: &Path) -> Result<()> {
                 make_dirs(tree, "usr")?;
                 merge(tree, Path::new(name))?;
             }
-            // The link of the merged form. The root file system below has it already.
+            // On a merged system, this is the link into `usr`. The root file system below the header set has the link, too.
             Ok(metadata) if metadata.is_symlink() => fs::remove_file(&path)?,
             _ => {}
         }
@@ -98,7 +98,7 @@ fn merge(tree: &Path, dir: &Path) -> Result<()> {
         fs::create_dir(&to)?;
         fs::set_permissions(&to, fs::metadata(&from)?.permissions())?;
     } else if !is_directory(&to) {
-        return Err(no_directory(&to));
+        return Err(not_a_directory(&to));
     }
     for name in names_in(&from)? {
         let (old, new) = (from.join(&name), to.join(&name));
@@ -116,7 +116,7 @@ fn merge(tree: &Path, dir: &Path) -> Result<()> {
     Ok(fs::remove_dir(&from)?)
 }
 
-fn no_directory(path: &Path) -> FetchError {
+fn not_a_directory(path: &Path) -> FetchError {
     io::Error::new(io::ErrorKind::NotADirectory, format!("use {}: it is not a directory", path.display()))
         .into()
 }
@@ -151,10 +151,10 @@ pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<()> {
     let modules = make_dirs(tree, &format!("usr/lib/modules/{release}"))?;
     let build = modules.join("build");
     if !exists(&build)
-        && let Some(place) =
-            usual_places(release).iter().find(|place| tree.join("usr/src").join(place).is_dir())
+        && let Some(directory) =
+            usual_directories(release).iter().find(|directory| tree.join("usr/src").join(directory).is_dir())
     {
-        symlink(Path::new("../../../src").join(place), &build)?;
+        symlink(Path::new("../../../src").join(directory), &build)?;
     }
     // If there is no build tree, reading the header set reports what is missing.
     Ok(())
@@ -162,7 +162,7 @@ pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<()> {
 
 /// Returns the locations below `usr/src` where distributions put a kernel's headers: Debian and Ubuntu, RHEL and Fedora, plain
 /// `make install`, SUSE on x86 and on Arm.
-pub(super) fn usual_places(release: &KernelRelease) -> [String; 5] {
+pub(super) fn usual_directories(release: &KernelRelease) -> [String; 5] {
     let (version, flavor) = release.as_str().rsplit_once('-').unwrap_or((release.as_str(), ""));
     [
         format!("linux-headers-{release}"),
@@ -180,7 +180,7 @@ fn make_dirs(tree: &Path, path: &str) -> Result<PathBuf> {
         full.push(part);
         match fs::symlink_metadata(&full) {
             Ok(metadata) if metadata.is_dir() => {}
-            Ok(_) => return Err(no_directory(&full)),
+            Ok(_) => return Err(not_a_directory(&full)),
             Err(_) => fs::create_dir(&full)?,
         }
     }
@@ -204,15 +204,15 @@ fn relink(build: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the part of an absolute target that exists in a tree, as tested by `is_there`. Takes the longest one that leaves at
-/// least two directories for the tree's original location (`/home/me`, never `/usr`).
-pub(super) fn part_inside(target: &Path, is_there: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+/// Returns the longest suffix of an absolute target that exists in a tree, as tested by `contains`. At least two directories precede
+/// the suffix: the tree's original location (`/home/me`, never `/usr`).
+pub(super) fn part_inside(target: &Path, contains: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let parts: Vec<_> = target.strip_prefix("/").ok()?.components().collect();
     if parts.iter().any(|part| !matches!(part, Component::Normal(_))) {
         return None;
     }
     let suffixes = (2..parts.len()).filter_map(|start| parts.get(start..));
-    suffixes.map(|suffix| suffix.iter().collect::<PathBuf>()).find(|part| is_there(part))
+    suffixes.map(|suffix| suffix.iter().collect::<PathBuf>()).find(|part| contains(part))
 }
 
 #[cfg(test)]

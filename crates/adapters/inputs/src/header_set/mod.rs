@@ -24,7 +24,7 @@ use super::{
     FetchError, Fetcher, Lookup, MIRROR_HINT, Result, TREE,
     apt::{AptArchive, control},
     header_tree::{TreeError, read_header, read_header_set},
-    kernel_packages::{Found, Place, Search},
+    kernel_packages::{Location, Search, TreeRecord},
     rpm::{self, Repositories},
 };
 
@@ -85,7 +85,7 @@ impl<'a> Headers<'a> {
     pub async fn find(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported(target).await? {
             Some(imported) => self.load_imported(&imported, target).await,
-            None => self.find_in(source, target).await,
+            None => self.find_upstream(source, target).await,
         }
     }
 
@@ -93,21 +93,21 @@ impl<'a> Headers<'a> {
     async fn find_without_store(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported_here(&target.release, target.arch)? {
             Some(imported) => self.load_imported(&imported, target).await,
-            None => self.find_in(source, target).await,
+            None => self.find_upstream(source, target).await,
         }
     }
 
-    async fn find_in(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
+    async fn find_upstream(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         let KernelTarget { release, arch, .. } = target;
-        let what = || format!("headers of {release} ({arch})");
+        let describe = || format!("headers of {release} ({arch})");
         let lookup = match source {
             HeaderSource::Apt(apt) => {
-                let found = self.fetch_apt_packages(apt, target).await;
-                self.0.explain_if_offline(found, what, MIRROR_HINT)?.map(|found| (found, None))
+                let found = self.fetch_apt(apt, target).await;
+                self.0.explain_if_offline(found, describe, MIRROR_HINT)?.map(|found| (found, None))
             }
             HeaderSource::Rpm(rpm) => {
-                let found = self.fetch_rpm_packages(rpm, target).await;
-                self.0.explain_if_offline(found, what, MIRROR_HINT)?.map(|found| (found, None))
+                let found = self.fetch_rpm(rpm, target).await;
+                self.0.explain_if_offline(found, describe, MIRROR_HINT)?.map(|found| (found, None))
             }
             HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
                 Box::pin(self.fetch_published(source, target)).await?
@@ -126,8 +126,8 @@ impl<'a> Headers<'a> {
     /// release determines their content (decision 0002).
     pub async fn identity(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderIdentity> {
         let imported = match self.imported(target).await {
-            Err(FetchError::Store(refused @ StoreError::Untrusted(..))) => {
-                return self.refused(target, &refused).await;
+            Err(FetchError::Store(error @ StoreError::Untrusted(..))) => {
+                return self.refused(target, &error).await;
             }
             found => found?,
         };
@@ -169,8 +169,8 @@ impl<'a> Headers<'a> {
         source: &HeaderSource,
         target: &KernelTarget,
     ) -> Result<Option<Lookup<Published>>> {
-        let what = || format!("headers of {} ({})", target.release, target.arch);
-        self.0.explain_if_offline(published::look(self.0, source, target).await, what, MIRROR_HINT)
+        let describe = || format!("headers of {} ({})", target.release, target.arch);
+        self.0.explain_if_offline(published::look_up(self.0, source, target).await, describe, MIRROR_HINT)
     }
 
     /// Returns the header sets in the cache, sorted by release. Skips unreadable sets.
@@ -178,7 +178,7 @@ impl<'a> Headers<'a> {
         let cache = self.0.cache.clone();
         stoppable(move |_| {
             let mut sets = Vec::new();
-            for found in cache.records::<Found>(KIND)? {
+            for found in cache.records::<TreeRecord>(KIND)? {
                 let (Ok(release), Some(arch)) = (found.release.parse(), found.arch) else { continue };
                 // Read the entry without marking it as in use.
                 match read(&cache, found, &release, arch) {
@@ -206,13 +206,13 @@ impl<'a> Headers<'a> {
             HeaderSource::Apt(apt) => apt.apt_suites(),
             _ => AptSuites::default(),
         };
-        let wanted = AptSuites { suites: tracked.suites.to_vec(), ..defaults };
-        let names = AptArchive::open(self.0, &wanted, arch).await?.names(PACKAGE).await?;
+        let suites = AptSuites { suites: tracked.suites.to_vec(), ..defaults };
+        let names = AptArchive::open(self.0, &suites, arch).await?.names(PACKAGE).await?;
         Ok(names.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.parse().ok()).collect())
     }
 
-    /// Returns, for each repository, the kernels that it has packages for, in no particular order. Returns what is missing if the
-    /// family has no repositories. The release in `platform` is ignored.
+    /// Returns, for each repository, the kernels that it has packages for, in no particular order. The inner `Err` names what is
+    /// missing if the family has no repositories. The release in `platform` is ignored.
     pub async fn rpm_releases(
         self,
         headers: &HeaderSource,
@@ -263,7 +263,7 @@ impl<'a> Headers<'a> {
                     return Ok(missing);
                 }
                 if search.known()?.is_none() {
-                    return search.is_there().await;
+                    return search.look_up_in_archive().await;
                 }
             }
         }
@@ -282,14 +282,14 @@ impl<'a> Headers<'a> {
             Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
         };
         let (release, texts) = (target.release.clone(), texts.to_vec());
-        let look = move || {
+        let check = move || {
             let contains = |text: &HeaderText| {
                 let found = read_header(&set.root, &release, &text.header).map_err(TreeError::Io)?;
                 Ok::<_, FetchError>(found.is_some_and(|found| text.is_match(&found)))
             };
             texts.iter().map(contains).collect::<Result<Vec<_>, _>>()
         };
-        Ok(Lookup::Found(stoppable(move |_| look()).await?))
+        Ok(Lookup::Found(stoppable(move |_| check()).await?))
     }
 
     fn search(self, apt: &AptHeaders, from: &'a AptSuites, target: &'a KernelTarget) -> Search<'a> {
@@ -298,7 +298,7 @@ impl<'a> Headers<'a> {
             target,
             kind: KIND,
             format: FORMAT,
-            from: Place::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
+            from: Location::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
             with_dependencies: true,
             hint: "add the suite that has it to the family's `suites`, or provide the headers as a tarball",
         }
@@ -310,33 +310,33 @@ impl<'a> Headers<'a> {
             target,
             kind: KIND,
             format: FORMAT,
-            from: Place::Rpm(&rpm.from, &rpm.packages),
+            from: Location::Rpm(&rpm.from, &rpm.packages),
             with_dependencies: false,
-            hint: rpm::LACKING,
+            hint: rpm::HINT,
         }
     }
 
-    async fn fetch_apt_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<Found>> {
+    async fn fetch_apt(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<TreeRecord>> {
         let from = apt.apt_suites();
         let search = self.search(apt, &from, target);
         if let Some(missing) = invalid_package_name(&search) {
             return Ok(missing);
         }
-        let wanted = target.clone();
+        let expected = target.clone();
         let finish = move |root: &Path| {
             layout::merge_usr(root)?;
-            verify(root, &wanted)
+            verify(root, &expected)
         };
         search.run(finish).await
     }
 
-    async fn fetch_rpm_packages(self, rpm: &RpmPackages, target: &KernelTarget) -> Result<Lookup<Found>> {
-        let wanted = target.clone();
+    async fn fetch_rpm(self, rpm: &RpmPackages, target: &KernelTarget) -> Result<Lookup<TreeRecord>> {
+        let expected = target.clone();
         let finish = move |root: &Path| {
             layout::merge_usr(root)?;
             // The `build` link to the headers may be part of the kernel's own package instead of the header package.
-            layout::link_build(root, &wanted.release)?;
-            verify(root, &wanted)
+            layout::link_build(root, &expected.release)?;
+            verify(root, &expected)
         };
         self.rpm_search(rpm, target).run(finish).await
     }
@@ -346,23 +346,23 @@ impl<'a> Headers<'a> {
         self,
         source: &HeaderSource,
         target: &KernelTarget,
-    ) -> Result<Lookup<(Found, Option<String>)>> {
-        let what = || format!("headers of {} ({})", target.release, target.arch);
+    ) -> Result<Lookup<(TreeRecord, Option<String>)>> {
+        let describe = || format!("headers of {} ({})", target.release, target.arch);
         Ok(match self.published(source, target).await? {
             Some(Lookup::Found(published)) => {
                 let digest = published.digest.clone();
                 let fetched = published::fetch(self.0, published, target).await;
-                Lookup::Found((self.0.explain_if_offline(fetched, what, MIRROR_HINT)?, Some(digest)))
+                Lookup::Found((self.0.explain_if_offline(fetched, describe, MIRROR_HINT)?, Some(digest)))
             }
             Some(Lookup::Missing { looked_for, hint }) => Lookup::Missing { looked_for, hint },
-            // Not reached: `find_in` fetches packages itself.
-            None => Lookup::Missing { looked_for: what(), hint: String::new() },
+            // Not reached: `find_upstream` fetches packages itself.
+            None => Lookup::Missing { looked_for: describe(), hint: String::new() },
         })
     }
 
     async fn load(
         self,
-        found: Found,
+        found: TreeRecord,
         identity: Option<String>,
         target: &KernelTarget,
     ) -> Result<HeaderLookup> {
@@ -373,8 +373,8 @@ impl<'a> Headers<'a> {
 }
 
 /// Reads a header set in the cache.
-fn read(cache: &Cache, found: Found, release: &KernelRelease, arch: Architecture) -> Result<HeaderSet> {
-    let Found { release: _, arch: _, key, origin } = found;
+fn read(cache: &Cache, found: TreeRecord, release: &KernelRelease, arch: Architecture) -> Result<HeaderSet> {
+    let TreeRecord { release: _, arch: _, key, origin } = found;
     let root = cache.place(KIND, &key)?.join(TREE);
     let (facts, compiler) = read_header_set(&root, release, arch)?;
     let (identity, content, unverified) = (None, None, None);
@@ -385,8 +385,8 @@ fn read(cache: &Cache, found: Found, release: &KernelRelease, arch: Architecture
 /// their names do not contain the release.
 fn invalid_package_name<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     let names = match search.from {
-        Place::Apt(..) => search.names(),
-        Place::Rpm(..) => return None,
+        Location::Apt(..) => search.names(),
+        Location::Rpm(..) => return None,
     };
     let name = names.iter().flatten().find(|name| !control::is_package_name(name))?;
     let hint = "no package can have this name: provide the headers as a tarball, in a separate kernel family";

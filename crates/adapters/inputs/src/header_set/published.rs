@@ -28,7 +28,7 @@ use crate::{
     digest,
     download::{DOWNLOADS, MAX_DOWNLOAD_SIZE, download_from_any, fetch_from, parse, plain_name},
     files::{copy_file, copy_tree, listing, make_directory, name_of, names_in, read_start},
-    kernel_packages::Found,
+    kernel_packages::TreeRecord,
     rpm::keys::Keys,
     unpack, with_release,
 };
@@ -36,7 +36,7 @@ use crate::{
 /// Kind of the records of files' checksums.
 const RECORDS: &str = "published-headers";
 /// Maximum size of a checksum list or a signature, in bytes.
-const MAX_BESIDE_SIZE: u64 = 1 << 20;
+const MAX_PROOF_SIZE: u64 = 1 << 20;
 /// Name of the download in messages.
 const WHAT: &str = "kernel headers";
 /// Path that selects the kernel directories of an image instead of one path in it.
@@ -63,7 +63,7 @@ enum Content {
 }
 
 /// Looks up the currently published headers of a kernel; returns `None` if the headers come from packages.
-pub(super) async fn look(
+pub(super) async fn look_up(
     fetcher: &Fetcher,
     source: &HeaderSource,
     target: &KernelTarget,
@@ -85,13 +85,13 @@ async fn on_disk(
     headers: &TarballHeaders,
     target: &KernelTarget,
 ) -> Result<Lookup<Published>> {
-    let place = fetcher.root.join(with_release(&headers.path, target));
-    if !place.exists() {
+    let path = fetcher.root.join(with_release(&headers.path, target));
+    if !path.exists() {
         let hint = format!("put the headers of {} there, as a directory or a tarball", target.release);
-        return Ok(Lookup::Missing { looked_for: place.display().to_string(), hint });
+        return Ok(Lookup::Missing { looked_for: path.display().to_string(), hint });
     }
-    let digest = fetcher.digest_of(&place).await?.digest;
-    Ok(Lookup::Found(Published { content: Content::Local(place), path: None, digest }))
+    let digest = fetcher.digest_of(&path).await?.digest;
+    Ok(Lookup::Found(Published { content: Content::Local(path), path: None, digest }))
 }
 
 async fn in_image(
@@ -106,11 +106,11 @@ async fn in_image(
     let digest = match &image.version {
         Version::Digest(digest) => digest.clone(),
         version @ Version::Tag(_) => {
-            let found = fetcher.registries().manifest(&image.repository, version).await;
-            let Some(found) = found.map_err(StoreError::from)? else {
+            let manifest = fetcher.registries().manifest(&image.repository, version).await;
+            let Some(manifest) = manifest.map_err(StoreError::from)? else {
                 return Ok(missing(format!("image {image}")));
             };
-            found.digest
+            manifest.digest
         }
     };
     let (hex, version) = (digest.hex().to_owned(), Version::Digest(digest));
@@ -129,7 +129,7 @@ async fn at_address(
         Ok(url) => parse(&url)?,
         Err(looked_for) => return Ok(missing(looked_for)),
     };
-    let (beside, keys) = match verify {
+    let (proof_url, keys) = match verify {
         FileProof::Checksums(list) => (list, None),
         FileProof::Signature(DetachedSignature { url, signed_by }) => {
             let file = fetcher.root.join(signed_by);
@@ -140,21 +140,20 @@ async fn at_address(
             (url, Some(keys))
         }
     };
-    let beside = target.fill(beside);
+    let proof_url = target.fill(proof_url);
     // A change of keys invalidates the recorded checksum.
-    let of_keys = keys.as_ref().map(Keys::digest).unwrap_or_default();
-    let key = digest::of_parts([url.as_str(), &beside, &of_keys]);
+    let keys_digest = keys.as_ref().map(Keys::digest).unwrap_or_default();
+    let key = digest::of_parts([url.as_str(), &proof_url, &keys_digest]);
     let cache = &fetcher.cache;
-    // Reuse the recorded checksum while the file is in the cache: a kernel release's published headers do not change their
-    // meaning.
-    let known = match cache.read_record::<Checksum>(RECORDS, &key)? {
-        Some(known) => cache.get(DOWNLOADS, known.hex())?.map(|_| known),
+    // Reuse the recorded checksum while the file is in the cache: the published headers of a kernel release do not change.
+    let recorded = match cache.read_record::<Checksum>(RECORDS, &key)? {
+        Some(recorded) => cache.get(DOWNLOADS, recorded.hex())?.map(|_| recorded),
         None => None,
     };
-    let places = fetcher.net.url_candidates(&url);
-    let checksum = match known {
-        Some(known) => known,
-        None => match prove(fetcher, keys, (&url, &places), &beside).await? {
+    let urls = fetcher.net.url_candidates(&url);
+    let checksum = match recorded {
+        Some(recorded) => recorded,
+        None => match verified_checksum(fetcher, keys, (&url, &urls), &proof_url).await? {
             Ok(checksum) => {
                 cache.write_record(RECORDS, &key, &checksum)?;
                 checksum
@@ -164,73 +163,73 @@ async fn at_address(
     };
     let path = path.as_ref().map(|path| target.fill(path));
     let digest = checksum.hex().to_owned();
-    Ok(Lookup::Found(Published { content: Content::File(places, checksum), path, digest }))
+    Ok(Lookup::Found(Published { content: Content::File(urls, checksum), path, digest }))
 }
 
-/// Returns the checksum of the file at an address, verified by a checksum list or by a signature of one of the keys. Returns what
-/// is missing otherwise.
-async fn prove(
+/// Returns the checksum of the file at an address, verified by a checksum list or by a signature of one of the keys. The inner
+/// `Err` names what is missing.
+async fn verified_checksum(
     fetcher: &Fetcher,
     keys: Option<Keys>,
-    (url, places): (&Url, &[Url]),
-    beside: &str,
+    (url, urls): (&Url, &[Url]),
+    proof_url: &str,
 ) -> Result<Result<Checksum, String>> {
     let scratch = fetcher.scratch()?;
     let (proof, file) = (scratch.path().join("proof"), scratch.path().join("file"));
-    let beside_places = fetcher.net.url_candidates(&parse(beside)?);
-    if download(fetcher, &beside_places, MAX_BESIDE_SIZE, &proof).await?.is_none() {
-        return Ok(Err(format!("file {beside}")));
+    let proof_urls = fetcher.net.url_candidates(&parse(proof_url)?);
+    if download(fetcher, &proof_urls, MAX_PROOF_SIZE, &proof).await?.is_none() {
+        return Ok(Err(format!("file {proof_url}")));
     }
     let Some(keys) = keys else {
-        let list = read_start(&proof, MAX_BESIDE_SIZE)?.unwrap_or_default();
+        let list = read_start(&proof, MAX_PROOF_SIZE)?.unwrap_or_default();
         let found = Checksum::in_list(&String::from_utf8_lossy(&list), &plain_name(url));
-        return Ok(found.ok_or_else(|| format!("checksum of {} in {beside}", plain_name(url))));
+        return Ok(found.ok_or_else(|| format!("checksum of {} in {proof_url}", plain_name(url))));
     };
-    let Some(checksum) = download(fetcher, places, MAX_DOWNLOAD_SIZE, &file).await? else {
+    let Some(checksum) = download(fetcher, urls, MAX_DOWNLOAD_SIZE, &file).await? else {
         return Ok(Err(format!("file {url}")));
     };
     keys.verify_file(&scratch, &file, &proof, url.as_str()).await?;
-    let keep = |dir: PathBuf| stoppable(move |_| copy_file(&file, &dir.join("headers")));
-    fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), keep).await?;
+    let copy = |dir: PathBuf| stoppable(move |_| copy_file(&file, &dir.join("headers")));
+    fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), copy).await?;
     Ok(Ok(checksum))
 }
 
 /// Downloads a file from one of these addresses; returns `None` if it does not exist.
-async fn download(fetcher: &Fetcher, places: &[Url], most: u64, to: &Path) -> Result<Option<Checksum>> {
-    match download_from_any(&fetcher.net, WHAT, places, None, most, to).await {
+async fn download(fetcher: &Fetcher, urls: &[Url], max_size: u64, path: &Path) -> Result<Option<Checksum>> {
+    match download_from_any(&fetcher.net, WHAT, urls, None, max_size, path).await {
         Err(FetchError::Status(_, 404 | 410)) => Ok(None),
         outcome => outcome.map(Some),
     }
 }
 
 /// Fetches the header set into the cache.
-pub(super) async fn fetch(fetcher: &Fetcher, published: Published, target: &KernelTarget) -> Result<Found> {
-    let Published { content, path, digest } = published;
+pub(super) async fn fetch(fetcher: &Fetcher, from: Published, target: &KernelTarget) -> Result<TreeRecord> {
+    let Published { content, path, digest } = from;
     let origin = match &content {
-        Content::Local(place) => format!("{} sha256:{digest}", name_of(place)),
+        Content::Local(path_on_disk) => format!("{} sha256:{digest}", name_of(path_on_disk)),
         Content::Image(image) => format!("{} sha256:{digest}", image.repository),
-        Content::File(places, checksum) => {
-            let name = places.first().map_or_else(|| WHAT.to_owned(), plain_name);
+        Content::File(urls, checksum) => {
+            let name = urls.first().map_or_else(|| WHAT.to_owned(), plain_name);
             format!("{name} {checksum}")
         }
     };
     let parts: Vec<String> = std::iter::once(digest).chain(path.clone()).collect();
-    let found = Found::new(FORMAT, target, &parts, vec![origin]);
+    let record = TreeRecord::new(FORMAT, target, &parts, vec![origin]);
     let make = |dir: PathBuf| async move {
         let (what, whole) = match content {
-            Content::Local(place) => (place.display().to_string(), place),
+            Content::Local(path_on_disk) => (path_on_disk.display().to_string(), path_on_disk),
             Content::Image(image) => (format!("image {image}"), tree(fetcher, &image, target.arch).await?),
-            Content::File(places, checksum) => {
-                let file = fetch_from(fetcher, WHAT, &places, &checksum).await?;
+            Content::File(urls, checksum) => {
+                let file = fetch_from(fetcher, WHAT, &urls, &checksum).await?;
                 (file.display().to_string(), file)
             }
         };
         let target = target.clone();
         stoppable(move |stop| lay_out(stop, &whole, path.as_deref(), &dir, &target, &what)).await
     };
-    fetcher.cache.get_or_make(KIND, &found.key, make).await?;
-    fetcher.cache.write_record(KIND, &found.key, &found)?;
-    Ok(found)
+    fetcher.cache.get_or_make(KIND, &record.key, make).await?;
+    fetcher.cache.write_record(KIND, &record.key, &record)?;
+    Ok(record)
 }
 
 /// Makes `dir/tree` from a part of a tree or of an archive.
@@ -263,7 +262,7 @@ fn lay_out(
     if raw.exists() {
         remove_tree(&raw)?;
     }
-    // Neither builds nor readers of the store may see a key that signs this kernel's modules.
+    // Remove the private key that signs this kernel's modules: builds and readers of the store must not get it.
     let key = format!("usr/lib/modules/{}/build/certs/signing_key.pem", target.release);
     if let Some(key) = links::resolve(&root, Path::new(&key))? {
         fs::remove_file(root.join(key))?;
@@ -271,12 +270,12 @@ fn lay_out(
     verify(&root, target)
 }
 
-/// Copies only the kernel directories of a root file system; the rest would overlay the toolchain.
+/// Copies only the kernel directories of a root file system: other files would replace files of the toolchain.
 fn headers_of_root(stop: &AtomicBool, whole: &Path, raw: &Path) -> Result<()> {
     fs::create_dir(raw)?;
     for name in ["usr/src", "lib/modules"] {
-        let Some(place) = links::resolve(whole, Path::new(name))? else { continue };
-        let (from, to) = (whole.join(&place), raw.join(&place));
+        let Some(directory) = links::resolve(whole, Path::new(name))? else { continue };
+        let (from, to) = (whole.join(&directory), raw.join(&directory));
         if from.is_dir() {
             make_directory(to.parent().unwrap_or(raw))?;
             copy_tree(&from, &to, stop)?;
@@ -287,11 +286,11 @@ fn headers_of_root(stop: &AtomicBool, whole: &Path, raw: &Path) -> Result<()> {
 
 /// Copies the content at a path: a directory, or an archive of one.
 fn part(stop: &AtomicBool, whole: &Path, path: &str, raw: &Path, what: &str) -> Result<()> {
-    match links::resolve(whole, Path::new(path))?.map(|place| whole.join(place)) {
-        Some(place) if place.is_dir() => copy_tree(&place, raw, stop),
-        Some(place) => {
+    match links::resolve(whole, Path::new(path))?.map(|input| whole.join(input)) {
+        Some(input) if input.is_dir() => copy_tree(&input, raw, stop),
+        Some(input) => {
             fs::create_dir(raw)?;
-            unpack(stop, &place, raw, &format!("{path} of {what}"))
+            unpack(stop, &input, raw, &format!("{path} of {what}"))
         }
         None => Err(absent(whole, Path::new(path), what)?),
     }
@@ -300,14 +299,14 @@ fn part(stop: &AtomicBool, whole: &Path, path: &str, raw: &Path, what: &str) -> 
 /// Creates an error that lists the existing names next to a missing path, which shows that an image is for another kernel.
 fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
     let parent = path.parent().unwrap_or(path);
-    let place = links::resolve(whole, parent)?.map(|place| whole.join(place));
-    let there = match place.filter(|place| place.is_dir()) {
-        Some(place) => listing(&names_in(&place)?),
+    let directory = links::resolve(whole, parent)?.map(|directory| whole.join(directory));
+    let names = match directory.filter(|directory| directory.is_dir()) {
+        Some(directory) => listing(&names_in(&directory)?),
         None => "nothing".to_owned(),
     };
     let (path, parent) = (path.display(), parent.display());
     Ok(FetchError::unusable(
-        format!("find {path} in {what}: {parent} has {there}"),
+        format!("find {path} in {what}: {parent} has {names}"),
         "the image is for another kernel, as entire driver toolkit releases were, or has its headers in \
          another directory: name the image for this kernel, or import the headers (`farrier headers import`)",
     ))

@@ -1,7 +1,7 @@
 //! Finds imported header sets, in the store first and then in the cache, and stores them there.
 //!
-//! Imported header sets take precedence over a family's own source. The store is asked each time: other farriers must count a new
-//! import in their input hashes at once.
+//! Imported header sets take precedence over a family's own source. Each lookup queries the store, so that a new import changes the
+//! input hashes of all farriers at once.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::{HeaderIdentity, HeaderLookup, HeaderSet, Headers, KIND, verify};
 use crate::{
     FetchError, Lookup, Result, TREE, digest,
-    kernel_packages::Found,
+    kernel_packages::TreeRecord,
     stored::{Input, StoredUnder},
 };
 
@@ -66,31 +66,31 @@ impl Imported {
         release: &KernelRelease,
         arch: Architecture,
     ) -> Result<Self> {
-        let note = |key: &str| stored.annotations.get(key).map(String::as_str);
-        let wrong = |key: &str| {
-            let value = note(key).unwrap_or_default().chars().take(80).filter(|c| !c.is_control());
-            let (place, value) = (stored.repository.to_string(), value.collect::<String>());
-            unfit(&place, &format!("its annotation {key} holds {value:?}"))
+        let annotation = |key: &str| stored.annotations.get(key).map(String::as_str);
+        let invalid = |key: &str| {
+            let value = annotation(key).unwrap_or_default().chars().take(80).filter(|c| !c.is_control());
+            let (location, value) = (stored.repository.to_string(), value.collect::<String>());
+            unusable(&location, &format!("its annotation {key} holds {value:?}"))
         };
-        for (key, wanted) in
+        for (key, expected) in
             [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::ARCHITECTURE, arch.as_str())]
         {
-            if note(key) != Some(wanted) {
-                return Err(wrong(key));
+            if annotation(key) != Some(expected) {
+                return Err(invalid(key));
             }
         }
-        let text = |key: &str| match note(key) {
-            Some(_) => plain(stored, key).map(Some).ok_or_else(|| wrong(key)),
+        let text = |key: &str| match annotation(key) {
+            Some(_) => printable_annotation(stored, key).map(Some).ok_or_else(|| invalid(key)),
             None => Ok(None),
         };
-        let content = note(annotations::HEADERS_CONTENT).and_then(|text| text.parse::<Digest>().ok());
+        let content = annotation(annotations::HEADERS_CONTENT).and_then(|text| text.parse::<Digest>().ok());
         Ok(Self {
             release: release.to_string(),
             arch,
-            content: content.ok_or_else(|| wrong(annotations::HEADERS_CONTENT))?.to_string(),
+            content: content.ok_or_else(|| invalid(annotations::HEADERS_CONTENT))?.to_string(),
             identity: text(annotations::HEADERS_IDENTITY)?,
             origin: parts(&text(annotations::HEADERS)?.unwrap_or_default()),
-            compiler: plain(stored, annotations::COMPILER),
+            compiler: printable_annotation(stored, annotations::COMPILER),
             is_known: stored.is_signed,
         })
     }
@@ -120,9 +120,9 @@ impl Imported {
     }
 
     /// Returns the record of the entry in the cache.
-    pub(super) fn found(&self) -> Found {
+    pub(super) fn tree_record(&self) -> TreeRecord {
         let key = digest::of_parts([FORMAT, &self.release, self.arch.as_str(), &self.content]);
-        Found { release: self.release.clone(), arch: Some(self.arch), key, origin: self.origin.clone() }
+        TreeRecord { release: self.release.clone(), arch: Some(self.arch), key, origin: self.origin.clone() }
     }
 }
 
@@ -132,22 +132,22 @@ fn title_of(release: &str, arch: Architecture) -> String {
 }
 
 /// Creates an error about an unusable header set in the store.
-fn unfit(place: &str, reason: &str) -> FetchError {
+fn unusable(location: &str, reason: &str) -> FetchError {
     FetchError::StoredHeaders {
-        message: format!("use the headers in {place}: {reason}"),
-        hint: format!("import the headers again with --replace, or delete {place}"),
+        message: format!("use the headers in {location}: {reason}"),
+        hint: format!("import the headers again with --replace, or delete {location}"),
     }
 }
 
 /// Returns an annotation if it is short enough and printable.
-fn plain(stored: &StoredInput, key: &str) -> Option<String> {
+fn printable_annotation(stored: &StoredInput, key: &str) -> Option<String> {
     let text = stored.annotations.get(key)?;
     (text.len() <= MAX_VALUE && !text.chars().any(char::is_control)).then(|| text.clone())
 }
 
 /// Returns the compiler that built the kernel of a stored set, as its annotation states.
 pub(super) fn compiler_of(stored: &StoredInput) -> Option<Compiler> {
-    Compiler::from_name(&plain(stored, annotations::COMPILER)?)
+    Compiler::named(&printable_annotation(stored, annotations::COMPILER)?)
 }
 
 fn parts(origin: &str) -> Vec<String> {
@@ -211,29 +211,29 @@ impl Headers<'_> {
         for tag in store.tags(InputKind::Headers).await? {
             // The artifact may have been deleted since the listing.
             let Some(stored) = store.find(InputKind::Headers, &tag).await? else { continue };
-            let note = |key: &str| plain(&stored, key);
+            let text = |key: &str| printable_annotation(&stored, key);
             listed.push(ListedHeaders {
-                release: note(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
-                arch: note(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
-                compiler: note(annotations::COMPILER),
-                exported_symbols: note(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
+                release: text(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
+                arch: text(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
+                compiler: text(annotations::COMPILER),
+                exported_symbols: text(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
                 place: "registry",
                 reference: place_of(&stored, &tag),
                 digest: Some(stored.digest.clone()),
-                origin: parts(&note(annotations::HEADERS).unwrap_or_default()),
+                origin: parts(&text(annotations::HEADERS).unwrap_or_default()),
             });
         }
         Ok(listed)
     }
 
-    /// Puts the header set of a kernel into the store, unless one for its release is there. A set from packages has no identity
-    /// beyond its release.
+    /// Puts the header set of a kernel into the store, unless the store already has one for the release. A set from packages has no
+    /// identity beyond its release.
     pub async fn keep(self, source: &HeaderSource, target: &KernelTarget) -> Result<Lookup<StoredUnder>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
         let input = Input { kind: InputKind::Headers, what, tag, declared: None };
-        if let Some(stored) = self.0.kept(&input).await? {
-            return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
+        if let Some(stored) = self.0.find_trusted(&input).await? {
+            return Ok(Lookup::Found(self.0.tag(input, stored, false).await?));
         }
         let HeaderSet { root: tree, facts, compiler, origin, identity, .. } =
             match self.find_without_store(source, target).await? {
@@ -250,7 +250,7 @@ impl Headers<'_> {
             compiler: compiler.map(|compiler| compiler.to_string()),
             is_known: true,
         };
-        let packed = packed.with_notes(set.annotations(&facts));
+        let packed = packed.with_annotations(set.annotations(&facts));
         Ok(Lookup::Found(self.0.put(input, packed).await?))
     }
 
@@ -261,9 +261,9 @@ impl Headers<'_> {
         let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         let refused = Some(format!("{}{hint}", error_chain(error)));
         let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
-        let said = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
-        let compiler = said.as_ref().and_then(|set| Compiler::from_name(set.compiler.as_deref()?));
-        let identity = said.and_then(|set| set.identity);
+        let imported = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
+        let compiler = imported.as_ref().and_then(|set| Compiler::named(set.compiler.as_deref()?));
+        let identity = imported.and_then(|set| set.identity);
         Ok(HeaderIdentity { identity, compiler, refused, ..HeaderIdentity::default() })
     }
 
@@ -284,8 +284,8 @@ impl Headers<'_> {
         arch: Architecture,
     ) -> Result<Option<Imported>> {
         let key = local_key(release.as_str(), arch);
-        let Some(found) = self.0.cache.read_record::<Imported>(IMPORTED, &key)? else { return Ok(None) };
-        Ok(self.0.cache.get(KIND, &found.found().key)?.map(|_| found))
+        let Some(imported) = self.0.cache.read_record::<Imported>(IMPORTED, &key)? else { return Ok(None) };
+        Ok(self.0.cache.get(KIND, &imported.tree_record().key)?.map(|_| imported))
     }
 
     /// Records an imported set for lookups on this machine.
@@ -300,10 +300,10 @@ impl Headers<'_> {
         F: FnOnce(PathBuf) -> M,
         M: Future<Output = Result<()>>,
     {
-        let found = imported.found();
-        let place = self.0.cache.get_or_make(KIND, &found.key, make).await?;
-        self.0.cache.write_record(KIND, &found.key, &found)?;
-        Ok(place.join(TREE))
+        let record = imported.tree_record();
+        let entry = self.0.cache.get_or_make(KIND, &record.key, make).await?;
+        self.0.cache.write_record(KIND, &record.key, &record)?;
+        Ok(entry.join(TREE))
     }
 
     /// Loads an imported set, fetching it from the store if the cache does not have it.
@@ -314,15 +314,15 @@ impl Headers<'_> {
     ) -> Result<HeaderLookup> {
         self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
         let (content, unverified) = (imported.content.parse().ok(), imported.unverified());
-        let found = self.load(imported.found(), imported.identity.clone(), target).await?;
+        let found = self.load(imported.tree_record(), imported.identity.clone(), target).await?;
         Ok(found.map(|set| Box::new(HeaderSet { content, unverified, ..*set })))
     }
 
     async fn fetch_tree(self, imported: &Imported, target: &KernelTarget, directory: PathBuf) -> Result<()> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let stored = self.in_store(release, *arch).await?.filter(|stored| {
-            let there = Imported::of_stored(stored, release, *arch);
-            there.is_ok_and(|there| there.content == imported.content)
+            let existing = Imported::of_stored(stored, release, *arch);
+            existing.is_ok_and(|existing| existing.content == imported.content)
         });
         let Some(stored) = stored else {
             return Err(FetchError::StoredHeaders {
@@ -339,7 +339,7 @@ impl Headers<'_> {
             unpack_content(layer, tree, &content, &what, stop)?;
             verify(tree, &target)
         };
-        self.0.take_layer(&stored, directory, unpack).await
+        self.0.unpack_layer(&stored, directory, unpack).await
     }
 }
 
@@ -349,11 +349,11 @@ fn unpack_content(layer: &Path, root: &Path, content: &str, what: &str, stop: &A
     let mut tar = Hashing::new(inner);
     archive::unpack_tar(&mut tar, root, &LIMITS)
         .map_err(|source| FetchError::Unpack(what.to_owned(), source))?;
-    let (_, found, _) = tar.into_parts();
-    if found.as_str() == content {
+    let (_, actual, _) = tar.into_parts();
+    if actual.as_str() == content {
         return Ok(());
     }
-    Err(unfit(what, &format!("their content is {found}, its annotation says {content}")))
+    Err(unusable(what, &format!("their content is {actual}, but the annotation says {content}")))
 }
 
 fn local_key(release: &str, arch: Architecture) -> String {

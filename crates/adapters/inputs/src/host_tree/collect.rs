@@ -37,8 +37,8 @@ pub struct Collected {
     pub size: u64,
     /// Symbol tables in the archive.
     pub symvers: Vec<PathBuf>,
-    /// Omitted links, which lead nowhere on the host.
-    pub left_out: Vec<PathBuf>,
+    /// Omitted links: their targets do not exist on the host.
+    pub omitted_links: Vec<PathBuf>,
 }
 
 /// Writes a `.tar.gz` archive atomically. Links become relative.
@@ -49,10 +49,10 @@ pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected> 
     stoppable(move |stop| {
         let directory = out.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let stage = tempfile::Builder::new().prefix(".farrier-collect.").tempdir_in(directory)?;
-        let left_out = stage_all(&collection, stage.path(), stop)?;
+        let omitted_links = stage_all(&collection, stage.path(), stop)?;
         let symvers = verify(stage.path(), &collection.release, &collection.root.display().to_string())?;
         let layer = payload::write_payload_layer(stage.path(), false, &out)?.layer;
-        Ok(Collected { digest: layer.digest, size: layer.size, symvers, left_out })
+        Ok(Collected { digest: layer.digest, size: layer.size, symvers, omitted_links })
     })
     .await
 }
@@ -60,9 +60,9 @@ pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected> 
 /// Copies all named paths below `stage`.
 fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result<Vec<PathBuf>> {
     let Collection { root, release: _, paths } = collection;
-    let named = paths.iter().map(|path| plain(path)).collect::<Result<BTreeSet<PathBuf>, _>>()?;
-    let mut left_out = Vec::new();
-    for path in &named {
+    let selected = paths.iter().map(|path| from_root(path)).collect::<Result<BTreeSet<PathBuf>, _>>()?;
+    let mut omitted_links = Vec::new();
+    for path in &selected {
         let from = root.join(path);
         if !exists(&from) {
             let (path, root) = (on_host(path), root.display());
@@ -90,25 +90,25 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
                     "name only directories with headers",
                 ));
             } else if !exists(&to) {
-                match relative_target(root, &named, &relative)? {
+                match relative_target(root, &selected, &relative)? {
                     Some(target) => symlink(target, &to)?,
-                    None => left_out.push(Path::new("/").join(&relative)),
+                    None => omitted_links.push(Path::new("/").join(&relative)),
                 }
             }
         }
     }
-    Ok(left_out)
+    Ok(omitted_links)
 }
 
 /// Converts a path on the host to one relative to its root.
-fn plain(path: &Path) -> Result<PathBuf> {
-    let inner = path.strip_prefix("/").unwrap_or(path);
-    let is_plain = inner.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    if is_plain && inner.file_name().is_some() {
-        return Ok(inner.components().filter(|part| matches!(part, Component::Normal(_))).collect());
+fn from_root(path: &Path) -> Result<PathBuf> {
+    let relative = path.strip_prefix("/").unwrap_or(path);
+    let is_plain = relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if is_plain && relative.file_name().is_some() {
+        return Ok(relative.components().filter(|part| matches!(part, Component::Normal(_))).collect());
     }
     Err(FetchError::unusable(
-        format!("collect {}: it is not a plain path on the host", path.display()),
+        format!("collect {}: it is not a path below / without `..`", path.display()),
         "name absolute paths without `..`, such as /usr/src/ofa_kernel",
     ))
 }
@@ -119,10 +119,10 @@ fn on_host(path: &Path) -> String {
 
 /// Returns a relative target for a link, directly to the final file or directory. Returns `None` for a dangling or circular link.
 /// Chains pass through `/etc/alternatives`, which is not collected.
-fn relative_target(root: &Path, named: &BTreeSet<PathBuf>, link: &Path) -> Result<Option<PathBuf>> {
+fn relative_target(root: &Path, selected: &BTreeSet<PathBuf>, link: &Path) -> Result<Option<PathBuf>> {
     // Resolve links as if the root were `/`: a link of the host must not lead into the collecting pod.
     let Ok(Some(target)) = links::resolve(root, link) else { return Ok(None) };
-    if !named.iter().any(|named| target.starts_with(named)) {
+    if !selected.iter().any(|path| target.starts_with(path)) {
         let (link, target) = (on_host(link), on_host(&target));
         return Err(FetchError::unusable(
             format!("collect {link}: it is a link to {target}, which was not named"),

@@ -61,7 +61,7 @@ async fn what_is_collected_can_be_compiled_against() {
     let collected = host.collect(&["/usr/src/ofa_kernel"], "trees-6.1.0-47-amd64.tar.gz").await.unwrap();
     assert_eq!(collected.symvers, [Path::new("usr/src/ofa_kernel/x86_64/6.1.0-47-amd64/Module.symvers")]);
     assert_eq!(
-        collected.left_out,
+        collected.omitted_links,
         [Path::new("/usr/src/ofa_kernel/circle"), Path::new("/usr/src/ofa_kernel/gone")]
     );
     assert_eq!(fs::metadata(host.at("trees-6.1.0-47-amd64.tar.gz")).unwrap().len(), collected.size);

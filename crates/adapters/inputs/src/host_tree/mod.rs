@@ -52,7 +52,7 @@ pub type HostTreeLookup = Lookup<HostTree>;
 
 /// Record of a verified tree.
 #[derive(Debug, Serialize, Deserialize)]
-struct Known {
+struct VerifiedTree {
     digest: String,
     symvers: Vec<PathBuf>,
 }
@@ -82,30 +82,30 @@ impl Fetcher {
             let (what, release) = (what.clone(), target.release.clone());
             stoppable(move |stop| {
                 let tree = dir.join(TREE);
-                bring(stop, &path, &tree)?;
+                copy_or_unpack(stop, &path, &tree)?;
                 verify(&tree, &release, &what).map(drop)
             })
         };
         let root = self.cache.get_or_make(KIND, &key, make).await?.join(TREE);
-        let known = if let Some(known) = self.cache.read_record::<Known>(KIND, &key)? {
-            known
+        let verified = if let Some(verified) = self.cache.read_record::<VerifiedTree>(KIND, &key)? {
+            verified
         } else {
             let (tree, release) = (root.clone(), target.release.clone());
-            let known = stoppable(move |stop| {
+            let verified = stoppable(move |stop| {
                 let symvers = verify(&tree, &release, &what)?;
-                Ok::<_, FetchError>(Known { digest: digest::of_tree(&tree, stop)?, symvers })
+                Ok::<_, FetchError>(VerifiedTree { digest: digest::of_tree(&tree, stop)?, symvers })
             });
-            let known = known.await?;
-            self.cache.write_record(KIND, &key, &known)?;
-            known
+            let verified = verified.await?;
+            self.cache.write_record(KIND, &key, &verified)?;
+            verified
         };
-        let digest = format!("sha256:{}", known.digest).parse().map_err(|_| FetchError::Interrupted)?;
-        Ok(Lookup::Found(HostTree { root, digest, symvers: known.symvers, origin }))
+        let digest = format!("sha256:{}", verified.digest).parse().map_err(|_| FetchError::Interrupted)?;
+        Ok(Lookup::Found(HostTree { root, digest, symvers: verified.symvers, origin }))
     }
 }
 
 /// Copies or unpacks the user's tree into a new directory.
-fn bring(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<()> {
+fn copy_or_unpack(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<()> {
     if from.is_dir() {
         return copy_tree(from, tree, stop);
     }
@@ -132,7 +132,7 @@ fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBu
             check_link(tree, relative, what)?;
         } else if entry.file_type().is_file() && entry.file_name() == SYMVERS {
             let kernel = kernel_in(relative);
-            // A host may keep headers that its driver was built for earlier. Their symbols have other versions.
+            // A host may also have symbol tables of kernels for which its driver was built earlier, with other versions.
             if kernel.as_deref().is_none_or(|kernel| kernel == release.as_str()) {
                 symvers.push(relative.to_owned());
             }
@@ -177,8 +177,8 @@ fn kernel_in(symvers: &Path) -> Option<String> {
 fn utsrelease(path: &Path) -> Result<Option<String>> {
     let text = read_start(path, MAX_UTSRELEASE)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    let said = text.split_once("UTS_RELEASE").and_then(|(_, rest)| rest.split('"').nth(1));
-    Ok(said.map(str::to_owned))
+    let release = text.split_once("UTS_RELEASE").and_then(|(_, rest)| rest.split('"').nth(1));
+    Ok(release.map(str::to_owned))
 }
 
 /// Checks that a link is relative and stays in the tree: other links would lead elsewhere in the build.

@@ -14,7 +14,7 @@ use kmod::{self, ExtraKernelFacts, FactSource, InTree, Known, Vmlinux, VmlinuzEr
 use oci::error_chain;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{KernelImage, KernelImages, unfit};
+use super::{KernelImage, KernelImages, unusable};
 use crate::{FetchError, Result, digest, files::read_start};
 
 /// Maximum size of an index file in bytes; `modules.dep` of a distribution kernel has 1 MB.
@@ -36,16 +36,16 @@ impl KernelImage {
     /// one of the kernel's own modules. Blocks. [`KernelImages::facts`] reads each image only once.
     pub fn facts(&self) -> Result<ExtraKernelFacts> {
         let image = read_image(&self.vmlinuz)?;
-        self.is_of_its_release(&image)?;
+        self.check_release(&image)?;
         Ok(combine(image.beyond_headers, self.companions()?))
     }
 
-    fn is_of_its_release(&self, image: &ImageFacts) -> Result<()> {
+    fn check_release(&self, image: &ImageFacts) -> Result<()> {
         match &image.release {
-            Some(found) if found != self.release.as_str() => {
-                let (path, wanted) = (self.vmlinuz.display(), &self.release);
+            Some(actual) if actual != self.release.as_str() => {
+                let (path, expected) = (self.vmlinuz.display(), &self.release);
                 Err(FetchError::unusable(
-                    format!("{path} is the image of kernel {found}, not of {wanted}"),
+                    format!("{path} is the image of kernel {actual}, not of {expected}"),
                     "pass the image of exactly this kernel",
                 ))
             }
@@ -93,11 +93,11 @@ impl KernelImages<'_> {
     pub async fn facts(self, image: &KernelImage) -> Result<ExtraKernelFacts> {
         let (cache, image) = (self.0.cache.clone(), image.clone());
         stoppable(move |_| {
-            let known = image_facts(&cache, &image.vmlinuz)?;
-            image.is_of_its_release(&known)?;
+            let from_image = image_facts(&cache, &image.vmlinuz)?;
+            image.check_release(&from_image)?;
             let key = identity("companions", &image.companion_files())?;
-            let companions = remembered(&cache, &key, || image.companions())?;
-            Ok(combine(known.beyond_headers, companions))
+            let companions = recorded_or_read(&cache, &key, || image.companions())?;
+            Ok(combine(from_image.beyond_headers, companions))
         })
         .await
     }
@@ -105,23 +105,23 @@ impl KernelImages<'_> {
     /// Returns the release that a kernel image states; `None` if it states none.
     pub(super) async fn release_of(self, vmlinuz: &Path) -> Result<Option<KernelRelease>> {
         let (cache, path) = (self.0.cache.clone(), vmlinuz.to_owned());
-        let known = stoppable(move |_| image_facts(&cache, &path)).await?;
-        Ok(known.release.and_then(|release| release.parse().ok()))
+        let facts = stoppable(move |_| image_facts(&cache, &path)).await?;
+        Ok(facts.release.and_then(|release| release.parse().ok()))
     }
 }
 
 fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts> {
-    remembered(cache, &identity("image", [vmlinuz])?, || read_image(vmlinuz))
+    recorded_or_read(cache, &identity("image", [vmlinuz])?, || read_image(vmlinuz))
 }
 
 /// Returns the recorded value, or calls `read` and records its result.
-fn remembered<T: Serialize + DeserializeOwned>(
+fn recorded_or_read<T: Serialize + DeserializeOwned>(
     cache: &Cache,
     key: &str,
     read: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    if let Some(known) = cache.read_record(KIND, key)? {
-        return Ok(known);
+    if let Some(recorded) = cache.read_record(KIND, key)? {
+        return Ok(recorded);
     }
     let facts = read()?;
     cache.write_record(KIND, key, &facts)?;
@@ -129,25 +129,26 @@ fn remembered<T: Serialize + DeserializeOwned>(
 }
 
 fn read_image(path: &Path) -> Result<ImageFacts> {
-    let wrong = |source: VmlinuzError| unfit(&format!("read {}", path.display()), &source, source.remedy());
-    let mut file = File::open(path).map_err(|source| wrong(source.into()))?.into_file();
-    let payload = kmod::locate(&mut file).map_err(wrong)?;
-    let plain = payload.method == kmod::Method::Plain && payload.offset == 0;
-    if !plain {
-        // A file instead of memory: a kernel is larger than everything else that a check holds.
-        let mut unpacked = tempfile::tempfile().map_err(|source| wrong(source.into()))?;
-        let mut reader = kmod::kernel(&mut file, &payload).map_err(wrong)?;
-        kmod::unpack(reader.as_mut(), &mut unpacked).map_err(wrong)?;
+    let unreadable =
+        |source: VmlinuzError| unusable(&format!("read {}", path.display()), &source, source.remedy());
+    let mut file = File::open(path).map_err(|source| unreadable(source.into()))?.into_file();
+    let payload = kmod::locate(&mut file).map_err(unreadable)?;
+    let is_uncompressed = payload.method == kmod::Method::Plain && payload.offset == 0;
+    if !is_uncompressed {
+        // Unpack into a file, not into memory: the kernel is larger than all other data of a check.
+        let mut unpacked = tempfile::tempfile().map_err(|source| unreadable(source.into()))?;
+        let mut reader = kmod::kernel(&mut file, &payload).map_err(unreadable)?;
+        kmod::unpack(reader.as_mut(), &mut unpacked).map_err(unreadable)?;
         drop(reader);
         file = unpacked;
     }
-    let mut vmlinux = Vmlinux::open(file).map_err(wrong)?;
-    let beyond_headers = vmlinux.facts().map_err(wrong)?;
-    Ok(ImageFacts { release: vmlinux.release().map_err(wrong)?, beyond_headers })
+    let mut vmlinux = Vmlinux::open(file).map_err(unreadable)?;
+    let beyond_headers = vmlinux.facts().map_err(unreadable)?;
+    Ok(ImageFacts { release: vmlinux.release().map_err(unreadable)?, beyond_headers })
 }
 
-/// Adds facts from the kernel's own module directory. Reads the index files and one module; lists the modules themselves if a
-/// package leaves the index to its installation. Blocks.
+/// Adds facts from the kernel's own module directory. Reads the index files and one module. Without an index, as in packages whose
+/// installation runs depmod, lists the module files. Blocks.
 pub(super) fn add_modules(facts: &mut ExtraKernelFacts, directory: &Path) -> Result<()> {
     let mut index = InTree::default();
     for name in ["modules.dep", "modules.order"] {
@@ -168,8 +169,8 @@ pub(super) fn add_modules(facts: &mut ExtraKernelFacts, directory: &Path) -> Res
         index.add_builtin(&text);
     }
     // Skip modules outside of `kernel/`, which were added later and state no facts about the kernel.
-    let own = index.modules.values().filter(|file| file.starts_with("kernel/"));
-    let sample = match own.map(|file| directory.join(file)).find(|path| path.is_file()) {
+    let in_tree = index.modules.values().filter(|file| file.starts_with("kernel/"));
+    let sample = match in_tree.map(|file| directory.join(file)).find(|path| path.is_file()) {
         Some(path) => payload::read_module(&path, &DecompressionBudget::without_build())
             .map_err(|error| {
                 FetchError::unusable(error_chain(&error), "check the file's permissions and the disk")

@@ -13,7 +13,7 @@ use super::{KernelImage, KernelImageLookup, KernelImages};
 use crate::{
     FetchError, Lookup, Result, TREE,
     files::{is_directory, name_of},
-    kernel_packages::{Place, Search},
+    kernel_packages::{Location, Search},
     with_release,
 };
 
@@ -37,7 +37,7 @@ enum Scope {
 impl KernelImages<'_> {
     /// Finds the target's kernel image, fetching it if needed.
     pub async fn find(self, family: &KernelFamily, target: &KernelTarget) -> Result<KernelImageLookup> {
-        self.look_for(family, target, Scope::Archive).await
+        self.find_in_scope(family, target, Scope::Archive).await
     }
 
     /// Returns the target's kernel image if it is already in the cache or in the location that the definition names.
@@ -46,13 +46,13 @@ impl KernelImages<'_> {
         family: &KernelFamily,
         target: &KernelTarget,
     ) -> Result<Option<KernelImage>> {
-        match self.look_for(family, target, Scope::Local).await? {
+        match self.find_in_scope(family, target, Scope::Local).await? {
             Lookup::Found(image) => Ok(Some(*image)),
             Lookup::Missing { .. } => Ok(None),
         }
     }
 
-    async fn look_for(
+    async fn find_in_scope(
         self,
         family: &KernelFamily,
         target: &KernelTarget,
@@ -64,10 +64,10 @@ impl KernelImages<'_> {
                 let alternatives =
                     |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
                 let groups = apt.packages.iter().map(alternatives).collect();
-                self.in_packages(Place::Apt(&from, groups), target, scope).await
+                self.in_packages(Location::Apt(&from, groups), target, scope).await
             }
             Some(KernelImageSource::Rpm(rpm)) => match rpm.archive(family.spec.headers.rpm_archive()) {
-                Some(archive) => self.in_packages(Place::Rpm(archive, &rpm.packages), target, scope).await,
+                Some(archive) => self.in_packages(Location::Rpm(archive, &rpm.packages), target, scope).await,
                 None => Ok(no_source_defined(family, target)),
             },
             Some(KernelImageSource::File(file)) => Ok(file_image(file, &self.0.root, target)),
@@ -77,43 +77,48 @@ impl KernelImages<'_> {
 
     async fn in_packages(
         self,
-        from: Place<'_>,
+        from: Location<'_>,
         target: &KernelTarget,
         scope: Scope,
     ) -> Result<KernelImageLookup> {
-        let what = || format!("kernel image of {} ({})", target.release, target.arch);
-        self.0.explain_if_offline(self.search(from, target, scope).await, what, NOT_MIRRORED_HINT)
+        let describe = || format!("kernel image of {} ({})", target.release, target.arch);
+        self.0.explain_if_offline(self.search(from, target, scope).await, describe, NOT_MIRRORED_HINT)
     }
 
-    async fn search(self, from: Place<'_>, target: &KernelTarget, scope: Scope) -> Result<KernelImageLookup> {
+    async fn search(
+        self,
+        from: Location<'_>,
+        target: &KernelTarget,
+        scope: Scope,
+    ) -> Result<KernelImageLookup> {
         let hint = "add the suite or repository that has it to the family's kernelImage, or pass \
             --kernel-image PATH";
         let fetcher = self.0;
         let search =
             Search { fetcher, target, kind: KIND, format: FORMAT, from, with_dependencies: false, hint };
-        let wanted: Vec<String> = search.names().iter().map(|group| group.join(" or ")).collect();
-        let wanted = wanted.join(", ");
+        let names: Vec<String> = search.names().iter().map(|group| group.join(" or ")).collect();
+        let names = names.join(", ");
         let lookup = if scope == Scope::Local {
-            search.known()?.map_or_else(|| search.missing(&wanted), Lookup::Found)
+            search.known()?.map_or_else(|| search.missing(&names), Lookup::Found)
         } else {
-            let (kernel, what) = (target.clone(), wanted.clone());
+            let (kernel, package_names) = (target.clone(), names.clone());
             let finish = move |root: &Path| {
                 prune(root)?;
                 let KernelTarget { release, arch, .. } = &kernel;
                 KernelImage::find_below(root, release, *arch).map(drop).ok_or_else(|| {
-                    FetchError::Layout(format!("boot/vmlinuz-{release} in {what}: no such file"))
+                    FetchError::Layout(format!("boot/vmlinuz-{release} in {package_names}: no such file"))
                 })
             };
             search.run(finish).await?
         };
-        let found = match lookup {
-            Lookup::Found(found) => found,
+        let record = match lookup {
+            Lookup::Found(record) => record,
             Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
         };
-        let root = self.0.cache.place(KIND, &found.key)?.join(TREE);
+        let root = self.0.cache.place(KIND, &record.key)?.join(TREE);
         let image = KernelImage::find_below(&root, &target.release, target.arch);
-        let Some(image) = image else { return Ok(search.missing(&wanted)) };
-        Ok(Lookup::Found(Box::new(KernelImage { origin: found.origin, ..image })))
+        let Some(image) = image else { return Ok(search.missing(&names)) };
+        Ok(Lookup::Found(Box::new(KernelImage { origin: record.origin, ..image })))
     }
 
     /// Returns a user-provided kernel image. Without `release`, the release is read from the image.
@@ -136,8 +141,8 @@ impl KernelImages<'_> {
         let origin = vec![vmlinuz.display().to_string()];
         // As in /boot: `vmlinuz-X` next to `System.map-X`.
         let system_map = vmlinuz.with_file_name(format!("System.map-{release}"));
-        let is_its = name_of(vmlinuz) == format!("vmlinuz-{release}") && system_map.is_file();
-        let system_map = is_its.then_some(system_map);
+        let is_map_of_image = name_of(vmlinuz) == format!("vmlinuz-{release}") && system_map.is_file();
+        let system_map = is_map_of_image.then_some(system_map);
         let modules = KernelImage::modules_beside(vmlinuz, &release);
         Ok(KernelImage { release, arch, vmlinuz: vmlinuz.to_owned(), system_map, modules, origin })
     }
@@ -173,24 +178,24 @@ fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> Ker
     }))
 }
 
-/// Removes everything that is neither read nor booted: keeps the image, its map and configuration, and the modules.
+/// Removes all files except the image, its map and configuration, and the modules.
 fn prune(root: &Path) -> Result<()> {
-    let is_boot =
+    let is_boot_file =
         |name: &str| ["vmlinuz", "System.map", "config"].iter().any(|start| name.starts_with(start));
-    keep(root, &|name| matches!(name, "boot" | "lib" | "usr"))?;
-    keep(&root.join("boot"), &is_boot)?;
-    keep(&root.join("lib"), &|name| name == "modules")?;
-    keep(&root.join("usr"), &|name| name == "lib")?;
-    keep(&root.join("usr/lib"), &|name| name == "modules")
+    retain_entries(root, &|name| matches!(name, "boot" | "lib" | "usr"))?;
+    retain_entries(&root.join("boot"), &is_boot_file)?;
+    retain_entries(&root.join("lib"), &|name| name == "modules")?;
+    retain_entries(&root.join("usr"), &|name| name == "lib")?;
+    retain_entries(&root.join("usr/lib"), &|name| name == "modules")
 }
 
-fn keep(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+fn retain_entries(directory: &Path, is_kept: &dyn Fn(&str) -> bool) -> Result<()> {
     if !is_directory(directory) {
         return Ok(());
     }
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        if wanted(&entry.file_name().to_string_lossy()) {
+        if is_kept(&entry.file_name().to_string_lossy()) {
             continue;
         }
         remove_tree(&entry.path())?;

@@ -10,7 +10,7 @@ use farrier_core::kernel::{Architecture, KernelRelease, ReleaseError};
 use fs_err::File;
 use kmod::{Btf, ExtraKernelFacts, FactSource, KernelConfig, KernelFacts, Known, exported_names};
 
-use super::{KernelImage, facts::add_modules, unfit};
+use super::{KernelImage, facts::add_modules, unusable};
 use crate::{
     FetchError, Result,
     header_tree::{TreeError, read_header_set},
@@ -29,7 +29,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts> {
     let release = read(&path)?.unwrap_or_default();
     let release: KernelRelease =
         String::from_utf8_lossy(&release).trim().parse().map_err(|error: ReleaseError| {
-            unfit(&format!("read the release in {}", path.display()), &error, HINT)
+            unusable(&format!("read the release in {}", path.display()), &error, HINT)
         })?;
     let mut facts = match read_header_set(root, &release, arch) {
         Ok((facts, _)) => facts,
@@ -47,8 +47,8 @@ impl KernelImage {
     /// Returns the image and modules of the kernel that the machine with files below `root` runs.
     pub fn of_host(root: &Path, release: &KernelRelease, arch: Architecture) -> Result<Self> {
         Self::find_below(root, release, arch).ok_or_else(|| {
-            let places = Self::places(root, release);
-            let looked_for: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
+            let paths = Self::image_paths(root, release);
+            let looked_for: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
             let looked_for = looked_for.join(", ");
             FetchError::unusable(
                 format!("find the image of the running kernel {release}: there is none of {looked_for}"),
@@ -69,7 +69,7 @@ fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<ExtraKernelFac
     let path = root.join("sys/kernel/btf/vmlinux");
     if let Some(bytes) = read(&path)? {
         let btf = Btf::parse(&bytes).map_err(|error| {
-            unfit(&format!("read the type information (BTF) in {}", path.display()), &error, HINT)
+            unusable(&format!("read the type information (BTF) in {}", path.display()), &error, HINT)
         })?;
         facts.add_btf(&btf, &host);
     }
@@ -84,7 +84,7 @@ fn exports(root: &Path, release: &KernelRelease) -> io::Result<Option<Known<BTre
     for (path, source) in [("proc/kallsyms", FactSource::Host), (&map, FactSource::SystemMap)] {
         let Some(file) = open(&root.join(path))? else { continue };
         let names = exported_names(BufReader::new(file))?;
-        // Some kernels list one or two stray symbols only, because the list leaves out the kernel's own table.
+        // The kallsyms of some kernels has only one or two stray symbols, without the kernel's own symbol table.
         if names.contains("module_layout") || names.len() > 1000 {
             return Ok(Some(Known { value: names, source }));
         }
@@ -93,14 +93,14 @@ fn exports(root: &Path, release: &KernelRelease) -> io::Result<Option<Known<BTre
 }
 
 fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig> {
-    let places = [
+    let paths = [
         "proc/config.gz".to_owned(),
         format!("boot/config-{release}"),
         format!("lib/modules/{release}/config"),
         format!("usr/lib/modules/{release}/config"),
     ];
-    for place in &places {
-        let path = root.join(place);
+    for relative in &paths {
+        let path = root.join(relative);
         let Some(mut bytes) = read(&path)? else { continue };
         if bytes.starts_with(b"\x1f\x8b") {
             let mut plain = Vec::new();
@@ -108,10 +108,11 @@ fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig> {
             bytes = plain;
         }
         let text = String::from_utf8_lossy(&bytes);
-        return KernelConfig::parse(&text)
-            .map_err(|error| unfit(&format!("read the configuration in {}", path.display()), &error, HINT));
+        return KernelConfig::parse(&text).map_err(|error| {
+            unusable(&format!("read the configuration in {}", path.display()), &error, HINT)
+        });
     }
-    let looked_for = format!("/lib/modules/{release}/build, /{}", places.join(", /"));
+    let looked_for = format!("/lib/modules/{release}/build, /{}", paths.join(", /"));
     Err(FetchError::unusable(
         format!("find the configuration of the running kernel {release}: there is none of {looked_for}"),
         "install the kernel's headers, or name the kernel with --kernel instead of --host",

@@ -27,10 +27,10 @@ pub struct KernelImage {
 }
 
 impl KernelImage {
-    /// Finds the image and its companion files in their usual locations below `root`. Its own path is its origin.
+    /// Finds the image and its companion files in their usual locations below `root`. `origin` is the image's path.
     fn find_below(root: &Path, release: &KernelRelease, arch: Architecture) -> Option<Self> {
         let modules = Self::module_directories(root, release).into_iter().find(|path| path.is_dir());
-        let vmlinuz = Self::places(root, release).into_iter().find(|path| path.is_file())?;
+        let vmlinuz = Self::image_paths(root, release).into_iter().find(|path| path.is_file())?;
         // RHEL's kernel-core and newer kernels' `make binrpm-pkg` keep `System.map` with the modules.
         let maps = [
             Some(root.join(format!("boot/System.map-{release}"))),
@@ -51,14 +51,14 @@ impl KernelImage {
         // `/vmlinuz` and similar paths are links.
         let vmlinuz = vmlinuz.canonicalize().ok()?;
         let directory = vmlinuz.parent()?;
-        let mut places = Vec::new();
+        let mut dirs = Vec::new();
         if directory.file_name().is_some_and(|name| name == release.as_str()) {
-            places.push(directory.to_owned());
+            dirs.push(directory.to_owned());
         }
         if vmlinuz.file_name().is_some_and(|name| *name == *format!("vmlinuz-{release}")) {
-            places.extend(directory.parent().into_iter().flat_map(|r| Self::module_directories(r, release)));
+            dirs.extend(directory.parent().into_iter().flat_map(|r| Self::module_directories(r, release)));
         }
-        places.into_iter().find(|path| path.join("kernel").is_dir())
+        dirs.into_iter().find(|path| path.join("kernel").is_dir())
     }
 
     fn module_directories(root: &Path, release: &KernelRelease) -> [PathBuf; 2] {
@@ -66,7 +66,7 @@ impl KernelImage {
     }
 
     /// Returns the usual locations of images: RHEL and newer Ubuntu keep them with the modules.
-    fn places(root: &Path, release: &KernelRelease) -> Vec<PathBuf> {
+    fn image_paths(root: &Path, release: &KernelRelease) -> Vec<PathBuf> {
         let with_modules = ["lib/modules", "usr/lib/modules"].map(|dir| format!("{dir}/{release}/vmlinuz"));
         let names = [format!("boot/vmlinuz-{release}")].into_iter().chain(with_modules);
         names.map(|name| root.join(name)).collect()
@@ -81,7 +81,7 @@ pub type KernelImageLookup = Lookup<Box<KernelImage>>;
 pub struct KernelImages<'a>(pub(super) &'a Fetcher);
 
 /// Creates an error about an unusable file of the user or the machine; `cause` is the reason.
-fn unfit(message: &str, cause: &dyn std::error::Error, hint: &str) -> FetchError {
+fn unusable(message: &str, cause: &dyn std::error::Error, hint: &str) -> FetchError {
     FetchError::unusable(format!("{message}: {}", error_chain(cause)), hint)
 }
 

@@ -19,14 +19,14 @@ use farrier_local::{
 use farrier_payload as payload;
 use fs_err as fs;
 
-use super::{LEVEL, MTIME, effects, excluded::is_left_out, packages::RpmRoot};
+use super::{LEVEL, MTIME, effects, excluded::is_excluded, packages::RpmRoot};
 use crate::{FetchError, Fetcher, Result, TREE, apt::AptArchive, root_fs_layer as layer, rpm};
 
 /// dpkg's list of installed packages, from which bills of materials are made.
 const STATUS: &str = "var/lib/dpkg/status";
 
-/// Path of the package list, and the function that makes it.
-type List = (&'static str, fn(&[PathBuf]) -> Result<String>);
+/// Path of a package list, and the function that creates the list from packages.
+type PackageList = (&'static str, fn(&[PathBuf]) -> Result<String>);
 
 /// Makes the layer of a toolchain from Debian packages in `dir`.
 pub(super) async fn assemble(
@@ -39,7 +39,7 @@ pub(super) async fn assemble(
     let archive = AptArchive::open(fetcher, &suites, arch).await?;
     let packages = archive.system(&spec.include).await?;
     let files = archive.download(&packages).await?;
-    stoppable(move |stop| write(stop, &files, (STATUS, dpkg_status), arch, &dir)).await
+    stoppable(move |stop| write_layer(stop, &files, (STATUS, dpkg_status), arch, &dir)).await
 }
 
 /// Makes the layer of a toolchain from RPM packages in `dir`; `name` names their source in errors.
@@ -52,7 +52,7 @@ pub(super) async fn assemble_rpm(
 ) -> Result<()> {
     let repositories = open(fetcher, root, name, arch)?;
     let files = repositories.system(&root.packages, &root.streams, &toolchain_of(name)).await?;
-    stoppable(move |stop| write(stop, &files, (RPM_LIST, rpm_list), arch, &dir)).await
+    stoppable(move |stop| write_layer(stop, &files, (RPM_LIST, rpm_list), arch, &dir)).await
 }
 
 /// Opens the repositories of RPM packages, without contacting them yet.
@@ -63,9 +63,9 @@ pub(super) fn open(
     arch: Architecture,
 ) -> Result<rpm::Repositories> {
     let RpmRoot { packages: _, streams: _, from, version } = root;
-    rpm::Repositories::open(fetcher, from, (version, arch), &[])?.map_err(|lacking| {
-        let message = format!("make {}: there is no {lacking}", toolchain_of(name));
-        FetchError::unusable(message, rpm::LACKING)
+    rpm::Repositories::open(fetcher, from, (version, arch), &[])?.map_err(|missing| {
+        let message = format!("make {}: there is no {missing}", toolchain_of(name));
+        FetchError::unusable(message, rpm::HINT)
     })
 }
 
@@ -73,33 +73,34 @@ fn toolchain_of(name: &str) -> String {
     format!("a toolchain of {name}")
 }
 
-/// Makes the layer of these packages' files.
-fn write(
+/// Writes the layer with the files of these packages, the package list, and the effects of package scripts.
+fn write_layer(
     stop: &AtomicBool,
     packages: &[PathBuf],
-    (list, listed): List,
+    (list_path, list_of): PackageList,
     arch: Architecture,
     entry: &Path,
 ) -> Result<()> {
     let tree = entry.join(TREE);
     fs::create_dir(&tree)?;
-    let wanted = |path: &Path| !is_left_out(path);
-    let options = Options { wanted: &wanted, manner: UnpackMode::Package, stop, ..Options::default() };
+    let is_selected = |path: &Path| !is_excluded(path);
+    let options =
+        Options { is_selected: &is_selected, mode: UnpackMode::Package, stop, ..Options::default() };
     let add = |tar: Vec<u8>, what: &str| {
         archive::unpack_stream(&tar[..], &tree, &options)
             .map_err(|source| FetchError::Unpack(what.to_owned(), source))
     };
-    add(effects::before()?, "the directories of a root file system")?;
+    add(effects::base_entries()?, "the directories of a root file system")?;
     for package in packages {
         archive::unpack_file(package, &tree, &options)
             .map_err(|source| FetchError::Unpack(package.display().to_string(), source))?;
     }
     let mut packages_list = effects::Entries::new();
-    packages_list.file(list, listed(packages)?.as_bytes())?;
-    add(packages_list.finish()?, list)?;
-    add(effects::after(&tree, arch)?, "the links of a root file system")?;
-    let made = payload::write_tree_layer(&tree, MTIME, LEVEL, &entry.join(layer::FILE))?;
-    layer::record(entry, &made.digest, &made.diff_id, made.size)?;
+    packages_list.file(list_path, list_of(packages)?.as_bytes())?;
+    add(packages_list.finish()?, list_path)?;
+    add(effects::effect_entries(&tree, arch)?, "the links of a root file system")?;
+    let written = payload::write_tree_layer(&tree, MTIME, LEVEL, &entry.join(layer::FILE))?;
+    layer::record(entry, &written.digest, &written.diff_id, written.size)?;
     Ok(remove_tree(&tree)?)
 }
 
@@ -164,7 +165,8 @@ mod tests {
     fn written(dir: &Path, entry: &str, packages: &[PathBuf]) -> RootFs {
         let entry = dir.join(entry);
         fs::create_dir(&entry).unwrap();
-        write(&AtomicBool::new(false), packages, (STATUS, dpkg_status), Architecture::Amd64, &entry).unwrap();
+        write_layer(&AtomicBool::new(false), packages, (STATUS, dpkg_status), Architecture::Amd64, &entry)
+            .unwrap();
         assert!(!entry.join(TREE).exists());
         layer::read(&entry, Architecture::Amd64).unwrap()
     }

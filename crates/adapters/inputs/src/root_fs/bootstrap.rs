@@ -15,7 +15,7 @@ use oci;
 
 use super::{
     LEVEL, MTIME,
-    excluded::{FORGET, dpkg_options},
+    excluded::{SITE_FILES, dpkg_options},
 };
 use crate::{FetchError, Fetcher, Result, apt, process, root_fs_layer as layer};
 
@@ -37,9 +37,9 @@ pub(super) async fn mmdebstrap(
     let sources = apt::sources::render(&entries);
     let uris = || entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
     net.permit_archives(uris(), &format!("a root file system of {suite}"))?;
-    let reach = net.apt_reach(uris()).await?;
+    let apt_options = net.apt_options(uris()).await?;
     let mut command = process::command("mmdebstrap");
-    if reach.without_environment {
+    if apt_options.ignores_environment {
         process::without_proxies(&mut command);
     }
     command.env("SOURCE_DATE_EPOCH", MTIME.to_string()).current_dir("/");
@@ -49,11 +49,11 @@ pub(super) async fn mmdebstrap(
         command.arg(format!("--include={}", include.join(",")));
     }
     // The site's options come last, so they take precedence.
-    for option in host_options().await?.into_iter().chain(reach.options) {
+    for option in host_options().await?.into_iter().chain(apt_options.options) {
         command.arg(format!("--aptopt={option}"));
     }
     command.args(dpkg_options().map(|option| format!("--dpkgopt={option}")));
-    for path in FORGET {
+    for path in SITE_FILES {
         command.arg(format!("--customize-hook=rm -rf \"$1/{path}\""));
     }
     if let Some(tar) = driver {
@@ -69,7 +69,7 @@ pub(super) async fn mmdebstrap(
     let (stdin, stdout, stderr) =
         (running.child.stdin.take(), running.child.stdout.take(), running.child.stderr.take());
     if let Some(mut stdin) = stdin {
-        // If mmdebstrap exits before reading the sources, its own output says more than a broken pipe.
+        // Ignore a broken pipe: if mmdebstrap exits before it reads the sources, its output has the reason.
         let _ = tokio::io::AsyncWriteExt::write_all(&mut stdin, sources.as_bytes()).await;
     }
     let tar = stdout.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
@@ -78,18 +78,17 @@ pub(super) async fn mmdebstrap(
         let dir = dir.clone();
         move |stop| compress(tar, &dir, stop)
     });
-    // `join` instead of `try_join`: after a failure, mmdebstrap's output says more than the truncated tar.
-    let (written, words) = tokio::join!(compressed, process::read_text(stderr));
-    let words = words.map_err(failed)?;
+    // `join` instead of `try_join`: after a failure, report mmdebstrap's messages and not the truncated tar.
+    let (written, messages) = tokio::join!(compressed, process::read_text(stderr));
+    let messages = messages.map_err(failed)?;
     if !running.child.wait().await.map_err(failed)?.success() {
-        return Err(failure(format!("make a root file system of {suite}"), &words));
+        return Err(failure(format!("make a root file system of {suite}"), &messages));
     }
     written
 }
 
-/// Checks that this machine can run programs for `arch`, because package scripts run while a base is made. mmdebstrap uses the
-/// same check.
-pub(super) fn runs(arch: Architecture) -> Result<()> {
+/// Checks that this machine can run programs for `arch`, as mmdebstrap does: package scripts run while mmdebstrap makes a base.
+pub(super) fn check_can_run(arch: Architecture) -> Result<()> {
     let mut command = std::process::Command::new("arch-test");
     command.arg(arch.as_str()).stdout(Stdio::null()).stderr(Stdio::null());
     if arch == native() || command.status().is_ok_and(|status| status.success()) {
@@ -106,19 +105,19 @@ pub(super) fn runs(arch: Architecture) -> Result<()> {
 }
 
 /// Converts mmdebstrap's output to an error.
-fn failure(action: String, words: &str) -> FetchError {
-    if words.contains("unable to pick chroot mode") {
+fn failure(action: String, messages: &str) -> FetchError {
+    if messages.contains("unable to pick chroot mode") {
         return FetchError::unusable(
             format!("{action}: mmdebstrap needs root or user namespaces, and this process has neither"),
             "run farrier as root, or allow user namespaces; or run `farrier mirror` on another machine, to \
              store the base in the registry; bases with `minimal` or `image` do not need this",
         );
     }
-    process::failure(action, words)
+    process::failure(action, messages)
 }
 
-/// Returns the host's apt options for reaching archives, which mmdebstrap itself does not pass on. They are removed from the
-/// result.
+/// Returns the host's apt options for reaching archives, which mmdebstrap itself does not pass on. mmdebstrap removes them from the
+/// root file system.
 async fn host_options() -> Result<Vec<String>> {
     let mut command = process::command("apt-config");
     command.args(["dump", "--format", "%F \"%v\";%n", "Acquire"]);
@@ -141,12 +140,9 @@ fn is_reach_option(line: &str) -> bool {
 /// Compresses a tar into the cache entry.
 fn compress(tar: impl io::Read, entry: &Path, stop: &AtomicBool) -> Result<()> {
     let file = fs_err::File::create(entry.join(layer::FILE))?;
-    let made = oci::compress_at(
-        LEVEL,
-        Stoppable { inner: io::BufReader::with_capacity(256 << 10, tar), stop },
-        file,
-    )?;
-    layer::record(entry, &made.digest, &made.diff_id, made.size)
+    let tar = Stoppable { inner: io::BufReader::with_capacity(256 << 10, tar), stop };
+    let written = oci::compress_at(LEVEL, tar, file)?;
+    layer::record(entry, &written.digest, &written.diff_id, written.size)
 }
 
 #[cfg(test)]

@@ -63,10 +63,10 @@ const USERS: [(&str, &str); 2] =
 /// Directory of RHEL's later compilers, each in a separate directory that `scl enable` adds to `PATH` and `LD_LIBRARY_PATH`.
 /// Links from standard directories have the same effect.
 const TOOLSETS: &str = "opt/rh";
-const OF_TOOLSET: [(&str, &str); 2] = [("root/usr/bin", "usr/local/bin"), ("root/usr/lib64", "usr/lib64")];
+const TOOLSET_LINKS: [(&str, &str); 2] = [("root/usr/bin", "usr/local/bin"), ("root/usr/lib64", "usr/lib64")];
 
 /// Returns a tar of the entries that precede the packages.
-pub(super) fn before() -> io::Result<Vec<u8>> {
+pub(super) fn base_entries() -> io::Result<Vec<u8>> {
     let mut tar = Entries::new();
     for name in MERGED {
         tar.directory(&format!("usr/{name}"), 0o755)?;
@@ -80,18 +80,18 @@ pub(super) fn before() -> io::Result<Vec<u8>> {
 
 /// Returns a tar of the entries that follow the packages in `tree`, for this architecture. Only reads the tree, and never follows
 /// links out of it.
-pub(super) fn after(tree: &Path, arch: Architecture) -> io::Result<Vec<u8>> {
+pub(super) fn effect_entries(tree: &Path, arch: Architecture) -> io::Result<Vec<u8>> {
     let mut tar = Entries::new();
-    let there = |path: &str| -> io::Result<Option<PathBuf>> {
-        let found = links::resolve(tree, Path::new(path))?.map(|found| tree.join(found));
-        Ok(found.filter(|found| found.is_file()))
+    let existing_file = |path: &str| -> io::Result<Option<PathBuf>> {
+        let path = links::resolve(tree, Path::new(path))?.map(|path| tree.join(path));
+        Ok(path.filter(|path| path.is_file()))
     };
     for (name, targets) in LINKS {
-        if there(name)?.is_some() {
+        if existing_file(name)?.is_some() {
             continue;
         }
         for target in targets {
-            if there(target)?.is_some() {
+            if existing_file(target)?.is_some() {
                 let directory = Path::new(name).parent().unwrap_or(Path::new(""));
                 tar.link(name, &links::relative(directory, Path::new(target)))?;
                 break;
@@ -99,41 +99,41 @@ pub(super) fn after(tree: &Path, arch: Architecture) -> io::Result<Vec<u8>> {
         }
     }
     for (name, tool) in cross_tools(tree, arch)? {
-        if there(&name)?.is_none() {
+        if existing_file(&name)?.is_none() {
             tar.link(&name, Path::new(&tool))?;
         }
     }
     for ((path, source), (_, users)) in COPIES.into_iter().zip(USERS) {
-        match (there(path)?, there(source)?) {
+        match (existing_file(path)?, existing_file(source)?) {
             (None, Some(source)) => tar.file(path, &fs::read(source)?)?,
             (None, None) => tar.file(path, users.as_bytes())?,
             (Some(_), _) => {}
         }
     }
-    toolset(tree, &mut tar)?;
+    link_newest_toolset(tree, &mut tar)?;
     tar.finish()
 }
 
-/// Returns links from plain tool names, as makefiles and templates call them, to tools for another architecture: a toolchain with
-/// only a cross compiler uses that one. Each pair is a name in `usr/bin` and the tool's name in the same directory.
+/// Returns links from plain tool names to the tools of a cross compiler, because makefiles and templates call the plain names. Each
+/// pair is a path in `usr/bin` and the tool's name in the same directory.
 fn cross_tools(tree: &Path, arch: Architecture) -> io::Result<Vec<(String, String)>> {
     let others = [Architecture::Amd64, Architecture::Arm64].into_iter().filter(|other| *other != arch);
     let prefixes: Vec<String> = others.map(|other| format!("{}-linux-gnu-", other.gnu_name())).collect();
-    let plain =
+    let plain_name =
         |tool: &String| prefixes.iter().find_map(|prefix| tool.strip_prefix(prefix)).map(str::to_owned);
     let tools = names_in(tree, "usr/bin")?.into_iter();
-    Ok(tools.filter_map(|tool| Some((format!("usr/bin/{}", plain(&tool)?), tool))).collect())
+    Ok(tools.filter_map(|tool| Some((format!("usr/bin/{}", plain_name(&tool)?), tool))).collect())
 }
 
 /// Adds the links to the newest toolset. Libraries of the system itself are not replaced.
-fn toolset(tree: &Path, tar: &mut Entries) -> io::Result<()> {
+fn link_newest_toolset(tree: &Path, tar: &mut Entries) -> io::Result<()> {
     let number = |name: &String| name.strip_prefix("gcc-toolset-")?.parse::<u32>().ok();
     let names = names_in(tree, TOOLSETS)?.into_iter().filter(|name| number(name).is_some());
     let Some(newest) = names.max_by_key(number) else { return Ok(()) };
-    for (from, to) in OF_TOOLSET {
-        let (from, taken) = (format!("{TOOLSETS}/{newest}/{from}"), names_in(tree, to)?);
+    for (from, to) in TOOLSET_LINKS {
+        let (from, existing) = (format!("{TOOLSETS}/{newest}/{from}"), names_in(tree, to)?);
         for name in names_in(tree, &from)? {
-            if !taken.contains(&name) && (to == "usr/local/bin" || name.contains(".so.")) {
+            if !existing.contains(&name) && (to == "usr/local/bin" || name.contains(".so.")) {
                 let target = links::relative(Path::new(to), &Path::new(&from).join(&name));
                 tar.link(&format!("{to}/{name}"), &target)?;
             }
@@ -144,8 +144,8 @@ fn toolset(tree: &Path, tar: &mut Entries) -> io::Result<()> {
 
 /// Returns the names in a directory of the tree, sorted; empty if there is no such directory.
 fn names_in(tree: &Path, directory: &str) -> io::Result<BTreeSet<String>> {
-    let Some(found) = links::resolve(tree, Path::new(directory))? else { return Ok(BTreeSet::new()) };
-    fs::read_dir(tree.join(found))?
+    let Some(resolved) = links::resolve(tree, Path::new(directory))? else { return Ok(BTreeSet::new()) };
+    fs::read_dir(tree.join(resolved))?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect()
 }
@@ -195,15 +195,15 @@ mod tests {
     /// Makes a tree with these files and all effects.
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: UnpackMode::Package, ..Options::default() };
+        let options = Options { mode: UnpackMode::Package, ..Options::default() };
         let unpack = |tar: Vec<u8>| unpack_stream(&tar[..], directory.path(), &options).unwrap();
-        unpack(before().unwrap());
+        unpack(base_entries().unwrap());
         let mut package = Entries::new();
         for path in files {
             package.file(path, path.as_bytes()).unwrap();
         }
         unpack(package.finish().unwrap());
-        unpack(after(directory.path(), Architecture::Amd64).unwrap());
+        unpack(effect_entries(directory.path(), Architecture::Amd64).unwrap());
         directory
     }
 
@@ -313,8 +313,8 @@ mod tests {
     #[test]
     fn a_link_takes_the_place_of_an_empty_directory_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: UnpackMode::Package, ..Options::default() };
-        unpack_stream(&before().unwrap()[..], directory.path(), &options).unwrap();
+        let options = Options { mode: UnpackMode::Package, ..Options::default() };
+        unpack_stream(&base_entries().unwrap()[..], directory.path(), &options).unwrap();
         let mut package = Entries::new();
         package.file("usr/lib64/x", b"x").unwrap();
         for (name, target) in [("usr/sbin", "bin"), ("usr/lib64", "lib")] {
@@ -332,13 +332,17 @@ mod tests {
     fn links_of_a_package_lead_nowhere_else() {
         let outside = tempfile::tempdir().unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: UnpackMode::Package, ..Options::default() };
+        let options = Options { mode: UnpackMode::Package, ..Options::default() };
         let mut package = Entries::new();
         package.link("etc", outside.path()).unwrap();
         package.file("usr/share/base-passwd/passwd.master", b"x").unwrap();
         unpack_stream(&package.finish().unwrap()[..], directory.path(), &options).unwrap();
-        unpack_stream(&after(directory.path(), Architecture::Amd64).unwrap()[..], directory.path(), &options)
-            .unwrap();
+        unpack_stream(
+            &effect_entries(directory.path(), Architecture::Amd64).unwrap()[..],
+            directory.path(),
+            &options,
+        )
+        .unwrap();
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 }

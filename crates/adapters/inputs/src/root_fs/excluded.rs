@@ -19,8 +19,8 @@ const EXCLUDED: [&str; 6] = [
 const KEPT: &str = "usr/share/doc/*/copyright";
 const DOCUMENTATION: &str = "usr/share/doc";
 
-/// Files that depend on the machine or mirror: two sites must get the same layer.
-pub(super) const FORGET: [&str; 5] = [
+/// Files that depend on the machine or the mirror. They are omitted, so that all sites get the same layer.
+pub(super) const SITE_FILES: [&str; 5] = [
     "etc/resolv.conf",
     "etc/hostname",
     "etc/apt/sources.list",
@@ -38,17 +38,15 @@ pub(super) fn dpkg_options() -> impl Iterator<Item = String> {
 }
 
 /// Whether a package's entry is omitted.
-pub(super) fn is_left_out(path: &Path) -> bool {
+pub(super) fn is_excluded(path: &Path) -> bool {
     let Some(path) = plain_path(path) else { return false };
-    if FORGET.iter().any(|forgotten| path.starts_with(forgotten)) {
+    if SITE_FILES.iter().any(|file| path.starts_with(file)) {
         return true;
     }
     // A path that is not UTF-8 is not below the directories that all packages share.
     let Some(text) = path.to_str() else { return false };
-    let is_place_of_a_package = path.parent() == Some(Path::new(DOCUMENTATION));
-    EXCLUDED.iter().any(|pattern| matches_glob(pattern, text))
-        && !matches_glob(KEPT, text)
-        && !is_place_of_a_package
+    let is_package_directory = path.parent() == Some(Path::new(DOCUMENTATION));
+    EXCLUDED.iter().any(|pattern| fits(pattern, text)) && !fits(KEPT, text) && !is_package_directory
 }
 
 #[cfg(test)]
@@ -65,7 +63,7 @@ mod tests {
             "./etc/apt/sources.list.d/x.list",
             "./etc/hostname",
         ] {
-            assert!(is_left_out(Path::new(path)), "{path}");
+            assert!(is_excluded(Path::new(path)), "{path}");
         }
         for path in [
             "./usr/share/doc/make/copyright",
@@ -75,7 +73,7 @@ mod tests {
             "./usr/share/perl/5.36/man/x",
             "./etc/hostname.d/x",
         ] {
-            assert!(!is_left_out(Path::new(path)), "{path}");
+            assert!(!is_excluded(Path::new(path)), "{path}");
         }
     }
 

@@ -25,7 +25,7 @@ use crate::{
 /// Format version; change it when the same package gives another base.
 const FORMAT: &str = "minimal-1";
 /// Kind of the cache entries. The older kind "minimal" used the same keys for bases from a registry.
-pub(super) const PLACE: &str = "minimal-root";
+pub(super) const KIND: &str = "minimal-root";
 const MTIME: u64 = 0;
 
 /// Locations of the binary in the packages of Debian 12 and 13.
@@ -66,9 +66,9 @@ impl RootFileSystems<'_> {
     }
 
     /// Returns a hash of everything that determines the content of an architecture's base: 64 hexadecimal digits. If the archive
-    /// is unreachable, its last answer counts, because a base does not become invalid.
+    /// is unreachable, the last known package counts, because a base does not become invalid.
     pub async fn minimal_key(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
-        if let Some(key) = self.stored_note(spec, arch, annotations::IDENTITY).await? {
+        if let Some(key) = self.annotation(spec, arch, annotations::IDENTITY).await? {
             return Ok(key);
         }
         let package = self.busybox(spec, arch).await?;
@@ -78,7 +78,7 @@ impl RootFileSystems<'_> {
 
     /// Returns the package of an architecture's base, as `name=version sha256:...`.
     pub async fn minimal_package(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
-        match self.stored_note(spec, arch, annotations::PACKAGES).await? {
+        match self.annotation(spec, arch, annotations::PACKAGES).await? {
             Some(package) => Ok(package),
             None => Ok(self.busybox(spec, arch).await?.identity()),
         }
@@ -92,10 +92,10 @@ impl RootFileSystems<'_> {
             let file = package::file(self.0, &spec.source(), &package, arch).await?;
             stoppable(move |stop| write(stop, &file, &dir)).await
         };
-        layer::read(&self.0.obtain_root_fs(PLACE, &key, make).await?, arch)
+        layer::read(&self.0.obtain_root_fs(KIND, &key, make).await?, arch)
     }
 
-    /// Puts the base into the store, unless it is there.
+    /// Puts the base into the store, unless the store already has it.
     pub async fn keep_minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<StoredUnder> {
         let key = self.minimal_key(spec, arch).await?;
         let what = format!("minimal base of {} ({arch})", spec.package);
@@ -104,18 +104,18 @@ impl RootFileSystems<'_> {
         Box::pin(self.keep(what, &key, Some(minimal_tag(spec, arch)?), root_fs)).await
     }
 
-    /// Returns an annotation of the stored base, if upstream is not asked.
-    async fn stored_note(self, spec: &MinimalSpec, arch: Architecture, key: &str) -> Result<Option<String>> {
-        if !package::asks_store(self.0, &spec.source(), arch)? {
+    /// Returns an annotation of the stored base if the package is not looked up upstream.
+    async fn annotation(self, spec: &MinimalSpec, arch: Architecture, key: &str) -> Result<Option<String>> {
+        if !package::needs_store_lookup(self.0, &spec.source(), arch)? {
             return Ok(None);
         }
         let stored = self.0.stored_package(InputKind::RootFs, &minimal_tag(spec, arch)?).await?;
         let Some(stored) = stored else { return Ok(None) };
         // Another signed root file system may have been stored under the tag.
-        if !stored.note(annotations::PACKAGES)?.starts_with(&format!("{}=", spec.package)) {
-            return Err(stored.is_not("its annotations name another root file system").into());
+        if !stored.annotation(annotations::PACKAGES)?.starts_with(&format!("{}=", spec.package)) {
+            return Err(stored.invalid("its annotations name another root file system").into());
         }
-        Ok(Some(stored.note(key)?.to_owned()))
+        Ok(Some(stored.annotation(key)?.to_owned()))
     }
 
     async fn busybox(self, spec: &MinimalSpec, arch: Architecture) -> Result<Package> {

@@ -54,7 +54,7 @@ const TREES: &str = "trees";
 impl RootFileSystems<'_> {
     /// Returns a root file system as a tree that a sandbox can use as the lower directory of an overlay. Takes layer files,
     /// lowest first, with their digests, which are verified again. The tree is unpacked once per content, belongs to the user who
-    /// runs farrier, and is never written to. `what` names it in errors.
+    /// runs farrier, and is never written to. `what` names the root file system in errors.
     pub async fn tree(self, layers: Vec<(Digest, PathBuf)>, what: String) -> Result<PathBuf> {
         let digests = layers.iter().map(|(digest, _)| digest.as_str());
         let key = digest::of_parts(std::iter::once(TREE_FORMAT).chain(digests));
@@ -73,12 +73,12 @@ impl RootFileSystems<'_> {
         Ok(self.0.cache.get_or_make(TREES, &key, make).await?.join(TREE))
     }
 
-    /// Returns the root file system that was made on this machine, if it is still in the cache. One from the store is a different
-    /// entry.
+    /// Returns the root file system that was made on this machine, if it is still in the cache. A root file system from the store has
+    /// a separate entry.
     pub fn made_here(self, key: &str, arch: Architecture) -> Result<Option<RootFs>> {
-        for kind in [packages::PLACE, minimal::PLACE] {
-            if let Some(place) = self.0.cache.get(kind, key)? {
-                return layer::read(&place, arch).map(Some);
+        for kind in [packages::KIND, minimal::KIND] {
+            if let Some(entry) = self.0.cache.get(kind, key)? {
+                return layer::read(&entry, arch).map(Some);
             }
         }
         Ok(None)
@@ -89,8 +89,8 @@ impl RootFileSystems<'_> {
         self.0.stored(InputKind::RootFs, &key_tag(key)?).await
     }
 
-    /// Puts a root file system into the store, unless it is there. `root_fs` returns it with its packages, which are listed for
-    /// people.
+    /// Puts a root file system into the store, unless the store already has it. `root_fs` returns the root file system, and the names
+    /// of its packages for an annotation.
     async fn keep(
         self,
         what: String,
@@ -101,7 +101,7 @@ impl RootFileSystems<'_> {
         let input = Input { kind: InputKind::RootFs, what: what.clone(), tag: key_tag(key)?, declared };
         let content = async {
             let (RootFs { layer: file, digest, diff_id, size, arch }, packages) = root_fs.await?;
-            let notes = [
+            let annotation_values = [
                 (annotations::TITLE, Some(what)),
                 (annotations::IDENTITY, Some(key.to_owned())),
                 (annotations::DIFF_ID, Some(diff_id.to_string())),
@@ -109,14 +109,14 @@ impl RootFileSystems<'_> {
                 (annotations::PACKAGES, Some(packages)),
             ];
             let layer = Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP };
-            Ok(Packed::in_cache(file, layer).with_notes(notes))
+            Ok(Packed::in_cache(file, layer).with_annotations(annotation_values))
         };
         self.0.keep(input, content).await
     }
 }
 
-/// Verifies a layer file before unpacking: it may have been in the cache for long, and a build step that escaped could have
-/// changed it.
+/// Verifies a layer file before unpacking, because the file may be old, and a build step that escaped its sandbox could have modified
+/// the cache.
 fn verify(digest: &Digest, file: &Path, stop: &AtomicBool) -> Result<()> {
     if digest::of_file(file, stop)? == digest.hex() {
         return Ok(());

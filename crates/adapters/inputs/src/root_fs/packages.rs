@@ -18,8 +18,8 @@ use fs_err as fs;
 use super::{
     RootFileSystems,
     assemble::{self, assemble, assemble_rpm},
-    bootstrap::{mmdebstrap, runs},
-    runfile::{self, Wanted},
+    bootstrap::{check_can_run, mmdebstrap},
+    runfile::{self, Selection},
 };
 use crate::{
     FetchError, MIRROR_HINT, Result, StoredUnder, apt, digest,
@@ -28,17 +28,17 @@ use crate::{
 };
 
 /// Format version of specifications, in input hashes; independent of how a root file system is made.
-const SPECIFIED: &str = "rootfs-1";
+const SPEC_FORMAT: &str = "rootfs-1";
 /// Format version; change it when the same specification gives another toolchain.
-const ASSEMBLED: &str = "rootfs-2";
+const TOOLCHAIN_FORMAT: &str = "rootfs-2";
 /// Format version of toolchains from RPM packages.
-const OF_RPM: &str = "rootfs-rpm-1";
+const RPM_TOOLCHAIN_FORMAT: &str = "rootfs-rpm-1";
 /// Format version; change it when the same specification gives another runtime base.
-const BOOTSTRAPPED: &str = "rootfs-1";
+const RUNTIME_BASE_FORMAT: &str = "rootfs-1";
 /// Format version; change it when the same installer gives another base.
-const RUNFILE: &str = "runfile-1";
+const RUNFILE_FORMAT: &str = "runfile-1";
 /// Kind of the cache entries. The older kind "rootfs" used the same keys for root file systems from a registry.
-pub(super) const PLACE: &str = "packages-root";
+pub(super) const KIND: &str = "packages-root";
 
 /// A root file system made from packages. Its purpose decides how it is made.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +53,7 @@ pub enum PackageRoot {
     Runfile(BootstrapSpec, Installer),
 }
 
-/// An NVIDIA installer, and the parts of it that are wanted.
+/// An NVIDIA installer, and which parts of the driver to install.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Installer {
     /// The installer and its accompanying archives, each with the identity of its content.
@@ -91,7 +91,7 @@ impl PackageRoot {
         }
     }
 
-    /// Returns the specification for apt, or the one for RPM packages.
+    /// Returns the specification of a root file system from Debian packages, or as `Err` that of one from RPM packages.
     fn spec(&self) -> Result<&BootstrapSpec, &RpmRoot> {
         match self {
             Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => Ok(spec),
@@ -122,14 +122,14 @@ impl PackageRoot {
     /// engine and the registry.
     pub fn key(&self, arch: Architecture) -> String {
         match self {
-            Self::Toolchain(spec) => key(ASSEMBLED, spec, arch),
-            Self::RuntimeBase(spec) => key(BOOTSTRAPPED, spec, arch),
-            Self::Runfile(spec, installer) => installer.hash(&key(BOOTSTRAPPED, spec, arch)),
+            Self::Toolchain(spec) => key(TOOLCHAIN_FORMAT, spec, arch),
+            Self::RuntimeBase(spec) => key(RUNTIME_BASE_FORMAT, spec, arch),
+            Self::Runfile(spec, installer) => installer.hash(&key(RUNTIME_BASE_FORMAT, spec, arch)),
             Self::RpmToolchain(RpmRoot { packages, streams, from, version }) => {
                 let packages: BTreeSet<&str> = packages.iter().map(RpmName::as_str).collect();
                 let mut places = rpm::key_parts(from, (version, arch));
                 places.extend(streams.iter().map(|(module, stream)| format!("module {module}:{stream}")));
-                let head = [OF_RPM, arch.as_str(), "packages"];
+                let head = [RPM_TOOLCHAIN_FORMAT, arch.as_str(), "packages"];
                 let parts = head.into_iter().chain(packages).chain(["from"]);
                 digest::of_parts(parts.chain(places.iter().map(String::as_str)))
             }
@@ -141,8 +141,8 @@ impl PackageRoot {
     /// one over the root file system: how packages become a root file system does not affect what they compile.
     pub fn identity(&self) -> String {
         match self {
-            Self::Toolchain(spec) | Self::RuntimeBase(spec) => key(SPECIFIED, spec, Architecture::Amd64),
-            Self::Runfile(spec, installer) => installer.hash(&key(SPECIFIED, spec, Architecture::Amd64)),
+            Self::Toolchain(spec) | Self::RuntimeBase(spec) => key(SPEC_FORMAT, spec, Architecture::Amd64),
+            Self::Runfile(spec, installer) => installer.hash(&key(SPEC_FORMAT, spec, Architecture::Amd64)),
             Self::RpmToolchain(_) => self.key(Architecture::Amd64),
         }
     }
@@ -154,7 +154,7 @@ impl Installer {
         let Self { sources, version, graphics } = self;
         let part = if *graphics { "graphics" } else { "compute" };
         let contents = sources.iter().map(|(_, identity)| identity.as_str());
-        digest::of_parts([RUNFILE, packages, version, part].into_iter().chain(contents))
+        digest::of_parts([RUNFILE_FORMAT, packages, version, part].into_iter().chain(contents))
     }
 }
 
@@ -201,31 +201,31 @@ impl RootFileSystems<'_> {
             RuntimeBase::Minimal(_) | RuntimeBase::Need(_) | RuntimeBase::Image(_) => return Ok(None),
         };
         let RunfileSpec { source: installer, graphics, archives, bootstrap } = runfile;
-        let mut found = Vec::new();
+        let mut installer_sources = Vec::new();
         for name in [&installer].into_iter().chain(&archives) {
             let source = sources.iter().find(|source| source.name == *name).ok_or_else(|| {
                 FetchError::value("a source of the runtime base", name, "the image has none of this name")
             })?;
             let whole = if *name == installer { source.without_subdir() } else { source.clone() };
             let identity = Box::pin(self.0.sources().identity(source)).await?.of_another_part(source, &whole);
-            found.push((whole, identity));
+            installer_sources.push((whole, identity));
         }
         let version = version.to_owned();
         let spec = bootstrap.for_version(&version);
-        Ok(Some(PackageRoot::Runfile(spec, Installer { sources: found, version, graphics })))
+        Ok(Some(PackageRoot::Runfile(spec, Installer { sources: installer_sources, version, graphics })))
     }
 
     /// Returns the root file system, making it if needed.
     pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs> {
         let make = |dir: PathBuf| async move {
-            let what = || format!("root file system of {} ({arch})", root.name(arch));
-            self.0.explain_if_offline(self.make(root, arch, dir).await, what, MIRROR_HINT)
+            let describe = || format!("root file system of {} ({arch})", root.name(arch));
+            self.0.explain_if_offline(self.make(root, arch, dir).await, describe, MIRROR_HINT)
         };
-        let place = self.0.obtain_root_fs(PLACE, &root.key(arch), make).await?;
-        layer::read(&place, arch)
+        let entry = self.0.obtain_root_fs(KIND, &root.key(arch), make).await?;
+        layer::read(&entry, arch)
     }
 
-    /// Puts the root file system into the store, unless it is there.
+    /// Puts the root file system into the store, unless the store already has it.
     pub async fn keep_bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<StoredUnder> {
         let what = format!("root file system of {} ({arch})", root.name(arch));
         let root_fs = async { Ok((self.bootstrap(root, arch).await?, root.packages().join(" "))) };
@@ -234,18 +234,18 @@ impl RootFileSystems<'_> {
 
     /// Checks without network access that the root file system can be made.
     pub fn can_make(self, root: &PackageRoot, arch: Architecture) -> Result<()> {
-        let what = || format!("root file system of {} ({arch})", root.name(arch));
+        let describe = || format!("root file system of {} ({arch})", root.name(arch));
         let spec = match root.spec() {
             Ok(spec) => spec,
             Err(rpm) => return assemble::open(self.0, rpm, &root.name(arch), arch).map(drop),
         };
         if matches!(root, PackageRoot::RuntimeBase(_) | PackageRoot::Runfile(..)) {
-            runs(arch)?;
+            check_can_run(arch)?;
         }
         let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
         let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
         let permitted = self.0.net.permit_archives(uris, &format!("suite {}", spec.suite));
-        self.0.explain_if_offline(permitted.map_err(FetchError::from), what, MIRROR_HINT)
+        self.0.explain_if_offline(permitted.map_err(FetchError::from), describe, MIRROR_HINT)
     }
 
     async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {
@@ -271,22 +271,22 @@ impl RootFileSystems<'_> {
         }
     }
 
-    /// Writes the wanted files of an installer as a tar in `dir`.
+    /// Writes the selected files of an installer as a tar in `dir`.
     async fn driver(self, installer: &Installer, arch: Architecture, dir: &Path) -> Result<PathBuf> {
         let Installer { sources, version, graphics } = installer;
         let mut unpacked = Vec::new();
         for (source, identity) in sources {
-            let found = self.0.sources().fetch(source).await?;
-            if found.origin != *identity {
-                let (what, found) = (format!("source {}", source.name), found.origin);
-                return Err(FetchError::Checksum { what, found, wanted: identity.clone() });
+            let fetched = self.0.sources().fetch(source).await?;
+            if fetched.origin != *identity {
+                let (what, actual) = (format!("source {}", source.name), fetched.origin);
+                return Err(FetchError::Checksum { what, actual, expected: identity.clone() });
             }
-            unpacked.push(found.root);
+            unpacked.push(fetched.root);
         }
-        let wanted = Wanted { version: version.clone(), arch, graphics: *graphics };
+        let selection = Selection { version: version.clone(), arch, graphics: *graphics };
         let tar = dir.join("driver.tar");
         let out = tar.clone();
-        stoppable(move |stop| runfile::write(stop, &unpacked, &wanted, &out)).await?;
+        stoppable(move |stop| runfile::write(stop, &unpacked, &selection, &out)).await?;
         Ok(tar)
     }
 }

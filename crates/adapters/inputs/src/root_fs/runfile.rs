@@ -25,9 +25,9 @@ use crate::{
     files::{NOT_ELF, describe_unless_native},
 };
 
-/// The wanted parts of an installer.
+/// The parts of an installer to put into a root file system.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Wanted {
+pub(super) struct Selection {
     /// Version of the modules.
     pub(super) version: String,
     pub(super) arch: Architecture,
@@ -37,7 +37,7 @@ pub(super) struct Wanted {
 
 const MANIFEST: &str = ".manifest";
 /// Number of lines before the first file: a description, the version, and six that the installer no longer uses.
-const HEAD: usize = 8;
+const HEADER_LINES: usize = 8;
 /// Placeholder for the directory of libraries.
 const LIB: &str = "{lib}";
 const FIRMWARE: &str = "lib/firmware/nvidia/{version}";
@@ -83,14 +83,14 @@ const GRAPHICS: [(&str, &str); 17] = [
 ];
 
 const OPENGL: &str = "OPENGL";
-/// Libraries of that kind that the container toolkit also provides for compute (`compute_libs` and `utility_libs` of
+/// Libraries of kind `OPENGL` that the container toolkit also provides for compute (`compute_libs` and `utility_libs` of
 /// `src/nvc_info.c` in <https://github.com/NVIDIA/libnvidia-container>).
-const COMPUTE_TOO: [&str; 4] =
+const ALSO_COMPUTE: [&str; 4] =
     ["libnvidia-allocator.", "libnvidia-cfg.", "libnvidia-gpucomp.", "libnvidia-pkcs11"];
 
 /// Kinds that no driver container needs: module sources, manuals, files for desktops or systemd, the installer itself, vGPU
 /// guests, Wine.
-const LEFT_OUT: [&str; 18] = [
+const IGNORED_KINDS: [&str; 18] = [
     "DKMS_CONF",
     "DOT_DESKTOP",
     "FLEXERA",
@@ -113,20 +113,23 @@ const LEFT_OUT: [&str; 18] = [
 
 /// Content at one path of the root file system.
 #[derive(Debug, PartialEq, Eq)]
-enum What {
+enum Content {
     /// A file of the installer. `is_code` is set for machine code that must match the architecture.
     File { from: String, mode: u32, is_code: bool },
     /// A symbolic link to this target.
     Link(String),
 }
 
-/// Writes the wanted files of an unpacked installer as a tar, followed by all files of the archives.
-pub(super) fn write(stop: &AtomicBool, trees: &[PathBuf], wanted: &Wanted, out: &Path) -> Result<()> {
+/// Writes the selected files of an unpacked installer as a tar, followed by all files of the archives.
+pub(super) fn write(stop: &AtomicBool, trees: &[PathBuf], selection: &Selection, out: &Path) -> Result<()> {
     let mut tar = tar::Builder::new(BufWriter::new(File::create(out)?));
     for (index, tree) in trees.iter().enumerate() {
-        let found = if index == 0 { of_installer(tree, wanted)? } else { of_archive(tree, wanted.arch)? };
-        for (place, what) in &found {
-            append(&mut tar, place, what, tree, wanted.arch, stop)?;
+        let contents = match index {
+            0 => installer_contents(tree, selection)?,
+            _ => archive_contents(tree, selection.arch)?,
+        };
+        for (path, content) in &contents {
+            append(&mut tar, path, content, tree, selection.arch, stop)?;
         }
     }
     Ok(tar.into_inner()?.flush()?)
@@ -134,33 +137,33 @@ pub(super) fn write(stop: &AtomicBool, trees: &[PathBuf], wanted: &Wanted, out: 
 
 fn append(
     tar: &mut tar::Builder<impl io::Write>,
-    place: &Path,
-    what: &What,
+    path_in_root: &Path,
+    content: &Content,
     tree: &Path,
     arch: Architecture,
     stop: &AtomicBool,
 ) -> Result<()> {
-    let (kind, mode) = match what {
-        What::File { mode, .. } => (EntryType::Regular, *mode),
-        What::Link(_) => (EntryType::Symlink, 0o777),
+    let (kind, mode) = match content {
+        Content::File { mode, .. } => (EntryType::Regular, *mode),
+        Content::Link(_) => (EntryType::Symlink, 0o777),
     };
     let mut header = header(kind, mode, 0);
     header.set_mtime(MTIME);
-    match what {
-        What::Link(target) => Ok(tar.append_link(&mut header, place, target)?),
-        What::File { from, mode: _, is_code } => {
+    match content {
+        Content::Link(target) => Ok(tar.append_link(&mut header, path_in_root, target)?),
+        Content::File { from, mode: _, is_code } => {
             let path = locate(tree, from)?;
             if *is_code {
                 refuse_other_machine(&path, from, arch)?;
             }
             let inner = File::open(path)?;
             header.set_size(inner.metadata()?.len());
-            Ok(tar.append_data(&mut header, place, Stoppable { inner, stop })?)
+            Ok(tar.append_data(&mut header, path_in_root, Stoppable { inner, stop })?)
         }
     }
 }
 
-fn of_installer(tree: &Path, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>> {
+fn installer_contents(tree: &Path, selection: &Selection) -> Result<BTreeMap<PathBuf, Content>> {
     let text = fs::read_to_string(tree.join(MANIFEST)).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => FetchError::unusable(
             format!(
@@ -170,68 +173,68 @@ fn of_installer(tree: &Path, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>>
         ),
         _ => error.into(),
     })?;
-    places(&text, wanted)
+    manifest_contents(&text, selection)
 }
 
 /// Maps the files of an archive to their locations, as in NVIDIA's own packages
 /// (<https://github.com/NVIDIA/apt-packaging-fabric-manager>, `apt-packaging-libnvidia-nscq`).
-fn of_archive(tree: &Path, arch: Architecture) -> Result<BTreeMap<PathBuf, What>> {
-    let lib = lib_of(arch);
-    let of_top = [
+fn archive_contents(tree: &Path, arch: Architecture) -> Result<BTreeMap<PathBuf, Content>> {
+    let library_path = library_dir(arch);
+    let destinations = [
         ("bin", "usr/bin"),
         ("etc", "usr/share/nvidia/nvswitch"),
-        ("lib", lib.as_str()),
+        ("lib", library_path.as_str()),
         ("sbin", "usr/sbin"),
         ("share", "usr/share"),
     ];
-    let mut found = BTreeMap::new();
-    for (top, directory) in of_top {
-        let below = tree.join(top);
-        if !below.is_dir() {
+    let mut contents = BTreeMap::new();
+    for (top, directory) in destinations {
+        let directory_in_tree = tree.join(top);
+        if !directory_in_tree.is_dir() {
             continue;
         }
-        for entry in WalkDir::new(&below) {
+        for entry in WalkDir::new(&directory_in_tree) {
             let entry = entry?;
-            let inner = entry.path().strip_prefix(&below).unwrap_or(entry.path());
-            let what = if entry.path_is_symlink() {
-                What::Link(fs::read_link(entry.path())?.display().to_string())
+            let relative = entry.path().strip_prefix(&directory_in_tree).unwrap_or(entry.path());
+            let content = if entry.path_is_symlink() {
+                Content::Link(fs::read_link(entry.path())?.display().to_string())
             } else if entry.file_type().is_file() {
                 let mode = entry.metadata()?.permissions().mode() & 0o777;
-                let from = Path::new(top).join(inner).display().to_string();
-                What::File { from, mode, is_code: ["bin", "lib", "sbin"].contains(&top) }
+                let from = Path::new(top).join(relative).display().to_string();
+                Content::File { from, mode, is_code: ["bin", "lib", "sbin"].contains(&top) }
             } else {
                 continue;
             };
-            found.insert(Path::new(directory).join(inner), what);
+            contents.insert(Path::new(directory).join(relative), content);
         }
     }
-    if found.is_empty() {
+    if contents.is_empty() {
         let message = format!("find bin, lib or share in {}: it is not an NVIDIA archive", tree.display());
         return Err(FetchError::unusable(message, "name its top directory with `subdir` of the source"));
     }
-    Ok(found)
+    Ok(contents)
 }
 
-fn lib_of(arch: Architecture) -> String {
+fn library_dir(arch: Architecture) -> String {
     format!("usr/lib/{}-linux-gnu", arch.gnu_name())
 }
 
 /// Maps the manifest's files to their locations.
-fn places(manifest: &str, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>> {
+fn manifest_contents(manifest: &str, selection: &Selection) -> Result<BTreeMap<PathBuf, Content>> {
     let version = manifest.lines().nth(1).unwrap_or_default().trim();
-    if version != wanted.version {
+    if version != selection.version {
         return Err(FetchError::unusable(
             format!(
-                "make the runtime base: the installer is version {version:?}, the driver image {:?}, and \
-                 its user space works only with modules of the same version",
-                wanted.version
+                "make the runtime base: the installer has version {version:?}, the driver image {:?}, and the \
+                 installer's user space works only with modules of the same version",
+                selection.version
             ),
             "set `version` of the image to the version of the .run file, or name the .run file of that \
              version",
         ));
     }
-    let (mut found, mut unknown, lib) = (BTreeMap::new(), BTreeSet::new(), lib_of(wanted.arch));
-    let lines = manifest.lines().enumerate().skip(HEAD).take_while(|(_, line)| !line.is_empty());
+    let (mut contents, mut unknown, lib) = (BTreeMap::new(), BTreeSet::new(), library_dir(selection.arch));
+    let lines = manifest.lines().enumerate().skip(HEADER_LINES).take_while(|(_, line)| !line.is_empty());
     for (index, line) in lines {
         let malformed = || {
             FetchError::Layout(format!(
@@ -240,24 +243,24 @@ fn places(manifest: &str, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>> {
             ))
         };
         let entry = Entry::parse(line).ok_or_else(malformed)?;
-        let Some(directory) = entry.goes_to(wanted.graphics) else {
-            if !knows(entry.kind) {
+        let Some(directory) = entry.directory_of_kind(selection.graphics) else {
+            if !is_known_kind(entry.kind) {
                 unknown.insert(entry.kind);
             }
             continue;
         };
         let directory = directory.replace(LIB, &lib).replace("{version}", version);
-        let (place, what) = entry.put(&directory, &lib).ok_or_else(malformed)?;
-        found.insert(place, what);
+        let (path, content) = entry.to_content(&directory, &lib).ok_or_else(malformed)?;
+        contents.insert(path, content);
     }
     if !unknown.is_empty() {
         tracing::warn!(kinds = ?unknown, "the installer has file kinds unknown to farrier: skipped");
     }
-    Ok(found)
+    Ok(contents)
 }
 
-fn knows(kind: &str) -> bool {
-    LEFT_OUT.contains(&kind) || COMPUTE.iter().chain(&GRAPHICS).any(|(known, _)| *known == kind)
+fn is_known_kind(kind: &str) -> bool {
+    IGNORED_KINDS.contains(&kind) || COMPUTE.iter().chain(&GRAPHICS).any(|(known, _)| *known == kind)
 }
 
 /// A line of the manifest: a file, its mode, its kind, and further fields of that kind: the target programs, a directory, a
@@ -279,20 +282,20 @@ impl<'m> Entry<'m> {
     fn parse(line: &'m str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let (file, mode, word) = (Path::new(words.next()?), words.next()?, words.next()?);
-        let mut rest: Vec<&str> = words.filter(|word| !word.starts_with("MODULE:")).collect();
-        let mut take = |mark: &str| {
-            let place = rest.iter().position(|word| *word == mark);
-            place.map(|place| rest.remove(place)).is_some()
+        let mut tail: Vec<&str> = words.filter(|word| !word.starts_with("MODULE:")).collect();
+        let mut remove_word = |word: &str| {
+            let index = tail.iter().position(|field| *field == word);
+            index.map(|index| tail.remove(index)).is_some()
         };
         // `CLASSIC` is for kernels before 2.6.
-        let is_other = ["COMPAT32", "NON_GLVND", "CLASSIC"].map(&mut take).contains(&true);
-        for mark in ["NATIVE", "GLVND", "NEW"] {
-            take(mark);
+        let is_other = ["COMPAT32", "NON_GLVND", "CLASSIC"].map(&mut remove_word).contains(&true);
+        for word in ["NATIVE", "GLVND", "NEW"] {
+            remove_word(word);
         }
-        let of_link = word.strip_suffix("_SYMLINK");
-        let target = if of_link.is_some() { Some(rest.pop()?) } else { None };
-        let kind = of_link.unwrap_or(word);
-        let directory = match rest.first().map(|path| path.strip_prefix("INHERIT_PATH_DEPTH:").ok_or(path)) {
+        let link_kind = word.strip_suffix("_SYMLINK");
+        let target = if link_kind.is_some() { Some(tail.pop()?) } else { None };
+        let kind = link_kind.unwrap_or(word);
+        let directory = match tail.first().map(|path| path.strip_prefix("INHERIT_PATH_DEPTH:").ok_or(path)) {
             None => PathBuf::new(),
             Some(Err(path)) => Path::new(path).to_owned(),
             Some(Ok(depth)) => file.parent()?.iter().skip(depth.parse().ok()?).collect(),
@@ -311,38 +314,38 @@ impl<'m> Entry<'m> {
         })
     }
 
-    /// Returns the directory for the entry's kind, if the entry is wanted.
-    fn goes_to(&self, graphics: bool) -> Option<&'static str> {
-        // Of the documentation only the license is kept. A link to the installer would dangle.
-        let is_of_use = (self.kind != "DOCUMENTATION" || self.name == "LICENSE")
+    /// Returns the directory for the entry's kind, or `None` if a root file system does not need the entry.
+    fn directory_of_kind(&self, graphics: bool) -> Option<&'static str> {
+        // Keep only the license of the documentation. A link to the installer would dangle.
+        let is_needed = (self.kind != "DOCUMENTATION" || self.name == "LICENSE")
             && self.target.is_none_or(|target| target != "nvidia-installer");
-        if self.is_other || !is_of_use {
+        if self.is_other || !is_needed {
             return None;
         }
-        let computes = self.kind == OPENGL && COMPUTE_TOO.iter().any(|start| self.name.starts_with(start));
-        let drawing = GRAPHICS.iter().filter(|_| graphics || computes);
-        COMPUTE.iter().chain(drawing).find(|(kind, _)| *kind == self.kind).map(|(_, directory)| *directory)
+        let is_compute = self.kind == OPENGL && ALSO_COMPUTE.iter().any(|start| self.name.starts_with(start));
+        let graphical = GRAPHICS.iter().filter(|_| graphics || is_compute);
+        COMPUTE.iter().chain(graphical).find(|(kind, _)| *kind == self.kind).map(|(_, directory)| *directory)
     }
 
     /// Returns the path below the kind's directory, with the content; `None` if the path leaves the root.
-    fn put(&self, directory: &str, lib: &str) -> Option<(PathBuf, What)> {
-        let Self { file, name, mode, kind, is_code, directory: own, target, is_other: _ } = self;
-        let place = plain_path(Path::new(&format!("{directory}/{}/{name}", own.display())))?;
-        let what = match target {
+    fn to_content(&self, directory: &str, lib: &str) -> Option<(PathBuf, Content)> {
+        let Self { file, name, mode, kind, is_code, directory: subdirectory, target, is_other: _ } = self;
+        let path = plain_path(Path::new(&format!("{directory}/{}/{name}", subdirectory.display())))?;
+        let content = match target {
             // For this kind, the installer makes the link point into its library directory.
-            Some(target) if *kind == "GBM_BACKEND" => What::Link(format!("/{lib}/{target}")),
-            Some(target) => What::Link((*target).to_owned()),
+            Some(target) if *kind == "GBM_BACKEND" => Content::Link(format!("/{lib}/{target}")),
+            Some(target) => Content::Link((*target).to_owned()),
             // Drop set-id bits: everything in a driver container runs as root.
-            None => What::File { from: file.to_str()?.to_owned(), mode: mode & 0o777, is_code: *is_code },
+            None => Content::File { from: file.to_str()?.to_owned(), mode: mode & 0o777, is_code: *is_code },
         };
-        Some((place, what))
+        Some((path, content))
     }
 }
 
 /// Returns the path of a file in the installer; links do not lead out of it.
 fn locate(installer: &Path, name: &str) -> Result<PathBuf> {
-    let found = links::resolve(installer, Path::new(name))?.map(|found| installer.join(found));
-    found.filter(|found| found.is_file()).ok_or_else(|| {
+    let path = links::resolve(installer, Path::new(name))?.map(|path| installer.join(path));
+    path.filter(|path| path.is_file()).ok_or_else(|| {
         FetchError::Layout(format!(
             "{name:?} in the installer: its {MANIFEST} names it, but it does not exist"
         ))

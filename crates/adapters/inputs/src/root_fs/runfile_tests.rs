@@ -38,18 +38,18 @@ nvoptix.bin 0644 OPENGL_DATA /usr/share/nvidia MODULE:optix
 nvidia_drv.so 0755 XMODULE_SHARED_LIB drivers MODULE:x
 ";
 
-fn wanted(graphics: bool) -> Wanted {
-    Wanted { version: "580.95.05".to_owned(), arch: Architecture::Amd64, graphics }
+fn wanted(graphics: bool) -> Selection {
+    Selection { version: "580.95.05".to_owned(), arch: Architecture::Amd64, graphics }
 }
 
 /// Formats the result as `place <- file mode` and `place -> target`.
-fn told(manifest: &str, wanted: &Wanted) -> String {
-    let lines = places(manifest, wanted).unwrap().into_iter().map(|(place, what)| match what {
-        What::File { from, mode, is_code } => {
+fn told(manifest: &str, wanted: &Selection) -> String {
+    let lines = manifest_contents(manifest, wanted).unwrap().into_iter().map(|(place, what)| match what {
+        Content::File { from, mode, is_code } => {
             let code = if is_code { " code" } else { "" };
             format!("{} <- {from} {mode:o}{code}", place.display())
         }
-        What::Link(target) => format!("{} -> {target}", place.display()),
+        Content::Link(target) => format!("{} -> {target}", place.display()),
     });
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -71,7 +71,7 @@ fn what_computes_goes_where_the_installer_would_put_it() {
     usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05 <- libnvidia-ml.so.580.95.05 755 code
     usr/share/doc/NVIDIA_GLX-1.0/LICENSE <- LICENSE 644
     ");
-    let arm = told(&manifest, &Wanted { arch: Architecture::Arm64, ..wanted(false) });
+    let arm = told(&manifest, &Selection { arch: Architecture::Arm64, ..wanted(false) });
     assert_eq!(arm, told(&manifest, &wanted(false)).replace("x86_64-linux-gnu", "aarch64-linux-gnu"));
 }
 
@@ -97,10 +97,10 @@ fn what_draws_comes_beside_it() {
 #[test]
 fn another_version_and_a_manifest_of_another_form_are_told() {
     let told = |manifest: &str, version: &str| {
-        let wanted = Wanted { version: version.to_owned(), ..wanted(false) };
-        places(manifest, &wanted).unwrap_err().to_string()
+        let wanted = Selection { version: version.to_owned(), ..wanted(false) };
+        manifest_contents(manifest, &wanted).unwrap_err().to_string()
     };
-    insta::assert_snapshot!(told(HEADER, "580.82.09"), @r#"make the runtime base: the installer is version "580.95.05", the driver image "580.82.09", and its user space works only with modules of the same version"#);
+    insta::assert_snapshot!(told(HEADER, "580.82.09"), @r#"make the runtime base: the installer has version "580.95.05", the driver image "580.82.09", and the installer's user space works only with modules of the same version"#);
     for line in ["libcuda.so.1 CUDA_LIB", "x 0644", "../../etc/x/.. 0644 UTILITY_BINARY"] {
         let error = told(&format!("{HEADER}{line}\n"), "580.95.05");
         assert_eq!(error, format!("find a known format in line 9 of the installer's .manifest: {line:?}"));
@@ -109,7 +109,7 @@ fn another_version_and_a_manifest_of_another_form_are_told() {
     assert!(outside.contains("line 9"), "{outside}");
     // An unknown kind in a later version is omitted and logged.
     let manifest = format!("{HEADER}x 0644 HOLOGRAM_LIB NATIVE / MODULE:x\n");
-    assert_eq!(places(&manifest, &wanted(true)).unwrap(), BTreeMap::new());
+    assert_eq!(manifest_contents(&manifest, &wanted(true)).unwrap(), BTreeMap::new());
 }
 
 /// Makes an unpacked installer with these files, and the tar from it.
@@ -189,7 +189,7 @@ fn archives_go_where_nvidia_s_packages_have_them() {
         fs::write(file, "").unwrap();
     }
     symlink("libnvidia-nscq.so.580.95.05", tree.join("lib/libnvidia-nscq.so.2")).unwrap();
-    let found = of_archive(tree, Architecture::Amd64).unwrap();
+    let found = archive_contents(tree, Architecture::Amd64).unwrap();
     let places: Vec<String> = found.keys().map(|place| place.display().to_string()).collect();
     insta::assert_snapshot!(places.join("\n"), @r"
     usr/bin/nv-fabricmanager
@@ -198,7 +198,7 @@ fn archives_go_where_nvidia_s_packages_have_them() {
     usr/share/nvidia/nvswitch/dgx2_hgx2_topology
     usr/share/nvidia/nvswitch/fabricmanager.cfg
     ");
-    let error = of_archive(&tree.join("share/nvidia"), Architecture::Amd64).unwrap_err().to_string();
+    let error = archive_contents(&tree.join("share/nvidia"), Architecture::Amd64).unwrap_err().to_string();
     assert!(error.ends_with("it is not an NVIDIA archive"), "{error}");
 }
 
@@ -206,7 +206,7 @@ proptest! {
     #[test]
     fn no_line_leads_out(line in r"[ -~]{0,80}", kind in "(CUDA|VDPAU|EXPLICIT_PATH|FIRMWARE|UTILITY_BIN)(_LIB|_SYMLINK)?") {
         for line in [line.clone(), format!("{line} 0755 {kind} {line}")] {
-            if let Ok(found) = places(&format!("{HEADER}{line}\n"), &wanted(true)) {
+            if let Ok(found) = manifest_contents(&format!("{HEADER}{line}\n"), &wanted(true)) {
                 for place in found.keys() {
                     prop_assert_eq!(plain_path(place), Some(place.clone()));
                 }

@@ -6,9 +6,9 @@ use url::Url;
 use crate::{FetchError, Result};
 
 /// Parses an address. The address of a directory gets a trailing `/`, so that paths can be joined to it.
-pub(super) fn directory(text: &str, is_directory: bool) -> Result<Url> {
-    let wrong = || FetchError::value("the address of an RPM repository", text, "it is not an address");
-    let mut url = Url::parse(text).map_err(|_| wrong())?;
+pub(super) fn parse_address(text: &str, is_directory: bool) -> Result<Url> {
+    let invalid = || FetchError::value("the address of an RPM repository", text, "it is not an address");
+    let mut url = Url::parse(text).map_err(|_| invalid())?;
     if is_directory && !url.path().ends_with('/') {
         url.set_path(&format!("{}/", url.path()));
     }
@@ -17,8 +17,8 @@ pub(super) fn directory(text: &str, is_directory: bool) -> Result<Url> {
 
 /// Returns the addresses of another repository named in a repository's metadata. Such an address is untrusted input, like a
 /// mirror list.
-pub(super) fn based(net: &Net, base: &str) -> Result<Vec<String>> {
-    let url = directory(base, true)?;
+pub(super) fn base_urls(net: &Net, base: &str) -> Result<Vec<String>> {
+    let url = parse_address(base, true)?;
     if !matches!(url.scheme(), "https" | "http") {
         let why = "metadata may only name addresses with http or https";
         return Err(FetchError::value("the address of an RPM repository", base, why));
@@ -27,12 +27,12 @@ pub(super) fn based(net: &Net, base: &str) -> Result<Vec<String>> {
 }
 
 /// Joins a location in a repository to the repository's address; the result must be below that address.
-pub(super) fn below(place: &Url, location: &str) -> Result<Url> {
-    let url = place.join(location).ok().filter(|url| {
-        url.origin() == place.origin() && url.path().starts_with(place.path()) && url.path() != place.path()
+pub(super) fn join_below(base: &Url, location: &str) -> Result<Url> {
+    let url = base.join(location).ok().filter(|url| {
+        url.origin() == base.origin() && url.path().starts_with(base.path()) && url.path() != base.path()
     });
     url.ok_or_else(|| {
-        FetchError::value("a place in an RPM repository", location, "it is not below the repository")
+        FetchError::value("a location in an RPM repository", location, "it is not below the repository")
     })
 }
 
@@ -42,19 +42,22 @@ mod tests {
 
     #[test]
     fn what_a_repository_names_is_below_it() {
-        let place = directory("https://a.test/os", true).unwrap();
-        assert_eq!(below(&place, "Packages/x+1.rpm").unwrap().as_str(), "https://a.test/os/Packages/x+1.rpm");
+        let place = parse_address("https://a.test/os", true).unwrap();
+        assert_eq!(
+            join_below(&place, "Packages/x+1.rpm").unwrap().as_str(),
+            "https://a.test/os/Packages/x+1.rpm"
+        );
         for location in ["", "/x", "../x", "https://b.test/os/x", "//b.test/os/x", "a/../../x"] {
-            assert!(below(&place, location).is_err(), "{location:?}");
+            assert!(join_below(&place, location).is_err(), "{location:?}");
         }
     }
 
     #[test]
     fn a_merged_repository_names_others_by_http_alone() {
-        let based = |base: &str| based(&Net::default(), base);
-        assert_eq!(based("https://b.test/os").unwrap(), ["https://b.test/os/"]);
+        let base_urls = |base: &str| base_urls(&Net::default(), base);
+        assert_eq!(base_urls("https://b.test/os").unwrap(), ["https://b.test/os/"]);
         for base in ["", "../other", "file:///etc/", "ftp://b.test/os/", "/os"] {
-            assert!(based(base).is_err(), "{base:?}");
+            assert!(base_urls(base).is_err(), "{base:?}");
         }
     }
 }

@@ -54,12 +54,12 @@ impl Keys {
         command.arg("--homedir").arg(scratch.path()).arg("--keyring").arg(&keyring);
         command.args(["--status-fd", "1"]).args([signature, file]);
         let output = process::output(command, "gpgv").await?;
-        // gpgv reports GOODSIG for neither expired nor revoked keys.
+        // gpgv reports GOODSIG only for keys that are neither expired nor revoked.
         let is_good = output.stdout.lines().any(|line| line.starts_with("[GNUPG:] GOODSIG "));
         if output.status.success() && is_good {
             return Ok(());
         }
-        Err(self.refused(what, output.stderr.lines().last().unwrap_or("gpgv found no good signature")))
+        Err(self.invalid(what, output.stderr.lines().last().unwrap_or("gpgv found no good signature")))
     }
 
     /// Checks that each package is signed by one of the keys and unchanged since.
@@ -86,16 +86,16 @@ impl Keys {
         }
         // `/path/x.rpm: digests SIGNATURES NOT OK`: the failed check is in capitals.
         let line = output.stdout.lines().find(|line| line.contains("NOT OK"));
-        let (file, said) = line.and_then(|line| line.rsplit_once(": ")).unwrap_or(("", output.stderr.trim()));
+        let (file, why) = line.and_then(|line| line.rsplit_once(": ")).unwrap_or(("", output.stderr.trim()));
         let name = file.rsplit('/').next().unwrap_or_default();
-        Err(self.refused(&format!("package {name}"), said))
+        Err(self.invalid(&format!("package {name}"), why))
     }
 
-    fn refused(&self, what: &str, said: &str) -> FetchError {
+    fn invalid(&self, what: &str, reason: &str) -> FetchError {
         FetchError::Signature {
             what: what.to_owned(),
             keys: self.file.display().to_string(),
-            said: said.chars().filter(|c| !is_deceptive(*c)).take(300).collect(),
+            reason: reason.chars().filter(|c| !is_deceptive(*c)).take(300).collect(),
         }
     }
 }

@@ -41,7 +41,7 @@ impl From<quick_xml::Error> for MetadataError {
     }
 }
 
-fn form(reason: impl Into<String>) -> MetadataError {
+fn malformed(reason: impl Into<String>) -> MetadataError {
     MetadataError::Malformed(reason.into())
 }
 
@@ -79,35 +79,35 @@ pub fn repomd(from: impl BufRead) -> Result<Repomd, MetadataError> {
             Step::Start("location", tag) => location = attribute(tag, "href")?,
             Step::End("checksum", text) => text.clone_into(&mut checksum),
             Step::End("data", _) if ["primary", "filelists", "modules"].contains(&kind.as_str()) => {
-                let checksum = known(&algorithm, &checksum, &kind)?;
+                let checksum = parse_checksum(&algorithm, &checksum, &kind)?;
                 parts.insert(kind.clone(), Part { location: location.clone(), checksum });
             }
             Step::Start(..) | Step::End(..) => {}
         }
         Ok(())
     })?;
-    let primary = parts.remove("primary").ok_or_else(|| form("it names no primary metadata"))?;
+    let primary = parts.remove("primary").ok_or_else(|| malformed("it names no primary metadata"))?;
     Ok(Repomd { primary, filelists: parts.remove("filelists"), modules: parts.remove("modules") })
 }
 
-fn known(algorithm: &str, checksum: &str, what: &str) -> Result<Checksum, MetadataError> {
+fn parse_checksum(algorithm: &str, checksum: &str, what: &str) -> Result<Checksum, MetadataError> {
     let found = Checksum::parse(algorithm, checksum);
     found.ok_or_else(|| {
-        form(format!("the checksum of {what} ({algorithm:?}) is neither a sha256 nor a sha512"))
+        malformed(format!("the checksum of {what} ({algorithm:?}) is neither a sha256 nor a sha512"))
     })
 }
 
-/// Returns the packages in `primary.xml` whose names are `wanted`, for this architecture or `noarch`. A package that
+/// Returns the packages in `primary.xml` whose names `is_selected` accepts, for this architecture or `noarch`. A package that
 /// provides `...-uname-r` states its kernel release there.
 pub fn primary(
     from: impl BufRead,
     arch: Architecture,
-    wanted: &dyn Fn(&str) -> bool,
+    is_selected: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<RpmPackage>, MetadataError> {
     let mut packages = Vec::new();
-    each_package(from, arch, wanted, |package| {
+    each_package(from, arch, is_selected, |package| {
         if packages.len() == MAX_PACKAGES {
-            return Err(form(format!("it has more than {MAX_PACKAGES} packages of these names")));
+            return Err(malformed(format!("it has more than {MAX_PACKAGES} packages of these names")));
         }
         packages.push(package);
         Ok(())
@@ -115,25 +115,25 @@ pub fn primary(
     Ok(packages)
 }
 
-/// Calls `visit` with each wanted package; see [`primary`].
+/// Calls `visit` with each selected package; see [`primary`].
 pub fn each_package(
     from: impl BufRead,
     arch: Architecture,
-    wanted: &dyn Fn(&str) -> bool,
+    is_selected: &dyn Fn(&str) -> bool,
     mut visit: impl FnMut(RpmPackage) -> Result<(), MetadataError>,
 ) -> Result<(), MetadataError> {
-    let mut current = Current::default();
+    let mut current = PackageBuilder::default();
     walk(from, |step| {
         match step {
-            Step::Start("package", _) => current = Current::default(),
+            Step::Start("package", _) => current = PackageBuilder::default(),
             Step::End("name", text) if current.name.is_empty() => text.clone_into(&mut current.name),
             Step::End("arch", text) => text.clone_into(&mut current.arch),
-            Step::End("package", _) if current.is_wanted(arch, wanted) => {
+            Step::End("package", _) if current.is_selected(arch, is_selected) => {
                 visit(std::mem::take(&mut current).finish()?)?;
             }
-            // Skip the attributes of unwanted packages, which are the majority.
-            _ if !current.name.is_empty() && !wanted(&current.name) => {}
-            step => current.take(&step)?,
+            // Skip the attributes of other packages, which are the majority.
+            _ if !current.name.is_empty() && !is_selected(&current.name) => {}
+            step => current.add_step(&step)?,
         }
         Ok(())
     })
@@ -141,7 +141,7 @@ pub fn each_package(
 
 /// A package being parsed.
 #[derive(Default)]
-struct Current {
+struct PackageBuilder {
     name: String,
     arch: String,
     epoch: u64,
@@ -154,12 +154,12 @@ struct Current {
     releases: BTreeSet<String>,
 }
 
-impl Current {
-    fn is_wanted(&self, arch: Architecture, wanted: &dyn Fn(&str) -> bool) -> bool {
-        (self.arch == arch.gnu_name() || self.arch == "noarch") && wanted(&self.name)
+impl PackageBuilder {
+    fn is_selected(&self, arch: Architecture, is_selected: &dyn Fn(&str) -> bool) -> bool {
+        (self.arch == arch.gnu_name() || self.arch == "noarch") && is_selected(&self.name)
     }
 
-    fn take(&mut self, step: &Step<'_>) -> Result<(), MetadataError> {
+    fn add_step(&mut self, step: &Step<'_>) -> Result<(), MetadataError> {
         match step {
             Step::Start("version", tag) => {
                 self.epoch = attribute(tag, "epoch")?.parse().unwrap_or_default();
@@ -196,7 +196,7 @@ impl Current {
             in_provides: _,
             releases,
         } = self;
-        let checksum = known(&algorithm, &checksum, &format!("package {name}"))?;
+        let checksum = parse_checksum(&algorithm, &checksum, &format!("package {name}"))?;
         let releases = releases.into_iter().collect();
         Ok(RpmPackage { name, epoch, version, arch, checksum, location, base, releases })
     }
@@ -214,23 +214,23 @@ fn add(releases: &mut BTreeSet<String>, release: String) {
     }
 }
 
-/// Returns the kernel releases found in the file names of the `wanted` packages, by the packages' checksums.
+/// Returns the kernel releases found in the file names of the `package_ids` packages, by the packages' checksums.
 pub fn filelists(
     from: impl BufRead,
-    wanted: &BTreeSet<&str>,
+    package_ids: &BTreeSet<&str>,
 ) -> Result<BTreeMap<String, BTreeSet<String>>, MetadataError> {
-    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut releases: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut current: Option<String> = None;
     walk(from, |step| {
         match step {
             Step::Start("package", tag) => {
-                current = Some(attribute(tag, "pkgid")?).filter(|id| wanted.contains(id.as_str()));
+                current = Some(attribute(tag, "pkgid")?).filter(|id| package_ids.contains(id.as_str()));
             }
             Step::End("file", text) => {
                 if let (Some(id), Some(release)) = (&current, current.as_ref().and_then(|_| release_in(text)))
                     && release.len() <= MAX_TEXT_SIZE
                 {
-                    add(found.entry(id.clone()).or_default(), release);
+                    add(releases.entry(id.clone()).or_default(), release);
                 }
             }
             Step::End("package", _) => current = None,
@@ -238,32 +238,32 @@ pub fn filelists(
         }
         Ok(())
     })?;
-    Ok(found)
+    Ok(releases)
 }
 
 /// Returns the repository's addresses in a list of mirrors: a plain list with one per line, or a metalink (RFC 5854 and its
 /// predecessor), which names the address of `repomd.xml`.
 pub fn mirrors(list: &[u8]) -> Result<Vec<String>, MetadataError> {
-    let mut found: Vec<String> = Vec::new();
-    let mut take = |text: &str| {
+    let mut addresses: Vec<String> = Vec::new();
+    let mut add_address = |text: &str| {
         let text = text.trim();
         let text = text.strip_suffix("repodata/repomd.xml").unwrap_or(text);
         let is_address = ["https://", "http://"].iter().any(|scheme| text.starts_with(scheme));
-        if is_address && text.len() <= MAX_TEXT_SIZE && found.len() < MAX_MIRRORS {
-            found.push(text.to_owned());
+        if is_address && text.len() <= MAX_TEXT_SIZE && addresses.len() < MAX_MIRRORS {
+            addresses.push(text.to_owned());
         }
     };
     if list.trim_ascii_start().starts_with(b"<") {
         walk(list, |step| {
             if let Step::End("url", text) = step {
-                take(text);
+                add_address(text);
             }
             Ok(())
         })?;
     } else {
-        String::from_utf8_lossy(list).lines().for_each(take);
+        String::from_utf8_lossy(list).lines().for_each(add_address);
     }
-    if found.is_empty() { Err(form("it names no mirror by http or https")) } else { Ok(found) }
+    if addresses.is_empty() { Err(malformed("it names no mirror by http or https")) } else { Ok(addresses) }
 }
 
 /// The start of an element, or its end with the text directly before it.
@@ -277,16 +277,16 @@ fn walk(
     from: impl BufRead,
     mut visit: impl FnMut(Step<'_>) -> Result<(), MetadataError>,
 ) -> Result<(), MetadataError> {
-    let mut reader = Reader::from_reader(Metered { inner: from, left: 0 });
+    let mut reader = Reader::from_reader(LimitedReader { inner: from, remaining: 0 });
     let (mut buffer, mut text, mut depth) = (Vec::new(), String::new(), 0_usize);
     loop {
         buffer.clear();
-        reader.get_mut().left = MAX_TAG_SIZE;
+        reader.get_mut().remaining = MAX_TAG_SIZE;
         match reader.read_event_into(&mut buffer)? {
             Event::Start(tag) => {
                 depth += 1;
                 if depth > MAX_DEPTH {
-                    return Err(form(format!("its elements are nested in more than {MAX_DEPTH} levels")));
+                    return Err(malformed(format!("more than {MAX_DEPTH} nested elements")));
                 }
                 text.clear();
                 visit(Step::Start(tag.local_name().as_ref(), &tag))?;
@@ -311,30 +311,30 @@ fn walk(
             Event::Decl(_) | Event::PI(_) | Event::DocType(_) | Event::Comment(_) => {}
         }
         if text.len() > MAX_TAG_SIZE {
-            return Err(form("it has a text of more than 1 MiB"));
+            return Err(malformed("it has a text of more than 1 MiB"));
         }
     }
-    if depth == 0 { Ok(()) } else { Err(form("it ends in the middle")) }
+    if depth == 0 { Ok(()) } else { Err(malformed("the document is truncated")) }
 }
 
 /// Returns an attribute's value; empty if there is none.
 fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<String, MetadataError> {
-    let found = tag.try_get_attribute(name).map_err(quick_xml::Error::from)?;
-    let Some(found) = found else { return Ok(String::new()) };
-    let value = found.normalized_value(XmlVersion::Implicit1_0)?;
+    let attribute = tag.try_get_attribute(name).map_err(quick_xml::Error::from)?;
+    let Some(attribute) = attribute else { return Ok(String::new()) };
+    let value = attribute.normalized_value(XmlVersion::Implicit1_0)?;
     if value.len() > MAX_TEXT_SIZE {
-        return Err(form(format!("attribute {name} has more than {MAX_TEXT_SIZE} bytes")));
+        return Err(malformed(format!("attribute {name} has more than {MAX_TEXT_SIZE} bytes")));
     }
     Ok(value.into_owned())
 }
 
-/// A reader that fails after `left` bytes, because the XML reader keeps a whole event in memory.
-struct Metered<R> {
+/// A reader that fails after `remaining` bytes, because the XML reader keeps a whole event in memory.
+struct LimitedReader<R> {
     inner: R,
-    left: usize,
+    remaining: usize,
 }
 
-impl<R: BufRead> Read for Metered<R> {
+impl<R: BufRead> Read for LimitedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.fill_buf()?.read(buffer)?;
         self.consume(count);
@@ -342,17 +342,17 @@ impl<R: BufRead> Read for Metered<R> {
     }
 }
 
-impl<R: BufRead> BufRead for Metered<R> {
+impl<R: BufRead> BufRead for LimitedReader<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if self.left == 0 {
+        if self.remaining == 0 {
             return Err(io::Error::other("a tag or text has more than 1 MiB"));
         }
         let filled = self.inner.fill_buf()?;
-        Ok(filled.get(..self.left).unwrap_or(filled))
+        Ok(filled.get(..self.remaining).unwrap_or(filled))
     }
 
     fn consume(&mut self, count: usize) {
-        self.left = self.left.saturating_sub(count);
+        self.remaining = self.remaining.saturating_sub(count);
         self.inner.consume(count);
     }
 }

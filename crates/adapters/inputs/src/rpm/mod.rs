@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use address::{based, below, directory};
+use address::{base_urls, join_below, parse_address};
 use farrier_core::{
     image::checked::{RpmAlternatives, matches_glob},
     kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
@@ -41,9 +41,9 @@ use super::{
 const FORMAT: &str = "rpm-4";
 /// Kind of the cache's records and locks.
 const KIND: &str = "rpm";
-/// Remedy for missing keys, or for a repository without any address.
-pub const LACKING: &str = "add the distribution's keys, name mirrors of its repositories in site.yaml \
-    (`mirrors`), or add the repository that has it to the family";
+/// Remedy for missing keys, repositories or packages.
+pub const HINT: &str = "add the distribution's keys, name mirrors of its repositories in site.yaml \
+    (`mirrors`), or add the repository with the missing package to the family";
 /// Maximum size of `repomd.xml`, a signature or a list of mirrors, in bytes.
 const MAX_INDEX_SIZE: u64 = 4 << 20;
 
@@ -54,47 +54,49 @@ pub struct Repositories {
     arch: Architecture,
     signed: RpmSigned,
     keys: Keys,
-    places: Vec<Place>,
+    repositories: Vec<RepositoryUrls>,
     /// Names of packages, with `*` for a flavor or a release.
     names: Vec<String>,
     /// Repositories without an address, for messages.
-    absent: Vec<String>,
+    no_address: Vec<String>,
     /// Whether all repositories must answer. An unreachable repository may have the newest package.
-    all: bool,
+    requires_all: bool,
 }
 
 /// Addresses of a repository, or of its list of mirrors.
 #[derive(Clone, Debug)]
-enum Place {
-    At(Vec<Url>),
-    Listed(Vec<Url>),
+enum RepositoryUrls {
+    Direct(Vec<Url>),
+    MirrorList(Vec<Url>),
 }
 
 /// A package with the addresses of its repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedPackage {
     pub package: RpmPackage,
-    places: Vec<String>,
+    urls: Vec<String>,
 }
 
 /// Listing of one repository, as last fetched.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Listing {
-    /// Time of the last request, in seconds since 1970.
-    asked: u64,
+    /// Time of the last request, in seconds since the Unix epoch.
+    #[serde(rename = "asked")]
+    requested_at: u64,
     /// Digest of `repomd.xml`; `None` if there is no repository.
     revision: Option<String>,
     /// Addresses of the repository; the one that answered comes first.
-    places: Vec<String>,
+    #[serde(rename = "places")]
+    urls: Vec<String>,
     /// Metadata files named in `repomd.xml`.
     parts: Option<Repomd>,
-    /// Packages with the wanted names.
+    /// Packages with the names in [`Repositories::names`].
     packages: Vec<RpmPackage>,
 }
 
 impl Repositories {
-    /// Opens the repositories for a version of the distribution, without contacting them yet. Missing keys, or a lack of any
-    /// address, are a finding and not an error.
+    /// Opens the repositories for a version of the distribution, without contacting them yet. The inner
+    /// `Err` names the missing key file, or the repositories if none has an address.
     pub fn open(
         fetcher: &Fetcher,
         archive: &RpmArchive,
@@ -105,119 +107,122 @@ impl Repositories {
         let Some(keys) = Keys::read(&file)? else {
             return Ok(Err(format!("file {} with the keys of the distribution", file.display())));
         };
-        let (mut places, mut absent) = (Vec::new(), Vec::new());
+        let (mut repositories, mut no_address) = (Vec::new(), Vec::new());
         for repository in &*archive.repositories {
             let is_list = matches!(repository, RpmRepository::MirrorList(_));
             let text = repository.address().expand(version, arch.gnu_name());
-            let url = directory(&text, !is_list)?;
-            let mut found = fetcher.net.url_candidates(&url);
+            let url = parse_address(&text, !is_list)?;
+            let mut urls = fetcher.net.url_candidates(&url);
             // RFC 6761: names below `invalid` never resolve, so definitions can use them as placeholders for the site's own
             // addresses.
-            found.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
-            if found.is_empty() {
-                absent.push(format!("{text} (no mirror in site.yaml)"));
+            urls.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
+            if urls.is_empty() {
+                no_address.push(format!("{text} (no mirror in site.yaml)"));
+            } else if is_list {
+                repositories.push(RepositoryUrls::MirrorList(urls));
             } else {
-                places.push(if is_list { Place::Listed(found) } else { Place::At(found) });
+                repositories.push(RepositoryUrls::Direct(urls));
             }
         }
-        if places.is_empty() {
-            return Ok(Err(format!("repository {}", absent.join(", "))));
+        if repositories.is_empty() {
+            return Ok(Err(format!("repository {}", no_address.join(", "))));
         }
         let names = groups.iter().flat_map(RpmAlternatives::names);
         let names = names.map(|name| name.replace("{{flavor}}", "*").replace("{{release}}", "*")).collect();
         let (fetcher, signed) = (fetcher.clone(), archive.signed);
-        Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent, all: false }))
+        Ok(Ok(Self { fetcher, arch, signed, keys, repositories, names, no_address, requires_all: false }))
     }
 
     /// Chooses one package of each group for a kernel. Refreshes the listings before reporting a group as missing.
-    pub async fn choose(&self, groups: &[Vec<String>], release: &KernelRelease) -> Result<Packages<Listed>> {
-        let chosen = self.choose_now(groups, release, self.fetcher.options.refresh).await?;
-        let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
-        if again { self.choose_now(groups, release, MISSING_PACKAGE_MAX_AGE).await } else { Ok(chosen) }
+    pub async fn choose(
+        &self,
+        groups: &[Vec<String>],
+        release: &KernelRelease,
+    ) -> Result<Packages<ListedPackage>> {
+        let chosen = self.choose_listed(groups, release, self.fetcher.options.refresh).await?;
+        let renewed = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
+        if renewed { self.choose_listed(groups, release, MISSING_PACKAGE_MAX_AGE).await } else { Ok(chosen) }
     }
 
-    async fn choose_now(
+    async fn choose_listed(
         &self,
         groups: &[Vec<String>],
         release: &KernelRelease,
         max_age: Duration,
-    ) -> Result<Packages<Listed>> {
-        let (listings, faults) = self.listings(max_age).await;
-        let (refused, mut fault) = sorted(faults, listings.is_empty());
-        if let Some(fault) = fault.take_if(|_| self.all) {
-            return Err(fault);
+    ) -> Result<Packages<ListedPackage>> {
+        let (listings, errors) = self.listings(max_age).await;
+        let (refused, mut error) = split_errors(errors, listings.is_empty());
+        if let Some(error) = error.take_if(|_| self.requires_all) {
+            return Err(error);
         }
-        let without = self.without(&listings, &refused);
-        let with_places = |listing: Listing| {
-            let Listing { places, packages, .. } = listing;
-            packages.into_iter().map(move |package| (package, places.clone()))
-        };
-        let known: Vec<_> = listings.into_iter().flat_map(with_places).collect();
-        let packages: Vec<RpmPackage> = known.iter().map(|(package, _)| package.clone()).collect();
+        let missing_note = self.missing_note(&listings, &refused);
+        let packages: Vec<RpmPackage> =
+            listings.iter().flat_map(|listing| listing.packages.iter().cloned()).collect();
         let mut chosen = Vec::with_capacity(groups.len());
         for names in groups {
             let Some(package) = package::choose(&packages, names, release.as_str()) else {
-                let missing = Packages::Missing(format!("{}{without}", names.join(" or ")));
-                return fault.map_or(Ok(missing), Err);
+                let missing = Packages::Missing(format!("{}{missing_note}", names.join(" or ")));
+                return error.map_or(Ok(missing), Err);
             };
-            let places = known.iter().find(|(known, _)| known == package).map(|(_, places)| places.clone());
-            chosen.push(Listed { package: package.clone(), places: places.unwrap_or_default() });
+            let listing = listings.iter().find(|listing| listing.packages.contains(package));
+            let urls = listing.map(|listing| listing.urls.clone()).unwrap_or_default();
+            chosen.push(ListedPackage { package: package.clone(), urls });
         }
         Ok(Packages::Found(chosen))
     }
 
     /// Returns the kernels of each repository, in no particular order.
     pub async fn releases(&self) -> Result<Vec<Vec<KernelRelease>>> {
-        let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
+        let (listings, errors) = self.listings(self.fetcher.options.refresh).await;
         let releases = |listing: &Listing| {
             let releases = listing.packages.iter().flat_map(|package| &package.releases);
             releases.filter_map(|release| release.parse().ok()).collect()
         };
-        let found: Vec<_> = listings.iter().map(releases).collect();
-        faults.into_iter().find(|_| found.is_empty()).map_or(Ok(found), Err)
+        let error = errors.into_iter().next().filter(|_| listings.is_empty());
+        error.map_or_else(|| Ok(listings.iter().map(releases).collect()), Err)
     }
 
     /// Returns the listings of the repositories, and the errors. An error is not fatal: another repository may have the package,
     /// and an entitlement need not cover all repositories.
     async fn listings(&self, max_age: Duration) -> (Vec<Listing>, Vec<FetchError>) {
-        let (mut found, mut faults) = (Vec::new(), Vec::new());
-        for place in &self.places {
-            match self.listing(place, max_age).await {
-                Ok((listing, _)) => found.push(listing),
-                Err(error) => faults.push(error),
+        let (mut listings, mut errors) = (Vec::new(), Vec::new());
+        for repository in &self.repositories {
+            match self.listing(repository, max_age).await {
+                Ok((listing, _)) => listings.push(listing),
+                Err(error) => errors.push(error),
             }
         }
-        (found, faults)
+        (listings, errors)
     }
 
     /// Returns a note for messages about missing repositories and those that this site may not use.
-    fn without(&self, listings: &[Listing], refused: &[String]) -> String {
-        let gone = listings.iter().filter(|listing| listing.revision.is_none());
-        let gone = gone.filter_map(|listing| Some(format!("{} (not there)", listing.places.first()?)));
-        let absent: Vec<String> = self.absent.iter().chain(refused).cloned().chain(gone).collect();
-        if absent.is_empty() { String::new() } else { format!(", without {}", absent.join(", ")) }
+    fn missing_note(&self, listings: &[Listing], refused: &[String]) -> String {
+        let missing = listings.iter().filter(|listing| listing.revision.is_none());
+        let missing = missing.filter_map(|listing| Some(format!("{} (missing)", listing.urls.first()?)));
+        let unused: Vec<String> = self.no_address.iter().chain(refused).cloned().chain(missing).collect();
+        if unused.is_empty() { String::new() } else { format!(", without {}", unused.join(", ")) }
     }
 
     /// Refreshes the listings unless they are very recent; returns whether any was refreshed.
     pub async fn renew(&self) -> Result<bool> {
-        let mut asked = false;
-        for place in &self.places {
-            // Unreadable repositories are reported where a package is missing.
-            asked |= self.listing(place, MISSING_PACKAGE_MAX_AGE).await.is_ok_and(|(_, asked)| asked);
+        let mut any_refreshed = false;
+        for repository in &self.repositories {
+            // Ignore an error here: the search for a missing package reports unreadable repositories.
+            any_refreshed |= matches!(self.listing(repository, MISSING_PACKAGE_MAX_AGE).await, Ok((_, true)));
         }
-        Ok(asked)
+        Ok(any_refreshed)
     }
 
     /// Downloads the packages' files, verified by checksum, and by signature if packages are signed.
-    pub async fn download(&self, packages: &[Listed]) -> Result<Vec<PathBuf>> {
+    pub async fn download(&self, packages: &[ListedPackage]) -> Result<Vec<PathBuf>> {
         let mut files = Vec::with_capacity(packages.len());
-        for Listed { package, places } in packages {
+        for ListedPackage { package, urls } in packages {
             let what = format!("package {}-{}", package.name, package.version);
             // A copy of a repository may have the package although its metadata names the original address.
-            let mut all =
-                package.base.as_ref().map_or(Ok(Vec::new()), |base| based(&self.fetcher.net, base))?;
-            all.extend(places.iter().cloned());
-            files.push(self.fetch(&all, &what, &package.location, &package.checksum).await?);
+            let mut all_urls =
+                package.base.as_ref().map_or(Ok(Vec::new()), |base| base_urls(&self.fetcher.net, base))?;
+            all_urls.extend(urls.iter().cloned());
+            files.push(self.fetch(&all_urls, &what, &package.location, &package.checksum).await?);
         }
         if self.signed.covers_packages() {
             Box::pin(self.keys.verify_packages(&self.fetcher.cache.scratch()?, &files)).await?;
@@ -226,10 +231,10 @@ impl Repositories {
     }
 
     /// Returns a repository's listing, not older than `max_age`, and whether it was refreshed.
-    async fn listing(&self, place: &Place, max_age: Duration) -> Result<(Listing, bool)> {
-        let (kind, urls) = match place {
-            Place::At(urls) => ("at", urls),
-            Place::Listed(urls) => ("listed", urls),
+    async fn listing(&self, repository: &RepositoryUrls, max_age: Duration) -> Result<(Listing, bool)> {
+        let (kind, urls) = match repository {
+            RepositoryUrls::Direct(urls) => ("at", urls),
+            RepositoryUrls::MirrorList(urls) => ("listed", urls),
         };
         let signed = if self.signed.covers_metadata() { "signed" } else { "" };
         let head = [FORMAT, self.arch.gnu_name(), signed, kind];
@@ -237,24 +242,25 @@ impl Repositories {
             head.into_iter().chain(urls.iter().map(Url::as_str)).chain(self.names.iter().map(String::as_str));
         let key = digest::of_parts(parts);
         let cache = &self.fetcher.cache;
-        let fresh =
-            |listing: &Listing| now().checked_sub(listing.asked).is_some_and(|age| age < max_age.as_secs());
-        let known = cache.read_record::<Listing>(KIND, &key)?;
-        if let Some(known) = known.filter(fresh) {
-            return Ok((known, false));
+        let is_fresh = |listing: &Listing| {
+            now().checked_sub(listing.requested_at).is_some_and(|age| age < max_age.as_secs())
+        };
+        let recorded = cache.read_record::<Listing>(KIND, &key)?;
+        if let Some(recorded) = recorded.filter(is_fresh) {
+            return Ok((recorded, false));
         }
         let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
-        let known = match cache.read_record::<Listing>(KIND, &key)? {
+        let recorded = match cache.read_record::<Listing>(KIND, &key)? {
             // Another farrier refreshed the listing while this one waited.
-            Some(known) if fresh(&known) => return Ok((known, true)),
-            known => known,
+            Some(recorded) if is_fresh(&recorded) => return Ok((recorded, true)),
+            recorded => recorded,
         };
-        let places = match place {
-            Place::At(urls) => urls.clone(),
-            Place::Listed(urls) => Box::pin(self.mirrors(urls)).await?,
+        let urls = match repository {
+            RepositoryUrls::Direct(urls) => urls.clone(),
+            RepositoryUrls::MirrorList(urls) => Box::pin(self.mirrors(urls)).await?,
         };
         // Boxed: many futures contain this one, and it makes up much of their size.
-        let listing = Box::pin(self.ask(&places, known)).await?;
+        let listing = Box::pin(self.fetch_listing(&urls, recorded)).await?;
         cache.write_record(KIND, &key, &listing)?;
         Ok((listing, true))
     }
@@ -264,52 +270,50 @@ impl Repositories {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
         let file = scratch.path().join("mirrors");
         download_from_any(net, "the list of mirrors", lists, None, MAX_INDEX_SIZE, &file).await?;
-        let found = metadata::mirrors(&fs::read(&file)?).map_err(|source| {
+        let mirrors = metadata::mirrors(&fs::read(&file)?).map_err(|source| {
             let first = lists.first().map(Url::to_string);
             FetchError::Metadata(first.unwrap_or_default(), source)
         })?;
-        let found = found.iter().map(|text| directory(text, true)).collect::<Result<Vec<_>, _>>()?;
-        Ok(found.iter().flat_map(|url| net.url_candidates(url)).collect())
+        let mirrors = mirrors.iter().map(|text| parse_address(text, true)).collect::<Result<Vec<_>, _>>()?;
+        Ok(mirrors.iter().flat_map(|url| net.url_candidates(url)).collect())
     }
 
-    /// Returns the listing from the first place that answers. A repository that no place has is a finding.
-    async fn ask(&self, places: &[Url], known: Option<Listing>) -> Result<Listing> {
-        let mut fault = None;
-        for place in places {
-            match self.read(place, known.as_ref()).await {
+    /// Returns the listing from the first address that answers, or an empty listing if no address has the repository.
+    async fn fetch_listing(&self, urls: &[Url], recorded: Option<Listing>) -> Result<Listing> {
+        let mut first_error = None;
+        for url in urls {
+            match self.read(url, recorded.as_ref()).await {
                 Ok(Some(listing)) => {
-                    let others = places.iter().filter(|other| *other != place);
-                    return Ok(Listing {
-                        places: std::iter::once(place).chain(others).map(Url::to_string).collect(),
-                        ..listing
-                    });
+                    let others = urls.iter().filter(|other| *other != url);
+                    let urls = std::iter::once(url).chain(others).map(Url::to_string).collect();
+                    return Ok(Listing { urls, ..listing });
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(repository = %place, error = %oci::error_chain(&error), "cannot read the repository");
-                    // Of several errors, report the first one: the first place is the intended one.
-                    fault.get_or_insert(error);
+                    tracing::debug!(repository = %url, error = %oci::error_chain(&error), "cannot read the repository");
+                    // Of several errors, report the first one: the first address is the intended one.
+                    first_error.get_or_insert(error);
                 }
             }
         }
-        fault.map_or_else(|| Ok(Listing::absent(places)), Err)
+        first_error.map_or_else(|| Ok(Listing::absent(urls)), Err)
     }
 
     /// Reads a listing; returns `None` if there is no repository. An index that names a missing file belongs to a repository that
     /// is being updated, which is an error.
-    async fn read(&self, place: &Url, known: Option<&Listing>) -> Result<Option<Listing>> {
+    async fn read(&self, base: &Url, recorded: Option<&Listing>) -> Result<Option<Listing>> {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
-        let (index, url) = (scratch.path().join("repomd.xml"), below(place, "repodata/repomd.xml")?);
-        let what = format!("the metadata of {place}");
+        let (index, url) = (scratch.path().join("repomd.xml"), join_below(base, "repodata/repomd.xml")?);
+        let what = format!("the metadata of {base}");
         let revision = match transfer(net, &what, &url, None, MAX_INDEX_SIZE, index.clone()).await {
             Err(FetchError::Status(_, 404 | 410)) => return Ok(None),
-            got => got?,
+            outcome => outcome?,
         };
         if self.signed.covers_metadata() {
             let (signature, url) =
-                (scratch.path().join("repomd.xml.asc"), below(place, "repodata/repomd.xml.asc")?);
-            let got = transfer(net, &what, &url, None, MAX_INDEX_SIZE, signature.clone()).await;
-            got.map_err(|error| match error {
+                (scratch.path().join("repomd.xml.asc"), join_below(base, "repodata/repomd.xml.asc")?);
+            let outcome = transfer(net, &what, &url, None, MAX_INDEX_SIZE, signature.clone()).await;
+            outcome.map_err(|error| match error {
                 FetchError::Status(url, 404 | 410) => FetchError::unusable(
                     format!("verify {what}: there is no signature {url}"),
                     "if the packages are signed, set `signed: packages` in the family",
@@ -319,48 +323,48 @@ impl Repositories {
             self.keys.verify_file(&scratch, &index, &signature, &what).await?;
         }
         let revision = Some(revision.to_string());
-        if let Some(known) = known.filter(|known| known.revision == revision) {
-            return Ok(Some(Listing { asked: now(), ..known.clone() }));
+        if let Some(recorded) = recorded.filter(|recorded| recorded.revision == revision) {
+            return Ok(Some(Listing { requested_at: now(), ..recorded.clone() }));
         }
         let index = BufReader::new(File::open(&index)?);
         let parts = metadata::repomd(index).map_err(|source| unreadable(&url, source))?;
-        let packages = self.packages(place, &parts).await?;
-        Ok(Some(Listing { asked: now(), revision, places: Vec::new(), parts: Some(parts), packages }))
+        let packages = self.packages(base, &parts).await?;
+        Ok(Some(Listing { requested_at: now(), revision, urls: Vec::new(), parts: Some(parts), packages }))
     }
 
-    /// Returns the packages with the wanted names. For packages that do not name their kernel, the lists of files are searched.
-    async fn packages(&self, place: &Url, repomd: &Repomd) -> Result<Vec<RpmPackage>> {
+    /// Returns the packages with the names in `self.names`. For packages that do not name their kernel, searches the lists of files.
+    async fn packages(&self, base: &Url, repomd: &Repomd) -> Result<Vec<RpmPackage>> {
         if self.names.is_empty() {
             return Ok(Vec::new());
         }
         let (names, arch) = (self.names.clone(), self.arch);
-        let wanted = move |name: &str| names.iter().any(|pattern| matches_glob(pattern, name));
-        let read = move |from: &mut dyn BufRead| metadata::primary(from, arch, &wanted);
-        let mut packages = self.part(place, &repomd.primary, read).await?;
-        let silent = packages.iter().filter(|package| package.releases.is_empty());
-        let silent: BTreeSet<String> = silent.map(|package| package.checksum.hex().to_owned()).collect();
-        if let (Some(part), false) = (&repomd.filelists, silent.is_empty()) {
+        let is_selected = move |name: &str| names.iter().any(|pattern| fits(pattern, name));
+        let read = move |from: &mut dyn BufRead| metadata::primary(from, arch, &is_selected);
+        let mut packages = self.part(base, &repomd.primary, read).await?;
+        let unnamed = packages.iter().filter(|package| package.releases.is_empty());
+        let unnamed: BTreeSet<String> = unnamed.map(|package| package.checksum.hex().to_owned()).collect();
+        if let (Some(part), false) = (&repomd.filelists, unnamed.is_empty()) {
             let read = move |from: &mut dyn BufRead| {
-                metadata::filelists(from, &silent.iter().map(String::as_str).collect())
+                metadata::filelists(from, &unnamed.iter().map(String::as_str).collect())
             };
-            let mut told = self.part(place, part, read).await?;
+            let mut releases = self.part(base, part, read).await?;
             for package in &mut packages {
-                package.releases.extend(told.remove(package.checksum.hex()).unwrap_or_default());
+                package.releases.extend(releases.remove(package.checksum.hex()).unwrap_or_default());
             }
         }
-        packages.iter_mut().for_each(RpmPackage::releases_by_version);
+        packages.iter_mut().for_each(RpmPackage::fill_missing_releases);
         Ok(packages)
     }
 
     /// Fetches and parses a metadata file.
     async fn part<T: Send + 'static>(
         &self,
-        place: &Url,
+        base: &Url,
         part: &Part,
         read: impl FnOnce(&mut dyn BufRead) -> Result<T, MetadataError> + Send + 'static,
     ) -> Result<T> {
-        let url = below(place, &part.location)?;
-        let what = format!("the metadata of {place}");
+        let url = join_below(base, &part.location)?;
+        let what = format!("the metadata of {base}");
         let file = fetch_from(&self.fetcher, &what, std::slice::from_ref(&url), &part.checksum).await?;
         stoppable(move |stop| {
             let opened = archive::decompressed(&file, stop);
@@ -373,39 +377,39 @@ impl Repositories {
     /// Fetches a file of a repository from the first address that has it.
     async fn fetch(
         &self,
-        places: &[String],
+        bases: &[String],
         what: &str,
         location: &str,
         checksum: &Checksum,
     ) -> Result<PathBuf> {
-        let places = places.iter().map(|place| below(&directory(place, true)?, location));
-        let places = places.collect::<Result<Vec<_>, _>>()?;
-        Box::pin(fetch_from(&self.fetcher, what, &places, checksum)).await
+        let urls = bases.iter().map(|base| join_below(&parse_address(base, true)?, location));
+        let urls = urls.collect::<Result<Vec<_>, _>>()?;
+        Box::pin(fetch_from(&self.fetcher, what, &urls, checksum)).await
     }
 }
 
-/// Separates errors: returns the repositories that the site may not use, for messages, and the first other error. If no
-/// repository answered, a refusal counts as an error too. An entitlement need not cover all repositories, and another one may
-/// have the kernel.
-fn sorted(faults: Vec<FetchError>, none_answered: bool) -> (Vec<String>, Option<FetchError>) {
-    let (mut refused, mut fault) = (Vec::new(), None);
-    for error in faults {
+/// Separates errors: returns the repositories that the site may not use, for messages, and the first other error. An entitlement
+/// need not cover all repositories, and another repository may have the kernel. If no repository answered, a refusal counts as an
+/// error, too.
+fn split_errors(errors: Vec<FetchError>, none_answered: bool) -> (Vec<String>, Option<FetchError>) {
+    let (mut refused, mut first_error) = (Vec::new(), None);
+    for error in errors {
         match error {
             FetchError::Status(url, status @ (401 | 403)) if !none_answered => {
                 refused.push(format!("{url} ({status})"));
             }
-            error => drop(fault.get_or_insert(error)),
+            error => drop(first_error.get_or_insert(error)),
         }
     }
-    (refused, fault)
+    (refused, first_error)
 }
 
 impl Listing {
-    fn absent(places: &[Url]) -> Self {
+    fn absent(urls: &[Url]) -> Self {
         Self {
-            asked: now(),
+            requested_at: now(),
             revision: None,
-            places: places.iter().map(Url::to_string).collect(),
+            urls: urls.iter().map(Url::to_string).collect(),
             parts: None,
             packages: Vec::new(),
         }
@@ -442,13 +446,13 @@ mod tests {
     #[test]
     fn a_repository_that_the_site_may_not_ask_is_told_beside_what_others_lack() {
         let status = |status| FetchError::Status(format!("https://a.test/eus/{status}"), status);
-        let (refused, fault) = sorted(vec![status(403), status(401)], false);
+        let (refused, fault) = split_errors(vec![status(403), status(401)], false);
         assert_eq!(refused, ["https://a.test/eus/403 (403)", "https://a.test/eus/401 (401)"]);
         assert!(fault.is_none());
         // No repository answered, so the refusal is the error to report.
-        assert!(matches!(sorted(vec![status(403)], true), (_, Some(FetchError::Status(_, 403)))));
+        assert!(matches!(split_errors(vec![status(403)], true), (_, Some(FetchError::Status(_, 403)))));
         assert!(matches!(
-            sorted(vec![status(403), status(503)], false),
+            split_errors(vec![status(403), status(503)], false),
             (_, Some(FetchError::Status(_, 503)))
         ));
     }

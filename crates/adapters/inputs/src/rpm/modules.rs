@@ -80,7 +80,7 @@ impl ModularMetadata {
     pub fn add(&mut self, text: &str) -> Result<(), MetadataError> {
         // Other kinds of documents, such as translations, are the majority and do not concern packages.
         for document in text.split("\n---").map(|document| document.strip_prefix("---").unwrap_or(document)) {
-            let has = |line: &str| document.lines().any(|found| found.trim_end() == line);
+            let has = |line: &str| document.lines().any(|other| other.trim_end() == line);
             if has("document: modulemd") && has("version: 2") {
                 self.builds.push(read(document)?);
             } else if has("document: modulemd-defaults") {
@@ -97,17 +97,17 @@ impl ModularMetadata {
     ///
     /// # Errors
     /// A stream that no repository has, as `module:stream`.
-    pub fn filter(&self, named: &BTreeMap<StreamName, StreamName>) -> Result<ModuleFilter, String> {
-        let named: BTreeMap<&str, &str> =
-            named.iter().map(|(module, stream)| (module.as_str(), stream.as_str())).collect();
-        let is_there = |module: &str, stream: &str| {
+    pub fn filter(&self, selected: &BTreeMap<StreamName, StreamName>) -> Result<ModuleFilter, String> {
+        let selected: BTreeMap<&str, &str> =
+            selected.iter().map(|(module, stream)| (module.as_str(), stream.as_str())).collect();
+        let exists = |module: &str, stream: &str| {
             self.builds.iter().any(|build| build.name == module && build.stream == stream)
         };
-        if let Some((module, stream)) = named.iter().find(|(module, stream)| !is_there(module, stream)) {
+        if let Some((module, stream)) = selected.iter().find(|(module, stream)| !exists(module, stream)) {
             return Err(format!("{module}:{stream}"));
         }
         let stream_of = |module: &str| {
-            named.get(module).copied().or_else(|| self.defaults.get(module).map(String::as_str))
+            selected.get(module).copied().or_else(|| self.defaults.get(module).map(String::as_str))
         };
         let mut active: Vec<&Build> =
             self.builds.iter().filter(|build| stream_of(&build.name) == Some(&build.stream)).collect();
@@ -115,9 +115,9 @@ impl ModularMetadata {
         loop {
             let streams: BTreeSet<(&str, &str)> =
                 active.iter().map(|build| (build.name.as_str(), build.stream.as_str())).collect();
-            let before = active.len();
+            let previous_count = active.len();
             active.retain(|build| build.is_met(&streams));
-            if active.len() == before {
+            if active.len() == previous_count {
                 break;
             }
         }
@@ -138,10 +138,10 @@ fn names(packages: &HashSet<String>) -> HashSet<String> {
 
 impl Build {
     fn is_met(&self, streams: &BTreeSet<(&str, &str)>) -> bool {
-        let is_met = |(module, wanted): (&String, &Vec<String>)| {
+        let is_met = |(module, allowed): (&String, &Vec<String>)| {
             // A repository is for one version of the distribution, so its platform always matches.
-            let mut there = streams.iter().filter(|(name, _)| name == module).map(|(_, stream)| *stream);
-            module == "platform" || there.any(|stream| allows(wanted, stream))
+            let mut available = streams.iter().filter(|(name, _)| name == module).map(|(_, stream)| *stream);
+            module == "platform" || available.any(|stream| allows(allowed, stream))
         };
         self.dependencies.is_empty()
             || self.dependencies.iter().any(|alternative| alternative.requires.iter().all(is_met))
@@ -149,9 +149,9 @@ impl Build {
 }
 
 /// Whether a list of streams allows `stream`. An empty list, or one with only exclusions, allows every other stream.
-fn allows(wanted: &[String], stream: &str) -> bool {
-    let mut names = wanted.iter().filter(|name| !name.starts_with('-')).peekable();
-    let is_refused = wanted.iter().any(|name| name.strip_prefix('-') == Some(stream));
+fn allows(list: &[String], stream: &str) -> bool {
+    let mut names = list.iter().filter(|name| !name.starts_with('-')).peekable();
+    let is_refused = list.iter().any(|name| name.strip_prefix('-') == Some(stream));
     !is_refused && (names.peek().is_none() || names.any(|name| name == stream))
 }
 

@@ -49,7 +49,7 @@ impl RpmPackage {
     }
 
     /// Falls back to the package's own version as its kernel release, if neither its provides nor its files name a release.
-    pub fn releases_by_version(&mut self) {
+    pub fn fill_missing_releases(&mut self) {
         if self.releases.is_empty() {
             let Self { version, arch, .. } = self;
             self.releases = vec![format!("{version}.{arch}"), version.clone()];
@@ -57,8 +57,7 @@ impl RpmPackage {
     }
 }
 
-/// Extracts the kernel release from the path of a packaged file. Knows the directories of modules and headers in each
-/// distribution.
+/// Extracts the kernel release from the path of a packaged file. Knows the directories of modules and headers in each distribution.
 pub fn release_in(path: &str) -> Option<String> {
     let path = path.strip_prefix('/').unwrap_or(path);
     let component_after =
@@ -173,7 +172,7 @@ mod tests {
     #[test]
     fn version_is_the_fallback_release() {
         let mut azure = package("kernel-devel", 0, "6.6.57.1-2.azl3", &[]);
-        azure.releases_by_version();
+        azure.fill_missing_releases();
         assert!(azure.is_for("6.6.57.1-2.azl3") && azure.is_for("6.6.57.1-2.azl3.x86_64"));
         assert_eq!(
             azure.identity(),

@@ -7,25 +7,25 @@ use farrier_core::{
     kernel::KernelTarget,
 };
 
-use super::{LACKING, Listed, Repositories, key_parts, package::names_for};
+use super::{HINT, ListedPackage, Repositories, key_parts, package::names_for};
 use crate::{FetchError, Fetcher, Result, apt::Packages};
 
 /// A package and its repositories.
-pub struct Found {
+pub struct FoundPackage {
     archive: Repositories,
-    listed: Listed,
+    listed: ListedPackage,
 }
 
-impl Found {
+impl FoundPackage {
     /// Finds the package for the source's kernel.
     pub async fn find(fetcher: &Fetcher, source: &RpmSource) -> Result<Self> {
         let (kernel, groups) = (kernel(source)?, std::slice::from_ref(&source.package));
         let version = kernel.repository_version();
         let system = (&*version, kernel.arch);
-        let archive = Repositories::open(fetcher, &source.from, system, groups)?.map_err(|lacking| {
-            FetchError::unusable(format!("find package {}: there is no {lacking}", &*source.package), LACKING)
+        let archive = Repositories::open(fetcher, &source.from, system, groups)?.map_err(|missing| {
+            FetchError::unusable(format!("find package {}: there is no {missing}", &*source.package), HINT)
         })?;
-        let archive = Repositories { all: true, ..archive };
+        let archive = Repositories { requires_all: true, ..archive };
         let names = names_for(&source.package, kernel.release.as_str());
         match Box::pin(archive.choose(&[names], &kernel.release)).await? {
             Packages::Found(mut found) => {
@@ -63,7 +63,7 @@ fn kernel(source: &RpmSource) -> Result<&KernelTarget> {
 }
 
 /// Returns the parts that identify a definition's package for a kernel.
-pub fn declared(source: &RpmSource) -> Result<Vec<String>> {
+pub fn identity_parts(source: &RpmSource) -> Result<Vec<String>> {
     let kernel = kernel(source)?;
     let head = ["rpm", &source.package, kernel.release.as_str()].map(str::to_owned);
     let version = kernel.repository_version();
@@ -71,8 +71,8 @@ pub fn declared(source: &RpmSource) -> Result<Vec<String>> {
     Ok(head.into_iter().chain(key_parts(&source.from, system)).collect())
 }
 
-/// Whether a package with this identity may be the wanted one.
-pub fn is_wanted(source: &RpmSource, identity: &str) -> bool {
+/// Whether a package with this identity can be the source's package.
+pub fn matches_identity(source: &RpmSource, identity: &str) -> bool {
     let release = source.kernel.as_ref().map_or("", |kernel| kernel.release.as_str());
     let name = identity.split_once('=').map_or("", |(name, _)| name);
     names_for(&source.package, release).iter().any(|pattern| matches_glob(pattern, name))

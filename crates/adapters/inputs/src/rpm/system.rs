@@ -13,10 +13,10 @@ use farrier_local::{archive, blocking::stoppable, tree_removal::remove_tree};
 use fs_err::{self as fs, File};
 
 use super::{
-    Listed, Repomd, Repositories, RpmPackage,
+    ListedPackage, Repomd, Repositories, RpmPackage,
     metadata::{self, Part},
     modules::{MAX_MODULES_SIZE, ModularMetadata, ModuleFilter},
-    sorted,
+    split_errors,
 };
 use crate::{FetchError, Result, process};
 
@@ -29,8 +29,8 @@ const REPOMD: &str = r#"<repomd><data type="primary"><location href="primary.xml
 const RULES: &str = "solverflags ignorerecommended yumobsoletes bestobeypolicy urpmreorder";
 
 /// An existing repository, with the data that the solver needs.
-struct Known {
-    places: Vec<String>,
+struct SolverRepository {
+    urls: Vec<String>,
     primary: PathBuf,
     filelists: Option<Part>,
     modules: Option<Part>,
@@ -45,16 +45,16 @@ impl Repositories {
         streams: &BTreeMap<StreamName, StreamName>,
         what: &str,
     ) -> Result<Vec<PathBuf>> {
-        match self.system_now(packages, streams, what).await {
+        match self.download_system(packages, streams, what).await {
             // A retry does not change the signature.
             Err(error @ FetchError::Signature { .. }) => Err(error),
             // A package may have appeared, or been replaced by a newer one.
-            Err(_) if self.renew().await? => self.system_now(packages, streams, what).await,
+            Err(_) if self.renew().await? => self.download_system(packages, streams, what).await,
             outcome => outcome,
         }
     }
 
-    async fn system_now(
+    async fn download_system(
         &self,
         packages: &[RpmName],
         streams: &BTreeMap<StreamName, StreamName>,
@@ -68,64 +68,64 @@ impl Repositories {
         packages: &[RpmName],
         streams: &BTreeMap<StreamName, StreamName>,
         what: &str,
-    ) -> Result<Vec<Listed>> {
-        let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
+    ) -> Result<Vec<ListedPackage>> {
+        let (listings, errors) = self.listings(self.fetcher.options.refresh).await;
         // A missing repository would give another system, unless this site is never allowed to use it.
-        let (refused, fault) = sorted(faults, listings.is_empty());
-        if let Some(fault) = fault {
-            return Err(fault);
+        let (refused, error) = split_errors(errors, listings.is_empty());
+        if let Some(error) = error {
+            return Err(error);
         }
-        let without = self.without(&listings, &refused);
-        let mut known = Vec::new();
+        let note = self.missing_note(&listings, &refused);
+        let mut repositories = Vec::new();
         for listing in listings {
             let Some(parts) = listing.parts else { continue };
-            let primary = self.part_of(&listing.places, &parts.primary).await?;
+            let primary = self.fetch_part(&listing.urls, &parts.primary).await?;
             let Repomd { primary: _, filelists, modules } = parts;
-            known.push(Known { places: listing.places, primary, filelists, modules });
+            repositories.push(SolverRepository { urls: listing.urls, primary, filelists, modules });
         }
-        let filter = self.modular_metadata(&known).await?.filter(streams).map_err(|stream| {
+        let filter = self.modular_metadata(&repositories).await?.filter(streams).map_err(|stream| {
             FetchError::unusable(
-                format!("choose the packages of {what}: no repository has module stream {stream}{without}"),
+                format!("choose the packages of {what}: no repository has module stream {stream}{note}"),
                 "name in `moduleStreams` streams that the repositories have",
             )
         })?;
-        let primaries: Vec<PathBuf> = known.iter().map(|repository| repository.primary.clone()).collect();
+        let primaries: Vec<PathBuf> = repositories.iter().map(|known| known.primary.clone()).collect();
         let excluded = self.excluded(primaries, filter).await?;
         // Most distributions require only files listed in `primary`. The complete lists of files are many times larger.
-        let chosen = match self.solve(&known, &excluded, packages, false).await? {
+        let chosen = match self.solve(&repositories, &excluded, packages, false).await? {
             Ok(chosen) => Ok(chosen),
-            Err(_) => self.solve(&known, &excluded, packages, true).await?,
+            Err(_) => self.solve(&repositories, &excluded, packages, true).await?,
         };
-        let chosen = chosen.map_err(|said| FetchError::Program {
+        let chosen = chosen.map_err(|reason| FetchError::Program {
             action: format!("choose the packages of {what}"),
-            message: format!("{said}{without}"),
+            message: format!("{reason}{note}"),
             transient: false,
         })?;
-        let listed = self.listed(known, chosen).await?;
-        let is_there = |name: &&RpmName| listed.iter().any(|listed| listed.package.name == name.as_str());
-        match packages.iter().find(|name| !is_there(name)) {
+        let listed = self.chosen_packages(repositories, chosen).await?;
+        let is_listed = |name: &&RpmName| listed.iter().any(|listed| listed.package.name == name.as_str());
+        match packages.iter().find(|name| !is_listed(name)) {
             Some(name) => Err(FetchError::NoPackage(name.to_string(), what.to_owned())),
             None => Ok(listed),
         }
     }
 
-    async fn part_of(&self, places: &[String], part: &Part) -> Result<PathBuf> {
-        let what = format!("the metadata of {}", places.first().map_or("", String::as_str));
-        self.fetch(places, &what, &part.location, &part.checksum).await
+    async fn fetch_part(&self, urls: &[String], part: &Part) -> Result<PathBuf> {
+        let what = format!("the metadata of {}", urls.first().map_or("", String::as_str));
+        self.fetch(urls, &what, &part.location, &part.checksum).await
     }
 
     /// Returns the repositories' modularity metadata.
-    async fn modular_metadata(&self, known: &[Known]) -> Result<ModularMetadata> {
+    async fn modular_metadata(&self, repositories: &[SolverRepository]) -> Result<ModularMetadata> {
         let mut modules = ModularMetadata::default();
-        for Known { places, modules: part, .. } in known {
+        for SolverRepository { urls, modules: part, .. } in repositories {
             let Some(part) = part else { continue };
-            let file = self.part_of(places, part).await?;
+            let file = self.fetch_part(urls, part).await?;
             let text = stoppable(move |stop| {
                 let mut text = String::new();
-                opened(&file, stop)?.take(MAX_MODULES_SIZE).read_to_string(&mut text)?;
+                open_metadata(&file, stop)?.take(MAX_MODULES_SIZE).read_to_string(&mut text)?;
                 Ok::<_, FetchError>(text)
             });
-            let unreadable = |source| FetchError::Metadata(places.join(", "), source);
+            let unreadable = |source| FetchError::Metadata(urls.join(", "), source);
             modules.add(&text.await?).map_err(unreadable)?;
         }
         Ok(modules)
@@ -135,20 +135,20 @@ impl Repositories {
     async fn excluded(&self, primaries: Vec<PathBuf>, filter: ModuleFilter) -> Result<Vec<String>> {
         let arch = self.arch;
         stoppable(move |stop| {
-            let mut found = Vec::new();
+            let mut ids = Vec::new();
             for (number, primary) in primaries.iter().enumerate() {
                 let read = metadata::each_package(
-                    opened(primary, stop)?,
+                    open_metadata(primary, stop)?,
                     arch,
                     &|name| filter.is_modular_name(name),
                     |package| {
-                        found.extend(filter.excludes(&package).then(|| id(&package, number)));
+                        ids.extend(filter.excludes(&package).then(|| solver_id(&package, number)));
                         Ok(())
                     },
                 );
                 read.map_err(|source| FetchError::Metadata(primary.display().to_string(), source))?;
             }
-            Ok(found)
+            Ok(ids)
         })
         .await
     }
@@ -156,81 +156,87 @@ impl Repositories {
     /// Returns libsolv's choice, each as `name-version.arch@number of the repository`, or the reason for its failure.
     async fn solve(
         &self,
-        known: &[Known],
+        repositories: &[SolverRepository],
         excluded: &[String],
         packages: &[RpmName],
         with_files: bool,
     ) -> Result<Result<BTreeSet<String>, String>> {
         let scratch = self.fetcher.cache.scratch()?;
-        for (number, repository) in known.iter().enumerate() {
+        for (number, repository) in repositories.iter().enumerate() {
             let directory = scratch.path().join(number.to_string());
             self.convert(repository, with_files, &directory).await?;
         }
-        let repositories = (0..known.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
+        let lines = (0..repositories.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
         // The colon restricts the system to this architecture and `noarch`.
         let rules = [format!("system :{} rpm", self.arch.gnu_name()), RULES.to_owned()];
         let excluded = excluded.iter().map(|package| format!("disable pkg {package}"));
         let jobs = packages.iter().map(|name| format!("job install name {name}"));
-        let case: Vec<String> = repositories.chain(rules).chain(excluded).chain(jobs).collect();
+        let case: Vec<String> = lines.chain(rules).chain(excluded).chain(jobs).collect();
         let file = scratch.path().join("case.t");
         fs::write(&file, case.join("\n") + "\n")?;
         let mut solve = process::command("testsolv");
         solve.arg("-r").arg(&file);
-        Ok(chosen(&process::run(solve, "testsolv", || "choose packages".to_owned()).await?.stdout))
+        Ok(parse_solution(&process::run(solve, "testsolv", || "choose packages".to_owned()).await?.stdout))
     }
 
     /// Converts a repository to libsolv's format, in a file next to `directory`. The directory is temporary.
-    async fn convert(&self, repository: &Known, with_files: bool, directory: &Path) -> Result<()> {
-        let Known { places, primary, filelists, modules: _ } = repository;
+    async fn convert(&self, repository: &SolverRepository, with_files: bool, directory: &Path) -> Result<()> {
+        let SolverRepository { urls, primary, filelists, modules: _ } = repository;
         let mut parts = vec![(primary.clone(), "primary.xml")];
         if let Some(filelists) = filelists.as_ref().filter(|_| with_files) {
-            parts.push((self.part_of(places, filelists).await?, "filelists.xml"));
+            parts.push((self.fetch_part(urls, filelists).await?, "filelists.xml"));
         }
-        let place = directory.to_owned();
+        let dir = directory.to_owned();
         stoppable(move |stop| {
-            fs::create_dir(&place)?;
-            fs::write(place.join("repomd.xml"), REPOMD)?;
-            parts.iter().try_for_each(|(from, name)| copy(&mut *opened(from, stop)?, &place.join(name)))
+            fs::create_dir(&dir)?;
+            fs::write(dir.join("repomd.xml"), REPOMD)?;
+            parts.iter().try_for_each(|(from, name)| copy(&mut *open_metadata(from, stop)?, &dir.join(name)))
         })
         .await?;
         let mut convert = process::command("repo2solv");
         convert.arg("-F").arg("-o").arg(directory.with_extension("solv")).arg(directory);
-        let action = || format!("read the metadata of {}", places.join(", "));
+        let action = || format!("read the metadata of {}", urls.join(", "));
         process::run(convert, "repo2solv", action).await?;
         Ok(remove_tree(directory)?)
     }
 
     /// Returns the chosen packages from the repositories' metadata.
-    async fn listed(&self, known: Vec<Known>, chosen: BTreeSet<String>) -> Result<Vec<Listed>> {
+    async fn chosen_packages(
+        &self,
+        repositories: Vec<SolverRepository>,
+        chosen: BTreeSet<String>,
+    ) -> Result<Vec<ListedPackage>> {
         let arch = self.arch;
         stoppable(move |stop| {
             let names: BTreeSet<&str> = chosen.iter().filter_map(|id| id.rsplitn(3, '-').nth(2)).collect();
-            let mut found = Vec::with_capacity(chosen.len());
-            for (number, Known { places, primary, .. }) in known.into_iter().enumerate() {
-                let packages = metadata::primary(opened(&primary, stop)?, arch, &|name| names.contains(name));
+            let mut list = Vec::with_capacity(chosen.len());
+            for (number, SolverRepository { urls, primary, .. }) in repositories.into_iter().enumerate() {
+                let packages =
+                    metadata::primary(open_metadata(&primary, stop)?, arch, &|name| names.contains(name));
                 let packages =
                     packages.map_err(|source| FetchError::Metadata(primary.display().to_string(), source))?;
-                let fit = packages.into_iter().filter(|package| chosen.contains(&id(package, number)));
-                found.extend(fit.map(|package| Listed { package, places: places.clone() }));
+                let chosen_here =
+                    packages.into_iter().filter(|package| chosen.contains(&solver_id(package, number)));
+                list.extend(chosen_here.map(|package| ListedPackage { package, urls: urls.clone() }));
             }
             // `filesystem` comes first: its links must exist before other packages put files behind them.
-            found.sort_by_key(|Listed { package, .. }| (package.name != "filesystem", package.identity()));
+            list.sort_by_key(|listed| (listed.package.name != "filesystem", listed.package.identity()));
             // A repository may list a package twice.
-            found.dedup_by(|a, b| a.package.name == b.package.name && a.package.version == b.package.version);
-            Ok(found)
+            list.dedup_by(|a, b| a.package.name == b.package.name && a.package.version == b.package.version);
+            Ok(list)
         })
         .await
     }
 }
 
 /// Returns the solver's name for a package of a repository.
-fn id(package: &RpmPackage, repository: usize) -> String {
+fn solver_id(package: &RpmPackage, repository: usize) -> String {
     let RpmPackage { name, epoch, version, arch, .. } = package;
     let epoch = if *epoch == 0 { String::new() } else { format!("{epoch}:") };
     format!("{name}-{epoch}{version}.{arch}@{repository}")
 }
 
-fn opened<'a>(part: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>> {
+fn open_metadata<'a>(part: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>> {
     let unreadable = |source| FetchError::Unpack(format!("the metadata {}", part.display()), source);
     archive::decompressed(part, stop).map_err(unreadable)
 }
@@ -244,14 +250,14 @@ fn copy(from: &mut dyn BufRead, to: &Path) -> Result<()> {
 }
 
 /// Parses the output of `testsolv -r`: `install make-1:4.3-8.el9.x86_64@0`, or `problem 1a2b info package x does not exist`.
-fn chosen(said: &str) -> Result<BTreeSet<String>, String> {
-    let problems = said.lines().filter(|line| line.starts_with("problem "));
+fn parse_solution(output: &str) -> Result<BTreeSet<String>, String> {
+    let problems = output.lines().filter(|line| line.starts_with("problem "));
     let problems = problems.filter_map(|line| Some(line.split_once(" info ")?.1));
     let problems: BTreeSet<&str> = problems.collect();
     if !problems.is_empty() {
         return Err(problems.into_iter().take(5).collect::<Vec<_>>().join("; "));
     }
-    Ok(said.lines().filter_map(|line| line.strip_prefix("install ")).map(str::to_owned).collect())
+    Ok(output.lines().filter_map(|line| line.strip_prefix("install ")).map(str::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -261,13 +267,13 @@ mod tests {
     #[test]
     fn what_the_solver_says() {
         let said = "install bash-5.1.8-9.el9.x86_64@0\ninstall perl-4:5.32.1-1.noarch@1\n";
-        let found = chosen(said).unwrap();
+        let found = parse_solution(said).unwrap();
         let found: Vec<&str> = found.iter().map(String::as_str).collect();
         assert_eq!(found, ["bash-5.1.8-9.el9.x86_64@0", "perl-4:5.32.1-1.noarch@1"]);
         let said = "problem c1 info package gcc99 does not exist\nproblem c1 solution s1 deljob install name gcc99\n\
             install bash-5.1.8-9.el9.x86_64@0\nproblem d1 info nothing provides libx.so.1()(64bit) needed by gcc-11-1.x86_64\n";
         assert_eq!(
-            chosen(said).unwrap_err(),
+            parse_solution(said).unwrap_err(),
             "nothing provides libx.so.1()(64bit) needed by gcc-11-1.x86_64; package gcc99 does not exist"
         );
     }

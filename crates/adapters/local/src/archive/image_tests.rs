@@ -194,7 +194,7 @@ fn all_layers_have_one_budget() {
 fn packages_share_directories_that_are_links() {
     let outer = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("usr/lib", outer.path().join("lib")).unwrap();
-    let options = Options { manner: UnpackMode::Package, ..Options::default() };
+    let options = Options { mode: UnpackMode::Package, ..Options::default() };
     let package = |items: &[Item<'_>]| unpack_stream(&tarball(items)[..], outer.path(), &options);
     package(&[
         Item::Dir("./lib/", 0o755),

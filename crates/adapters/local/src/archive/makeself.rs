@@ -12,13 +12,13 @@ use sha2::{Digest as _, Sha256};
 
 use super::Format;
 
-/// Maximum length of a header. NVIDIA's are below 100 KiB; one with a license text is not much longer.
+/// Maximum length of a header in bytes. NVIDIA's headers are below 100 KiB; a license text adds little.
 pub(super) const MAX_HEADER_SIZE: usize = 4 << 20;
 
 static CKSUM: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_CKSUM);
 
 /// Whether a file that begins with `start` has a makeself header.
-pub(super) fn is_one(start: &[u8]) -> bool {
+pub(super) fn is_makeself(start: &[u8]) -> bool {
     start.starts_with(b"#!") && start.windows(8).any(|window| window.eq_ignore_ascii_case(b"makeself"))
 }
 
@@ -45,37 +45,37 @@ pub(super) struct Stated {
 
 /// Reason why a header cannot be used.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unreadable {
+pub(super) enum HeaderError {
     /// The file ends inside the header.
     Short,
     /// The header does not state where the archive begins.
     NoSkip,
     /// No archive of a known format follows the header.
-    Form,
+    UnknownFormat,
 }
 
 impl Header {
     /// Parses a header from the file's first [`MAX_HEADER_SIZE`] bytes, or from all of a shorter file.
-    pub(super) fn parse(start: &[u8]) -> Result<Self, Unreadable> {
+    pub(super) fn parse(start: &[u8]) -> Result<Self, HeaderError> {
         let mut stated = Stated::default();
         let skip = start
             .split(|byte| *byte == b'\n')
             .find_map(|line| stated.read(line))
-            .ok_or(if start.len() < MAX_HEADER_SIZE { Unreadable::Short } else { Unreadable::NoSkip })?;
-        let skip = usize::try_from(skip).map_err(|_| Unreadable::NoSkip)?;
-        // Try upstream makeself's count first. In NVIDIA's, the archive begins in the last counted line.
+            .ok_or(if start.len() < MAX_HEADER_SIZE { HeaderError::Short } else { HeaderError::NoSkip })?;
+        let skip = usize::try_from(skip).map_err(|_| HeaderError::NoSkip)?;
+        // Try upstream makeself's count first. With NVIDIA's makeself, the archive begins in the last counted line.
         let mut ends =
-            start.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(place, _)| place + 1);
-        let one_less = ends.by_ref().nth(skip.saturating_sub(2)).ok_or(Unreadable::Short)?;
-        let candidates = [ends.next(), Some(one_less)];
-        let known = candidates.into_iter().flatten().find_map(|offset| {
+            start.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(index, _)| index + 1);
+        let end_of_previous_line = ends.by_ref().nth(skip.saturating_sub(2)).ok_or(HeaderError::Short)?;
+        let candidates = [ends.next(), Some(end_of_previous_line)];
+        let detected = candidates.into_iter().flatten().find_map(|offset| {
             let format = Format::detect(&start[offset..])?;
             (!matches!(format, Format::Deb | Format::Rpm | Format::Makeself | Format::Unsupported(_)))
                 .then_some((offset, format))
         });
-        let (offset, format) = known.ok_or(match candidates[0] {
-            Some(offset) if offset < start.len() => Unreadable::Form,
-            _ => Unreadable::Short,
+        let (offset, format) = detected.ok_or(match candidates[0] {
+            Some(offset) if offset < start.len() => HeaderError::UnknownFormat,
+            _ => HeaderError::Short,
         })?;
         // makeself writes `skip` last, NVIDIA's version first. The other assignments can be anywhere in the header.
         for line in start[..offset].split(|byte| *byte == b'\n') {
@@ -85,8 +85,8 @@ impl Header {
     }
 
     /// Returns an accumulator for the archive's checksums.
-    pub(super) fn sums(&self) -> Sums {
-        Sums {
+    pub(super) fn checksums(&self) -> Checksums {
+        Checksums {
             stated: self.stated.clone(),
             crc: CKSUM.digest(),
             md5: Md5::new(),
@@ -103,9 +103,9 @@ impl Stated {
         match name {
             "skip" => return value.parse().ok().filter(|lines| (2..1_000_000).contains(lines)),
             "totalsize" | "filesizes" if self.size.is_none() => self.size = value.parse().ok(),
-            "CRCsum" if self.crc.is_none() => self.crc = sum(value, 10),
-            "MD5" if self.md5.is_none() => self.md5 = sum(value, 32),
-            "SHA" if self.sha256.is_none() => self.sha256 = sum(value, 64),
+            "CRCsum" if self.crc.is_none() => self.crc = parse_checksum(value, 10),
+            "MD5" if self.md5.is_none() => self.md5 = parse_checksum(value, 32),
+            "SHA" if self.sha256.is_none() => self.sha256 = parse_checksum(value, 64),
             _ => {}
         }
         None
@@ -123,13 +123,13 @@ fn assignment(line: &[u8]) -> Option<(&str, &str)> {
 }
 
 /// Parses a checksum of at most `digits` digits. Returns `None` for zeros, and for several checksums (of an archive in parts).
-fn sum(value: &str, digits: usize) -> Option<String> {
-    let plain = !value.is_empty() && value.len() <= digits && value.bytes().all(|b| b.is_ascii_hexdigit());
-    (plain && value.bytes().any(|b| b != b'0')).then(|| value.to_ascii_lowercase())
+fn parse_checksum(value: &str, digits: usize) -> Option<String> {
+    let is_hex = !value.is_empty() && value.len() <= digits && value.bytes().all(|b| b.is_ascii_hexdigit());
+    (is_hex && value.bytes().any(|b| b != b'0')).then(|| value.to_ascii_lowercase())
 }
 
 /// Running checksums of the archive.
-pub(super) struct Sums {
+pub(super) struct Checksums {
     stated: Stated,
     crc: CrcDigest<'static, u32, Table<16>>,
     md5: Md5,
@@ -139,17 +139,17 @@ pub(super) struct Sums {
 
 /// A checksum that differs from the stated one.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Differs {
+pub(super) struct ChecksumMismatch {
     pub(super) kind: &'static str,
     pub(super) stated: String,
     pub(super) found: String,
 }
 
-impl Sums {
+impl Checksums {
     /// Adds a chunk of the archive.
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        let Self { stated, crc, md5, sha256, bytes: count } = self;
-        *count += bytes.len() as u64;
+        let Self { stated, crc, md5, sha256, bytes: total } = self;
+        *total += bytes.len() as u64;
         if stated.crc.is_some() {
             crc.update(bytes);
         }
@@ -162,7 +162,7 @@ impl Sums {
     }
 
     /// Compares the checksums; call it after the last chunk.
-    pub(super) fn verify(self) -> Result<(), Differs> {
+    pub(super) fn verify(self) -> Result<(), ChecksumMismatch> {
         let Self { stated, mut crc, md5, sha256, bytes } = self;
         // cksum appends the length, lowest byte first, without leading zero bytes.
         let length = bytes.to_le_bytes();
@@ -175,7 +175,7 @@ impl Sums {
         ];
         for (stated, (kind, found)) in [stated.crc, stated.md5, stated.sha256].into_iter().zip(found) {
             if let Some(stated) = stated.filter(|stated| *stated != found) {
-                return Err(Differs { kind, stated, found });
+                return Err(ChecksumMismatch { kind, stated, found });
             }
         }
         Ok(())
@@ -199,7 +199,7 @@ mod tests {
         let header = "#! /bin/sh\nskip=6\nCRCsum=3232997086\nMD5=1cb347a27c40e73f2d12b16bdf961a1e\n\
                       # Generated by Makeself 1.6.0-nv\n";
         let bytes = file(header, GZIP);
-        assert!(is_one(&bytes));
+        assert!(is_makeself(&bytes));
         let parsed = Header::parse(&bytes).unwrap();
         assert_eq!((parsed.offset, parsed.format, parsed.stated.size), (header.len(), Format::Gzip, None));
         assert_eq!(parsed.stated.crc.as_deref(), Some("3232997086"));
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn headers_without_an_archive() {
         let parse = |text: &str| Header::parse(text.as_bytes());
-        assert_eq!(parse("#!/bin/sh\n# Makeself\n"), Err(Unreadable::Short));
-        assert_eq!(parse("#!/bin/sh\n# Makeself\nskip=9\n"), Err(Unreadable::Short));
-        assert_eq!(parse("#!/bin/sh\n# Makeself\nskip=3\n"), Err(Unreadable::Short));
-        assert_eq!(parse("#!/bin/sh\n# Makeself\nskip=3\nBZh9"), Err(Unreadable::Form));
-        assert!(!is_one(b"#!/bin/sh\necho no archive\n"));
-        assert!(!is_one(b"makeself"));
+        assert_eq!(parse("#!/bin/sh\n# Makeself\n"), Err(HeaderError::Short));
+        assert_eq!(parse("#!/bin/sh\n# Makeself\nskip=9\n"), Err(HeaderError::Short));
+        assert_eq!(parse("#!/bin/sh\n# Makeself\nskip=3\n"), Err(HeaderError::Short));
+        assert_eq!(parse("#!/bin/sh\n# Makeself\nskip=3\nBZh9"), Err(HeaderError::UnknownFormat));
+        assert!(!is_makeself(b"#!/bin/sh\necho no archive\n"));
+        assert!(!is_makeself(b"makeself"));
     }
 
     #[test]
@@ -237,13 +237,13 @@ mod tests {
             ..Stated::default()
         };
         let header = Header { offset: 0, format: Format::Gzip, stated };
-        let mut sums = header.sums();
-        sums.update(b"a");
-        sums.update(b"bc");
-        assert_eq!(sums.verify(), Ok(()));
-        let mut sums = header.sums();
-        sums.update(b"abd");
-        assert_eq!(sums.verify().unwrap_err().kind, "CRC");
+        let mut checksums = header.checksums();
+        checksums.update(b"a");
+        checksums.update(b"bc");
+        assert_eq!(checksums.verify(), Ok(()));
+        let mut checksums = header.checksums();
+        checksums.update(b"abd");
+        assert_eq!(checksums.verify().unwrap_err().kind, "CRC");
     }
 
     proptest! {

@@ -65,7 +65,7 @@ pub enum UnpackError {
     Truncated { stated: u64, found: u64 },
     /// A checksum differs from the one in the archive's header.
     #[error("archive is damaged or truncated: its {kind} is {found}, its header states {stated}")]
-    Sum { kind: &'static str, found: String, stated: String },
+    Checksum { kind: &'static str, found: String, stated: String },
     /// farrier does not unpack this form of archive.
     #[error("archive cannot be unpacked: {0}")]
     Unsupported(&'static str),
@@ -82,10 +82,10 @@ pub enum UnpackError {
 pub struct Options<'a> {
     /// Limits on the content.
     pub limits: Limits,
-    /// Filter by entry name. Skipped entries count only toward [`PASSED_OVER`] times [`Limits::bytes`].
-    pub wanted: &'a dyn Fn(&Path) -> bool,
+    /// Filter by entry name. Skipped entries count only toward [`SKIPPED_FACTOR`] times [`Limits::bytes`].
+    pub is_selected: &'a dyn Fn(&Path) -> bool,
     /// Treatment of files that already exist in the destination.
-    pub manner: UnpackMode,
+    pub mode: UnpackMode,
     /// Cancels the work: unpacking fails soon after this becomes true.
     pub stop: &'a AtomicBool,
 }
@@ -94,7 +94,7 @@ impl Default for Options<'_> {
     /// Unpacks everything, within the default limits.
     fn default() -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
-        Self { limits: Limits::default(), wanted: &|_| true, manner: UnpackMode::Alone, stop: &NEVER }
+        Self { limits: Limits::default(), is_selected: &|_| true, mode: UnpackMode::Standalone, stop: &NEVER }
     }
 }
 
@@ -137,7 +137,7 @@ impl Format {
             (b"LZIP", Format::Unsupported("it is compressed with lzip: pack it again as .tar.xz")),
         ];
         let compressed = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, format)| *format);
-        if makeself::is_one(start.get(..Self::START).unwrap_or(start)) {
+        if makeself::is_makeself(start.get(..Self::START).unwrap_or(start)) {
             return Some(Self::Makeself);
         }
         // POSIX and GNU tar both write this magic at offset 257 of an entry's header.
@@ -161,7 +161,7 @@ fn is_v7(start: &[u8]) -> bool {
     let sum = block
         .iter()
         .enumerate()
-        .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) });
+        .map(|(offset, byte)| if (148..156).contains(&offset) { 32 } else { u32::from(*byte) });
     block.first() != Some(&0) && header.cksum().is_ok_and(|stated| stated == sum.sum::<u32>())
 }
 
@@ -176,20 +176,20 @@ pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<()>
 
 /// Unpacks an uncompressed tar stream with the given options; see [`unpack_tar`].
 pub fn unpack_stream(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
-    unpack_counted(reader, dest, options).map(drop)
+    unpack_within_limits(reader, dest, options).map(drop)
 }
 
 /// Unpacks a stream and returns the remaining limits.
-fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<Limits> {
-    let Options { limits, wanted, manner, stop: _ } = options;
+fn unpack_within_limits(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<Limits> {
+    let Options { limits, is_selected, mode, stop: _ } = options;
     let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
-    let mut tree = Tree::new(dest, limits.depth, *manner);
+    let mut tree = Tree::new(dest, limits.depth, *mode);
     let mut extensions = Extensions::default();
-    let (mut entries, mut bytes, mut end) = (0, 0, 0);
+    let (mut entries, mut bytes, mut entries_end) = (0, 0, 0);
     // Raw mode, because the crate reads long names into memory without a limit.
     for entry in archive.entries().map_err(UnpackError::Damaged)?.raw(true) {
         let mut entry = entry.map_err(UnpackError::Damaged)?;
-        end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
+        entries_end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
         entries += 1;
         if entries > limits.entries {
             return Err(UnpackError::Limit(format!("{} entries", limits.entries)));
@@ -197,49 +197,49 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
         if extensions.record(&mut entry)? {
             continue;
         }
-        if end > limits.bytes.saturating_mul(PASSED_OVER) {
+        if entries_end > limits.bytes.saturating_mul(SKIPPED_FACTOR) {
             return Err(UnpackError::Limit(format!(
                 "{} bytes, including skipped content",
-                limits.bytes.saturating_mul(PASSED_OVER)
+                limits.bytes.saturating_mul(SKIPPED_FACTOR)
             )));
         }
         let names = std::mem::take(&mut extensions).names(&entry)?;
-        if !wanted(Path::new(&names.path)) {
+        if !is_selected(Path::new(&names.path)) {
             continue;
         }
         if entry.header().entry_type().is_file() {
-            bytes = within(limits, bytes, entry.size())?;
+            bytes = add_bytes(limits, bytes, entry.size())?;
         }
-        let again = unpack_entry(&mut tree, &names, &mut entry)?;
-        bytes = within(limits, bytes, again)?;
+        let linked_bytes = unpack_entry(&mut tree, &names, &mut entry)?;
+        bytes = add_bytes(limits, bytes, linked_bytes)?;
     }
     if !extensions.is_empty() {
         return Err(truncated());
     }
     let mut stream = archive.into_inner();
-    // The crate takes an end of file between two entries for the end of the archive. A complete archive continues with a block of
+    // The crate accepts an end of file between two entries as the end of the archive. A complete archive continues with a block of
     // zeros.
-    if stream.bytes < end.saturating_add(BLOCK) {
+    if stream.bytes < entries_end.saturating_add(BLOCK) {
         return Err(truncated());
     }
     // Read to the end: the checksums of a compressed stream come last, and a program that writes into a pipe must be able to
     // finish.
-    let rest = io::copy(&mut stream.by_ref().take(limits.bytes), &mut io::sink());
-    if rest.map_err(UnpackError::Damaged)? >= limits.bytes {
+    let trailing_bytes = io::copy(&mut stream.by_ref().take(limits.bytes), &mut io::sink());
+    if trailing_bytes.map_err(UnpackError::Damaged)? >= limits.bytes {
         return Err(too_big(limits));
     }
     Ok(Limits { entries: limits.entries - entries, bytes: limits.bytes - bytes, ..*limits })
 }
 
 /// Adds `more` to `bytes`, or fails if the sum exceeds the limit.
-fn within(limits: &Limits, bytes: u64, more: u64) -> Result<u64> {
+fn add_bytes(limits: &Limits, bytes: u64, more: u64) -> Result<u64> {
     bytes.checked_add(more).filter(|sum| *sum <= limits.bytes).ok_or_else(|| too_big(limits))
 }
 
 /// Unpacks one entry. For a hard link, returns the size of the linked file: programs that read the tree read these bytes again.
 fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, impl Read>) -> Result<u64> {
     let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
-    if tree.manner() == UnpackMode::Layer
+    if tree.unpack_mode() == UnpackMode::Layer
         && let Some(whiteout) = Path::new(&names.path).file_name().and_then(Whiteout::of)
     {
         tree.white_out(&names.path, whiteout)?;
@@ -257,12 +257,12 @@ fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, i
         EntryType::Directory => tree.directory(&names.path, mode)?,
         EntryType::Symlink => tree.symlink(&names.path, &names.link)?,
         EntryType::Link => {
-            let again = tree.hard_link(&names.path, &names.link)?;
-            // Packages and layers contain many hard links. Their unpacked trees are neither packed nor sent as they are.
-            return Ok(if tree.manner() == UnpackMode::Alone { again } else { 0 });
+            let linked_bytes = tree.hard_link(&names.path, &names.link)?;
+            // Packages and layers contain many hard links, and farrier neither packs nor sends their unpacked trees as a whole.
+            return Ok(if tree.unpack_mode() == UnpackMode::Standalone { linked_bytes } else { 0 });
         }
-        EntryType::Char | EntryType::Block | EntryType::Fifo if tree.manner() == UnpackMode::Layer => {
-            tree.leave_out(&names.path)?;
+        EntryType::Char | EntryType::Block | EntryType::Fifo if tree.unpack_mode() == UnpackMode::Layer => {
+            tree.omit(&names.path)?;
         }
         other => {
             return Err(UnpackError::Kind(names.path.to_string_lossy().into_owned(), kind(other)));
@@ -309,11 +309,11 @@ pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<
 /// Unpacks an image's layers into a root file system, lowest layer first, within one shared limit. All files are owned by the
 /// caller; set-id bits and devices are omitted.
 pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> Result<()> {
-    let mut options = Options { manner: UnpackMode::Layer, ..*options };
+    let mut options = Options { mode: UnpackMode::Layer, ..*options };
     for layer in layers {
         let file = Stoppable { inner: File::open(layer)?, stop: options.stop };
         let tar = LayerReader::new(file).map_err(UnpackError::Damaged)?;
-        options.limits = unpack_counted(tar, dest, &options)?;
+        options.limits = unpack_within_limits(tar, dest, &options)?;
     }
     Ok(())
 }
@@ -358,11 +358,11 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options
         .read_to_end(&mut start)
         .map_err(UnpackError::Damaged)?;
     let header = makeself::Header::parse(&start).map_err(|error| match error {
-        makeself::Unreadable::Short => truncated(),
-        makeself::Unreadable::NoSkip => UnpackError::Unsupported(
+        makeself::HeaderError::Short => truncated(),
+        makeself::HeaderError::NoSkip => UnpackError::Unsupported(
             "the header of the self-extracting archive does not state its own length",
         ),
-        makeself::Unreadable::Form => UnpackError::Unsupported(
+        makeself::HeaderError::UnknownFormat => UnpackError::Unsupported(
             "the content after the header of the self-extracting archive is not a tar archive, plain or \
              compressed with gzip, xz or zstd",
         ),
@@ -370,27 +370,25 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options
     drop(start);
     let offset = header.offset as u64;
     let length = file.inner.metadata().map_err(UnpackError::Damaged)?.len();
-    let found = length.saturating_sub(offset);
-    if let Some(stated) = header.stated.size.filter(|stated| *stated > found) {
-        return Err(UnpackError::Truncated { stated, found });
+    let available = length.saturating_sub(offset);
+    if let Some(stated) = header.stated.size.filter(|stated| *stated > available) {
+        return Err(UnpackError::Truncated { stated, found: available });
     }
-    let archive = header.stated.size.unwrap_or(found);
+    let archive_size = header.stated.size.unwrap_or(available);
     file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
-    let (mut sums, mut buffer) = (header.sums(), vec![0; 256 << 10]);
-    let mut part = file.by_ref().take(archive);
+    let (mut checksums, mut buffer) = (header.checksums(), vec![0; 256 << 10]);
+    let mut archive_bytes = file.by_ref().take(archive_size);
     loop {
-        match part.read(&mut buffer).map_err(UnpackError::Damaged)? {
+        match archive_bytes.read(&mut buffer).map_err(UnpackError::Damaged)? {
             0 => break,
-            count => sums.update(buffer.get(..count).unwrap_or_default()),
+            count => checksums.update(buffer.get(..count).unwrap_or_default()),
         }
     }
-    sums.verify().map_err(|makeself::Differs { kind, stated, found }| UnpackError::Sum {
-        kind,
-        found,
-        stated,
+    checksums.verify().map_err(|makeself::ChecksumMismatch { kind, stated, found }| {
+        UnpackError::Checksum { kind, found, stated }
     })?;
     file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
-    unpack_compressed(header.format, file.take(archive), dest, options)
+    unpack_compressed(header.format, file.take(archive_size), dest, options)
 }
 
 /// Unpacks the tar that a program writes to its standard output.
@@ -424,7 +422,7 @@ fn unpack_output(
 }
 
 /// Size limit of an archive including the skipped entries, in multiples of [`Limits::bytes`].
-pub const PASSED_OVER: u64 = 8;
+pub const SKIPPED_FACTOR: u64 = 8;
 
 /// Size of a tar block in bytes.
 const BLOCK: u64 = 512;

@@ -21,7 +21,7 @@ use crate::{files::if_there, tree_removal::remove_tree};
 pub enum UnpackMode {
     /// A standalone archive: paths through a symbolic link are refused, and a directory is never replaced.
     #[default]
-    Alone,
+    Standalone,
     /// A package on top of earlier ones. Paths lead through links, as with `dpkg`. A directory entry keeps an existing link, and
     /// a link entry replaces an existing directory only if the directory is empty.
     Package,
@@ -34,7 +34,7 @@ pub enum UnpackMode {
 pub(super) struct Tree<'a> {
     root: &'a Path,
     depth: usize,
-    manner: UnpackMode,
+    unpack_mode: UnpackMode,
     /// Maps the directories of entries' names to their paths without links, both relative to the root. Cleared when a link or a
     /// directory is removed.
     real_paths: HashMap<PathBuf, PathBuf>,
@@ -44,32 +44,34 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    pub(super) fn new(root: &'a Path, depth: usize, manner: UnpackMode) -> Self {
+    pub(super) fn new(root: &'a Path, depth: usize, unpack_mode: UnpackMode) -> Self {
         let (real_paths, written) = (HashMap::new(), HashSet::new());
-        Self { root, depth, manner, real_paths, written, buffer: vec![0; 64 << 10] }
+        Self { root, depth, unpack_mode, real_paths, written, buffer: vec![0; 64 << 10] }
     }
 
     /// Returns the treatment of existing files.
-    pub(super) fn manner(&self) -> UnpackMode {
-        self.manner
+    pub(super) fn unpack_mode(&self) -> UnpackMode {
+        self.unpack_mode
     }
 
     pub(super) fn directory(&mut self, name: &OsStr, mode: u32) -> Result<()> {
         let Some(path) = self.relative(name)? else {
             return Ok(());
         };
-        let place = self.place(name)?;
-        match fs::symlink_metadata(&place) {
-            Ok(found) if self.manner == UnpackMode::Package && found.is_symlink() => {
-                return self.enter(&path, name).map(drop);
+        let full = self.new_path(name)?;
+        match fs::symlink_metadata(&full) {
+            Ok(metadata) if self.unpack_mode == UnpackMode::Package && metadata.is_symlink() => {
+                return self.create_dirs(&path, name).map(drop);
             }
-            Ok(found) if self.manner == UnpackMode::Layer && !found.is_dir() => self.remove(&place)?,
+            Ok(metadata) if self.unpack_mode == UnpackMode::Layer && !metadata.is_dir() => {
+                self.remove(&full)?
+            }
             _ => {}
         }
-        let real = self.enter(&path, name)?;
+        let real_path = self.create_dirs(&path, name)?;
         // The owner must be able to write into the directory and to delete it.
-        let mode = self.allowed(mode) | 0o700;
-        Ok(fs::set_permissions(self.root.join(real), Permissions::from_mode(mode))?)
+        let mode = self.without_set_id(mode) | 0o700;
+        Ok(fs::set_permissions(self.root.join(real_path), Permissions::from_mode(mode))?)
     }
 
     pub(super) fn file(
@@ -80,13 +82,13 @@ impl<'a> Tree<'a> {
         content: &mut impl Read,
         size: u64,
     ) -> Result<()> {
-        let path = self.place(name)?;
+        let path = self.new_path(name)?;
         // `create_new` does not follow links.
-        let mut file = self.instead(&path, || File::create_new(&path))?;
-        let (mut left, mut ends_in_hole) = (size, false);
-        while left > 0 {
-            let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len());
-            let count = match content.read(&mut self.buffer[..wanted]) {
+        let mut file = self.create_replacing(&path, || File::create_new(&path))?;
+        let (mut remaining, mut ends_in_hole) = (size, false);
+        while remaining > 0 {
+            let chunk_size = usize::try_from(remaining).unwrap_or(usize::MAX).min(self.buffer.len());
+            let count = match content.read(&mut self.buffer[..chunk_size]) {
                 Ok(0) => return Err(super::truncated()),
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -100,22 +102,23 @@ impl<'a> Tree<'a> {
             } else {
                 file.write_all(chunk)?;
             }
-            left -= count as u64;
+            remaining -= count as u64;
         }
         if ends_in_hole {
             file.set_len(size)?;
         }
         // The user who unpacked a file must be able to read it.
-        file.set_permissions(Permissions::from_mode(self.allowed(mode) | 0o400))?;
-        // `make` compares times. The limit is the end of the year 9999: a later time means that the archive is damaged or
-        // malicious.
+        file.set_permissions(Permissions::from_mode(self.without_set_id(mode) | 0o400))?;
+        // Keep the time, because `make` compares times. The limit is the end of the year 9999: only damaged or malicious archives
+        // have later times.
         let modified = Duration::from_secs(modified.min(253_402_300_799));
         Ok(file.set_modified(SystemTime::UNIX_EPOCH + modified)?)
     }
 
     pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<()> {
-        let path = self.place(name)?;
-        if self.manner == UnpackMode::Package && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir())
+        let path = self.new_path(name)?;
+        if self.unpack_mode == UnpackMode::Package
+            && fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir())
         {
             if fs::read_dir(&path)?.next().is_some() {
                 return Ok(());
@@ -123,7 +126,7 @@ impl<'a> Tree<'a> {
             fs::remove_dir(&path)?;
             self.real_paths.clear();
         }
-        Ok(self.instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
+        Ok(self.create_replacing(&path, || fs::os::unix::fs::symlink(target, &path))?)
     }
 
     /// Creates a hard link; returns the size of the linked file.
@@ -133,34 +136,34 @@ impl<'a> Tree<'a> {
         let existing = self.root.join(self.real_path(&target, name, false)?);
         let metadata = fs::symlink_metadata(&existing)?;
         // link(2) does not follow symbolic links, so in a layer the new name refers to the symbolic link itself.
-        if !(metadata.is_file() || self.manner == UnpackMode::Layer && metadata.is_symlink()) {
+        if !(metadata.is_file() || self.unpack_mode == UnpackMode::Layer && metadata.is_symlink()) {
             return Err(UnpackError::ThroughLink(lossy(name)));
         }
-        let path = self.place(name)?;
+        let path = self.new_path(name)?;
         if path != existing {
-            self.instead(&path, || fs::hard_link(&existing, &path))?;
+            self.create_replacing(&path, || fs::hard_link(&existing, &path))?;
         }
         Ok(metadata.len())
     }
 
     /// Applies a whiteout of a layer: removes one entry, or all content of lower layers in the whiteout's directory.
     pub(super) fn white_out(&mut self, name: &OsStr, whiteout: Whiteout<'_>) -> Result<()> {
-        let directory = self.place(name)?.parent().map(Path::to_owned).unwrap_or_default();
+        let directory = self.new_path(name)?.parent().map(Path::to_owned).unwrap_or_default();
         Ok(match whiteout {
-            Whiteout::Of(name) => self.hide(&directory.join(name)),
-            Whiteout::Opaque => self.hide(&directory),
+            Whiteout::Of(name) => self.remove_lower(&directory.join(name)),
+            Whiteout::Opaque => self.remove_lower(&directory),
         }?)
     }
 
     /// Omits an entry: removes only the existing entry that it would replace.
-    pub(super) fn leave_out(&mut self, name: &OsStr) -> Result<()> {
-        let place = self.place(name)?;
-        Ok(self.remove(&place)?)
+    pub(super) fn omit(&mut self, name: &OsStr) -> Result<()> {
+        let path = self.new_path(name)?;
+        Ok(self.remove(&path)?)
     }
 
-    /// Removes the set-id bits from a mode, and for a standalone archive also the sticky bit.
-    fn allowed(&self, mode: u32) -> u32 {
-        mode & if self.manner == UnpackMode::Alone { 0o777 } else { 0o1777 }
+    /// Returns a mode without its set-id bits, and for a standalone archive also without the sticky bit.
+    fn without_set_id(&self, mode: u32) -> u32 {
+        mode & if self.unpack_mode == UnpackMode::Standalone { 0o777 } else { 0o1777 }
     }
 
     /// Converts the name to a relative path of plain components; returns `None` for the root itself.
@@ -173,7 +176,7 @@ impl<'a> Tree<'a> {
                 Component::Normal(part) => path.push(part),
                 Component::CurDir => continue,
                 // Some image builders write every name as an absolute path. Such names are relative to the image's root.
-                Component::RootDir if self.manner == UnpackMode::Layer => continue,
+                Component::RootDir if self.unpack_mode == UnpackMode::Layer => continue,
                 Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(outside()),
             }
             depth += 1;
@@ -189,76 +192,77 @@ impl<'a> Tree<'a> {
     }
 
     /// Returns the path for a new file or link, and creates its parents.
-    fn place(&mut self, name: &OsStr) -> Result<PathBuf> {
+    fn new_path(&mut self, name: &OsStr) -> Result<PathBuf> {
         let path =
             self.relative(name)?.ok_or_else(|| UnpackError::Outside(name.to_string_lossy().into_owned()))?;
         let real = self.real_path(&path, name, true)?;
-        let place = self.root.join(&real);
-        if self.manner == UnpackMode::Layer {
+        let new_path = self.root.join(&real);
+        if self.unpack_mode == UnpackMode::Layer {
             for above in real.ancestors() {
                 if !self.written.insert(above.to_owned()) {
                     break;
                 }
             }
         }
-        Ok(place)
+        Ok(new_path)
     }
 
-    /// Resolves links in the path's parent directory; creates the parents if `make` is set.
-    fn real_path(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf> {
+    /// Resolves links in the path's parent directory; creates the parents if `creates` is set.
+    fn real_path(&mut self, path: &Path, name: &OsStr, creates: bool) -> Result<PathBuf> {
         let parent = path.parent().unwrap_or(Path::new(""));
-        let parent = if make { self.enter(parent, name)? } else { self.follow(parent, name, false)? };
+        let parent =
+            if creates { self.create_dirs(parent, name)? } else { self.resolve(parent, name, false)? };
         Ok(parent.join(path.file_name().unwrap_or_default()))
     }
 
     /// Creates a directory and its parents, and returns its path without links.
-    fn enter(&mut self, path: &Path, name: &OsStr) -> Result<PathBuf> {
+    fn create_dirs(&mut self, path: &Path, name: &OsStr) -> Result<PathBuf> {
         if path.as_os_str().is_empty() {
             return Ok(PathBuf::new());
         }
         if let Some(real) = self.real_paths.get(path) {
             return Ok(real.clone());
         }
-        let real = self.follow(path, name, true)?;
+        let real = self.resolve(path, name, true)?;
         self.real_paths.insert(path.to_owned(), real.clone());
         Ok(real)
     }
 
-    /// Walks down a path of directories; links never lead outside the root. Creates missing directories if `make` is set.
-    fn follow(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf> {
-        let (mut real, mut links) = (PathBuf::new(), 0);
-        let mut waiting = links::components(path);
-        while let Some(part) = waiting.pop() {
+    /// Resolves a path of directories; links never lead outside the root. Creates missing directories if `creates` is set.
+    fn resolve(&mut self, path: &Path, name: &OsStr, creates: bool) -> Result<PathBuf> {
+        let (mut resolved, mut links) = (PathBuf::new(), 0);
+        let mut pending = links::components(path);
+        while let Some(part) = pending.pop() {
             if part == ".." {
-                real.pop();
+                resolved.pop();
                 continue;
             }
-            real.push(part);
-            let full = self.root.join(&real);
+            resolved.push(part);
+            let full = self.root.join(&resolved);
             match fs::symlink_metadata(&full) {
                 Ok(metadata) if metadata.is_dir() => {}
                 Ok(metadata) if metadata.is_symlink() => {
                     links += 1;
-                    if self.manner == UnpackMode::Alone || links > links::MAX_LINKS {
+                    if self.unpack_mode == UnpackMode::Standalone || links > links::MAX_LINKS {
                         return Err(UnpackError::ThroughLink(name.to_string_lossy().into_owned()));
                     }
                     let target = fs::read_link(&full)?;
                     if target.is_absolute() {
-                        real.clear();
+                        resolved.clear();
                     } else {
-                        real.pop();
+                        resolved.pop();
                     }
-                    waiting.extend(links::components(&target));
+                    pending.extend(links::components(&target));
                 }
                 Ok(_) => {
                     let text = format!("write below {}: it is not a directory", full.display());
                     return Err(io::Error::new(io::ErrorKind::NotADirectory, text).into());
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    if real.components().count() > self.depth {
+                    if resolved.components().count() > self.depth {
                         return Err(self.too_deep());
                     }
-                    if make {
+                    if creates {
                         fs::create_dir(&full)?;
                         fs::set_permissions(&full, Permissions::from_mode(0o755))?;
                     }
@@ -266,14 +270,14 @@ impl<'a> Tree<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(real)
+        Ok(resolved)
     }
 
     /// Creates a file or link, replacing an earlier entry. Tries to create first, because few archives contain a name twice.
-    fn instead<T>(&mut self, path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    fn create_replacing<T>(&mut self, path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match make() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if self.manner == UnpackMode::Layer {
+                if self.unpack_mode == UnpackMode::Layer {
                     self.remove(path)?;
                 } else {
                     fs::remove_file(path)?;
@@ -296,13 +300,13 @@ impl<'a> Tree<'a> {
     }
 
     /// Removes the content of lower layers at a path; entries written by the current layer stay.
-    fn hide(&mut self, path: &Path) -> io::Result<()> {
+    fn remove_lower(&mut self, path: &Path) -> io::Result<()> {
         if !path.strip_prefix(self.root).is_ok_and(|relative| self.written.contains(relative)) {
             return self.remove(path);
         }
-        if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+        if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
             for entry in fs::read_dir(path)? {
-                self.hide(&entry?.path())?;
+                self.remove_lower(&entry?.path())?;
             }
         }
         Ok(())

@@ -21,8 +21,8 @@ pub enum LockMode {
     Shared,
 }
 
-/// Tries to lock a file, creating it if needed; returns `None` while a conflicting lock is held. An exclusive holder may remove
-/// the file, so the lock only counts if the locked file still has this name.
+/// Tries to lock a file, creating it if needed; returns `None` while a conflicting lock is held. An exclusive holder may remove the
+/// file: if the locked file no longer has this name, the function locks a new file.
 pub(super) fn try_lock(path: &Path, mode: LockMode) -> io::Result<Option<CacheLock>> {
     loop {
         let file = File::options().create(true).truncate(false).write(true).open(path)?;
@@ -40,9 +40,9 @@ pub(super) fn try_lock(path: &Path, mode: LockMode) -> io::Result<Option<CacheLo
 }
 
 fn has_name(file: &File, path: &Path) -> io::Result<bool> {
-    let own = file.metadata()?;
-    let named = if_there(fs::metadata(path))?;
-    Ok(named.is_some_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())))
+    let locked = file.metadata()?;
+    let current = if_there(fs::metadata(path))?;
+    Ok(current.is_some_and(|current| (current.dev(), current.ino()) == (locked.dev(), locked.ino())))
 }
 
 /// Waits for a lock. Dropping the future cancels the wait.

@@ -66,19 +66,19 @@ pub const FULL_DISK: &str =
     "the disk is full: free some space; the cache directory can be deleted at any time";
 
 /// Messages by which the operating system, and the programs that farrier calls, report a full disk.
-const FULL_DISK_WORDS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "enough free space in"];
+const FULL_DISK_TEXTS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "enough free space in"];
 
 /// Whether a text reports a full disk.
-pub fn says_full_disk(text: &str) -> bool {
-    FULL_DISK_WORDS.iter().any(|words| text.contains(words))
+pub fn reports_full_disk(text: &str) -> bool {
+    FULL_DISK_TEXTS.iter().any(|message| text.contains(message))
 }
 
 /// Whether a full disk caused the error. Message texts are searched too, because a wrapping error can hide the type of its cause.
 pub fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
-    let full = |cause: &(dyn Error + 'static)| {
+    let is_storage_full = |cause: &(dyn Error + 'static)| {
         cause.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::StorageFull)
     };
-    error_causes(error).any(full) || says_full_disk(&error_chain(error))
+    error_causes(error).any(is_storage_full) || reports_full_disk(&error_chain(error))
 }
 
 impl Cache {
@@ -87,7 +87,7 @@ impl Cache {
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
         let root = std::path::absolute(root)?;
         fs::create_dir_all(&root)?;
-        if is_own(&root)? {
+        if has_private_mode(&root)? {
             files::private_directory(&root)?;
         }
         let uses = Arc::new(Uses::in_directory(root.join(USES)));
@@ -123,28 +123,28 @@ impl Cache {
 
     /// Returns the entry's path if the entry exists. The entry is then complete, and marked as in use.
     pub fn get(&self, kind: &str, key: &str) -> Result<Option<PathBuf>, CacheError> {
-        let place = self.place(kind, key)?;
-        Ok((place.exists() && self.hold(kind, key)?).then_some(place))
+        let path = self.place(kind, key)?;
+        Ok((path.exists() && self.hold(kind, key)?).then_some(path))
     }
 
     /// Marks an entry as in use, so that it is not evicted. Returns `false` if the entry does not exist.
     pub fn hold(&self, kind: &str, key: &str) -> Result<bool, CacheError> {
-        let place = self.place(kind, key)?;
+        let path = self.place(kind, key)?;
         self.uses.add(&format!("{kind}/{key}"))?;
-        // Records the last use. An entry owned by another user cannot be touched; it is evicted earlier.
-        let _ = File::open(&place).and_then(|entry| entry.file().set_modified(SystemTime::now()));
-        Ok(place.exists())
+        // Record the last use as the modification time. farrier cannot touch an entry of another user, and evicts it earlier.
+        let _ = File::open(&path).and_then(|entry| entry.file().set_modified(SystemTime::now()));
+        Ok(path.exists())
     }
 
     /// Records the use of an object outside the cache, such as an image in an engine, by touching an empty file as its stamp.
     pub fn stamp(&self, kind: &str, key: &str) -> Result<(), CacheError> {
-        let place = self.place(kind, key)?;
+        let path = self.place(kind, key)?;
         files::private_directory(&self.root.join(kind))?;
-        File::create(place)?;
+        File::create(path)?;
         self.hold(kind, key).map(drop)
     }
 
-    /// Returns when a stamp was last set.
+    /// Returns the time when a stamp was last set.
     pub fn last_use(&self, kind: &str, key: &str) -> Result<Option<SystemTime>, CacheError> {
         Ok(fs::metadata(self.place(kind, key)?).and_then(|stamp| stamp.modified()).ok())
     }
@@ -184,7 +184,7 @@ impl Cache {
         &self,
         kind: &str,
         key: &str,
-        within: fn(&Path) -> PathBuf,
+        entry_in: fn(&Path) -> PathBuf,
         make: F,
     ) -> Result<PathBuf, E>
     where
@@ -192,21 +192,21 @@ impl Cache {
         M: Future<Output = Result<(), E>>,
         E: From<CacheError>,
     {
-        if let Some(place) = self.get(kind, key)? {
-            return Ok(place);
+        if let Some(path) = self.get(kind, key)? {
+            return Ok(path);
         }
         // Declared before the temporary directory, so that the lock is released after the directory's removal.
         let _lock = self.lock(kind, key, LockMode::Exclusive).await?;
-        if let Some(place) = self.get(kind, key)? {
-            return Ok(place);
+        if let Some(path) = self.get(kind, key)? {
+            return Ok(path);
         }
         let temporary = self.temporary(kind, key)?;
-        let entry = within(temporary.path());
+        let entry = entry_in(temporary.path());
         make(entry.clone()).await?;
         tree_record::record(kind, &entry).await?;
         // Mark the entry before it appears, so that it cannot be evicted in between.
         self.hold(kind, key)?;
-        Ok(self.publish(kind, key, temporary, within)?)
+        Ok(self.publish(kind, key, temporary, entry_in)?)
     }
 
     /// Creates an empty temporary directory next to an entry's path. The caller holds the entry's lock.
@@ -216,8 +216,8 @@ impl Cache {
         let prefix = format!("{TEMPORARY}{key}-");
         // The caller holds the lock, so these directories were left by killed processes.
         self.remove_stale(&parent, &prefix)?;
-        let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent)?;
-        Ok(Temporary::new(made.keep(), self.quarantine()))
+        let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent)?;
+        Ok(Temporary::new(directory.keep(), self.quarantine()))
     }
 
     fn remove_stale(&self, parent: &Path, prefix: &str) -> Result<(), CacheError> {
@@ -242,15 +242,15 @@ impl Cache {
         kind: &str,
         key: &str,
         temporary: Temporary,
-        within: fn(&Path) -> PathBuf,
+        entry_in: fn(&Path) -> PathBuf,
     ) -> Result<PathBuf, CacheError> {
-        let (place, made) = (self.place(kind, key)?, within(temporary.path()));
-        fs::rename(&made, &place)?;
-        if made == temporary.path() {
+        let (path, entry) = (self.place(kind, key)?, entry_in(temporary.path()));
+        fs::rename(&entry, &path)?;
+        if entry == temporary.path() {
             // The directory itself was renamed, so nothing is left to remove.
             temporary.keep();
         }
-        Ok(place)
+        Ok(path)
     }
 
     /// Waits for the lock of a key. Dropping the future cancels the wait.
@@ -280,7 +280,7 @@ impl Cache {
     pub fn read_record<T: DeserializeOwned>(&self, kind: &str, key: &str) -> Result<Option<T>, CacheError> {
         let path = self.record_path(kind, key)?;
         let Some(bytes) = if_there(fs::read(&path))? else { return Ok(None) };
-        touch_at_times(&path);
+        touch_hourly(&path);
         Ok(serde_json::from_slice(&bytes).ok())
     }
 
@@ -316,8 +316,8 @@ impl Cache {
     }
 }
 
-/// Whether the directory is a cache or is empty. A user may have named a directory that others share; its mode is left unchanged.
-fn is_own(root: &Path) -> io::Result<bool> {
+/// Whether the directory may become private: it is a cache or empty, and has no sticky bit, as shared directories such as /tmp have.
+fn has_private_mode(root: &Path) -> io::Result<bool> {
     const STICKY: u32 = 0o1000;
     let shared = fs::metadata(root)?.permissions().mode() & STICKY != 0;
     Ok(!shared && (root.join(LOCKS).is_dir() || fs::read_dir(root)?.next().is_none()))
@@ -338,9 +338,9 @@ fn key_of_temporary(name: &str) -> Option<&str> {
 }
 
 /// Updates the last use of a record, at most once an hour, because each reconcile reads the records.
-fn touch_at_times(record: &Path) {
+fn touch_hourly(record: &Path) {
     let Ok(file) = std::fs::File::open(record) else { return };
-    let age = file.metadata().and_then(|found| found.modified()).map(|at| at.elapsed().unwrap_or_default());
+    let age = file.metadata().and_then(|m| m.modified()).map(|time| time.elapsed().unwrap_or_default());
     if age.is_ok_and(|age| age > Duration::from_hours(1)) {
         let _ = file.set_modified(SystemTime::now());
     }
@@ -348,8 +348,8 @@ fn touch_at_times(record: &Path) {
 
 /// Checks that a name is a single, visible path component.
 fn component<'a>(parent: &Path, name: &'a str) -> Result<&'a str, CacheError> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._+~=:-".contains(c);
-    if (1..=255).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.') {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._+~=:-".contains(c);
+    if (1..=255).contains(&name.len()) && name.chars().all(is_allowed) && !name.starts_with('.') {
         Ok(name)
     } else {
         let text = format!("name a cache entry in {}: {name:?} is not a plain file name", parent.display());

@@ -1,4 +1,4 @@
-//! Moves aside what cannot be removed or must not be reused, so that no later build encounters it.
+//! Moves files and directories away that cannot be removed or must not be reused, so that no later build uses them.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ const CHANGED: &str = "changed-";
 /// Name prefix of files and directories that could not be removed.
 const STUCK: &str = "stuck-";
 /// Retention of trees that must not be reused.
-const KEPT: Duration = Duration::from_hours(7 * 24);
+const RETENTION: Duration = Duration::from_hours(7 * 24);
 
 /// The quarantine directory of a cache.
 #[derive(Clone, Debug)]
@@ -33,11 +33,11 @@ impl Quarantine {
     /// The path can neither be removed nor moved.
     pub fn remove(&self, path: &Path) -> io::Result<()> {
         let Err(error) = if_there(remove_tree(path)) else { return Ok(()) };
-        match self.take(path, STUCK) {
-            Ok(place) => {
+        match self.move_here(path, STUCK) {
+            Ok(new_path) => {
                 tracing::warn!(
                     path = %path.display(),
-                    quarantine = %place.display(),
+                    quarantine = %new_path.display(),
                     %error,
                     "cannot remove a cache entry: moved to the quarantine; farrier retries before each \
                      build; remove it by hand if it remains"
@@ -56,19 +56,19 @@ impl Quarantine {
         }
     }
 
-    /// Moves a directory that must not be reused to the quarantine, and returns its new path. It is kept for a week. Blocks.
+    /// Moves a directory that must not be reused to the quarantine for a week, and returns its new path. Blocks.
     pub(super) fn set_aside(&self, path: &Path) -> io::Result<PathBuf> {
-        self.take(path, CHANGED)
+        self.move_here(path, CHANGED)
     }
 
-    fn take(&self, path: &Path, why: &str) -> io::Result<PathBuf> {
+    fn move_here(&self, path: &Path, kind: &str) -> io::Result<PathBuf> {
         fs::create_dir_all(&self.0)?;
         let name: String = path.file_name().unwrap_or_default().to_string_lossy().chars().take(80).collect();
-        let place = self.0.join(format!("{why}{}-{:016x}", name.trim_start_matches('.'), fastrand::u64(..)));
-        fs::rename(path, &place)?;
+        let dest = self.0.join(format!("{kind}{}-{:016x}", name.trim_start_matches('.'), fastrand::u64(..)));
+        fs::rename(path, &dest)?;
         // Records the start of the retention. The mtime of another user's directory cannot be set, so it expires sooner.
-        let _ = File::open(&place).and_then(|moved| moved.file().set_modified(SystemTime::now()));
-        Ok(place)
+        let _ = File::open(&dest).and_then(|moved| moved.file().set_modified(SystemTime::now()));
+        Ok(dest)
     }
 
     /// Retries all removals, except of directories still within their retention.
@@ -78,7 +78,7 @@ impl Quarantine {
         for entry in listing {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes().starts_with(CHANGED.as_bytes())
-                && !super::room::is_older(&entry.path(), KEPT)
+                && !super::room::is_older(&entry.path(), RETENTION)
             {
                 continue;
             }

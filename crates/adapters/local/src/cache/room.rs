@@ -23,7 +23,7 @@ use crate::files::{self, if_there};
 
 /// Directories without entries: work, locks, notes, the quarantine, state about engines' images and about this machine, and the
 /// layout directory of builds that publish nothing.
-const APART: [&str; 11] = [
+const NOT_ENTRIES: [&str; 11] = [
     super::LOCKS,
     super::QUARANTINE,
     super::USES,
@@ -46,9 +46,9 @@ const SIZES: &str = "sizes";
 /// Quota for all records, in bytes: enough for a hundred thousand small ones.
 const RECORDS_QUOTA: u64 = 256 << 20;
 /// Disk space kept free for builds, in bytes. Builds are stopped when less than half of it is free.
-const FOR_BUILDS: u64 = 2 * MIN_FREE;
-/// Minimum age of leftovers without a lock before their removal; another process might still own younger ones.
-const LEFT_BEHIND: Duration = Duration::from_hours(24);
+const MIN_FREE_FOR_BUILDS: u64 = 2 * MIN_FREE;
+/// Minimum age of a leftover without a lock before its removal: another process may still use a younger one.
+const MIN_LEFTOVER_AGE: Duration = Duration::from_hours(24);
 
 /// An entry that eviction can remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,21 +60,21 @@ pub struct Entry {
     pub used: SystemTime,
 }
 
-/// Returns the entries to evict so that at most `most` bytes remain: the least recently used first, none that is in use.
+/// Returns the entries to evict so that at most `quota` bytes remain, the least recently used first. Never returns an entry in use.
 pub fn surplus<S: BuildHasher>(
     mut entries: Vec<Entry>,
-    most: u64,
+    quota: u64,
     in_use: &HashSet<String, S>,
 ) -> Vec<Entry> {
-    let mut held: u64 = entries.iter().map(|entry| entry.bytes).sum();
+    let mut total: u64 = entries.iter().map(|entry| entry.bytes).sum();
     entries.retain(|entry| !in_use.contains(&entry.name));
     entries.sort_by(|a, b| (a.used, &a.name).cmp(&(b.used, &b.name)));
-    let goes = |entry: &Entry| {
-        let goes = held > most;
-        held = held.saturating_sub(entry.bytes);
-        goes
+    let is_evicted = |entry: &Entry| {
+        let is_evicted = total > quota;
+        total = total.saturating_sub(entry.bytes);
+        is_evicted
     };
-    entries.into_iter().take_while(goes).collect()
+    entries.into_iter().take_while(is_evicted).collect()
 }
 
 impl Cache {
@@ -82,37 +82,37 @@ impl Cache {
     /// process is doing the same.
     pub fn make_room(&self, quotas: &Storage) -> Result<(), CacheError> {
         files::private_directory(&self.root.join(super::LOCKS))?;
-        let alone = self.root.join(super::LOCKS).join(".room");
-        let Some(_alone) = locks::try_lock(&alone, LockMode::Exclusive)? else { return Ok(()) };
+        let lock_path = self.root.join(super::LOCKS).join(".room");
+        let Some(_lock) = locks::try_lock(&lock_path, LockMode::Exclusive)? else { return Ok(()) };
         self.sweep()?;
         let (logs, kinds): (Vec<String>, Vec<String>) =
             self.kinds("")?.into_iter().partition(|kind| kind.as_str() == LOGS);
         let records = self.kinds(RECORDS)?.into_iter().map(|kind| format!("{RECORDS}/{kind}")).collect();
-        for (kinds, most) in
+        for (kinds, quota) in
             [(kinds, quotas.cache.bytes()), (logs, quotas.logs.bytes()), (records, RECORDS_QUOTA)]
         {
-            self.keep_below(&kinds, most)?;
+            self.enforce_quota(&kinds, quota)?;
         }
         Ok(())
     }
 
-    fn keep_below(&self, kinds: &[String], most: u64) -> Result<(), CacheError> {
+    fn enforce_quota(&self, kinds: &[String], quota: u64) -> Result<(), CacheError> {
         let mut entries = Vec::new();
         for kind in kinds {
             self.add_entries(kind, &mut entries)?;
         }
-        let held: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
         // Shrink the cache on a disk that other programs fill.
-        let missing = FOR_BUILDS.saturating_sub(free_space(&self.root)?);
-        let doomed = surplus(entries, most.min(held.saturating_sub(missing)), &self.uses.all()?);
-        if doomed.is_empty() {
+        let shortage = MIN_FREE_FOR_BUILDS.saturating_sub(free_space(&self.root)?);
+        let to_evict = surplus(entries, quota.min(total.saturating_sub(shortage)), &self.uses.all()?);
+        if to_evict.is_empty() {
             return Ok(());
         }
-        let (removed, bytes) = self.remove(&doomed)?;
+        let (removed, bytes) = self.remove(&to_evict)?;
         tracing::info!(
             removed,
             bytes,
-            quota = most,
+            quota,
             kinds = kinds.join(", "),
             "evicted the least recently used cache entries"
         );
@@ -125,8 +125,8 @@ impl Cache {
         let mut kinds = Vec::new();
         for entry in listing(&directory)? {
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let is_apart = part.is_empty() && APART.contains(&name.as_str());
-            if entry.file_type()?.is_dir() && !is_apart && !name.starts_with('.') {
+            let is_excluded = part.is_empty() && NOT_ENTRIES.contains(&name.as_str());
+            if entry.file_type()?.is_dir() && !is_excluded && !name.starts_with('.') {
                 kinds.push(name);
             }
         }
@@ -135,10 +135,10 @@ impl Cache {
     }
 
     fn add_entries(&self, kind: &str, entries: &mut Vec<Entry>) -> Result<(), CacheError> {
-        for found in listing(&self.root.join(kind))? {
-            let Ok(key) = found.file_name().into_string() else { continue };
+        for directory_entry in listing(&self.root.join(kind))? {
+            let Ok(key) = directory_entry.file_name().into_string() else { continue };
             // The entry may have been removed since.
-            let Ok(metadata) = found.metadata() else { continue };
+            let Ok(metadata) = directory_entry.metadata() else { continue };
             if key.starts_with('.') {
                 continue;
             }
@@ -146,9 +146,9 @@ impl Cache {
             let bytes = if !metadata.is_dir() {
                 metadata.blocks() * 512
             } else if GROWING.contains(&kind) {
-                tree_bytes(&found.path())
+                tree_bytes(&directory_entry.path())
             } else {
-                self.size_of(kind, &key, &found.path())?
+                self.size_of(kind, &key, &directory_entry.path())?
             };
             entries.push(Entry { name: format!("{kind}/{key}"), bytes, used });
         }
@@ -156,38 +156,37 @@ impl Cache {
     }
 
     /// Returns the size of a directory, measured once and then recorded.
-    fn size_of(&self, kind: &str, key: &str, place: &Path) -> Result<u64, CacheError> {
+    fn size_of(&self, kind: &str, key: &str, path: &Path) -> Result<u64, CacheError> {
         let record = format!("{kind}-{key}");
-        if let Some(known) = self.read_record(SIZES, &record)? {
-            return Ok(known);
+        if let Some(recorded) = self.read_record(SIZES, &record)? {
+            return Ok(recorded);
         }
-        let bytes = tree_bytes(place);
+        let bytes = tree_bytes(path);
         self.write_record(SIZES, &record, &bytes)?;
         Ok(bytes)
     }
 
     /// Removes the entries that have not been used since they were listed. Returns their number and their size in bytes.
-    fn remove(&self, doomed: &[Entry]) -> Result<(usize, u64), CacheError> {
+    fn remove(&self, to_evict: &[Entry]) -> Result<(usize, u64), CacheError> {
         let mut moved = Vec::new();
         {
-            let (in_use, _gate) = self.uses.closed()?;
-            for entry in doomed.iter().filter(|entry| !in_use.contains(&entry.name)) {
-                let place = self.root.join(&entry.name);
-                if fs::metadata(&place).and_then(|found| found.modified()).ok() != Some(entry.used) {
+            let (in_use, _lock) = self.uses.lock_all()?;
+            for entry in to_evict.iter().filter(|entry| !in_use.contains(&entry.name)) {
+                let path = self.root.join(&entry.name);
+                if fs::metadata(&path).and_then(|metadata| metadata.modified()).ok() != Some(entry.used) {
                     continue;
                 }
-                let (parent, name) =
-                    (place.parent(), place.file_name().unwrap_or_default().to_string_lossy());
-                let gone = parent.unwrap_or(&self.root).join(format!("{GONE}{name}"));
-                fs::rename(&place, &gone)?;
-                moved.push((entry, gone));
+                let (parent, name) = (path.parent(), path.file_name().unwrap_or_default().to_string_lossy());
+                let moved_path = parent.unwrap_or(&self.root).join(format!("{REMOVING_PREFIX}{name}"));
+                fs::rename(&path, &moved_path)?;
+                moved.push((entry, moved_path));
             }
         }
-        for (entry, gone) in &moved {
-            self.remove_all(gone);
+        for (entry, moved_path) in &moved {
+            self.remove_all(moved_path);
             if let Some((kind, key)) = entry.name.split_once('/').filter(|(kind, _)| *kind != RECORDS) {
                 self.remove_record(SIZES, &format!("{kind}-{key}"))?;
-                if let Some(_alone) = self.try_lock(kind, key, LockMode::Exclusive)? {
+                if let Some(_lock) = self.try_lock(kind, key, LockMode::Exclusive)? {
                     self.remove_all(&self.lock_path(kind, key)?);
                 }
             }
@@ -209,34 +208,34 @@ impl Cache {
     /// Removes leftovers of killed farrier processes. A running farrier is recognized by its locks.
     fn sweep(&self) -> Result<(), CacheError> {
         self.uses.forget_dead();
-        // Sweep the quarantine first: what the steps below move into it has just been tried.
+        // Sweep the quarantine before the steps below move files into it, whose removal has just failed.
         self.quarantine().sweep()?;
         let work = self.root.join(super::WORK);
         if work.is_dir() {
             scratch::remove_dead(&work, &self.quarantine())?;
         }
         for kind in self.kinds("")? {
-            for left in listing(&self.root.join(&kind))? {
-                let name = left.file_name().to_string_lossy().into_owned();
-                if name.starts_with(GONE) {
-                    self.remove_all(&left.path());
+            for leftover in listing(&self.root.join(&kind))? {
+                let name = leftover.file_name().to_string_lossy().into_owned();
+                if name.starts_with(REMOVING_PREFIX) {
+                    self.remove_all(&leftover.path());
                 } else if let Some(key) = super::key_of_temporary(&name) {
                     // The process making the entry holds its lock.
                     if let Some(_lock) = self.try_lock(&kind, key, LockMode::Exclusive)? {
-                        self.remove_all(&left.path());
+                        self.remove_all(&leftover.path());
                     }
                 } else if name.starts_with('.') {
-                    self.remove_old(&left.path());
+                    self.remove_old(&leftover.path());
                 }
             }
         }
         let records = self.kinds(RECORDS)?.into_iter().map(|kind| Path::new(RECORDS).join(kind));
-        let apart = [super::USES, super::WORK, "attempts", "engine-runs"].map(PathBuf::from);
-        for part in records.chain(apart) {
-            for left in listing(&self.root.join(part))? {
-                let name = left.file_name();
+        let others = [super::USES, super::WORK, "attempts", "engine-runs"].map(PathBuf::from);
+        for part in records.chain(others) {
+            for leftover in listing(&self.root.join(part))? {
+                let name = leftover.file_name();
                 if name.as_encoded_bytes().starts_with(b".") && name != ".gate" {
-                    self.remove_old(&left.path());
+                    self.remove_old(&leftover.path());
                 }
             }
         }
@@ -251,7 +250,7 @@ impl Cache {
 }
 
 /// Name prefix of entries that are being removed.
-const GONE: &str = ".gone-";
+const REMOVING_PREFIX: &str = ".gone-";
 
 /// Lists a directory; returns nothing if it does not exist.
 fn listing(directory: &Path) -> io::Result<Vec<fs::DirEntry>> {
@@ -261,15 +260,15 @@ fn listing(directory: &Path) -> io::Result<Vec<fs::DirEntry>> {
 /// Returns the disk usage of a tree in bytes.
 fn tree_bytes(tree: &Path) -> u64 {
     let files = walkdir::WalkDir::new(tree).into_iter().filter_map(Result::ok);
-    files.filter_map(|file| file.metadata().ok()).map(|found| found.blocks() * 512).sum()
+    files.filter_map(|file| file.metadata().ok()).map(|metadata| metadata.blocks() * 512).sum()
 }
 
-/// Whether a path was last modified longer ago than `than`.
-pub(super) fn is_older(path: &Path, than: Duration) -> bool {
-    let changed = fs::symlink_metadata(path).and_then(|found| found.modified());
-    changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > than))
+/// Whether a path was last modified more than `min_age` ago.
+pub(super) fn is_older(path: &Path, min_age: Duration) -> bool {
+    let changed = fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
+    changed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > min_age))
 }
 
 fn is_old(path: &Path) -> bool {
-    is_older(path, LEFT_BEHIND)
+    is_older(path, MIN_LEFTOVER_AGE)
 }

@@ -21,8 +21,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates an empty scratch directory. First removes the directories of killed farrier
-    /// processes, whose locks are free.
+    /// Creates an empty scratch directory. First removes the directories of killed farrier processes, whose locks are free.
     pub(super) fn create_in(parent: &Path, quarantine: Quarantine) -> io::Result<Self> {
         private_directory(parent)?;
         remove_dead(parent, &quarantine)?;
@@ -44,8 +43,8 @@ impl Scratch {
     }
 }
 
-/// Removes scratch directories whose owner is gone. An owner holds the lock from before the directory's creation until after its
-/// removal.
+/// Removes the scratch directories of processes that have ended. A process holds the directory's lock from before the creation until
+/// after the removal of the directory.
 pub(super) fn remove_dead(parent: &Path, quarantine: &Quarantine) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let path = entry.path();

@@ -80,26 +80,26 @@ impl Cache {
     /// the next caller who gets the entry makes the tree again. Trees outside the cache count as intact.
     pub async fn is_tree_intact(&self, tree: &Path) -> Result<bool, CacheError> {
         let Some((entry, kind, key)) = self.entry_of(tree) else { return Ok(true) };
-        let looked_at = entry.clone();
-        if blocking(move || verify(&looked_at)).await? == TreeState::Intact {
+        let entry_to_verify = entry.clone();
+        if blocking(move || verify(&entry_to_verify)).await? == TreeState::Intact {
             return Ok(true);
         }
         // Another build may have found the same change and already made the tree again.
         let _lock = self.lock(&kind, &key, LockMode::Exclusive).await?;
-        let looked_at = entry.clone();
-        let state = blocking(move || verify(&looked_at)).await?;
+        let entry_to_verify = entry.clone();
+        let state = blocking(move || verify(&entry_to_verify)).await?;
         if state == TreeState::Intact {
             return Ok(true);
         }
         if entry.exists() {
-            self.put_away(&entry, state)?;
+            self.move_to_quarantine(&entry, state)?;
         }
         Ok(false)
     }
 
-    fn put_away(&self, entry: &Path, state: TreeState) -> Result<(), CacheError> {
-        let place = self.quarantine().set_aside(entry)?;
-        let (path, quarantine) = (entry.display(), place.display());
+    fn move_to_quarantine(&self, entry: &Path, state: TreeState) -> Result<(), CacheError> {
+        let new_path = self.quarantine().set_aside(entry)?;
+        let (path, quarantine) = (entry.display(), new_path.display());
         if state == TreeState::Unrecorded {
             tracing::info!(%path, %quarantine, "a cached tree has no record of its content and is rebuilt");
         } else {
@@ -131,8 +131,8 @@ pub(super) async fn record(kind: &str, entry: &Path) -> Result<(), CacheError> {
     let entry = entry.to_owned();
     Ok(blocking(move || {
         let tree = entry.join(TREE);
-        let of = |what| {
-            digest(&tree, what).map_err(|error| match error {
+        let digest_of = |kind_of_digest| {
+            digest(&tree, kind_of_digest).map_err(|error| match error {
                 WalkError::Foreign => io::Error::new(
                     io::ErrorKind::InvalidData,
                     format!("record {}: its content cannot be read", tree.display()),
@@ -141,14 +141,13 @@ pub(super) async fn record(kind: &str, entry: &Path) -> Result<(), CacheError> {
             })
         };
         // Digest the metadata first: a write during the content digest then shows in the next comparison.
-        let metadata = of(DigestKind::Metadata)?;
-        write(&entry, &TreeRecord { metadata, content: of(DigestKind::Content)? })
+        let metadata = digest_of(DigestKind::Metadata)?;
+        write(&entry, &TreeRecord { metadata, content: digest_of(DigestKind::Content)? })
     })
     .await?)
 }
 
-/// Compares the tree of an entry with its record. A tree that was only touched, or copied with the whole cache, gets a new
-/// record.
+/// Compares the tree of an entry with its record. A tree that was only touched, or copied with the whole cache, gets a new record.
 fn verify(entry: &Path) -> io::Result<TreeState> {
     let tree = entry.join(TREE);
     let record = fs::read(entry.join(RECORD)).ok();
@@ -201,24 +200,24 @@ enum DigestKind {
 ///
 /// A build waits for the digest of tens of thousands of entries, so each entry costs one system call, relative to an open
 /// directory.
-fn digest(tree: &Path, what: DigestKind) -> Result<String, WalkError> {
+fn digest(tree: &Path, kind: DigestKind) -> Result<String, WalkError> {
     let mut hasher = io::BufWriter::with_capacity(64 << 10, Sha256Writer(Sha256::new()));
-    text(&mut hasher, FORMAT.as_bytes())?;
+    write_with_length(&mut hasher, FORMAT.as_bytes())?;
     let root = openat(CWD, tree, DIRECTORY, Mode::empty())?;
-    add_stat(&mut hasher, &fstat(&root)?, what)?;
-    let mut open = vec![Level::of(root)?];
-    while let Some(Level { directory, names }) = open.last_mut() {
+    add_stat(&mut hasher, &fstat(&root)?, kind)?;
+    let mut levels = vec![Level::of(root)?];
+    while let Some(Level { directory, names }) = levels.last_mut() {
         let Some(name) = names.next() else {
             hasher.write_all(&END)?;
-            open.pop();
+            levels.pop();
             continue;
         };
         let directory = directory.fd()?;
-        if let Some(below) = add(&mut hasher, directory, &name, what)? {
-            if open.len() == MAX_DEPTH {
+        if let Some(subdirectory) = add(&mut hasher, directory, &name, kind)? {
+            if levels.len() == MAX_DEPTH {
                 return Err(WalkError::Foreign);
             }
-            open.push(Level::of(below)?);
+            levels.push(Level::of(subdirectory)?);
         }
     }
     let Sha256Writer(hasher) = hasher.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -251,15 +250,15 @@ fn add(
     hasher: &mut impl Write,
     parent: BorrowedFd<'_>,
     name: &CStr,
-    what: DigestKind,
+    kind: DigestKind,
 ) -> Result<Option<OwnedFd>, WalkError> {
     let stat = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    text(hasher, name.to_bytes())?;
-    add_stat(hasher, &stat, what)?;
+    write_with_length(hasher, name.to_bytes())?;
+    add_stat(hasher, &stat, kind)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => return Ok(Some(openat(parent, name, DIRECTORY, Mode::empty())?)),
-        FileType::Symlink => text(hasher, readlinkat(parent, name, Vec::new())?.as_bytes())?,
-        FileType::RegularFile if what == DigestKind::Content => {
+        FileType::Symlink => write_with_length(hasher, readlinkat(parent, name, Vec::new())?.as_bytes())?,
+        FileType::RegularFile if kind == DigestKind::Content => {
             let file = std::fs::File::from(openat(parent, name, FILE, Mode::empty())?);
             // Read at most one byte beyond the file's size: a file that grows during the read gets another digest.
             let size = u64::try_from(stat.st_size).unwrap_or_default();
@@ -274,9 +273,9 @@ fn add(
 }
 
 /// Adds an entry's metadata. The mode includes the type.
-fn add_stat(hasher: &mut impl Write, stat: &Stat, what: DigestKind) -> io::Result<()> {
+fn add_stat(hasher: &mut impl Write, stat: &Stat, kind: DigestKind) -> io::Result<()> {
     hasher.write_all(&stat.st_mode.to_le_bytes())?;
-    if what == DigestKind::Content {
+    if kind == DigestKind::Content {
         return Ok(());
     }
     // Omit a directory's size: the digest already covers the directory's entries.
@@ -288,10 +287,10 @@ fn add_stat(hasher: &mut impl Write, stat: &Stat, what: DigestKind) -> io::Resul
     hasher.write_all(&stat.st_ctime_nsec.to_le_bytes())
 }
 
-/// Writes a text preceded by its length, so that no two lists of texts produce the same bytes.
-fn text(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
-    to.write_all(&(bytes.len() as u64).to_le_bytes())?;
-    to.write_all(bytes)
+/// Writes bytes preceded by their length, so that no two lists of texts produce the same digest input.
+fn write_with_length(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    writer.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    writer.write_all(bytes)
 }
 
 struct Sha256Writer(Sha256);

@@ -1,7 +1,7 @@
 //! Tracks which entries are in use across all farrier processes that share the cache.
 //!
-//! Each user keeps a note of its entries, locked while the user lives. A gate lock keeps users from taking an entry into use
-//! while entries are moved away: users hold it shared, and an evicting farrier holds it exclusively for a moment.
+//! Each user has a note with the names of its entries, locked while the user lives. A gate lock separates users from eviction: a user
+//! holds the lock shared while it marks an entry as in use, and an evicting farrier holds it exclusively while it moves entries away.
 
 use std::{collections::HashSet, io, path::PathBuf};
 
@@ -18,18 +18,18 @@ use crate::{
 pub(super) struct Uses {
     directory: PathBuf,
     notes: Notes,
-    own: Mutex<Option<Own>>,
+    open_note: Mutex<Option<OpenNote>>,
 }
 
 #[derive(Debug)]
-struct Own {
+struct OpenNote {
     note: Note,
     entries: HashSet<String>,
 }
 
 impl Uses {
     pub(super) fn in_directory(directory: PathBuf) -> Self {
-        Self { notes: Notes::in_directory(directory.clone()), directory, own: Mutex::default() }
+        Self { notes: Notes::in_directory(directory.clone()), directory, open_note: Mutex::default() }
     }
 
     /// Returns a separate user of the same cache.
@@ -39,26 +39,26 @@ impl Uses {
 
     /// Marks an entry as in use. An entry that exists after this call is not evicted.
     pub(super) fn add(&self, entry: &str) -> io::Result<()> {
-        let mut own = self.own.lock();
-        let own = match &mut *own {
-            Some(own) => own,
-            none => none.insert(Own {
+        let mut open_note = self.open_note.lock();
+        let open_note = match &mut *open_note {
+            Some(open_note) => open_note,
+            empty => empty.insert(OpenNote {
                 note: self.notes.begin(&format!("{:016x}", fastrand::u64(..)))?,
                 entries: HashSet::new(),
             }),
         };
-        if own.entries.contains(entry) {
+        if open_note.entries.contains(entry) {
             return Ok(());
         }
         let gate = self.gate()?;
         gate.lock_shared()?;
-        own.note.say(entry)?;
-        own.entries.insert(entry.to_owned());
+        open_note.note.append_line(entry)?;
+        open_note.entries.insert(entry.to_owned());
         Ok(())
     }
 
-    /// Returns all entries in use by any user. While the returned gate is held, no further entry is taken into use.
-    pub(super) fn closed(&self) -> io::Result<(HashSet<String>, File)> {
+    /// Returns all entries in use by any user, and the gate lock. While the lock is held, no user can mark another entry as in use.
+    pub(super) fn lock_all(&self) -> io::Result<(HashSet<String>, File)> {
         let gate = self.gate()?;
         gate.lock()?;
         Ok((self.all()?, gate))
@@ -67,7 +67,7 @@ impl Uses {
     /// Returns all entries currently in use by any user.
     pub(super) fn all(&self) -> io::Result<HashSet<String>> {
         private_directory(&self.directory)?;
-        Ok(self.notes.said()?.iter().flat_map(|said| said.lines()).map(str::to_owned).collect())
+        Ok(self.notes.texts_of_living()?.iter().flat_map(|text| text.lines()).map(str::to_owned).collect())
     }
 
     /// Removes the notes of killed processes.
@@ -83,8 +83,8 @@ impl Uses {
 
 impl Drop for Uses {
     fn drop(&mut self) {
-        if let Some(own) = self.own.lock().take() {
-            own.note.forget();
+        if let Some(open_note) = self.open_note.lock().take() {
+            open_note.note.forget();
         }
     }
 }

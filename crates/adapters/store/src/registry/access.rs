@@ -25,8 +25,7 @@ pub struct RegistryOptions {
 }
 
 /// Creates a client for a location from the command line; contacts no host. A remote client serves all hosts, because a
-/// [`Repository`] includes its host. Repositories that are not below the location are also read from the site's
-/// mirrors.
+/// [`Repository`] includes its host. Repositories that are not below the location are also read from the site's mirrors.
 pub fn connect(location: &RegistryLocation, options: &RegistryOptions) -> Arc<dyn Registry> {
     match location {
         RegistryLocation::Remote { host, .. } => {
@@ -70,7 +69,7 @@ impl Access for RegistryOptions {
 
     fn may_be_plain(&self, authority: &str) -> bool {
         let host = authority.parse::<HostPort>();
-        host.is_ok_and(|host| self.net.allows_plain(&host) && !self.net.wants_tls(&host))
+        host.is_ok_and(|host| self.net.allows_plain(&host) && !self.net.requires_tls(&host))
     }
 
     fn allows_plain(&self, url: &Url) -> bool {

@@ -18,8 +18,8 @@ use serde_json::Value;
 /// Key of a Secret of type `kubernetes.io/dockerconfigjson`.
 const PULL_SECRET_KEY: &str = ".dockerconfigjson";
 
-/// Credentials from all sources. The most specific entry wins. Of equally specific ones, the first wins, and Docker's
-/// file comes last. They are read for each use, so that a changed Secret takes effect.
+/// Credentials from all sources. The most specific entry wins; of equally specific entries, the first one. Docker's file
+/// comes last. Each use reads the sources again, so that a changed Secret takes effect.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
     site: Arc<[Credentials]>,
@@ -28,7 +28,7 @@ pub struct Keyring {
 }
 
 /// A credential, and the specificity of its entry.
-type Found = Option<(usize, Credential)>;
+type Match = Option<(usize, Credential)>;
 
 impl From<CredentialFile> for Keyring {
     fn from(docker: CredentialFile) -> Self {
@@ -67,32 +67,32 @@ impl Keyring {
 
     /// Credential for a repository, if there is one. The error explains why an existing credential is unusable.
     pub(super) async fn find(&self, host: &str, path: &str) -> Result<Option<Credential>, String> {
-        let mut best: Found = None;
+        let mut best: Match = None;
         for credentials in self.site.iter() {
-            best = more_specific(best, self.look_in(credentials, host, path).await?);
+            best = more_specific(best, self.look_up(credentials, host, path).await?);
         }
         let (docker, for_host, for_path) = (self.docker.clone(), host.to_owned(), path.to_owned());
-        let last = blocking(move || docker.find(&for_host, &for_path)).await?;
-        Ok(more_specific(best, last).map(|(_, credential)| credential))
+        let from_docker = blocking(move || docker.find(&for_host, &for_path)).await?;
+        Ok(more_specific(best, from_docker).map(|(_, credential)| credential))
     }
 
-    async fn look_in(&self, credentials: &Credentials, host: &str, path: &str) -> Result<Found, String> {
+    async fn look_up(&self, credentials: &Credentials, host: &str, path: &str) -> Result<Match, String> {
         let (what, text) = match credentials {
             Credentials::Basic { registry, user, password } => {
                 let Prefix::Image(images) = registry else { return Ok(None) };
-                let Some(specific) = images.covers(host, path) else { return Ok(None) };
+                let Some(rank) = images.covers(host, path) else { return Ok(None) };
                 let what = format!("the password of {user} for {registry}");
                 let secret = self.secrets.read(password).await.map_err(|error| error_chain(&error))?;
                 let password = secret.text(&what).map_err(|error| error_chain(&error))?.to_owned();
-                return Ok(Some((specific, Credential::Password { user: user.clone(), password })));
+                return Ok(Some((rank, Credential::Password { user: user.clone(), password })));
             }
             Credentials::DockerConfig(file) => {
                 (file.display().to_string(), self.secrets.read_file(file).await)
             }
             Credentials::PullSecret(name) => {
                 let what = format!("Secret {name}");
-                let found = self.secrets.read_all(name).await.map_err(|error| error_chain(&error))?;
-                let Some(text) = found.get(PULL_SECRET_KEY) else {
+                let data = self.secrets.read_all(name).await.map_err(|error| error_chain(&error))?;
+                let Some(text) = data.get(PULL_SECRET_KEY) else {
                     return Err(format!("{what} has no key {PULL_SECRET_KEY}: it is not a pull secret"));
                 };
                 (what, Ok(text.clone()))
@@ -104,7 +104,7 @@ impl Keyring {
     }
 }
 
-fn more_specific(earlier: Found, later: Found) -> Found {
+fn more_specific(earlier: Match, later: Match) -> Match {
     match (earlier, later) {
         (Some(earlier), Some(later)) if later.0 > earlier.0 => Some(later),
         (earlier, later) => earlier.or(later),
@@ -147,12 +147,12 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
         serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
     let key = key_for(&config, host, path);
     // Docker Hub's key is a URL.
-    let specific = if key == HUB_KEY { host.len() } else { key.len() };
+    let rank = if key == HUB_KEY { host.len() } else { key.len() };
     match docker_credential::get_credential_from_reader(text, &key) {
         Ok(DockerCredential::UsernamePassword(user, password)) => {
-            Ok(Some((specific, Credential::Password { user, password })))
+            Ok(Some((rank, Credential::Password { user, password })))
         }
-        Ok(DockerCredential::IdentityToken(token)) => Ok(Some((specific, Credential::IdentityToken(token)))),
+        Ok(DockerCredential::IdentityToken(token)) => Ok(Some((rank, Credential::IdentityToken(token)))),
         Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
         // Message of docker-credential-helpers; docker also compares this text.
         Err(CredentialRetrievalError::HelperFailure { stdout, .. })
@@ -161,8 +161,8 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
             Ok(None)
         }
         Err(CredentialRetrievalError::HelperFailure { helper, stderr, stdout }) => {
-            let words = excerpt(format!("{stderr} {stdout}").as_bytes());
-            Err(format!("{helper} failed: {words}"))
+            let output = excerpt(format!("{stderr} {stdout}").as_bytes());
+            Err(format!("{helper} failed: {output}"))
         }
         Err(error) => Err(format!("the entry {key:?} of {file}: {error}")),
     }

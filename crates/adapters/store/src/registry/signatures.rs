@@ -12,14 +12,14 @@ use super::{MAX_TRIES, Registry, RegistryError, pause_before};
 
 /// Result of merging a new manifest into a tag.
 pub enum Joined {
-    /// No change: the tag already has all its layers.
-    Whole,
+    /// No change: the tag already has all layers of the new manifest.
+    Unchanged,
     /// The tag gets the new manifest, which includes all existing layers.
     New,
     /// The tag gets the layers of both.
     Both(CosignManifest),
     /// The manifests cannot be merged.
-    Foreign,
+    Incompatible,
 }
 
 /// Whether layers are added to this tag.
@@ -29,26 +29,26 @@ pub fn is_joined(tag: &Tag) -> bool {
 
 impl Joined {
     /// Merges the bytes of the tag's manifest and of the new one.
-    pub fn of(held: &[u8], new: &[u8]) -> Self {
-        let (Ok(before), Ok(after)) = (ImageManifest::parse(held), ImageManifest::parse(new)) else {
-            return Self::Foreign;
+    pub fn of(existing: &[u8], new: &[u8]) -> Self {
+        let (Ok(current), Ok(added)) = (ImageManifest::parse(existing), ImageManifest::parse(new)) else {
+            return Self::Incompatible;
         };
-        let has = |one: &ImageManifest, other: &ImageManifest| {
-            other.layers.iter().all(|layer| one.layers.contains(layer))
+        let has = |manifest: &ImageManifest, other: &ImageManifest| {
+            other.layers.iter().all(|layer| manifest.layers.contains(layer))
         };
-        if has(&before, &after) {
-            Self::Whole
-        } else if has(&after, &before) {
+        if has(&current, &added) {
+            Self::Unchanged
+        } else if has(&added, &current) {
             Self::New
         } else {
-            provenance::add_layers(Some(&before), &after.layers).map_or(Self::Foreign, Self::Both)
+            provenance::layered(Some(&current), &added.layers).map_or(Self::Incompatible, Self::Both)
         }
     }
 }
 
-/// Merges a manifest, whose blobs are already in the repository, into a tag, and repeats until a read shows its layers:
-/// a concurrent writer may drop them. Returns `false` if the tag holds content that cannot be merged; that content
-/// stays.
+/// Merges a manifest, whose blobs are already in the repository, into a tag. Repeats the merge until the tag has all layers
+/// of the manifest, because a concurrent writer may remove some. Returns `false` and changes nothing if the tag has
+/// content that cannot be merged.
 pub async fn join(
     registry: &dyn Registry,
     repository: &Repository,
@@ -57,11 +57,11 @@ pub async fn join(
 ) -> Result<bool, RegistryError> {
     let version = Version::Tag(tag.clone());
     for attempt in 0..=MAX_TRIES {
-        let held = registry.manifest(repository, &version).await?;
-        let joined = held.map_or(Joined::New, |held| Joined::of(&held.bytes, new));
-        let (kind, bytes) = match &joined {
-            Joined::Whole => return Ok(true),
-            Joined::Foreign => return Ok(false),
+        let existing = registry.manifest(repository, &version).await?;
+        let result = existing.map_or(Joined::New, |existing| Joined::of(&existing.bytes, new));
+        let (kind, bytes) = match &result {
+            Joined::Unchanged => return Ok(true),
+            Joined::Incompatible => return Ok(false),
             Joined::New => (media_type, new),
             Joined::Both(CosignManifest { config, manifest }) => {
                 registry.push_bytes(repository, config).await?;

@@ -1,4 +1,4 @@
-//! Lists the files of a header set, with the origin of each.
+//! Lists the entries of a header set, and for each file the path to copy its content from.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -32,153 +32,157 @@ pub(super) fn gather(
     arch: Architecture,
     stop: &AtomicBool,
 ) -> Result<Entries> {
-    let mut gatherer = Gatherer { entries: Entries::new(), bytes: 0, seen: 0, stop };
-    let build = merged_place(&survey.build.path);
+    let mut gatherer = Gatherer { entries: Entries::new(), bytes: 0, entry_count: 0, stop };
+    let build = merged_path(&survey.build.path);
     let modules = PathBuf::from(format!("usr/lib/modules/{release}"));
     if !survey.is_whole && build.starts_with("usr") {
-        gatherer.packaged(survey)?;
+        gatherer.add_packages(survey)?;
         gatherer.link(&modules.join("build"), &build);
         if let Some(source) = &survey.source {
-            gatherer.link(&modules.join("source"), &merged_place(&source.path));
+            gatherer.link(&modules.join("source"), &merged_path(&source.path));
         }
     } else {
         let build = PathBuf::from(format!("usr/src/linux-headers-{release}"));
-        gatherer.joined(survey, &build, arch)?;
+        gatherer.add_joined_trees(survey, &build, arch)?;
         gatherer.link(&modules.join("build"), &build);
     }
     Ok(gatherer.entries)
 }
 
 /// Moves a path in `lib` to `usr/lib`: in the root file systems below a header set, `lib` is a link to `usr/lib`.
-fn merged_place(path: &Path) -> PathBuf {
+fn merged_path(path: &Path) -> PathBuf {
     if path.starts_with("lib") { Path::new("usr").join(path) } else { path.to_owned() }
 }
 
 struct Gatherer<'a> {
     entries: Entries,
     bytes: u64,
-    seen: u64,
+    entry_count: u64,
     stop: &'a AtomicBool,
 }
 
 /// A symbolic link in a tree, with paths relative to the tree's root.
-struct Found {
-    link: PathBuf,
+struct LinkInTree {
+    path: PathBuf,
     /// Resolved target, if it exists.
-    meant: Option<PathBuf>,
-    /// Target as written in the link.
-    says: PathBuf,
+    resolved: Option<PathBuf>,
+    /// Target as stored in the link.
+    target: PathBuf,
 }
 
 impl Gatherer<'_> {
     /// Lists trees in the locations of packages, and keeps these paths, because the Makefiles of the trees refer to each other by
     /// them.
-    fn packaged(&mut self, survey: &Survey) -> Result<()> {
-        let mut waiting: VecDeque<PathBuf> =
+    fn add_packages(&mut self, survey: &Survey) -> Result<()> {
+        let mut pending: VecDeque<PathBuf> =
             std::iter::once(&survey.build).chain(&survey.source).map(|tree| tree.path.clone()).collect();
-        let (mut taken, mut links) = (BTreeSet::new(), Vec::new());
-        while let Some(path) = waiting.pop_front() {
-            if taken.iter().any(|taken: &PathBuf| path.starts_with(taken)) {
+        let (mut listed, mut links) = (BTreeSet::new(), Vec::new());
+        while let Some(path) = pending.pop_front() {
+            if listed.iter().any(|other: &PathBuf| path.starts_with(other)) {
                 continue;
             }
             let tree = Tree { path: path.clone(), ..survey.build.clone() };
-            let found = self.walk(&tree, false, &|path| !selection::is_product(path), &merged_place)?;
-            taken.insert(path);
-            for found in found {
-                if let Some(meant) = &found.meant
-                    && !taken.iter().chain(&waiting).any(|taken| meant.starts_with(taken))
+            let tree_links = self.walk(&tree, false, &|path| !selection::is_excluded(path), &merged_path)?;
+            listed.insert(path);
+            for link in tree_links {
+                if let Some(resolved) = &link.resolved
+                    && !listed.iter().chain(&pending).any(|directory| resolved.starts_with(directory))
                 {
-                    let package = package_of(meant).ok_or_else(|| escapes(&found))?;
-                    waiting.push_back(package);
+                    let package = package_of(resolved).ok_or_else(|| escapes(&link))?;
+                    pending.push_back(package);
                 }
-                links.push(found);
+                links.push(link);
             }
         }
-        for found in links {
-            let target = match &found.meant {
-                Some(meant) => links::relative(&merged_place(parent(&found.link)), &merged_place(meant)),
+        for link in links {
+            let target = match &link.resolved {
+                Some(resolved) => links::relative(&merged_path(parent(&link.path)), &merged_path(resolved)),
                 // Distributions link to packages that need not be installed.
-                None if stays_below(Path::new(""), &found.link, &found.says) => found.says.clone(),
-                None => return Err(escapes(&found)),
+                None if stays_below(Path::new(""), &link.path, &link.target) => link.target.clone(),
+                None => return Err(escapes(&link)),
             };
-            self.put(merged_place(&found.link), Entry::Link { target });
+            self.put(merged_path(&link.path), Entry::Link { target });
         }
         Ok(())
     }
 
     /// Joins source tree and build directory into one tree that contains no reference to the original locations.
-    fn joined(&mut self, survey: &Survey, dest: &Path, arch: Architecture) -> Result<()> {
+    fn add_joined_trees(&mut self, survey: &Survey, dest: &Path, arch: Architecture) -> Result<()> {
         let Survey { build, source, is_whole } = survey;
         let mut links = Vec::new();
         let trees: Vec<&Tree> = source.iter().chain(std::iter::once(build)).collect();
         for tree in &trees {
-            let is_stub = source.is_some() && *tree == build;
-            let wanted = |path: &Path| {
-                let is_own = is_stub && (path == Path::new("Makefile") || path == Path::new("source"));
-                !is_own && !selection::is_product(path) && (!is_whole || selection::is_needed(path, arch))
+            // A separate build directory has a Makefile and a link that only lead to the source tree.
+            let is_separate_build = source.is_some() && *tree == build;
+            let is_selected = |path: &Path| {
+                let leads_to_source =
+                    is_separate_build && (path == Path::new("Makefile") || path == Path::new("source"));
+                let is_needed = !is_whole || selection::is_needed(path, arch);
+                is_needed && !leads_to_source && !selection::is_excluded(path)
             };
-            let found = self.walk(tree, *is_whole, &wanted, &|place| moved(tree, dest, place))?;
-            links.extend(found.into_iter().map(|found| (*tree, found)));
+            let tree_links = self.walk(tree, *is_whole, &is_selected, &|path| moved(tree, dest, path))?;
+            links.extend(tree_links.into_iter().map(|link| (*tree, link)));
         }
-        for (tree, found) in links {
-            let place = moved(tree, dest, &found.link);
+        for (tree, link) in links {
+            let path = moved(tree, dest, &link.path);
             // A link of one tree may lead into the other.
-            let meant = found.meant.as_ref().and_then(|meant| {
-                let home =
-                    trees.iter().find(|home| home.root == tree.root && meant.starts_with(&home.path))?;
-                Some(moved(home, dest, meant))
+            let resolved = link.resolved.as_ref().and_then(|resolved| {
+                let target_tree = trees
+                    .iter()
+                    .find(|other| other.root == tree.root && resolved.starts_with(&other.path))?;
+                Some(moved(target_tree, dest, resolved))
             });
-            let part = || part_inside(&found.says, |part| self.has(&dest.join(part)));
-            let meant = meant.or_else(|| Some(dest.join(part()?)));
-            let target = match meant {
-                Some(meant) if self.has(&meant) => links::relative(parent(&place), &meant),
+            let part = || part_inside(&link.target, |part| self.has(&dest.join(part)));
+            let resolved = resolved.or_else(|| Some(dest.join(part()?)));
+            let target = match resolved {
+                Some(resolved) if self.has(&resolved) => links::relative(parent(&path), &resolved),
                 // The link leads to a part of the kernel that no module needs.
                 Some(_) => continue,
-                None if found.meant.is_none() && stays_below(&tree.path, &found.link, &found.says) => {
+                None if link.resolved.is_none() && stays_below(&tree.path, &link.path, &link.target) => {
                     continue;
                 }
-                None => return Err(escapes(&found)),
+                None => return Err(escapes(&link)),
             };
-            self.put(place, Entry::Link { target });
+            self.put(path, Entry::Link { target });
         }
         Ok(())
     }
 
-    fn has(&self, place: &Path) -> bool {
-        self.entries.contains_key(place)
+    fn has(&self, path: &Path) -> bool {
+        self.entries.contains_key(path)
     }
 
-    /// Lists a tree's files and returns its links.
+    /// Adds the selected files of a tree at the paths that `new_path` returns, and returns the selected links.
     fn walk(
         &mut self,
         tree: &Tree,
         is_whole: bool,
-        wanted: &dyn Fn(&Path) -> bool,
-        place: &dyn Fn(&Path) -> PathBuf,
-    ) -> Result<Vec<Found>> {
-        let top = tree.place();
-        let mut found = Vec::new();
+        is_selected: &dyn Fn(&Path) -> bool,
+        new_path: &dyn Fn(&Path) -> PathBuf,
+    ) -> Result<Vec<LinkInTree>> {
+        let top = tree.full_path();
+        let mut links = Vec::new();
         let walk = walkdir::WalkDir::new(&top).min_depth(1).into_iter();
         // Most of a whole kernel tree is not needed by modules.
-        let entered = |entry: &walkdir::DirEntry| {
+        let is_entered = |entry: &walkdir::DirEntry| {
             !entry.file_type().is_dir()
                 || !is_whole
                 || entry.depth() > 1
                 || entry.file_name().to_str().is_some_and(selection::is_entered)
         };
-        for entry in walk.filter_entry(entered) {
+        for entry in walk.filter_entry(is_entered) {
             let entry = entry?;
             check_not_canceled(self.stop)?;
             let relative = entry.path().strip_prefix(&top).unwrap_or(entry.path());
             self.count(&top, entry.depth())?;
             let kind = entry.file_type();
-            if kind.is_dir() || !wanted(relative) {
+            if kind.is_dir() || !is_selected(relative) {
                 continue;
             }
-            let link = tree.path.join(relative);
+            let path = tree.path.join(relative);
             if kind.is_symlink() {
-                let says = fs::read_link(entry.path())?;
-                found.push(Found { meant: links::resolve(&tree.root, &link)?, link, says });
+                let target = fs::read_link(entry.path())?;
+                links.push(LinkInTree { resolved: links::resolve(&tree.root, &path)?, path, target });
             } else if kind.is_file() {
                 let metadata = entry.metadata()?;
                 self.bytes = self.bytes.saturating_add(metadata.len());
@@ -191,20 +195,20 @@ impl Gatherer<'_> {
                     is_executable: metadata.permissions().mode() & 0o111 != 0,
                     size: metadata.len(),
                 };
-                self.put(place(&link), file);
+                self.put(new_path(&path), file);
             } else {
                 return Err(FetchError::unusable(
                     format!("use {}: it is neither a file, a directory nor a link", entry.path().display()),
-                    "remove it: a header set holds only files, directories and links",
+                    "remove it: a header set has only files, directories and links",
                 ));
             }
         }
-        Ok(found)
+        Ok(links)
     }
 
     fn count(&mut self, top: &Path, depth: usize) -> Result<()> {
-        self.seen += 1;
-        if self.seen > LIMITS.entries {
+        self.entry_count += 1;
+        if self.entry_count > LIMITS.entries {
             return Err(too_large(top, &format!("{} files and directories", LIMITS.entries)));
         }
         if depth > LIMITS.depth {
@@ -214,27 +218,27 @@ impl Gatherer<'_> {
     }
 
     /// Adds a relative link from one path of the set to another.
-    fn link(&mut self, link: &Path, meant: &Path) {
+    fn link(&mut self, link: &Path, target: &Path) {
         // Some distributions have the build directory itself at this path.
-        if !self.has(link) && link != meant {
-            self.put(link.to_owned(), Entry::Link { target: links::relative(parent(link), meant) });
+        if !self.has(link) && link != target {
+            self.put(link.to_owned(), Entry::Link { target: links::relative(parent(link), target) });
         }
     }
 
     /// Adds an entry and its parent directories.
-    fn put(&mut self, place: PathBuf, entry: Entry) {
-        for directory in place.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()) {
+    fn put(&mut self, path: PathBuf, entry: Entry) {
+        for directory in path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()) {
             if self.entries.get(directory) == Some(&Entry::Directory) {
                 break;
             }
             self.entries.insert(directory.to_owned(), Entry::Directory);
         }
-        self.entries.insert(place, entry);
+        self.entries.insert(path, entry);
     }
 }
 
-fn moved(tree: &Tree, dest: &Path, place: &Path) -> PathBuf {
-    dest.join(place.strip_prefix(&tree.path).unwrap_or(place))
+fn moved(tree: &Tree, dest: &Path, path: &Path) -> PathBuf {
+    dest.join(path.strip_prefix(&tree.path).unwrap_or(path))
 }
 
 fn parent(path: &Path) -> &Path {
@@ -243,8 +247,8 @@ fn parent(path: &Path) -> &Path {
 
 /// Returns the directory that a header package owns: `usr/src/linux-headers-6.1.0-47-common`, `usr/lib/linux-kbuild-6.1`,
 /// `usr/src/kernels/<release>`. Links to other locations are not followed.
-fn package_of(meant: &Path) -> Option<PathBuf> {
-    let parts: Vec<&str> = meant.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
+fn package_of(path: &Path) -> Option<PathBuf> {
+    let parts: Vec<&str> = path.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
     let depth = match parts[..] {
         ["usr", "src", "kernels", _, ..] => 4,
         ["usr", "src", _, ..] => 3,
@@ -255,11 +259,11 @@ fn package_of(meant: &Path) -> Option<PathBuf> {
     Some(parts.iter().take(depth).collect())
 }
 
-fn escapes(found: &Found) -> FetchError {
-    let (link, target) = (found.link.display(), found.says.display());
+fn escapes(link: &LinkInTree) -> FetchError {
+    let (link, target) = (link.path.display(), link.target.display());
     FetchError::unusable(
         format!("use link {link}: it leads to {target}, which is not part of the header set"),
-        "name its target as a further source, or remove the link; the header set was not stored",
+        "add the target as another source, or remove the link; the header set was not stored",
     )
 }
 

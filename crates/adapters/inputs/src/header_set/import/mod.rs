@@ -52,7 +52,7 @@ pub struct HeaderImport {
     pub release: KernelRelease,
     /// The kernel's architecture.
     pub arch: Architecture,
-    /// Whether to replace other headers for the same kernel.
+    /// Whether to replace existing, different headers of the same kernel.
     pub replace: bool,
 }
 
@@ -117,14 +117,13 @@ impl Headers<'_> {
     /// Imports a header set into the cache and, if there is one, the store.
     ///
     /// # Errors
-    /// A source cannot be read, is not the header set of this kernel, or other headers are already stored. Nothing is stored
-    /// then.
+    /// A source cannot be read, is not the header set of this kernel, or other headers are already stored. Nothing is stored then.
     pub async fn import(self, import: HeaderImport) -> Result<ImportedHeaders> {
         let HeaderImport { sources, release, arch, replace } = import;
         let work = self.0.cache.scratch()?;
-        let (directory, wanted) = (work.path().to_owned(), release.clone());
+        let (directory, kernel) = (work.path().to_owned(), release.clone());
         let Prepared { facts, compiler, layer, origin } =
-            stoppable(move |stop| prepare(&sources, &wanted, arch, &directory, stop)).await?;
+            stoppable(move |stop| prepare(&sources, &kernel, arch, &directory, stop)).await?;
         let content = layer.diff_id.clone();
         let imported = Imported {
             release: release.to_string(),
@@ -136,21 +135,22 @@ impl Headers<'_> {
             is_known: true,
         };
         let (outcome, stored) = if self.0.store().is_some() {
-            let notes = imported.annotations(&facts).into_iter();
-            let notes = notes.filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+            let annotations = imported.annotations(&facts).into_iter();
+            let annotations = annotations.filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
             let file = work.path().join(LAYER);
-            let (outcome, stored) = self.store(&imported, &release, &layer, &file, notes, replace).await?;
+            let (outcome, stored) =
+                self.store(&imported, &release, &layer, &file, annotations, replace).await?;
             (outcome, Some(stored))
         } else {
-            let there = self.imported_here(&release, arch)?;
-            let place = || format!("the cache {}", self.0.cache.root().display());
-            (outcome(&imported, there.as_ref(), place, replace)?, None)
+            let existing = self.imported_here(&release, arch)?;
+            let location = || format!("the cache {}", self.0.cache.root().display());
+            (outcome(&imported, existing.as_ref(), location, replace)?, None)
         };
-        let made = work.path().join(TREE);
-        let place = move |entry: PathBuf| async move { Ok(fs::rename(&made, entry.join(TREE))?) };
-        let root = self.keep_tree(&imported, place).await?;
+        let unpacked = work.path().join(TREE);
+        let move_tree = move |entry: PathBuf| async move { Ok(fs::rename(&unpacked, entry.join(TREE))?) };
+        let root = self.keep_tree(&imported, move_tree).await?;
         self.remember(&imported)?;
-        let key = imported.found().key;
+        let key = imported.tree_record().key;
         let Imported { origin, identity, .. } = imported;
         let (compiler, content_of) = (Some(compiler), Some(content.clone()));
         let headers =
@@ -169,9 +169,9 @@ impl Headers<'_> {
         arch: Architecture,
     ) -> Result<PackedHeaders> {
         let work = self.0.cache.scratch()?;
-        let (directory, wanted) = (work.path().to_owned(), release.clone());
+        let (directory, kernel) = (work.path().to_owned(), release.clone());
         let Prepared { facts, compiler, layer, origin: _ } =
-            stoppable(move |stop| prepare(&[ImportSource::Node(root)], &wanted, arch, &directory, stop))
+            stoppable(move |stop| prepare(&[ImportSource::Node(root)], &kernel, arch, &directory, stop))
                 .await?;
         Ok(PackedHeaders { release, arch, facts, compiler, layer, work })
     }
@@ -200,7 +200,7 @@ impl Headers<'_> {
             None => Outcome::New,
             Some(_) if refused.is_some() && replace => Outcome::Replaced,
             Some(found) => match Imported::of_stored(found, release, imported.arch) {
-                Ok(there) => outcome(imported, Some(&there), || place_of(found, &tag), replace)?,
+                Ok(existing) => outcome(imported, Some(&existing), || place_of(found, &tag), replace)?,
                 // Damaged annotations must not block the replacement by a good header set.
                 Err(_) if replace => Outcome::Replaced,
                 Err(error) => return Err(error),
@@ -211,7 +211,7 @@ impl Headers<'_> {
         let item = NewInput { kind, tag: &tag, file, layer: &descriptor, annotations, replace };
         match (outcome, found, refused) {
             (Outcome::Known, Some(found), None) => Ok((outcome, found)),
-            // Signs the identical artifact; an artifact that only claims the same content is refused.
+            // Signs the artifact if it is identical. An artifact with the same content annotation but other bytes is refused.
             (Outcome::Known, _, Some(why)) => match store.put(&item).await {
                 Err(StoreError::Taken(reference, _)) => Err(StoreError::Untrusted(reference, why).into()),
                 stored => Ok((outcome, stored?)),
@@ -221,27 +221,27 @@ impl Headers<'_> {
     }
 }
 
-/// Determines the outcome of an import at `place`, which may hold another header set.
+/// Determines the outcome of an import at `location`, where another header set may exist.
 fn outcome(
     imported: &Imported,
-    there: Option<&Imported>,
-    place: impl FnOnce() -> String,
+    existing: Option<&Imported>,
+    location: impl FnOnce() -> String,
     replace: bool,
 ) -> Result<Outcome> {
     let Imported { release, arch, content, .. } = imported;
-    match there {
+    match existing {
         None => Ok(Outcome::New),
-        Some(there) if there.content == *content => Ok(Outcome::Known),
+        Some(existing) if existing.content == *content => Ok(Outcome::Known),
         Some(_) if replace => Ok(Outcome::Replaced),
-        Some(there) => {
-            let (place, holds) = (place(), &there.content);
+        Some(existing) => {
+            let (location, other) = (location(), &existing.content);
             Err(FetchError::unusable(
                 format!(
-                    "import headers of {release} ({arch}): {place} holds others, with content {holds}, not {content}"
+                    "import headers of {release} ({arch}): {location} has other headers, with content {other}, not {content}"
                 ),
                 format!(
                     "a release's headers should never change: give the changed kernel another local \
-                     version; or, if {place} is wrong, import with --replace: new builds for this kernel \
+                     version; or, if {location} is wrong, import with --replace: new builds for this kernel \
                      then use the new headers, and images built with the old headers get another input \
                      hash"
                 ),
@@ -268,7 +268,7 @@ fn prepare(
     let (facts, compiler) = header_tree::read_header_set(&tree, release, arch)?;
     let compiler = compiler.ok_or_else(|| {
         FetchError::unusable(
-            format!("find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the compiler is not known"),
+            format!("find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the kernel's compiler is unknown"),
             "run `make olddefconfig modules_prepare` in the build tree with the kernel's own .config and compiler",
         )
     })?;

@@ -5,23 +5,24 @@ use std::path::{Component, Path};
 use farrier_core::{image::is_version_control, kernel::Architecture};
 
 /// Objects that kernels link into external modules: powerpc's, and arm64's from Linux 4.15 to 5.2.
-const LINKED: [&str; 2] = ["crtsavres.o", "ftrace-mod.o"];
+const LINKED_OBJECTS: [&str; 2] = ["crtsavres.o", "ftrace-mod.o"];
 /// Programs in `tools/` that kbuild runs for modules.
 const TOOLS: [&str; 2] = ["tools/objtool/objtool", "tools/bpf/resolve_btfids/resolve_btfids"];
 
 /// Whether a path is never part of a header set: objects, kbuild's command records, the kernel itself, version-control data, and
 /// signing keys.
-pub(super) fn is_product(path: &Path) -> bool {
+pub(super) fn is_excluded(path: &Path) -> bool {
     if path.iter().any(is_version_control) {
         return true;
     }
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
-    if LINKED.contains(&name) {
+    if LINKED_OBJECTS.contains(&name) {
         return false;
     }
-    let ends = |endings: &[&str]| endings.iter().any(|end| name.ends_with(end));
-    ends(&[".o", ".ko", ".ko.xz", ".ko.gz", ".ko.zst", ".a", ".cmd", ".mod", ".dwo", ".pem", ".key", ".priv"])
-        || matches!(name, "vmlinux" | "vmlinuz" | "bzImage" | "Image")
+    let ends_with_any = |endings: &[&str]| endings.iter().any(|end| name.ends_with(end));
+    ends_with_any(&[
+        ".o", ".ko", ".ko.xz", ".ko.gz", ".ko.zst", ".a", ".cmd", ".mod", ".dwo", ".pem", ".key", ".priv",
+    ]) || matches!(name, "vmlinux" | "vmlinuz" | "bzImage" | "Image")
         || name.starts_with(".tmp_")
 }
 
@@ -48,7 +49,7 @@ pub(super) fn is_needed(path: &Path, arch: Architecture) -> bool {
             is_makefile
                 || name == "Platform"
                 || path.extension().is_some_and(|extension| extension == "h" || extension == "lds")
-                || LINKED.contains(&name)
+                || LINKED_OBJECTS.contains(&name)
                 || directories.iter().any(|part| matches!(*part, "include" | "scripts"))
         }
         (Some("tools"), Some(_)) => TOOLS.iter().any(|tool| path == Path::new(tool)),
@@ -79,7 +80,7 @@ mod tests {
     fn a_modules_inputs_are_taken_and_the_kernels_own_objects_are_not() {
         let taken = |path: &str| {
             let path = Path::new(path);
-            !is_product(path) && is_needed(path, Architecture::Amd64)
+            !is_excluded(path) && is_needed(path, Architecture::Amd64)
         };
         for path in [
             "Makefile",

@@ -16,7 +16,7 @@ use super::{ImportSource, LIMITS, selection};
 use crate::{
     FetchError, Result, digest,
     files::{is_directory, name_of, names_in},
-    header_set::layout::{self, Form},
+    header_set::layout::{self, TreeLayout},
 };
 
 /// A directory below a root; links are resolved inside that root.
@@ -30,7 +30,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    pub(super) fn place(&self) -> PathBuf {
+    pub(super) fn full_path(&self) -> PathBuf {
         self.root.join(&self.path)
     }
 }
@@ -65,13 +65,13 @@ pub(super) fn stage(sources: &[ImportSource], directory: &Path, stop: &AtomicBoo
                 let name = name_of(&path);
                 if path.is_dir() {
                     staged.origin.push(format!("directory {name}"));
-                    let (found, form) = layout::recognise(&path, &source.to_string())?;
-                    match form {
-                        Form::Rooted => {
-                            roots.push(Tree { root: found, path: PathBuf::new(), is_ours: false });
+                    let (directory, tree_layout) = layout::detect_layout(&path, &source.to_string())?;
+                    match tree_layout {
+                        TreeLayout::Rooted => {
+                            roots.push(Tree { root: directory, path: PathBuf::new(), is_ours: false });
                         }
                         // Links in a tree on this machine are resolved against the machine's root.
-                        Form::Build => staged.trees.push(on_this_machine(&found)?),
+                        TreeLayout::Build => staged.trees.push(on_this_machine(&directory)?),
                     }
                 } else {
                     staged.origin.push(format!("{name} sha256:{}", digest::of_file(&path, stop)?));
@@ -111,24 +111,24 @@ fn on_this_machine(path: &Path) -> Result<Tree> {
 fn unpack(archive: &Path, raw: &Path, source: &ImportSource, stop: &AtomicBool) -> Result<Option<Tree>> {
     let what = source.to_string();
     fs::create_dir(raw)?;
-    let wanted = |path: &Path| !selection::is_product(path);
+    let is_selected = |path: &Path| !selection::is_excluded(path);
     archive::unpack_file(
         archive,
         raw,
-        &Options { limits: LIMITS, wanted: &wanted, stop, ..Options::default() },
+        &Options { limits: LIMITS, is_selected: &is_selected, stop, ..Options::default() },
     )
     .map_err(|source| FetchError::Unpack(what.clone(), source))?;
     if matches!(Format::of(archive)?, Some(Format::Deb | Format::Rpm)) {
         return Ok(None);
     }
-    let (found, form) = layout::recognise(raw, &what)?;
-    match form {
-        Form::Build => {
+    let (found, tree_layout) = layout::detect_layout(raw, &what)?;
+    match tree_layout {
+        TreeLayout::Build => {
             let path = found.strip_prefix(raw).unwrap_or(Path::new("")).to_owned();
             Ok(Some(Tree { root: raw.to_owned(), path, is_ours: true }))
         }
-        Form::Rooted if found == raw => Ok(None),
-        Form::Rooted => {
+        TreeLayout::Rooted if found == raw => Ok(None),
+        TreeLayout::Rooted => {
             let aside = raw.with_extension("root");
             fs::rename(&found, &aside)?;
             remove_tree(raw)?;

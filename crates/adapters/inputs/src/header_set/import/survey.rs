@@ -10,7 +10,7 @@ use super::stage::{Staged, Tree, ambiguous};
 use crate::{
     FetchError, Result,
     files::read_start,
-    header_set::layout::usual_places,
+    header_set::layout::usual_directories,
     header_tree::{self, TreeError},
 };
 
@@ -34,7 +34,7 @@ pub(super) fn survey(staged: &Staged, release: &KernelRelease) -> Result<Survey>
     let source = find_source(staged, &build)?;
     let top = source.as_ref().unwrap_or(&build);
     // No header package has this file, and every kernel source has it.
-    let is_whole = top.place().join("init/main.c").is_file();
+    let is_whole = top.full_path().join("init/main.c").is_file();
     Ok(Survey { build, source, is_whole })
 }
 
@@ -42,7 +42,7 @@ pub(super) fn survey(staged: &Staged, release: &KernelRelease) -> Result<Survey>
 fn is_configured(tree: &Tree) -> bool {
     ["include/generated/utsrelease.h", "include/config/kernel.release", "include/config/auto.conf"]
         .iter()
-        .any(|file| tree.place().join(file).is_file())
+        .any(|file| tree.full_path().join(file).is_file())
 }
 
 fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree> {
@@ -55,7 +55,7 @@ fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree> {
     if let Some(found) = found.pop() {
         return Ok(found);
     }
-    // With only one tree, reading it reports best what is missing.
+    // A single tree is returned although it is not configured: the later read reports which file is missing.
     if let ([only], None) = (&staged.trees[..], &staged.rooted) {
         return Ok(only.clone());
     }
@@ -80,9 +80,9 @@ fn rooted_build(rooted: &Tree, release: &KernelRelease) -> Result<Option<Tree>> 
         Err(TreeError::NoBuild(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    for place in usual_places(release) {
-        let place = Path::new("usr/src").join(place);
-        if let Some(path) = resolve(root, &place)?.filter(|path| root.join(path).is_dir()) {
+    for directory in usual_directories(release) {
+        let directory = Path::new("usr/src").join(directory);
+        if let Some(path) = resolve(root, &directory)?.filter(|path| root.join(path).is_dir()) {
             return Ok(Some(Tree { path, ..rooted.clone() }));
         }
     }
@@ -100,13 +100,14 @@ fn build_link(rooted: &Tree, release: &KernelRelease) -> Option<(String, String)
 
 /// Finds the source tree of a separate build directory, whose Makefile includes the source tree's.
 fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>> {
-    let Some(named) = included(&build.place().join("Makefile"))? else { return Ok(None) };
-    let path = if named.is_absolute() { named.clone() } else { build.path.join(&named) };
-    let exists = |tree: &Tree| tree.place().join("Makefile").is_file() && tree.place() != build.place();
+    let Some(source_path) = included(&build.full_path().join("Makefile"))? else { return Ok(None) };
+    let path = if source_path.is_absolute() { source_path.clone() } else { build.path.join(&source_path) };
+    let exists =
+        |tree: &Tree| tree.full_path().join("Makefile").is_file() && tree.full_path() != build.full_path();
     let candidates = std::iter::once(build).chain(&staged.rooted).collect::<Vec<_>>();
-    for seen_from in candidates {
-        if let Some(path) = resolve(&seen_from.root, &path)? {
-            let found = Tree { path, ..seen_from.clone() };
+    for base in candidates {
+        if let Some(path) = resolve(&base.root, &path)? {
+            let found = Tree { path, ..base.clone() };
             if exists(&found) {
                 return Ok(Some(found));
             }
@@ -116,11 +117,11 @@ fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>> {
     if let (Some(only), None) = (others.next(), others.next()) {
         return Ok(Some(only.clone()));
     }
-    let (build, named) = (build.place(), named.display());
+    let (build, source_path) = (build.full_path(), source_path.display());
     let build = build.display();
     Err(FetchError::unusable(
-        format!("use the build directory {build}: it was made from {named}, which is not among the sources"),
-        format!("name {named}, or an archive of it, as a further source"),
+        format!("use the build directory {build}: its source tree {source_path} is not among the sources"),
+        format!("add {source_path}, or an archive of it, as another source"),
     ))
 }
 

@@ -12,19 +12,19 @@ use crate::{FetchError, Result, files::describe_unless_native};
 /// Refuses a header set whose programs are missing or built for an architecture other than the kernel's. Modules are built on the
 /// kernel's architecture.
 pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Architecture) -> Result<()> {
-    let set = |names: &[&str]| names.iter().any(|name| config.is_set(name));
-    let wanted = [
+    let is_set = |names: &[&str]| names.iter().any(|name| config.is_set(name));
+    let tools = [
         ("scripts/basic/fixdep", true),
         ("scripts/mod/modpost", true),
-        ("scripts/genksyms/genksyms", set(&["MODVERSIONS"]) && !set(&["GENDWARFKSYMS"])),
-        ("scripts/gendwarfksyms/gendwarfksyms", set(&["GENDWARFKSYMS"])),
-        ("scripts/recordmcount", set(&["FTRACE_MCOUNT_USE_RECORDMCOUNT"])),
-        ("tools/objtool/objtool", set(&["OBJTOOL", "STACK_VALIDATION"])),
+        ("scripts/genksyms/genksyms", is_set(&["MODVERSIONS"]) && !is_set(&["GENDWARFKSYMS"])),
+        ("scripts/gendwarfksyms/gendwarfksyms", is_set(&["GENDWARFKSYMS"])),
+        ("scripts/recordmcount", is_set(&["FTRACE_MCOUNT_USE_RECORDMCOUNT"])),
+        ("tools/objtool/objtool", is_set(&["OBJTOOL", "STACK_VALIDATION"])),
     ];
-    for (tool, _) in wanted.into_iter().filter(|(_, wanted)| *wanted) {
-        let place = resolve(root, &build.join(tool))?.filter(|place| root.join(place).is_file());
-        let Some(place) = place else { return Err(missing(root, &build.join(tool), tool)) };
-        if let Some(found) = describe_unless_native(&root.join(place), arch)? {
+    for (tool, _) in tools.into_iter().filter(|(_, is_needed)| *is_needed) {
+        let path = resolve(root, &build.join(tool))?.filter(|path| root.join(path).is_file());
+        let Some(path) = path else { return Err(missing(root, &build.join(tool), tool)) };
+        if let Some(found) = describe_unless_native(&root.join(path), arch)? {
             return Err(FetchError::unusable(
                 format!("run {tool} of the header set on {arch}: it is {found}"),
                 format!(
@@ -35,15 +35,15 @@ pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Arch
         }
     }
     // Since 5.10, modules_prepare generates the linker script of modules.
-    let made = resolve(root, &build.join("scripts/module.lds.S"))?.is_some();
-    if made && resolve(root, &build.join("scripts/module.lds"))?.is_none() {
+    let is_generated = resolve(root, &build.join("scripts/module.lds.S"))?.is_some();
+    if is_generated && resolve(root, &build.join("scripts/module.lds"))?.is_none() {
         return Err(missing(root, &build.join("scripts/module.lds"), "scripts/module.lds"));
     }
     Ok(())
 }
 
-fn missing(root: &Path, place: &Path, tool: &str) -> FetchError {
-    if let Some((link, target)) = broken_link(root, place) {
+fn missing(root: &Path, path: &Path, tool: &str) -> FetchError {
+    if let Some((link, target)) = broken_link(root, path) {
         let (link, target) = (link.display(), target.display());
         return FetchError::unusable(
             format!("find {tool} in the header set: /{link} leads to {target}, which does not exist"),
@@ -63,8 +63,8 @@ fn broken_link(root: &Path, file: &Path) -> Option<(PathBuf, PathBuf)> {
     let mut parents: Vec<&Path> = file.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
     parents.reverse();
     parents.into_iter().find_map(|path| {
-        let says = fs::read_link(root.join(path)).ok()?;
-        matches!(resolve(root, path), Ok(None)).then(|| (path.to_owned(), says))
+        let target = fs::read_link(root.join(path)).ok()?;
+        matches!(resolve(root, path), Ok(None)).then(|| (path.to_owned(), target))
     })
 }
 

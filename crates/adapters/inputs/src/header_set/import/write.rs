@@ -23,21 +23,21 @@ const PORTION: usize = 64 << 10;
 /// Modification time of every file: the origin of the header set does not affect the layer.
 const MTIME: u64 = 0;
 
-/// Writes the header set as a tree below `tree` and as a layer into the file `to`.
-pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool) -> Result<Layer> {
+/// Writes the header set as a tree below `tree` and as a layer into `layer_file`.
+pub(super) fn write(entries: &Entries, tree: &Path, layer_file: &Path, stop: &AtomicBool) -> Result<Layer> {
     make_directory(tree)?;
-    let out = BufWriter::with_capacity(256 << 10, File::create_new(to)?);
+    let out = BufWriter::with_capacity(256 << 10, File::create_new(layer_file)?);
     let mut layer = LayerWriter::artifact(out, MTIME)?;
     for (path, entry) in entries {
         check_not_canceled(stop)?;
-        let place = tree.join(path);
+        let dest = tree.join(path);
         match entry {
             Entry::Directory => {
-                make_directory(&place)?;
+                make_directory(&dest)?;
                 layer.entry(path, 0o755, EntryKind::Directory)?;
             }
             Entry::Link { target } => {
-                symlink(target, &place)?;
+                symlink(target, &dest)?;
                 layer.entry(path, 0o777, EntryKind::Symlink(target))?;
             }
             Entry::File { from, is_ours, is_executable, size } => {
@@ -48,12 +48,12 @@ pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool
                     layer.entry(path, mode, EntryKind::File { size: *size, content: &mut content })
                 };
                 let file = if *is_ours {
-                    fs::rename(from, &place)?;
-                    let mut file = File::open(&place)?;
+                    fs::rename(from, &dest)?;
+                    let mut file = File::open(&dest)?;
                     add(&mut file)?;
                     file
                 } else {
-                    let mut content = Copying { from: File::open(from)?, to: File::create_new(&place)? };
+                    let mut content = CopyingReader { from: File::open(from)?, to: File::create_new(&dest)? };
                     add(&mut content)?;
                     content.to
                 };
@@ -66,12 +66,12 @@ pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool
 }
 
 /// A reader that also writes a copy of the data.
-struct Copying {
+struct CopyingReader {
     from: File,
     to: File,
 }
 
-impl Read for Copying {
+impl Read for CopyingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.from.read(buffer)?;
         self.to.write_all(buffer.get(..count).unwrap_or_default())?;
