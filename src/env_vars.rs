@@ -146,9 +146,9 @@ pub fn has_display() -> bool {
 
 /// Returns this machine's name: `$HOSTNAME`, which in a pod is the pod's name, else the kernel's host name.
 pub fn host_name() -> String {
-    let named = env::var("HOSTNAME").ok();
-    let named = named.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
-    named
+    let host_name = env::var("HOSTNAME").ok();
+    let host_name = host_name.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
+    host_name
         .map(|name| name.trim().to_owned())
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| "farrier".to_owned())

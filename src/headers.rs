@@ -15,7 +15,7 @@ use farrier_store::{StoredInput, header_tag};
 use kmod::{KernelFacts, SymbolTable};
 
 #[cfg(feature = "header-collection")]
-pub use collect::received_headers;
+pub use collect::header_routes;
 
 use super::{
     CliError, Exit, Result,

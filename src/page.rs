@@ -11,9 +11,9 @@ use farrier_dashboard::{Actions, Facts, FilesError, LoggedBuilds, PageServer, wr
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
-use super::{Result, args::PageArgs, error::endings, output};
+use super::{Result, args::PageArgs, error::exit_codes, output};
 
-endings! {
+exit_codes! {
     FilesError: |_| super::Exit::Failed, |_| None;
 }
 

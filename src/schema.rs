@@ -12,7 +12,7 @@ use kmod::CheckReport;
 use schemars::{generate::SchemaSettings, schema_for};
 use serde_json::Value;
 
-use super::{Exit, Result, args::OutputForm, output};
+use super::{Exit, Result, args::OutputFormat, output};
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
@@ -41,7 +41,7 @@ pub enum SchemaKind {
 /// Prints the schema of one kind.
 pub fn schema(kind: SchemaKind) -> Result<Exit> {
     match of(kind) {
-        Some(schema) => output::show(OutputForm::Json, &schema, |_| String::new())?,
+        Some(schema) => output::show(OutputFormat::Json, &schema, |_| String::new())?,
         None => output::result(&status::crd_yaml()?)?,
     }
     Ok(Exit::Done)

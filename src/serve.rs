@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "header-collection")]
-use super::headers::received_headers;
+use super::headers::header_routes;
 use super::{
     CliError, Exit, Result, env_vars as vars,
     run::node_tasks,
@@ -92,7 +92,7 @@ pub async fn serve(
     if let Some(address) = listen(args, kube.is_some())? {
         let further = Router::new();
         #[cfg(feature = "header-collection")]
-        let further = further.merge(received_headers(&parts, args.collect_keys.as_ref()));
+        let further = further.merge(header_routes(&parts, args.collect_keys.as_ref()));
         #[cfg(feature = "dashboard")]
         let further = {
             let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &asked);

@@ -23,15 +23,15 @@ pub(super) async fn contents(
     parts: &Parts,
     args: &BundleExportArgs,
 ) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
-    let (mut found, mut licensed) = (Vec::new(), BTreeSet::new());
+    let (mut contents, mut licensed) = (Vec::new(), BTreeSet::new());
     for reference in &args.reference {
-        found.extend(referred(parts, reference).await?);
+        contents.extend(resolve_reference(parts, reference).await?);
     }
-    if !args.carry.kernel.is_empty() || args.carry.cluster.is_some() {
-        let selection = selection(session, &args.carry, parts).await?;
+    if !args.selection.kernel.is_empty() || args.selection.cluster.is_some() {
+        let selection = selection(session, &args.selection, parts).await?;
         let (images, mut missing) = published(parts, &selection).await?;
-        let nothing = || {
-            let reason = match &args.carry.cluster {
+        let nothing_selected = || {
+            let reason = match &args.selection.cluster {
                 Some(cluster) if selection.kernels.is_empty() => {
                     format!("no node of {cluster} calls for a driver image")
                 }
@@ -44,13 +44,13 @@ pub(super) async fn contents(
             Err(BundleError::Nothing(reason).into())
         };
         if images.is_empty() && !args.incomplete {
-            return nothing();
+            return nothing_selected();
         }
-        let FoundInputs { contents: made_from, licenses, missing: not_kept } =
+        let FoundInputs { contents: inputs, licenses, missing: missing_inputs } =
             find_inputs(parts, &selection).await;
         licensed.extend(licenses);
-        missing.extend(not_kept);
-        missing.iter().for_each(tell);
+        missing.extend(missing_inputs);
+        missing.iter().for_each(print_missing);
         if !missing.is_empty() && !args.incomplete {
             output::message(
                 "error: nothing was written, because the contents listed above are missing\n\
@@ -59,18 +59,18 @@ pub(super) async fn contents(
             );
             return Ok(None);
         }
-        found.extend(images);
-        found.extend(made_from);
-        if found.is_empty() {
-            return nothing();
+        contents.extend(images);
+        contents.extend(inputs);
+        if contents.is_empty() {
+            return nothing_selected();
         }
     }
-    licensed.extend(licenses(parts, &found).await?);
+    licensed.extend(licenses(parts, &contents).await?);
     ensure_exportable(&licensed, &parts.definitions.site.policy)?;
-    Ok(Some((in_order(found), licensed)))
+    Ok(Some((in_order(contents), licensed)))
 }
 
-fn tell(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
+fn print_missing(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
     let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
     output::message(&format!("missing: {what}: {error}{hint}"));
 }
@@ -84,16 +84,16 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
 /// missing.
 async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>, Vec<MissingInput>)> {
     let needed = needed(&parts.definitions, selection);
-    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    let (mut contents, mut missing) = (Vec::new(), Vec::new());
     for image in &needed.images {
         let name = &image.metadata.name;
         let kernels: Vec<&KernelTarget> = needed.kernels_of(image).collect();
-        let (contents, covered) = published_image(parts, name, &kernels).await?;
+        let (images, covered) = published_image(parts, name, &kernels).await?;
         let absent = kernels.into_iter().filter(|kernel| !covered.contains(kernel));
         missing.extend(absent.map(|kernel| not_published(name, kernel)));
-        found.extend(contents);
+        contents.extend(images);
     }
-    Ok((found, missing))
+    Ok((contents, missing))
 }
 
 fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
@@ -119,13 +119,13 @@ async fn published_image<'k>(
         }
         let Some(manifest) = parts.registry.manifest(&repository, &version).await? else { continue };
         let images = images_of(parts, &repository, manifest.digest.clone(), &manifest.bytes).await?;
-        let mut is_wanted = false;
+        let mut is_selected = false;
         for image in &images {
-            let of_image = image.kernels(parts, &repository, kernels).await?;
-            is_wanted |= !of_image.is_empty();
-            covered.extend(of_image);
+            let matching = image.kernels(parts, &repository, kernels).await?;
+            is_selected |= !matching.is_empty();
+            covered.extend(matching);
         }
-        if !is_wanted {
+        if !is_selected {
             continue;
         }
         contents.extend(with_members(image.as_str(), Some(tag), &manifest.digest, images));
@@ -161,7 +161,7 @@ impl Published {
             let config = parts.small_blob(repository, config, "image configuration").await?;
             let config: Value = serde_json::from_slice(&config).unwrap_or_default();
             let architecture = config["architecture"].as_str();
-            found.retain(|kernel| architecture.is_none_or(|named| named == kernel.arch.as_str()));
+            found.retain(|kernel| architecture.is_none_or(|arch| arch == kernel.arch.as_str()));
         }
         Ok(found)
     }
@@ -196,20 +196,20 @@ async fn images_of(
 }
 
 /// Returns the content under a name below the registry's prefix, with the images of an index.
-async fn referred(parts: &Parts, text: &str) -> Result<Vec<Content>> {
+async fn resolve_reference(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
-    let place = repository(&parts.location, name.as_str())?;
-    let found = parts.registry.manifest(&place, &version).await?;
-    let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
-    let images = images_of(parts, &place, found.digest.clone(), &found.bytes).await?;
+    let repository = repository(&parts.location, name.as_str())?;
+    let found = parts.registry.manifest(&repository, &version).await?;
+    let found = found.ok_or_else(|| BundleError::Absent(format!("{repository}{version}")))?;
+    let images = images_of(parts, &repository, found.digest.clone(), &found.bytes).await?;
     Ok(with_members(name.as_str(), version.tag().cloned(), &found.digest, images))
 }
 
 /// Returns a manifest and, if it is an index, its images, so that their referrers are exported, too.
 fn with_members(name: &str, tag: Option<Tag>, digest: &Digest, images: Vec<Published>) -> Vec<Content> {
     let (kind, repository) = (ContentKind::Image, name.to_owned());
-    let named = Content { kind, repository, tag, digest: digest.clone() };
+    let content = Content { kind, repository, tag, digest: digest.clone() };
     let members = images.into_iter().filter(|image| image.digest != *digest);
-    let members = members.map(|image| Content { tag: None, digest: image.digest, ..named.clone() });
-    members.chain([named.clone()]).collect()
+    let members = members.map(|image| Content { tag: None, digest: image.digest, ..content.clone() });
+    members.chain([content.clone()]).collect()
 }

@@ -11,7 +11,7 @@ use regex::{Captures, Regex};
 use rustix::termios::tcgetwinsize;
 
 use crate::{
-    args::{Global, OutputForm},
+    args::{Global, OutputFormat},
     env_vars,
 };
 
@@ -67,7 +67,7 @@ pub fn set(global: &Global) {
         ColorChoice::Never => false,
         ColorChoice::Auto => env_vars::forced_colors().unwrap_or(is_terminal),
     };
-    let fits = is_terminal && global.output == OutputForm::Table;
+    let fits = is_terminal && global.output == OutputFormat::Table;
     // A terminal with an unknown width reports 0.
     let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
     // The values are set before anything is printed. A second call has no effect.

@@ -35,19 +35,19 @@ use farrier_core::{
     text::{is_deceptive, printable_json, printable_lines},
 };
 
-use super::{args::OutputForm, error::OutputError};
+use super::{args::OutputFormat, error::OutputError};
 
 /// Prints a result in the requested format.
 pub fn show<T: Serialize + ?Sized>(
-    form: OutputForm,
+    form: OutputFormat,
     value: &T,
     text: impl FnOnce(&T) -> String,
 ) -> Result<(), OutputError> {
     ready(&match form {
-        OutputForm::Table | OutputForm::Wide => look::painted(printable_lines(&text(value))),
-        OutputForm::Json => printable_json(&serde_json::to_string_pretty(value).map_err(io::Error::from)?),
-        OutputForm::Yaml => printable_lines(&serde_saphyr::to_string(&value).map_err(io::Error::other)?),
-        OutputForm::Name => {
+        OutputFormat::Table | OutputFormat::Wide => look::painted(printable_lines(&text(value))),
+        OutputFormat::Json => printable_json(&serde_json::to_string_pretty(value).map_err(io::Error::from)?),
+        OutputFormat::Yaml => printable_lines(&serde_saphyr::to_string(&value).map_err(io::Error::other)?),
+        OutputFormat::Name => {
             let lines = names(&serde_json::to_value(value).map_err(io::Error::from)?);
             if lines.is_empty() {
                 return Ok(());
