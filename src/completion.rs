@@ -193,8 +193,8 @@ impl NameSources {
     fn of(words: &[OsString]) -> Self {
         let mut words = words.to_vec();
         let mut option_or_env = |option: &str, variable: &str| {
-            let found = plugin::take(&mut words, option).or_else(|| env::var(variable).ok());
-            found.filter(|value| !value.is_empty())
+            let value = plugin::take_option(&mut words, option).or_else(|| env::var(variable).ok());
+            value.filter(|value| !value.is_empty())
         };
         let definitions = option_or_env("--definitions", vars::FARRIER_DEFINITIONS).map(PathBuf::from);
         let cluster = option_or_env("--cluster", vars::FARRIER_CLUSTER);

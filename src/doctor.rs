@@ -140,7 +140,7 @@ impl Diagnosis {
         self.findings.push(Finding { check, ok: true, says, hint: String::new() });
     }
 
-    /// Adds a failed check. `default_hint` is the hint if the error has none.
+    /// Adds a failed check. `default_hint` is used if the error has no hint.
     fn add_error(&mut self, check: &'static str, error: &CliError, default_hint: &str) {
         self.exit = self.exit.max(error.exit());
         let (says, hint) = error.message_and_hint();
@@ -263,8 +263,8 @@ impl Diagnosis {
         }
     }
 
-    /// Checks the cluster and returns the plan for it. What cannot be looked up at `faulty_registry`, a registry
-    /// that was reported before, is not reported again.
+    /// Checks the cluster and returns the plan for it. Omits skipped images because of `faulty_registry`, whose failure
+    /// is already reported.
     async fn check_cluster(
         &mut self,
         parts: &Parts,

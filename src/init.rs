@@ -335,14 +335,14 @@ fn add_schema_line(path: &str, text: &mut String) {
 
 /// Returns the schemas that [`add_schema_line`] names.
 fn schemas() -> Result<BTreeMap<String, String>, CliError> {
-    use super::schema::{SchemaKind, of};
+    use super::schema::{SchemaKind, schema_of};
     let kinds = [
         ("site", SchemaKind::Site),
         ("driver-image", SchemaKind::DriverImage),
         ("kernel-family", SchemaKind::KernelFamily),
     ];
     let file = |(name, kind)| -> Result<(String, String), CliError> {
-        let text = serde_json::to_string_pretty(&of(kind)).map_err(io::Error::other)?;
+        let text = serde_json::to_string_pretty(&schema_of(kind)).map_err(io::Error::other)?;
         Ok((format!("{SCHEMAS}/{name}.json"), text + "\n"))
     };
     kinds.into_iter().map(file).collect()

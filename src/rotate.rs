@@ -22,7 +22,7 @@ pub struct RotateArgs {
     pub image: Vec<String>,
 }
 
-/// Signs what is in the registry, and prints a line for each artifact.
+/// Signs the artifacts in the registry, and prints a line for each artifact.
 pub async fn rotate(session: &Session, args: RotateArgs) -> Result<Exit> {
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
     let further: Vec<ImageName> =

@@ -72,7 +72,7 @@ impl Session {
     }
 
     /// Returns the parts for a registry, and the cluster.
-    pub async fn of_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
+    pub async fn parts_and_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
         let PlanArgs { registry, cluster, engine } = plan;
         let parts = self.publisher(registry, engine.engine)?;
         let scope = SnapshotScope::of(&parts.definitions);
@@ -100,12 +100,14 @@ impl Session {
             )));
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {
-            let meant = if Path::new(cluster).is_dir() {
+            let suggestion = if Path::new(cluster).is_dir() {
                 format!("; did you mean dir:{cluster}?")
             } else {
                 String::new()
             };
-            CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{meant}"))
+            CliError::usage(format!(
+                "--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{suggestion}"
+            ))
         })?;
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }

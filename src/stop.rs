@@ -23,7 +23,7 @@ impl Stop {
     }
 
     /// The first Ctrl-C or SIGTERM asks the command to stop and clean up; the second ends the process.
-    pub fn on_signals(&self, form: LogFormat) {
+    pub fn on_signals(&self, log_format: LogFormat) {
         use tokio::signal::unix::{SignalKind, signal};
         let stop = self.clone();
         let (Ok(mut interrupt), Ok(mut terminate)) =
@@ -41,7 +41,7 @@ impl Stop {
                 if !first {
                     std::process::exit(130);
                 }
-                match form {
+                match log_format {
                     LogFormat::Text => {
                         output::message("stopping: cleaning up (interrupt again to stop at once)");
                     }
