@@ -19,17 +19,17 @@ use rustix::{
 /// Channel to farrier. Messages from several threads do not interleave.
 #[derive(Default)]
 pub struct Messages {
-    state: Mutex<State>,
-    more: Condvar,
+    state: Mutex<ChannelState>,
+    changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ChannelState {
     file: Option<File>,
     progress: Progress,
 }
 
-/// How much was sent.
+/// Progress of the messages to farrier.
 #[derive(Clone, Copy, Default)]
 pub struct Progress {
     /// Number of bytes sent, in complete frames.
@@ -42,8 +42,8 @@ impl Messages {
     /// Creates a channel that keeps its messages in a file. Also writes the output of steps to standard output, for users who read
     /// the pod's log.
     pub fn in_file(file: File) -> Self {
-        let state = State { file: Some(file), ..State::default() };
-        Self { state: Mutex::new(state), more: Condvar::new() }
+        let state = ChannelState { file: Some(file), ..ChannelState::default() };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Sends one message.
@@ -62,18 +62,19 @@ impl Messages {
             // Ignore errors, because the reader of the log may have disconnected.
             let _ = StandardOutput.write_all(text);
         }
-        self.more.notify_all();
+        self.changed.notify_all();
         Ok(())
     }
 
     /// Waits until more than `length` bytes or the last message were sent, but not longer than `timeout`.
     pub fn wait_for_more(&self, length: u64, timeout: Duration) -> Progress {
-        let is_unchanged = |state: &mut State| state.progress.length <= length && !state.progress.is_complete;
-        let waited = self.more.wait_timeout_while(self.lock(), timeout, is_unchanged);
+        let is_unchanged =
+            |state: &mut ChannelState| state.progress.length <= length && !state.progress.is_complete;
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_unchanged);
         waited.unwrap_or_else(PoisonError::into_inner).0.progress
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,19 +1,20 @@
-//! The walls around a build, which are always up: Landlock and the seccomp filter. The attack suite compiles `testing/walls.rs`
-//! instead of this file (feature `breakable`). It takes down one wall to prove that the other one holds.
+//! The restrictions of process 1 and the steps, which are always enabled: Landlock and the seccomp filter. The attack suite
+//! compiles `testing/restrictions.rs` instead of this file (feature `breakable`), to show what the namespaces alone keep from a
+//! step.
 
 use std::{io, os::fd::RawFd};
 
-/// The walls around a build.
+/// Restrictions of process 1 and the steps.
 #[derive(Clone, Debug)]
-pub struct Walls {
+pub struct Restrictions {
     /// Whether Landlock restricts the build.
     pub landlock: bool,
     /// Whether the seccomp filter is installed.
     pub filter: bool,
 }
 
-impl Walls {
-    /// Both walls. No command line takes one down.
+impl Restrictions {
+    /// Both restrictions. No option disables one.
     pub const BOTH: Self = Self { landlock: true, filter: true };
 
     /// Parses the options after a command. This program has none.
@@ -22,18 +23,18 @@ impl Walls {
     }
 }
 
-/// Options that pass the walls on to process 1.
-pub fn options(_: &Walls) -> [&'static str; 0] {
+/// Options that pass the restrictions on to process 1.
+pub fn options(_: &Restrictions) -> [&'static str; 0] {
     []
 }
 
 /// Leaks no descriptor.
 #[expect(clippy::unnecessary_wraps, reason = "the breakable variant opens a directory")]
-pub fn leak(_: &Walls) -> io::Result<()> {
+pub fn leak(_: &Restrictions) -> io::Result<()> {
     Ok(())
 }
 
 /// Number of the leaked descriptor.
-pub fn leaked(_: &Walls) -> Option<RawFd> {
+pub fn leaked(_: &Restrictions) -> Option<RawFd> {
     None
 }
