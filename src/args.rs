@@ -196,11 +196,10 @@ impl KernelArg {
         self.kernel.as_deref().or(self.release.as_deref())
     }
 
-    /// Returns the release, or else the only one of `known`. If there are none or several, the error message is
-    /// `error_prefix` and the kernels.
+    /// Returns the release, or else the only one of `known`. If there are none or several, the error begins with `prefix`.
     pub fn or_only<'a>(
         &self,
-        error_prefix: &str,
+        prefix: &str,
         known: impl Iterator<Item = &'a KernelRelease>,
     ) -> Result<KernelRelease> {
         if let Some(given) = self.get() {
@@ -211,11 +210,8 @@ impl KernelArg {
         let hint = "put the kernel's release after the image's name";
         match known[..] {
             [only] => parse("--kernel", only),
-            [] => Err(CliError::absent(format!("{error_prefix} for no kernel"), hint)),
-            _ => Err(CliError::hinted(
-                format!("{error_prefix} for several kernels: {}", known.join(", ")),
-                hint,
-            )),
+            [] => Err(CliError::absent(format!("{prefix} for no kernel"), hint)),
+            _ => Err(CliError::hinted(format!("{prefix} for several kernels: {}", known.join(", ")), hint)),
         }
     }
 }

@@ -113,8 +113,7 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     let checked = subject::read(&subjects, &kernel.facts.release, &context.decompression)?;
     let needs = subject::needs(&context.args.needs, &context.decompression)?;
     let check = |facts| std::future::ready(Ok(run_check(&facts, &checked, &needs)));
-    let report =
-        check_with_kernel_image(kernel.facts.clone(), check, kernel.fetch_extra_facts(context)).await?;
+    let report = check_with_kernel_image(kernel.facts.clone(), check, kernel.extra_facts(context)).await?;
     #[cfg(feature = "bootcheck")]
     let report =
         if context.args.boot { boot::boot(context, &mut kernel, &checked, report).await? } else { report };

@@ -43,27 +43,25 @@ pub fn script(shell: Shell) -> io::Result<String> {
 /// Answers a completion request of a shell or of kubectl. Returns `false` for any other call.
 pub fn answer() -> io::Result<bool> {
     let mut words: Vec<OsString> = env::args_os().collect();
-    let working_dir = env::current_dir().ok();
+    let cwd = env::current_dir().ok();
     if plugin::is_completer() {
-        io::stdout().write_all(for_kubectl(words, working_dir.as_deref())?.as_bytes())?;
+        io::stdout().write_all(for_kubectl(words, cwd.as_deref())?.as_bytes())?;
         return Ok(true);
     }
     if env::var_os(vars::FARRIER_COMPLETE).is_some_and(|shell| shell == Bash.name()) {
         words = Bash::joined(words);
     }
     let completer = CompleteEnv::with_factory(|| commands(&words)).var(vars::FARRIER_COMPLETE).shells(SHELLS);
-    completer
-        .try_complete(words.clone(), working_dir.as_deref())
-        .map_err(|error| io::Error::other(error.to_string()))
+    completer.try_complete(words.clone(), cwd.as_deref()).map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Returns the candidates for kubectl, one per line, with a description after a tab. The last line holds the
 /// directive for Cobra's completion: 4 adds no file names, 2 adds no space (github.com/spf13/cobra,
 /// `ShellCompDirective`).
-fn for_kubectl(words: Vec<OsString>, working_dir: Option<&Path>) -> io::Result<String> {
+fn for_kubectl(words: Vec<OsString>, cwd: Option<&Path>) -> io::Result<String> {
     let (mut commands, last) = (commands(&words), words.len().saturating_sub(1));
     let mut lines = String::new();
-    for candidate in complete(&mut commands, words, last, working_dir)? {
+    for candidate in complete(&mut commands, words, last, cwd)? {
         lines += &candidate.get_value().to_string_lossy();
         if let Some(help) = candidate.get_help() {
             let _ = write!(lines, "\t{}", help.to_string().lines().next().unwrap_or_default());
@@ -143,12 +141,12 @@ complete -o bashdefault -o nosort -F _{name} {bin}"#
         &self,
         commands: &mut Command,
         mut words: Vec<OsString>,
-        working_dir: Option<&Path>,
+        cwd: Option<&Path>,
         out: &mut dyn Write,
     ) -> io::Result<()> {
         let kept_prefix = words.remove(0);
         let last = words.len().saturating_sub(1);
-        for candidate in complete(commands, words, last, working_dir)? {
+        for candidate in complete(commands, words, last, cwd)? {
             let value = candidate.get_value().to_string_lossy();
             writeln!(out, "{}", value.strip_prefix(&*kept_prefix.to_string_lossy()).unwrap_or(&value))?;
         }
@@ -227,9 +225,8 @@ impl NameSources {
     fn kernels(&self) -> BTreeSet<String> {
         let defined = definitions::load(self.definitions.as_deref()).unwrap_or_default();
         let announced = defined.announced.into_values().flat_map(|list| list.spec.kernels.to_vec());
-        shell_safe(
-            announced.map(|kernel| kernel.release.to_string()).chain(self.names_in_cluster().kernels.clone()),
-        )
+        let announced = announced.map(|kernel| kernel.release.to_string());
+        shell_safe(announced.chain(self.names_in_cluster().kernels.clone()))
     }
 
     fn nodes(&self) -> BTreeSet<String> {

@@ -21,8 +21,7 @@ use super::{CliError, Result, args::GLOBAL_OPTIONS, output};
 const FILE: &str = "farrier.yaml";
 const NO_CONFIG: &str = "--no-config";
 
-/// Options that decide which program runs and which hosts farrier trusts, by id and field. If the file sets one, its field is
-/// printed, because the file may come with a cloned repository.
+/// Options that choose programs and trusted hosts, by id and field. Their use is printed, because a clone may contain the file.
 const TRUST_FIELDS: [(&str, &str); 3] =
     [("ca_file", "caFile"), ("entrypoint", "entrypoint"), ("insecure_registry", "insecureRegistry")];
 

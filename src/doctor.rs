@@ -95,18 +95,15 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
             if registry.is_some() {
                 diagnosis.check_registry(&parts, probe_writes).await;
             }
-            let is_faulty =
-                diagnosis.findings.iter().any(|finding| finding.check == "registry" && !finding.ok);
+            let is_faulty = diagnosis.findings.iter().any(|entry| entry.check == "registry" && !entry.ok);
             let faulty_registry = parts.location.repository("farrier").ok().filter(|_| is_faulty);
-            let faulty_registry = faulty_registry.as_ref().and_then(Repository::host);
+            let faulty_host = faulty_registry.as_ref().and_then(Repository::host);
             let mut plan = None;
             if let Some(cluster) = cluster {
                 let scope = SnapshotScope::of(&parts.definitions);
                 match session.connect(&cluster, write_namespaces.unwrap_or_default(), scope).await {
                     Err(error) => diagnosis.add_result("cluster", Err(error)),
-                    Ok(connection) => {
-                        plan = diagnosis.check_cluster(&parts, &connection, faulty_registry).await
-                    }
+                    Ok(connection) => plan = diagnosis.check_cluster(&parts, &connection, faulty_host).await,
                 }
             }
             diagnosis.check_network(&parts, plan.as_ref()).await;
@@ -164,10 +161,8 @@ impl Diagnosis {
         self.check_certificates(&parts.certificate_ends());
         if !definitions.site.revoked.is_empty() {
             let unused = images::check_revoked_keys(parts).await;
-            self.add_result(
-                "revoked keys",
-                unused.map(|count| format!("{count}, none of which the site uses")),
-            );
+            let unused = unused.map(|count| format!("{count}, none of which the site uses"));
+            self.add_result("revoked keys", unused);
         }
         let engine = parts.engine.get().await.map_err(TargetError::from);
         self.add_result(
@@ -263,13 +258,13 @@ impl Diagnosis {
         }
     }
 
-    /// Checks the cluster and returns the plan for it. Omits skipped images because of `faulty_registry`, whose failure
+    /// Checks the cluster and returns the plan for it. Omits skipped images because of `faulty_host`, whose failure
     /// is already reported.
     async fn check_cluster(
         &mut self,
         parts: &Parts,
         connection: &Connection,
-        faulty_registry: Option<&str>,
+        faulty_host: Option<&str>,
     ) -> Option<Plan> {
         let Connection { cluster, kube } = connection;
         let planned = match observe_and_plan(parts, cluster.as_ref()).await {
@@ -336,7 +331,7 @@ impl Diagnosis {
             }
         }
         let all_found = skipped_cells.is_empty() && !planned.unreachable;
-        skipped_cells.retain(|why, _| faulty_registry.is_none_or(|host| !why.contains(host)));
+        skipped_cells.retain(|why, _| faulty_host.is_none_or(|host| !why.contains(host)));
         for (why, cells) in skipped_cells {
             let (first, others) = (cells[0], cells.len() - 1);
             let more = if others == 0 { String::new() } else { format!(" and {others} more") };
@@ -351,7 +346,7 @@ impl Diagnosis {
         }
         if planned.unreachable {
             self.exit = self.exit.max(Exit::Unreachable);
-            if faulty_registry.is_none() {
+            if faulty_host.is_none() {
                 self.add_problem(
                     "inputs",
                     "an external system was unreachable".to_owned(),

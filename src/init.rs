@@ -185,7 +185,7 @@ async fn value_or_prompt<T>(
 /// Adds the drivers that a file describes.
 fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), CliError> {
     let invalid = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
-    let text = read_limited(path).map_err(|error| invalid(error.to_string()))?;
+    let text = read_text(path).map_err(|error| invalid(error.to_string()))?;
     if !drafted.read(&text, &fs::canonicalize(path)?, context).map_err(invalid)? {
         let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, or a resource from which an operator installs a driver";
         return Err(invalid(format!("unknown content: expected {known}")));
@@ -194,7 +194,7 @@ fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), Cli
 }
 
 /// Reads a file of at most [`MAX_FORM`] bytes.
-fn read_limited(path: &Path) -> io::Result<String> {
+fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     if open_regular(path)?.take(MAX_FORM + 1).read_to_string(&mut text)? as u64 > MAX_FORM {
         return Err(io::Error::other(format!("more than {MAX_FORM} bytes")));
@@ -248,7 +248,7 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
             if from.get("path").is_none() {
                 return Ok((from, answer.starts_with("apt:").then(|| ("dkms", ".".to_owned()))));
             }
-            let tree = canonical_path(&answer).map_err(invalid)?;
+            let tree = canonical(&answer).map_err(invalid)?;
             Ok((source(&tree.display().to_string()).map_err(invalid)?, detect_build(&tree)))
         };
         let given = by_name.or(only).map(str::to_owned);
@@ -263,7 +263,7 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
 }
 
 /// Returns the absolute path of a source on this machine.
-fn canonical_path(path: &str) -> Result<PathBuf, String> {
+fn canonical(path: &str) -> Result<PathBuf, String> {
     std::fs::canonicalize(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => "there is no such file or directory".to_owned(),
         _ => error.to_string(),
@@ -284,17 +284,15 @@ fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> 
         if source(path).map_err(invalid)?.get("path").is_none() {
             return Err(invalid("it is no directory".to_owned()));
         }
-        let tree =
-            canonical_path(path).map_err(|reason| CliError::usage(format!("--source {text}: {reason}")))?;
+        let tree = canonical(path).map_err(|reason| CliError::usage(format!("--source {text}: {reason}")))?;
         let (template, directory) = detect_build(&tree)
             .ok_or_else(|| invalid("found no Makefile or Kbuild with obj-m, and no dkms.conf".to_owned()))?;
-        let build_directory = tree.join(&directory);
+        let build_dir = tree.join(&directory);
         if template == "dkms" {
-            read(drafted, &build_directory.join("dkms.conf"), context)?;
+            read(drafted, &build_dir.join("dkms.conf"), context)?;
             continue;
         }
-        let files =
-            ["Kbuild", "Makefile"].map(|name| read_limited(&build_directory.join(name)).unwrap_or_default());
+        let files = ["Kbuild", "Makefile"].map(|name| read_text(&build_dir.join(name)).unwrap_or_default());
         let name = name.map_or_else(|| tree.file_name().unwrap_or_default().to_string_lossy(), Into::into);
         drafted.add_kbuild(&name, &tree, directory, &files.join("\n"), context).map_err(invalid)?;
     }
@@ -355,7 +353,7 @@ fn detect_build(tree: &Path) -> Option<(&'static str, String)> {
     let find = |template: &'static str, names: [&str; 2], word: &str| {
         let is_one = |path: &&PathBuf| {
             names.iter().any(|name| path.ends_with(name))
-                && read_limited(path).is_ok_and(|text| text.contains(word))
+                && read_text(path).is_ok_and(|text| text.contains(word))
         };
         let directory = files.iter().find(is_one)?.parent()?.strip_prefix(tree).ok()?.to_str()?;
         Some((template, if directory.is_empty() { "." } else { directory }.to_owned()))

@@ -69,14 +69,13 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
     if !is_called() {
         return Ok(());
     }
-    let mut arguments: Vec<OsString> = env::args_os().collect();
-    let cluster = take_option(&mut arguments, "--cluster").or_else(|| env::var(vars::FARRIER_CLUSTER).ok());
-    let namespace = take_option(&mut arguments, "--namespace").or_else(|| take_option(&mut arguments, "-n"));
-    let context = take_option(&mut arguments, "--context");
-    let kubeconfig = take_option(&mut arguments, "--kubeconfig");
-    let instance =
-        take_option(&mut arguments, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
-    let runs_in_pod = match command.clone().try_get_matches_from(&arguments) {
+    let mut args: Vec<OsString> = env::args_os().collect();
+    let cluster = take_option(&mut args, "--cluster").or_else(|| env::var(vars::FARRIER_CLUSTER).ok());
+    let namespace = take_option(&mut args, "--namespace").or_else(|| take_option(&mut args, "-n"));
+    let context = take_option(&mut args, "--context");
+    let kubeconfig = take_option(&mut args, "--kubeconfig");
+    let instance = take_option(&mut args, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
+    let runs_in_pod = match command.clone().try_get_matches_from(&args) {
         // A log is in the cache of the farrier that ran the build.
         Ok(matches) => matches.subcommand_matches("logs").is_some_and(|logs| !logs.contains_id("cache_dir")),
         Err(error) => error.kind() == ErrorKind::MissingRequiredArgument && lacks_registry_alone(&error),
@@ -107,10 +106,7 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let terminal: &[&str] = if is_terminal { &["--stdin", "--tty"] } else { &[] };
     let mut exec = kubectl();
-    exec.arg("exec")
-        .args(terminal)
-        .args([pod, "--container", "farrier", "--", "farrier"])
-        .args(&arguments[1..]);
+    exec.arg("exec").args(terminal).args([pod, "--container", "farrier", "--", "farrier"]).args(&args[1..]);
     Err(run_error(exec.exec()))
 }
 

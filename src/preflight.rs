@@ -53,9 +53,8 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let mut snapshot = cluster.snapshot().await?;
     ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, Timestamp::now());
     let selected: Vec<String> = selected_nodes(&args, &snapshot)?;
-    let announcing =
-        AnnouncingCluster { cluster, snapshot, selected: selected.clone(), kernel: kernel.clone() };
-    let planned = observe_and_plan(&parts, &announcing).await?;
+    let cluster = AnnouncingCluster { cluster, snapshot, selected: selected.clone(), kernel: kernel.clone() };
+    let planned = observe_and_plan(&parts, &cluster).await?;
     let report = report(&planned.plan, &selected, &kernel);
     session.show(&report, preflight::text)?;
     Ok(match (report.may_boot.is_free(), planned.unreachable) {
@@ -76,7 +75,7 @@ fn selected_nodes(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Ve
             return Err(CliError::usage(message));
         }
     }
-    let is_selected = |node: &&CowArc<NodeFacts>| {
+    let is_match = |node: &&CowArc<NodeFacts>| {
         let platform = Platform::of(node);
         let matches = |given: &Option<String>, value: fn(&Platform) -> String| match (given, &platform) {
             (None, _) => true,
@@ -89,12 +88,11 @@ fn selected_nodes(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Ve
             && matches(&args.os_version, |platform| platform.os_version.to_string())
             && matches(&args.arch, |platform| platform.arch.to_string())
     };
-    let selected: Vec<String> =
-        snapshot.nodes.iter().filter(is_selected).map(|node| node.name.clone()).collect();
-    if selected.is_empty() {
+    let names: Vec<String> = snapshot.nodes.iter().filter(is_match).map(|node| node.name.clone()).collect();
+    if names.is_empty() {
         return Err(CliError::usage("no node of the cluster matches the given flags"));
     }
-    Ok(selected)
+    Ok(names)
 }
 
 /// A cluster in which the selected nodes, and no others, announce the kernel. So the plan has the readiness that the

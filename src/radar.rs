@@ -173,9 +173,7 @@ fn text(report: &RadarReport) -> String {
         let state = if build.builds { "builds" } else { "fails" };
         let mut lines: Vec<String> = build.error.iter().cloned().collect();
         for HeaderChange { function, file, old, new } in &build.changes {
-            let declared = |declaration: &Option<String>| {
-                declaration.clone().unwrap_or_else(|| "not declared".to_owned())
-            };
+            let declared = |text: &Option<String>| text.clone().unwrap_or_else(|| "not declared".to_owned());
             lines.push(format!("{file} changed {function}:"));
             lines.push(format!("  - {}", declared(old)));
             lines.push(format!("  + {}", declared(new)));

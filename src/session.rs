@@ -100,14 +100,12 @@ impl Session {
             )));
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {
-            let suggestion = if Path::new(cluster).is_dir() {
+            let hint = if Path::new(cluster).is_dir() {
                 format!("; did you mean dir:{cluster}?")
             } else {
                 String::new()
             };
-            CliError::usage(format!(
-                "--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{suggestion}"
-            ))
+            CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{hint}"))
         })?;
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }

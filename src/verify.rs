@@ -66,10 +66,9 @@ pub fn open(session: &Session, image: &str, registry: Option<&str>) -> Result<(P
     Ok((parts, reference))
 }
 
-/// Splits `oci:PATH:NAME` into the layout directory and the image's name.
+/// Splits `oci:PATH:NAME` into the layout directory and the image's name. The path may contain colons.
 fn split_layout(image: &str) -> Result<(Option<String>, &str)> {
     let Some(text) = image.strip_prefix("oci:") else { return Ok((None, image)) };
-    // A path may also contain colons.
     let colons = text.match_indices(':').map(|(index, _)| index);
     let splits = colons.filter_map(|index| Some((text.get(..index)?, text.get(index + 1..)?)));
     let mut layouts = splits.filter(|(path, _)| Path::new(path).join("index.json").is_file());

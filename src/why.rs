@@ -58,9 +58,8 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
         }
         Subject::Image(image) => {
             let name = &image.metadata.name;
-            let releases =
-                plan.cells.iter().filter(|cell| cell.image == *name).map(|cell| &cell.target.release);
-            explain.image(image, &kernel.or_only(&format!("image {name} is planned"), releases)?)
+            let known = plan.cells.iter().filter(|cell| cell.image == *name).map(|cell| &cell.target.release);
+            explain.image(image, &kernel.or_only(&format!("image {name} is planned"), known)?)
         }
     };
     session.show(&explanations, |explanations| text(explanations))?;

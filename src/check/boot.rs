@@ -95,13 +95,8 @@ fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), 
 }
 
 /// Replaces the paths of the gathered files with the paths that the static check reports.
-fn restore_checked_paths(
-    boot_report: &mut BootReport,
-    gathered: &[String],
-    order: &[usize],
-    checked: &Checked,
-) {
-    for module in &mut boot_report.modules {
+fn restore_checked_paths(report: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
+    for module in &mut report.modules {
         let position = gathered.iter().position(|path| *path == module.path);
         let index = position.and_then(|position| order.get(position));
         if let Some(checked) = index.and_then(|&index| checked.modules.get(index)) {

@@ -56,10 +56,8 @@ impl OpenImage {
         } else if let Some(name) = argument.strip_prefix("docker:") {
             in_engine(context, argument, name).await
         } else {
-            let reference = argument
-                .parse()
-                .ok()
-                .filter(|reference: &ImageReference| reference.repository.host().is_some());
+            let reference =
+                argument.parse().ok().filter(|image: &ImageReference| image.repository.host().is_some());
             let reference = reference.ok_or_else(|| {
                 CliError::usage(format!(
                     "{argument}: no such file or directory, and not an image: expected oci:PATH[:TAG|@DIGEST], docker:REF or \

@@ -62,7 +62,7 @@ impl Kernel {
     }
 
     /// Fetches the kernel image if the arguments allow it, and returns the facts that it adds.
-    pub async fn fetch_extra_facts(&mut self, context: &Context<'_>) -> Result<Option<ExtraKernelFacts>> {
+    pub async fn extra_facts(&mut self, context: &Context<'_>) -> Result<Option<ExtraKernelFacts>> {
         let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
             return Ok(None);
         };

@@ -97,11 +97,8 @@ impl Diagnosis {
                 "set the clock there, or this machine's if that is the wrong one (timedatectl set-ntp true): certificates, tokens \
                  and package lists are valid only from a certain time"
             };
-            self.add_problem(
-                "clock",
-                format!("the clock of {host} is {difference:#} {direction} this machine's"),
-                hint,
-            );
+            let problem = format!("the clock of {host} is {difference:#} {direction} this machine's");
+            self.add_problem("clock", problem, hint);
         }
         if off.is_empty() && !clocks.is_empty() {
             let hosts: Vec<&str> = clocks.keys().map(String::as_str).collect();

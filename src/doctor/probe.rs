@@ -37,10 +37,8 @@ impl Diagnosis {
                 "let farrier move tags: docs/registries.md says which",
             ),
         }
-        let subject_descriptor =
-            json!({"mediaType": media_type::OCI_MANIFEST, "digest": subject, "size": first.len()});
-        let pushed =
-            registry.push_referrer(repository, &manifest("document", Some(subject_descriptor))).await;
+        let target = json!({"mediaType": media_type::OCI_MANIFEST, "digest": subject, "size": first.len()});
+        let pushed = registry.push_referrer(repository, &manifest("document", Some(target))).await;
         let found = registry.referrers(repository, &subject, Some(ARTIFACT_TYPE)).await;
         match pushed.and_then(|digest| Ok((digest, found?))) {
             Err(error) => self.add_result("trial referrer", Err(error)),

@@ -362,11 +362,8 @@ impl Type<'_> {
         self.trailing.chunks_exact(12).all(|variable| {
             let word = |at| u32_at(variable, at).unwrap_or_default();
             let (number, offset, size) = (word(0), u64::from(word(4)), u64::from(word(8)));
-            let previous_end = std::mem::replace(&mut end, offset + size);
-            (1..=MAX_TYPE).contains(&number)
-                && offset >= previous_end
-                && size > 0
-                && offset + size <= u64::from(self.size)
+            let previous = std::mem::replace(&mut end, offset + size);
+            (1..=MAX_TYPE).contains(&number) && size > 0 && offset >= previous && end <= u64::from(self.size)
         })
     }
 }
@@ -461,10 +458,8 @@ fn parse_sections(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
         let start = header.checked_add(offset)?;
         section.get(start..start.checked_add(size)?)
     };
-    let (types_range, strings_range) = ((field(8)?, field(12)?), (field(16)?, field(20)?));
-    let types =
-        part(types_range.0, types_range.1).filter(|_| header >= HEADER_SIZE).ok_or_else(points_outside)?;
-    let strings = part(strings_range.0, strings_range.1).ok_or_else(points_outside)?;
+    let types = part(field(8)?, field(12)?).filter(|_| header >= HEADER_SIZE).ok_or_else(points_outside)?;
+    let strings = part(field(16)?, field(20)?).ok_or_else(points_outside)?;
     if strings.last().is_some_and(|&last| last != 0) {
         Err(unterminated_strings())
     } else {

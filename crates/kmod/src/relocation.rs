@@ -57,8 +57,7 @@ pub enum RelocationProblem {
 }
 
 /// Finds the first relocation that the loader refuses or does not check. Ignores relocations of sections that are not loaded. Adds
-/// weak symbols with a PC-relative relocation to `weak_pc_relative`: the module does not load without them, because address 0 is
-/// out of range.
+/// weak symbols with a PC-relative relocation to `weak_pc_relative`: the module does not load without them (0 is out of range).
 pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
     arch: Architecture,
@@ -73,10 +72,8 @@ pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
             return Ok(Some(bad_relocation(elf, section.target, 0, 0, RelocationProblem::WithoutAddends)));
         }
         let mut target = Target::of(elf, section.target);
-        let mut position = section.bytes.start;
-        while let Some(remaining) =
-            section.bytes.end.checked_sub(position).filter(|&remaining| remaining >= RELA_SIZE as u64)
-        {
+        let (mut position, end) = (section.bytes.start, section.bytes.end);
+        while let Some(remaining) = end.checked_sub(position).filter(|&size| size >= RELA_SIZE as u64) {
             let entries = usize::try_from(remaining / RELA_SIZE as u64).unwrap_or(BATCH).min(BATCH);
             let bytes = buffer.get_mut(..entries * RELA_SIZE).unwrap_or_default();
             elf.copy_at(position, bytes, &mut budget)?;

@@ -328,10 +328,8 @@ fn text_at(bytes: &[u8], offset: usize) -> Option<&str> {
 
 fn find(bytes: &[u8], pattern: &[u8]) -> Option<usize> {
     let first = pattern.first()?;
-    let starts = bytes.iter().enumerate().filter(|(_, byte)| *byte == first);
-    starts
-        .map(|(index, _)| index)
-        .find(|&index| bytes.get(index..).is_some_and(|rest| rest.starts_with(pattern)))
+    let mut starts = bytes.iter().enumerate().filter(|(_, byte)| *byte == first).map(|(index, _)| index);
+    starts.find(|&index| bytes.get(index..).is_some_and(|rest| rest.starts_with(pattern)))
 }
 
 #[cfg(test)]

@@ -122,18 +122,16 @@ pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
 
 fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload> {
     let byte = |at: usize| start.get(at).copied();
-    let truncated = VmlinuzError::Damaged("it ends in its header");
+    let error = VmlinuzError::Damaged("it ends in its header");
     let (Some(sectors), Some(low), Some(high)) = (byte(0x1f1), byte(0x206), byte(0x207)) else {
-        return Err(truncated);
+        return Err(error);
     };
     if u16::from_le_bytes([low, high]) < PAYLOAD_PROTOCOL {
         return Err(VmlinuzError::Damaged("its boot protocol is older than 2.08"));
     }
     // For old boot loaders, 0 means 4 sectors. The number does not include the boot sector.
     let sectors = if sectors == 0 { 4 } else { u64::from(sectors) };
-    let (Some(offset), Some(size)) = (u32_at(start, 0x248), u32_at(start, 0x24c)) else {
-        return Err(truncated);
-    };
+    let (Some(offset), Some(size)) = (u32_at(start, 0x248), u32_at(start, 0x24c)) else { return Err(error) };
     let offset = (sectors + 1) * 512 + u64::from(offset);
     compressed(image, offset, u64::from(size), length)
 }

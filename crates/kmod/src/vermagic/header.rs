@@ -104,15 +104,12 @@ fn define<'t>(text: &'t str, config: &KernelConfig, macros: &mut HashMap<&'t str
 
 /// Evaluates a condition of names and `defined`, joined by `||` and `&&`. Returns `None` for any other form.
 fn evaluate(condition: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {
-    let mut is_any_true = false;
+    let mut is_true = false;
     for part in condition.split("||") {
-        let mut are_all_true = true;
-        for term in part.split("&&") {
-            are_all_true &= evaluate_term(term, config, macros)?;
-        }
-        is_any_true |= are_all_true;
+        let terms = part.split("&&").map(|term| evaluate_term(term, config, macros));
+        is_true |= terms.collect::<Option<Vec<bool>>>()?.into_iter().all(|term| term);
     }
-    Some(is_any_true)
+    Some(is_true)
 }
 
 fn evaluate_term(term: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {

@@ -56,12 +56,12 @@ pub(crate) struct Loss {
     pub(crate) disruption: Disruption,
     /// UID of the pod that loses it; `None` for the node.
     pub(crate) pod: Option<String>,
-    pub(crate) description: String,
+    pub(crate) resource: String,
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.description)
+        f.write_str(&self.resource)
     }
 }
 

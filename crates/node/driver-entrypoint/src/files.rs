@@ -50,10 +50,9 @@ pub(crate) fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 pub(crate) fn write(node: &Node<'_>, path: &str, contents: &str) -> Result<(), Error> {
     let file = node.paths.at(path);
     // No other tool reads a `.new` file: modprobe.d reads `.conf`, udev reads `.rules`.
-    let temporary = node.paths.at(&format!("{path}.new"));
+    let temp = node.paths.at(&format!("{path}.new"));
     let result = file.parent().map_or(Ok(()), fs::create_dir_all);
-    let result =
-        result.and_then(|()| fs::write(&temporary, contents)).and_then(|()| fs::rename(&temporary, &file));
+    let result = result.and_then(|()| fs::write(&temp, contents)).and_then(|()| fs::rename(&temp, &file));
     result.map_err(Error::on("write", path))
 }
 

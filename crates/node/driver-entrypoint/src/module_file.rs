@@ -190,9 +190,8 @@ fn read_versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
         let name_length = |name: &[u8]| name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         entries.map(|(crc, name)| (&name[..name_length(name)], number(crc))).collect()
     };
-    let valid_entries =
-        entries.into_iter().filter(|(name, _)| !name.is_empty() && name.len() <= MAX_NAME_LENGTH);
-    valid_entries.map(|(name, crc)| (String::from_utf8_lossy(name).into_owned(), crc)).collect()
+    let valid = entries.into_iter().filter(|(name, _)| !name.is_empty() && name.len() <= MAX_NAME_LENGTH);
+    valid.map(|(name, crc)| (String::from_utf8_lossy(name).into_owned(), crc)).collect()
 }
 
 /// Implements [`ModuleInfo::identity`].

@@ -54,11 +54,7 @@ impl PodInterfaces {
 
     /// Lists what the unload of a module would take from pods.
     pub(crate) fn losses(&self, paths: &Paths, module: &str) -> Vec<Loss> {
-        let loss = |pod: Option<String>, description: String| Loss {
-            disruption: Disruption::Pods,
-            pod,
-            description,
-        };
+        let loss = |pod, resource| Loss { disruption: Disruption::Pods, pod, resource };
         let driven = self.0.iter().filter(|interface| interface.modules.contains(module));
         let mut losses: Vec<Loss> = driven
             .clone()

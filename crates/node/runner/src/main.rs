@@ -42,13 +42,11 @@ fn main() -> ExitCode {
         ["pod"] => return exit_code(in_pod::run()),
         ["follow", offset] => return exit_code(in_pod::follow(offset)),
         ["map-owners", arguments @ ..] => return exit_code(sandbox::map_owners(arguments)),
-        ["sandbox", options @ ..] if let Some(restrictions) = Restrictions::from_options(options) => {
-            sandbox::enter(&messages, &restrictions)
+        ["sandbox", options @ ..] if let Some(enabled) = Restrictions::parse(options) => {
+            sandbox::enter(&messages, &enabled)
         }
-        ["init", scratch, lowers, options @ ..]
-            if let Some(restrictions) = Restrictions::from_options(options) =>
-        {
-            sandbox::init(&messages, scratch, lowers, &restrictions).map(Some)
+        ["init", scratch, lowers, options @ ..] if let Some(enabled) = Restrictions::parse(options) => {
+            sandbox::init(&messages, scratch, lowers, &enabled).map(Some)
         }
         _ => {
             let _ = rustix::io::write(

@@ -19,12 +19,12 @@ use rustix::{
 /// Channel to farrier. Messages from several threads do not interleave.
 #[derive(Default)]
 pub struct Messages {
-    state: Mutex<ChannelState>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct ChannelState {
+struct State {
     file: Option<File>,
     progress: Progress,
 }
@@ -42,7 +42,7 @@ impl Messages {
     /// Creates a channel that keeps its messages in a file. Also writes the output of steps to standard output, for users who read
     /// the pod's log.
     pub fn in_file(file: File) -> Self {
-        let state = ChannelState { file: Some(file), ..ChannelState::default() };
+        let state = State { file: Some(file), ..State::default() };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -68,13 +68,12 @@ impl Messages {
 
     /// Waits until more than `length` bytes or the last message were sent, but not longer than `timeout`.
     pub fn wait_for_more(&self, length: u64, timeout: Duration) -> Progress {
-        let is_unchanged =
-            |state: &mut ChannelState| state.progress.length <= length && !state.progress.is_complete;
+        let is_unchanged = |state: &mut State| state.progress.length <= length && !state.progress.is_complete;
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_unchanged);
         waited.unwrap_or_else(PoisonError::into_inner).0.progress
     }
 
-    fn lock(&self) -> MutexGuard<'_, ChannelState> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

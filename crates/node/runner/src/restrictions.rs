@@ -18,7 +18,7 @@ impl Restrictions {
     pub const BOTH: Self = Self { landlock: true, filter: true };
 
     /// Parses the options after a command. This program has none.
-    pub fn from_options(options: &[&str]) -> Option<Self> {
+    pub fn parse(options: &[&str]) -> Option<Self> {
         options.is_empty().then_some(Self::BOTH)
     }
 }

@@ -53,7 +53,7 @@ use crate::{
 const DEFAULT_MAX_PROCESSES: u64 = 16 << 10;
 
 /// Runs the outer process. Returns `None` if process 1 has already sent the outcome.
-pub fn enter(messages: &Messages, restrictions: &Restrictions) -> io::Result<Option<Outcome>> {
+pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<Outcome>> {
     // This process must die with farrier.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
@@ -63,7 +63,7 @@ pub fn enter(messages: &Messages, restrictions: &Restrictions) -> io::Result<Opt
         // Only root can drop supplementary groups. Another user keeps its groups, and gains no access by them.
         set_thread_groups(&[]).map_err(|error| with_context("drop all supplementary groups", error))?;
     }
-    restrictions::leak(restrictions)?;
+    restrictions::leak(enabled)?;
     let trees = if maps_owners { LowerDirs::detach(&lowers)? } else { LowerDirs::Owned(lowers) };
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -89,11 +89,8 @@ pub fn enter(messages: &Messages, restrictions: &Restrictions) -> io::Result<Opt
     let count = trees.attach(&scratch)?;
     fcntl_setfd(&scratch, FdFlags::empty())?;
     let mut init = Command::new("/proc/self/exe");
-    init.arg("init")
-        .arg(scratch.as_raw_fd().to_string())
-        .arg(count.to_string())
-        .args(restrictions::options(restrictions));
-    let mut init = init.env_clear().stdin(Stdio::inherit()).spawn()?;
+    init.args(["init", &scratch.as_raw_fd().to_string(), &count.to_string()]);
+    let mut init = init.args(restrictions::options(enabled)).env_clear().stdin(Stdio::inherit()).spawn()?;
     drop(scratch);
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let status = init.wait()?;
@@ -203,18 +200,13 @@ fn path_of(file: &OwnedFd) -> PathBuf {
 }
 
 /// Runs process 1 of the sandbox.
-pub fn init(
-    messages: &Messages,
-    scratch: &str,
-    lowers: &str,
-    restrictions: &Restrictions,
-) -> io::Result<Outcome> {
+pub fn init(messages: &Messages, scratch: &str, lowers: &str, enabled: &Restrictions) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::remove_signal_handlers();
     umask(Mode::from_raw_mode(0o022));
     let scratch_number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
-    sys::close_inherited([scratch_number].into_iter().chain(restrictions::leaked(restrictions)))?;
+    sys::close_inherited([scratch_number].into_iter().chain(restrictions::leaked(enabled)))?;
     let scratch = sys::inherited(scratch_number);
     sethostname(b"farrier").map_err(|error| with_context("set the sandbox's host name", error))?;
     let plan: Plan = read_frame(&mut StandardInput)?;
@@ -225,8 +217,8 @@ pub fn init(
     unpack(Path::new(root::CONTEXT)).map_err(|error| with_context("unpack the build context", error))?;
     root::seal()?;
     drop_capabilities().map_err(|error| with_context("drop all capabilities", error))?;
-    let requires_all = restrictions.filter;
-    let landlock = confine(plan.limits.processes, restrictions)?;
+    let requires_all = enabled.filter;
+    let landlock = confine(plan.limits.processes, enabled)?;
     messages.send(&Message::Canary(Canary { refused: canary::attempt_all(requires_all)?, landlock }))?;
     let root = Root::open(Path::new("/"))?;
     steps::run(messages, &plan, &BuildPaths { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
@@ -253,7 +245,7 @@ fn drop_capabilities() -> io::Result<()> {
 
 /// Restricts this process and its children beyond dropped capabilities: with resource limits, Landlock and the seccomp filter.
 /// Returns the Landlock ABI in force, or 0 without Landlock.
-pub fn confine(processes: Option<u64>, restrictions: &Restrictions) -> io::Result<u32> {
+pub fn confine(processes: Option<u64>, enabled: &Restrictions) -> io::Result<u32> {
     // Keep the caller's limit if it is lower, because an unprivileged process cannot raise a hard limit.
     let lower_limit = |resource, value: u64| {
         let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
@@ -264,8 +256,8 @@ pub fn confine(processes: Option<u64>, restrictions: &Restrictions) -> io::Resul
         .map_err(|error| with_context("limit processes", error))?;
     // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let landlock = if restrictions.landlock { landlock_rules::restrict()? } else { 0 };
-    if restrictions.filter {
+    let landlock = if enabled.landlock { landlock_rules::restrict()? } else { 0 };
+    if enabled.filter {
         filter::install(landlock >= landlock_rules::FIRST_ABI_WITH_TRUNCATE)?;
     }
     Ok(landlock)

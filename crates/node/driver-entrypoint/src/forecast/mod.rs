@@ -87,7 +87,7 @@ impl UnloadForecast {
     /// Holders and losses, for farrier: it evicts the pods among them.
     fn holders(&self) -> impl Iterator<Item = Holder> {
         let lost =
-            self.losses.iter().map(|loss| Holder { pod: loss.pod.clone(), what: loss.description.clone() });
+            self.losses.iter().map(|loss| Holder { pod: loss.pod.clone(), what: loss.resource.clone() });
         let all = self.holders.iter().cloned().chain(lost);
         all.map(|Holder { pod, what }| Holder { pod, what: format!("{}: {what}", self.name) })
     }
@@ -96,26 +96,17 @@ impl UnloadForecast {
 impl fmt::Display for UnloadForecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, holders, losses, down, unrestored } = self;
+        let held = holders.iter().map(|holder| holder.what.as_str()).collect::<Vec<_>>().join("; ");
+        let lost = join_losses(losses);
         match (holders.is_empty(), losses.is_empty(), down.is_empty()) {
             (true, true, false) => {
                 write!(f, "module {name} can be unloaded, which takes down {}", down.join("; "))
             }
             (true, true, true) => write!(f, "module {name} can be unloaded"),
-            (true, false, _) => {
-                write!(f, "the unload of module {name} would disrupt {}", join_losses(losses))
-            }
-            (false, true, _) => {
-                let held: Vec<&str> = holders.iter().map(|holder| holder.what.as_str()).collect();
-                write!(f, "module {name} cannot be unloaded: {}", held.join("; "))
-            }
+            (true, false, _) => write!(f, "the unload of module {name} would disrupt {lost}"),
+            (false, true, _) => write!(f, "module {name} cannot be unloaded: {held}"),
             (false, false, _) => {
-                let held: Vec<&str> = holders.iter().map(|holder| holder.what.as_str()).collect();
-                write!(
-                    f,
-                    "module {name} cannot be unloaded: {}; and would disrupt {}",
-                    held.join("; "),
-                    join_losses(losses)
-                )
+                write!(f, "module {name} cannot be unloaded: {held}; and would disrupt {lost}")
             }
         }?;
         if unrestored.is_empty() {
@@ -251,11 +242,7 @@ impl<'a> NodeState<'a> {
             storage.modules.contains(module) || storage.servers.iter().copied().any(is_reached)
         };
         let lost = self.storage.iter().filter(is_lost).map(|storage| storage.description.clone());
-        losses.extend(lost.map(|description| Loss {
-            disruption: Disruption::Storage,
-            pod: None,
-            description,
-        }));
+        losses.extend(lost.map(|resource| Loss { disruption: Disruption::Storage, pod: None, resource }));
         let is_driver_pod = |loss: &Loss| driver_pod.is_some() && loss.pod.as_deref() == driver_pod;
         let pod_losses = self.pods.losses(&self.node.paths, module).into_iter();
         losses.extend(pod_losses.filter(|loss| !is_driver_pod(loss)));
@@ -298,14 +285,10 @@ impl InterfaceUse {
 
     /// Returns the node's loss if the interface is its uplink.
     fn loss(&self) -> Option<Loss> {
-        let uplinks: Vec<&str> = self
-            .uses
-            .iter()
-            .filter(|traffic| traffic.is_uplink)
-            .map(|traffic| traffic.description.as_str())
-            .collect();
-        let description = format!("interface {} ({})", self.name, uplinks.join(", "));
-        (!uplinks.is_empty()).then_some(Loss { disruption: Disruption::Uplink, pod: None, description })
+        let uplinks = self.uses.iter().filter(|traffic| traffic.is_uplink);
+        let uplinks: Vec<&str> = uplinks.map(|traffic| traffic.description.as_str()).collect();
+        let resource = format!("interface {} ({})", self.name, uplinks.join(", "));
+        (!uplinks.is_empty()).then_some(Loss { disruption: Disruption::Uplink, pod: None, resource })
     }
 }
 

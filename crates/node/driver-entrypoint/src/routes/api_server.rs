@@ -27,14 +27,11 @@ pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<(IpAddr, u16
     let listening: BTreeSet<u16> =
         sockets.iter().filter(|socket| socket.state == LISTENING).map(|socket| socket.local_port).collect();
     let kubelets = kubelet_processes(paths);
-    let kubelet_inodes: BTreeSet<String> =
-        kubelets.iter().flat_map(|process| socket_inodes(process)).collect();
+    let kubelet_inodes: BTreeSet<String> = kubelets.iter().flat_map(|path| socket_inodes(path)).collect();
     let configured = kubeconfig_servers(paths);
     let is_api = |socket: &&Socket| {
-        let is_elsewhere =
-            !socket.remote_address.is_loopback() && socket.remote_address != socket.local_address;
-        let is_client =
-            socket.state == ESTABLISHED && is_elsewhere && !listening.contains(&socket.local_port);
+        let is_remote = !socket.remote_address.is_loopback() && socket.remote_address != socket.local_address;
+        let is_client = socket.state == ESTABLISHED && is_remote && !listening.contains(&socket.local_port);
         let is_guess = kubelets.is_empty() && socket.user == "0" && socket.remote_port == HTTPS_PORT;
         let is_configured = configured.iter().any(|(address, port)| {
             *port == socket.remote_port && address.is_none_or(|address| address == socket.remote_address)

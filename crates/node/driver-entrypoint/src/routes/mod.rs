@@ -78,10 +78,8 @@ impl Network {
             let description = format!("the node's default route{}", via(&route.interface));
             uses.push(TrafficUse { description, is_uplink: true });
         } else if let Some(route) = interface_routes.clone().next() {
-            uses.push(TrafficUse {
-                description: format!("routes{}", via(&route.interface)),
-                is_uplink: false,
-            });
+            let description = format!("routes{}", via(&route.interface));
+            uses.push(TrafficUse { description, is_uplink: false });
         }
         let is_carried = |(address, _): &&(IpAddr, u16)| self.is_routed_by(&names, *address);
         if let Some((address, port)) = self.servers.iter().find(is_carried) {

@@ -23,7 +23,7 @@ impl Restrictions {
     pub const BOTH: Self = Self { landlock: true, filter: true, leak: None };
 
     /// Parses `--without-landlock`, `--without-seccomp` and `--leak DIRECTORY`.
-    pub fn from_options(options: &[&str]) -> Option<Self> {
+    pub fn parse(options: &[&str]) -> Option<Self> {
         let mut restrictions = Self::BOTH;
         let mut options = options.iter();
         while let Some(option) = options.next() {

@@ -296,7 +296,7 @@ impl Container<'_> {
     }
 
     fn firmware(&self) -> Firmware<'_> {
-        Firmware { host_path: &self.firmware_path, subdirectory: "" }
+        Firmware { host_path: &self.firmware_path, subdir: "" }
     }
 
     fn blacklist(&self) -> Blacklist<'_> {

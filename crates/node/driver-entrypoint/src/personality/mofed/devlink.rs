@@ -108,10 +108,8 @@ impl<'a> Devlink<'a> {
             let mut needs_reload = false;
             for saved in saved.iter().filter(|saved| saved.device == *device) {
                 let Parameter { name, mode, value, set, .. } = saved;
-                let current_value = current
-                    .iter()
-                    .find(|current| current.is_same_parameter(saved))
-                    .map(|current| current.value.as_str());
+                let current = current.iter().find(|current| current.is_same_parameter(saved));
+                let current_value = current.map(|current| current.value.as_str());
                 let arguments: [&str; 10] = [
                     "dev",
                     "param",

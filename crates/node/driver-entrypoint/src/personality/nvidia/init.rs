@@ -29,8 +29,7 @@ use crate::{
 const MELLANOX: &str = "0x15b3";
 
 /// GSP firmware; it is copied to a directory below the exposed root.
-const FIRMWARE: Firmware<'_> =
-    Firmware { host_path: "/run/nvidia/driver/lib/firmware", subdirectory: "nvidia" };
+const FIRMWARE: Firmware<'_> = Firmware { host_path: "/run/nvidia/driver/lib/firmware", subdir: "nvidia" };
 
 /// Polling interval while the start waits.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

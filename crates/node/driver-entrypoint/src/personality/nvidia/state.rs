@@ -66,8 +66,7 @@ mod tests {
     #[test]
     fn the_gpu_driver_is_ready_if_its_status_file_and_module_exist() {
         let bench = with_modules(&["nvidia"]);
-        let ready =
-            |has_probe| is_gpu_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), has_probe);
+        let ready = |probe| is_gpu_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), probe);
         assert!(!ready(true));
         assert!(ready(false), "without a startup probe there is no file to wait for");
         bench.write(PROBE_FILE, "");
@@ -83,9 +82,7 @@ mod tests {
     #[test]
     fn ofed_is_ready_by_its_file_and_the_hosts_by_its_module() {
         let bench = with_modules(&["mlx5_core"]);
-        let ready = |is_host_ofed| {
-            is_ofed_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), is_host_ofed)
-        };
+        let ready = |host| is_ofed_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), host);
         assert!(ready(true) && !ready(false));
         bench.write(OFED_READY, "");
         bench.write("/proc/modules", "");

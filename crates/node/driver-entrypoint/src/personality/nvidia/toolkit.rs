@@ -38,10 +38,9 @@ pub(crate) fn provide_program(node: &Node<'_>) -> Result<(), Error> {
     if !node.paths.at(SHARED).is_dir() || node.paths.at(&prepared).exists() {
         return Ok(());
     }
-    let program_path = format!("{SHARED}/ocp_dtk_entrypoint");
+    let target = format!("{SHARED}/ocp_dtk_entrypoint");
     // `fs::copy` preserves the executable permission.
-    fs::copy(node.paths.at(PROGRAM), node.paths.at(&program_path))
-        .map_err(Error::on("write", program_path.as_str()))?;
+    fs::copy(node.paths.at(PROGRAM), node.paths.at(&target)).map_err(Error::on("write", target.as_str()))?;
     files::write(node, &prepared, "")?;
     node.log.step("the driver toolkit's container has nothing to compile");
     Ok(())

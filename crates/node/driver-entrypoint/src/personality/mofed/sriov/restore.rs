@@ -90,12 +90,11 @@ impl Restorer<'_> {
 
     /// Restores the settings that no network manager restores. All interfaces share one wait, and a route may use two of them.
     pub(super) fn restore_links(&self, physical: &[PhysicalFunction]) {
-        let links_of_devices =
-            physical.iter().map(|physical| (physical.device.clone(), physical.links.as_slice()));
+        let devices = physical.iter().map(|physical| (physical.device.clone(), physical.links.as_slice()));
         let functions = physical.iter().flat_map(|physical| &physical.functions);
-        let links_of_functions =
+        let functions =
             functions.map(|function| (format!("pci/{}", function.pci), function.links.as_slice()));
-        let saved = links_of_devices.chain(links_of_functions).filter(|(_, links)| !links.is_empty());
+        let saved = devices.chain(functions).filter(|(_, links)| !links.is_empty());
         let links_by_interface = saved
             .filter_map(|(device, links)| Some((own_interface(&sysfs_path(self.node, &device))?, links)));
         links::restore(self.node, &links_by_interface.collect::<Vec<_>>(), self.polls);
@@ -199,10 +198,9 @@ impl Restorer<'_> {
 
     /// Whether udev has named the interface. Before Linux 6.2 an interface that is up cannot be renamed.
     fn is_named(&self, interface: &Path) -> bool {
-        let udev_path = |path: &str| self.node.paths.at(&format!("/run/udev/{path}"));
-        let data =
-            text(interface.join("ifindex")).and_then(|number| text(udev_path(&format!("data/n{number}"))));
-        data.is_some_and(|data| !data.contains("ID_RENAMING=1")) || !udev_path("control").exists()
+        let udev = |path: &str| self.node.paths.at(&format!("/run/udev/{path}"));
+        let data = text(interface.join("ifindex")).and_then(|number| text(udev(&format!("data/n{number}"))));
+        data.is_some_and(|data| !data.contains("ID_RENAMING=1")) || !udev("control").exists()
     }
 
     /// Waits until the interface of a device exists and udev has named it.

@@ -19,11 +19,10 @@ pub(super) fn restore(node: &Node<'_>, interface: &Path, saved: &[String]) {
     let current = read(node, interface);
     for words in saved.iter().filter(|words| !current.contains(words)) {
         let name = name_of(interface);
-        let arguments =
-            ["link", "set", "dev", &name, "vf"].into_iter().chain(words.split(' ')).collect::<Vec<_>>();
-        match run(node, &arguments) {
-            Ok(_) => node.log.step(format!("ip {}", arguments.join(" "))),
-            Err(error) => node.log.warn(format!("ip {}: {error}", arguments.join(" "))),
+        let args: Vec<_> = ["link", "set", "dev", &name, "vf"].into_iter().chain(words.split(' ')).collect();
+        match run(node, &args) {
+            Ok(_) => node.log.step(format!("ip {}", args.join(" "))),
+            Err(error) => node.log.warn(format!("ip {}: {error}", args.join(" "))),
         }
     }
 }
