@@ -95,11 +95,11 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
         context.daemon_sets.extend(daemon_sets);
     }
     let question = "where are images published: host[:port]/path, or oci:PATH";
-    let is_location = async |registry: String| -> Result<_, CliError> {
+    let check = async |registry: String| -> Result<_, CliError> {
         settings::parse::<RegistryLocation>("--registry", &registry)?;
         Ok(registry)
     };
-    context.registry = value_or_prompt(registry, "--registry", question, is_location).await?;
+    context.registry = value_or_prompt(registry, "--registry", question, check).await?;
     let mut drafted = Drafted::default();
     for path in &from {
         read(&mut drafted, path, &context)?;
