@@ -209,11 +209,10 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
     let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
     let definitions = definitions(global, None)?;
     let registry = registry::connect(&location, &Settings::registry_options(global, &definitions)?);
-    let found = registry.manifest(repository, version).await?;
-    let found = found.ok_or_else(|| BundleError::Absent(reference.to_string()))?;
+    let manifest = registry.manifest(repository, version).await?;
+    let digest = manifest.ok_or_else(|| BundleError::Absent(reference.to_string()))?.digest;
     let tag = version.tag().cloned();
-    let content =
-        Content { kind: ContentKind::Farrier, repository: "farrier".to_owned(), tag, digest: found.digest };
+    let content = Content { kind: ContentKind::Farrier, repository: "farrier".to_owned(), tag, digest };
     Ok(Wanted { content, repository: repository.clone(), registry })
 }
 

@@ -134,18 +134,18 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
 
 /// Returns the kernel that the images are for. Fails if the images name different kernels.
 fn kernel_of_images(subjects: &[Subject]) -> Result<Option<KernelRelease>> {
-    let mut found: Option<&KernelRelease> = None;
+    let mut kernel: Option<&KernelRelease> = None;
     for release in subjects.iter().filter_map(Subject::kernel) {
-        match found {
+        match kernel {
             Some(other) if other != release => {
                 return Err(CliError::usage(format!(
                     "the images are for different kernels, {other} and {release}: check one at a time, or give --kernel"
                 )));
             }
-            _ => found = Some(release),
+            _ => kernel = Some(release),
         }
     }
-    Ok(found.cloned())
+    Ok(kernel.cloned())
 }
 
 fn run_check(kernel: &KernelFacts, checked: &Checked, needs: &[NeededTable]) -> CheckReport {

@@ -75,9 +75,9 @@ pub fn registry_auth_file() -> Option<PathBuf> {
 /// proxies are ignored; in a CGI program (`$REQUEST_METHOD` is set), so is `$http_proxy`.
 pub fn proxies() -> Proxy {
     let value = |name: &str| {
-        let found = env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let lower = env::var(name).ok().filter(|value| !value.trim().is_empty());
         let upper = || env::var(name.to_ascii_uppercase()).ok().filter(|value| !value.trim().is_empty());
-        found.or_else(upper)
+        lower.or_else(upper)
     };
     // A web server passes the untrusted request header `Proxy` to the programs that it starts as HTTP_PROXY.
     let from_request = env::var_os("REQUEST_METHOD").is_some();

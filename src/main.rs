@@ -138,8 +138,8 @@ fn exit_code(outcome: Result<Exit, CliError>) -> ExitCode {
 /// Returns the value of `--cluster`, if the command has this option.
 fn cluster_option(matches: &ArgMatches) -> Option<&str> {
     let (_, command) = matches.subcommand()?;
-    let own = command.try_get_one::<String>("cluster").ok().flatten();
-    own.map(String::as_str).or_else(|| cluster_option(command))
+    let value = command.try_get_one::<String>("cluster").ok().flatten();
+    value.map(String::as_str).or_else(|| cluster_option(command))
 }
 
 async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {

@@ -156,14 +156,14 @@ impl Published {
             (facts.kernel_release.as_ref() == Some(release) || facts.members.contains_key(release))
                 && facts.os.as_ref().is_none_or(|os| *os == system)
         };
-        let mut found: Vec<_> = kernels.iter().copied().filter(|kernel| matches(kernel)).collect();
-        if !found.is_empty() {
+        let mut matching: Vec<_> = kernels.iter().copied().filter(|kernel| matches(kernel)).collect();
+        if !matching.is_empty() {
             let config = parts.small_blob(repository, config, "image configuration").await?;
             let config: Value = serde_json::from_slice(&config).unwrap_or_default();
             let architecture = config["architecture"].as_str();
-            found.retain(|kernel| architecture.is_none_or(|arch| arch == kernel.arch.as_str()));
+            matching.retain(|kernel| architecture.is_none_or(|arch| arch == kernel.arch.as_str()));
         }
-        Ok(found)
+        Ok(matching)
     }
 }
 
@@ -179,30 +179,30 @@ async fn images_of(
         let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
         Some(Published { digest, facts, config: manifest.config })
     };
-    let mut found = Vec::new();
+    let mut images = Vec::new();
     match AnyManifest::parse(bytes) {
-        Ok(AnyManifest::Image(manifest)) => found.extend(published(digest, *manifest)),
+        Ok(AnyManifest::Image(manifest)) => images.extend(published(digest, *manifest)),
         Ok(AnyManifest::Index(index)) => {
             for entry in index.manifests {
                 let version = Version::Digest(entry.digest.clone());
                 let stored = parts.registry.manifest(repository, &version).await?;
                 let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
-                found.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
+                images.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
             }
         }
         Err(_) => {}
     }
-    Ok(found)
+    Ok(images)
 }
 
 /// Returns the content under a name below the registry's prefix, with the images of an index.
 async fn resolve_reference(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
     let repository = repository(&parts.location, name.as_str())?;
-    let found = parts.registry.manifest(&repository, &version).await?;
-    let found = found.ok_or_else(|| BundleError::Absent(format!("{repository}{version}")))?;
-    let images = images_of(parts, &repository, found.digest.clone(), &found.bytes).await?;
-    Ok(with_members(name.as_str(), version.tag().cloned(), &found.digest, images))
+    let manifest = parts.registry.manifest(&repository, &version).await?;
+    let manifest = manifest.ok_or_else(|| BundleError::Absent(format!("{repository}{version}")))?;
+    let images = images_of(parts, &repository, manifest.digest.clone(), &manifest.bytes).await?;
+    Ok(with_members(name.as_str(), version.tag().cloned(), &manifest.digest, images))
 }
 
 /// Returns a manifest and, if it is an index, its images, so that their referrers are exported, too.

@@ -47,7 +47,7 @@ impl Kernel {
             // Missing headers prevent the check and refuse no module, so the exit code differs from a
             // build's.
             let facts = match headers::find(context.settings()?, &target).await? {
-                HeaderLookup::Found(found) => found.facts,
+                HeaderLookup::Found(headers) => headers.facts,
                 HeaderLookup::Missing { looked_for, hint } => {
                     return Err(missing("headers", &looked_for, hint));
                 }
@@ -108,8 +108,8 @@ impl Kernel {
             self.hint = Some(NO_IMAGE.to_owned());
             return Ok(());
         };
-        let found = settings.fetcher.kernel_images().find_local(family, &target).await?;
-        match found {
+        let image = settings.fetcher.kernel_images().find_local(family, &target).await?;
+        match image {
             Some(image) => self.use_image(context, image).await?,
             None => self.hint = Some(hint(family)),
         }
@@ -137,8 +137,8 @@ fn hint(family: &KernelFamily) -> String {
     }
 }
 
-fn missing(what: &str, looked_for: &str, hint: String) -> CliError {
-    CliError::absent(format!("find the {what} of the kernel: there is no {looked_for}"), hint)
+fn missing(artifact: &str, looked_for: &str, hint: String) -> CliError {
+    CliError::absent(format!("find the {artifact} of the kernel: there is no {looked_for}"), hint)
 }
 
 async fn given_image(context: &Context<'_>, path: &Path, arch: Architecture) -> Result<KernelImage> {

@@ -39,13 +39,13 @@ impl Diagnosis {
         }
         let target = json!({"mediaType": media_type::OCI_MANIFEST, "digest": subject, "size": first.len()});
         let pushed = registry.push_referrer(repository, &manifest("document", Some(target))).await;
-        let found = registry.referrers(repository, &subject, Some(ARTIFACT_TYPE)).await;
-        match pushed.and_then(|digest| Ok((digest, found?))) {
+        let referrers = registry.referrers(repository, &subject, Some(ARTIFACT_TYPE)).await;
+        match pushed.and_then(|digest| Ok((digest, referrers?))) {
             Err(error) => self.add_result("trial referrer", Err(error)),
-            Ok((digest, found)) => {
+            Ok((digest, referrers)) => {
                 written.push(digest);
-                let says = format!("documents of an image that are found: {} of 1", found.len());
-                if found.len() == 1 {
+                let says = format!("documents of an image that are found: {} of 1", referrers.len());
+                if referrers.len() == 1 {
                     self.add_ok("trial referrer", says);
                 } else {
                     self.add_problem("trial referrer", says, "docs/registries.md names what registries lack");
@@ -55,8 +55,8 @@ impl Diagnosis {
         // The registry lists or keeps the document under these tags.
         let tags = registry.tags(repository).await.unwrap_or_default();
         for tag in tags.into_iter().filter(|tag| subject_of_tag(tag).as_ref() == Some(&subject)) {
-            let found = registry.manifest(repository, &Version::Tag(tag)).await;
-            written.extend(found.ok().flatten().map(|found| found.digest));
+            let manifest = registry.manifest(repository, &Version::Tag(tag)).await;
+            written.extend(manifest.ok().flatten().map(|manifest| manifest.digest));
         }
         let mut undeleted = Vec::new();
         for digest in written {

@@ -121,7 +121,7 @@ pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
 }
 
 fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload> {
-    let byte = |at: usize| start.get(at).copied();
+    let byte = |offset: usize| start.get(offset).copied();
     let error = VmlinuzError::Damaged("it ends in its header");
     let (Some(sectors), Some(low), Some(high)) = (byte(0x1f1), byte(0x206), byte(0x207)) else {
         return Err(error);

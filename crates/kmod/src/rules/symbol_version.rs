@@ -47,9 +47,9 @@ fn compare_imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, find
         }
         let name = import.symbol.name.as_str();
         let exporter = import.provider.describe();
-        let own = versions.get(name).copied();
+        let module_crc = versions.get(name).copied();
         let finding = |verdict, message: String| {
-            let remedy = remedy(subject, &import.provider, own);
+            let remedy = remedy(subject, &import.provider, module_crc);
             Finding::new(Rule::SymbolVersion, verdict, name, message, remedy)
         };
         if !is_extended && subject.module.layout.oversized_crcs.contains(name) {
@@ -58,7 +58,7 @@ fn compare_imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, find
             findings.push(finding(Verdict::Refused, message).kernel("EINVAL", disagreement(name)));
             continue;
         }
-        findings.push(match (own, export.crc) {
+        findings.push(match (module_crc, export.crc) {
             (Some(found), Some(wanted)) if found == wanted => continue,
             (Some(found), Some(wanted)) => {
                 let message = format!("disagrees about version of symbol {name}, exported by {exporter}");

@@ -264,11 +264,11 @@ fn add_to_bond(node: &Node<'_>, interface: &Path, bond: &str) -> Result<String, 
 /// VLANs on top of an interface, from the kernel's table: name, ID, and the interface below.
 fn vlans(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let table = text(node.paths.at("/proc/1/net/vlan/config")).unwrap_or_default();
-    let own = name_of(interface);
+    let interface_name = name_of(interface);
     let parse_vlan = |line: &str| {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
         let [name, id, below] = fields[..] else { return None };
-        (below == own).then(|| Link::new(Kind::Vlan, name, id))
+        (below == interface_name).then(|| Link::new(Kind::Vlan, name, id))
     };
     table.lines().filter_map(parse_vlan).collect()
 }
