@@ -126,7 +126,7 @@ impl Defaults {
         })
     }
 
-    /// Adds what clap can only require if no default exists: `--push` and `doctor --cluster` need a registry.
+    /// Makes `--push` and `doctor --cluster` require a registry if the file has none. clap's `requires` ignores defaults.
     pub fn require(&self, command: Command) -> Command {
         if self.0.contains_key("registry") {
             return command;
@@ -139,7 +139,7 @@ impl Defaults {
 }
 
 impl Config {
-    /// Validates what clap would not attribute to the file.
+    /// Validates the values whose errors clap would not attribute to the file.
     fn check(&self) -> Result<(), String> {
         let Self { engine, instance, write_namespaces, .. } = self;
         let engine = engine.as_deref().map(|text| EngineChoice::from_str(text, false)).transpose();

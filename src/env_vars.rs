@@ -155,7 +155,7 @@ pub fn host_name() -> String {
 }
 
 /// Returns the value of a variable that holds an absolute path. A relative path is ignored, as the XDG
-/// specification asks.
+/// specification requires.
 fn absolute(name: &str) -> Option<PathBuf> {
     env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }

@@ -80,7 +80,7 @@ impl CliError {
         (error_chain(self.error.as_ref()), self.hint.clone().unwrap_or_default())
     }
 
-    /// Renders the error for users: what failed, its causes, details, and the hint.
+    /// Renders the error for users: the message, its causes, details, and the hint.
     pub fn render(&self) -> String {
         let error: &(dyn Error + 'static) = self.error.as_ref();
         if let Some(errors) = error.downcast_ref::<DefinitionErrors>() {

@@ -1,6 +1,6 @@
 //! `farrier preflight`: checks whether nodes may boot a kernel. Exits with 0 if nothing blocks them: all
-//! images that they will need are published, or no image is called for. The answer tells these two cases
-//! apart.
+//! images that they will need are published, or they need no image. The report distinguishes these two
+//! cases.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! `farrier rollback`: reverts what farrier has set in a cluster.
+//! `farrier rollback`: reverts farrier's changes in a cluster.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub struct RollbackArgs {
     pub dry_run: bool,
 }
 
-/// Connects to a live cluster. The snapshot will include what farrier has set there, and these objects.
+/// Connects to a live cluster. The snapshot will include the objects that farrier has changed, and these objects.
 pub(super) async fn connect(
     session: &Session,
     cluster: &str,

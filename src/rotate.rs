@@ -1,4 +1,4 @@
-//! `farrier rotate`: signs with the site's key what other trusted keys signed.
+//! `farrier rotate`: signs with the site's key the artifacts that other trusted keys signed.
 
 use std::path::PathBuf;
 

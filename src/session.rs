@@ -66,7 +66,7 @@ impl Session {
         }
         let Parts { definitions, cache, fetcher, credentials, .. } =
             self.parts(location, EngineChoice::Auto)?;
-        // This net knows the registry's host, which may therefore be contacted offline.
+        // This net allows the registry's host even with `--offline`.
         let registry = RegistryOptions { credentials, net: fetcher.net().clone() };
         Ok(Settings { definitions, cache, fetcher, registry })
     }

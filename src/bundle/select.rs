@@ -80,8 +80,8 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
     location.repository(name).map_err(|error| CliError::usage(error.to_string()))
 }
 
-/// Finds the published images for the kernels, including the images that they need. Also returns what is
-/// missing.
+/// Finds the published images for the kernels, including the images that they need. Also returns the
+/// missing ones.
 async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>, Vec<MissingInput>)> {
     let needed = needed(&parts.definitions, selection);
     let (mut contents, mut missing) = (Vec::new(), Vec::new());

@@ -8,7 +8,7 @@ use indicatif::BinaryBytes;
 
 use super::indented_table;
 
-/// Formats what is deleted, what failed, and what is kept. A remote registry needs a hint, because it frees
+/// Formats the deleted images, the failures, and the kept images. A remote registry needs a hint, because it frees
 /// no space by itself.
 pub fn text(report: &GcReport, remote: bool) -> String {
     let mut lines = Vec::new();

@@ -5,7 +5,7 @@ use farrier_core::image::{ImageReference, Version};
 
 use super::{printable, table};
 
-/// Formats a line for each check, hints for failed checks, the verdict, and what the verdict does not cover.
+/// Formats a line for each check, hints for failed checks, the verdict, and the parts that were not checked.
 /// For an index, formats each of its images first.
 pub fn text(report: &VerifyReport, reference: &ImageReference) -> String {
     let mut text: String = report.platforms.iter().map(|image| image_text(image, &image.image)).collect();

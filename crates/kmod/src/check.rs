@@ -1,4 +1,4 @@
-//! Predicts the answers of the kernel's module loader to the modules of a payload.
+//! Predicts whether the kernel's module loader accepts the modules of a payload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

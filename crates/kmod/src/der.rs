@@ -1,6 +1,6 @@
 //! The subset of DER (ITU-T X.690) that module signatures use.
 //!
-//! This custom parser exists beside crate `der` for two reasons. It accepts what the kernel's `lib/asn1_decoder.c` accepts,
+//! This custom parser exists beside crate `der` for two reasons. It accepts the encodings of the kernel's `lib/asn1_decoder.c`,
 //! which is less strict than DER. It also distinguishes encodings that the kernel refuses from those that only this parser does
 //! not support.
 

@@ -54,7 +54,7 @@ impl KernelFacts {
             .map(|text| SymbolTable::parse(&text))
             .transpose()
             .map_err(|error| HeaderError::Damaged("Module.symvers", error.into()))?
-            // Trees that were only prepared have an empty table, which says nothing.
+            // Trees that were only prepared have an empty table, so the symbols are unknown.
             .filter(|table| !table.is_empty());
         let vermagic_headers = vermagic_headers(arch, header)?;
         Ok(Self { symbols, vermagic_headers, ..Self::new(release, arch, config) })

@@ -95,7 +95,7 @@ impl Rule {
         self.into()
     }
 
-    /// Explains what the kernel requires, in the Markdown of `LOADER.md`.
+    /// Explains the kernel's requirement, in the Markdown of `LOADER.md`.
     pub fn explanation(self) -> &'static str {
         let rules = LOADER.split_once("\n## Rules\n").map_or("", |(_, rules)| rules);
         let section =

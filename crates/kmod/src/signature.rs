@@ -1,5 +1,5 @@
 //! Reads the signature at the end of a module, as far as possible without the kernel's keys. The PKCS#7 parser is a custom one: to
-//! predict the kernel's answer, it accepts exactly what the kernel accepts.
+//! predict the kernel's verdict, it accepts the same messages as the kernel.
 //!
 //! The format is `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`. See `mod_check_sig` in
 //! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.
@@ -115,8 +115,8 @@ pub(super) const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x0
 const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
 
 /// Reads a PKCS#7 `SignedData` (RFC 5652, section 5), and returns its first signer. Follows `pkcs7.asn1` and
-/// `pkcs7_parser.c` in `crypto/asymmetric_keys`, and what `pkcs7_verify` requires of a module's message: the signed data is not in
-/// it, and no signer signs attributes.
+/// `pkcs7_parser.c` in `crypto/asymmetric_keys`, and the requirements of `pkcs7_verify` for a module's message: the signed data is
+/// not in it, and no signer signs attributes.
 fn parse_message(bytes: &[u8]) -> Result<Signer, DerError> {
     let mut content_info = Der::new(bytes).open(SEQUENCE)?;
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {

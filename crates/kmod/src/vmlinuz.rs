@@ -172,7 +172,7 @@ impl Method {
 /// Returns a reader of the decompressed kernel. The reader ends where the compressed stream ends, and ignores later bytes of
 /// the payload, such as the kernel's size.
 ///
-/// Memory: at most 161 MiB, whatever the stream asks for. The caller has to limit the amount of output.
+/// Memory: at most 161 MiB, regardless of the sizes in the stream. The caller has to limit the amount of output.
 pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Result<Box<dyn Read + 'r>> {
     image.seek(SeekFrom::Start(payload.offset))?;
     let bytes = io::BufReader::with_capacity(128 << 10, image.take(payload.length));

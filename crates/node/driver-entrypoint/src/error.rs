@@ -102,7 +102,7 @@ impl fmt::Display for Error {
 }
 
 impl LoadRefusal {
-    /// Lockdown answers `EPERM` where the enforcement of signatures answers `EKEYREJECTED`
+    /// Lockdown refuses with `EPERM`, the enforcement of signatures with `EKEYREJECTED`
     /// (`kernel/module/signing.c`, `module_sig_check`).
     fn meaning(&self) -> String {
         match self.errno {

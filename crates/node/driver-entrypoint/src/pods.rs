@@ -52,7 +52,7 @@ impl PodInterfaces {
         Self(interfaces)
     }
 
-    /// Lists what the unload of a module would take from pods.
+    /// Lists the losses of pods if a module is unloaded.
     pub(crate) fn losses(&self, paths: &Paths, module: &str) -> Vec<Loss> {
         let loss = |pod, resource| Loss { disruption: Disruption::Pods, pod, resource };
         let driven = self.0.iter().filter(|interface| interface.modules.contains(module));

@@ -134,7 +134,7 @@ impl Record {
         rest.is_empty().then_some((number, record))
     }
 
-    /// Limits the record to what is sent: bounds the number and length of kernel messages, and removes NUL characters.
+    /// Limits the size of the record: bounds the number and length of kernel messages, and removes NUL characters.
     fn bounded(mut self) -> Self {
         let texts = match &mut self {
             Self::Hello { version, kernel } => vec![version, kernel],

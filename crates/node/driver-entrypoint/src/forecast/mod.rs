@@ -1,5 +1,5 @@
-//! Forecast of an unload: what holds each module, which network interfaces go down with it, and what the node or a pod
-//! would lose.
+//! Forecast of an unload: the users of each module, the network interfaces that go down with it, and the losses of
+//! the node and its pods.
 
 use std::{
     fmt, fs,
@@ -233,7 +233,7 @@ impl<'a> NodeState<'a> {
         interfaces.map(|(_, path)| InterfaceUse::of(&self.network, path)).collect()
     }
 
-    /// Lists what the node and its pods lose with a module and its interfaces `down`.
+    /// Lists the losses of the node and its pods without a module and its interfaces `down`.
     fn losses(&self, module: &str, down: &[InterfaceUse], driver_pod: Option<&str>) -> Vec<Loss> {
         let mut losses: Vec<Loss> = down.iter().filter_map(InterfaceUse::loss).collect();
         let is_lost = |storage: &&StorageUse| {
@@ -249,7 +249,7 @@ impl<'a> NodeState<'a> {
         losses
     }
 
-    /// Lists what prevents the unload of a module. References without a visible process count only if the module has
+    /// Lists the users that prevent the unload of a module. References without a visible process count only if the module has
     /// no losses, which may explain them.
     fn holders(&self, module: &str, has_losses: bool, driver_pod: Option<&str>) -> Vec<Holder> {
         let mut holders = Vec::new();

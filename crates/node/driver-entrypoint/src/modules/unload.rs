@@ -1,4 +1,4 @@
-//! Unloads modules, and reports what prevents an unload.
+//! Unloads modules, and reports the users that prevent an unload.
 
 use std::time::Duration;
 

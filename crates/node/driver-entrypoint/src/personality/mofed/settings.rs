@@ -32,7 +32,7 @@ pub(crate) struct Settings {
     pub(crate) unload_storage: bool,
     /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the same for [`third_party`](Self::third_party) modules.
     pub(crate) unload_third_party: bool,
-    /// `ALLOW_DISRUPTION`: what the replacement of the drivers may take from the node.
+    /// `ALLOW_DISRUPTION`: losses that the replacement of the drivers may cause on the node.
     pub(crate) allowed: Allowed,
     /// `ENABLE_NFSRDMA`: also load `rpcrdma`.
     pub(crate) nfs_rdma: bool,

@@ -6,7 +6,7 @@
 //! - switchdev mode, with the representors' MTU and whether they are up
 //! - settings of interfaces, where no network manager restores them (see [`links`])
 //!
-//! Some settings need programs of the image; without them the log says so. Addresses of virtual functions need OFED's
+//! Some settings need programs of the image; a missing program is logged. Addresses of virtual functions need OFED's
 //! files or `ip`, switchdev mode needs OFED's file or `devlink`. Names of representors, and their membership in bridges,
 //! are left to the host's udev and network manager.
 

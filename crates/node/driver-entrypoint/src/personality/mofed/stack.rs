@@ -1,4 +1,4 @@
-//! The RDMA stack: which modules to load, which to unload first, and what prevents that. [`super`] orchestrates the
+//! The RDMA stack: the modules to load, the modules to unload first, and the obstacles to that. [`super`] orchestrates the
 //! steps.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use crate::{
 const START_MODULES: [&str; 8] =
     ["mlx5_core", "mlx5_ib", "ib_umad", "ib_uverbs", "ib_ipoib", "rdma_cm", "rdma_ucm", "ib_cm"];
 
-/// Modules whose `srcversion` tells whether the image's drivers are loaded.
+/// Modules whose `srcversion` shows whether the image's drivers are loaded.
 const COMPARED_MODULES: [&str; 3] = ["mlx5_core", "mlx5_ib", "ib_core"];
 
 /// Modules of the in-tree stack. They are unloaded even if the image has no replacement.

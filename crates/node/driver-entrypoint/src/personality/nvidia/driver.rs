@@ -136,7 +136,7 @@ fn modules_to_load(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
     names
 }
 
-/// Replaces the kernel's error `ENODEV` with one that explains what to do.
+/// Replaces the kernel's error `ENODEV` with one that has a hint.
 fn explain_missing_gpu(node: &Node<'_>, error: Error) -> Error {
     let refusal = match error {
         Error::Refused { name, refusal, .. } if name == "nvidia" && refusal.errno == Errno::NODEV => refusal,
@@ -183,7 +183,7 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lists what prevents the unload of each of the driver's modules.
+/// Lists the obstacles to the unload of the driver's modules.
 fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<Error> {
     let mut obstacles = Vec::new();
     for name in UNLOAD_ORDER {

@@ -33,7 +33,7 @@ pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Parses the parameters of a file; the error says what is wrong.
+/// Parses the parameters of a file; the error describes the problem.
 fn parse(text: &str) -> Result<Vec<&str>, String> {
     if text.len() > MAX_SIZE {
         return Err(format!("it has {} bytes, more than {MAX_SIZE}", text.len()));

@@ -1,6 +1,6 @@
 //! `ocp_dtk_entrypoint`: the command that the GPU Operator runs on OpenShift for drivers that it does not know as
 //! precompiled. The operator adds a container of the cluster's driver toolkit to the pod. That container is meant to
-//! compile what the driver's container provides in a shared directory (`controllers/object_controls.go`,
+//! compile the sources that the driver's container provides in a shared directory (`controllers/object_controls.go`,
 //! `assets/state-driver` of the operator). farrier's images need no compilation. The toolkit's container therefore gets
 //! this program, which reports that the driver is built, and waits.
 

@@ -9,7 +9,7 @@ use crate::{
     node::Node,
 };
 
-/// Lists what is lost.
+/// Lists the lost settings.
 pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
     let mut lost = Vec::new();
     let functions = entries(node.paths.at("/sys/bus/auxiliary/devices"));

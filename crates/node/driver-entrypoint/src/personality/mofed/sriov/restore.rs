@@ -100,7 +100,7 @@ impl Restorer<'_> {
         links::restore(self.node, &links_by_interface.collect::<Vec<_>>(), self.polls);
     }
 
-    /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or asks the `ip` program where this driver has none. Returns
+    /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or runs the `ip` program if this driver has no such files. Returns
     /// whether the function has its address.
     fn set_addresses(&self, device: &Path, index: usize, function: &VirtualFunction) -> bool {
         let directory = device.join(format!("sriov/{index}"));

@@ -63,7 +63,7 @@ impl IpOutput {
         self.addresses.iter().filter_map(|line| parse_address(line, name)).collect()
     }
 
-    /// Permanent neighbors of an interface, and those that it answers for.
+    /// Permanent neighbors of an interface, and its proxy entries.
     pub(super) fn neighbors(&self, name: &str) -> Vec<String> {
         let device = format!(" dev {name} ");
         let permanent = self.neighbors.iter().filter(|line| !line.contains("extern_learn"));
