@@ -55,8 +55,8 @@ pub struct Global {
     #[arg(long, global = true, env = vars::FARRIER_INSTANCE, value_name = "NAME", hide_env_values = true)]
     pub instance: Option<Instance>,
     /// Output format
-    #[arg(short, long, global = true, value_enum, default_value_t = OutputForm::Table)]
-    pub output: OutputForm,
+    #[arg(short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
+    pub output: OutputFormat,
     /// When to use colors; auto: on a terminal, unless NO_COLOR or CLICOLOR_FORCE is set
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
     pub color: ColorChoice,
@@ -76,8 +76,8 @@ pub struct Global {
     #[arg(skip)]
     pub kube: KubeOptions,
     /// Log format
-    #[arg(long, global = true, value_enum, default_value_t = LogForm::Text)]
-    pub log_format: LogForm,
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
 }
 
 impl Global {
@@ -96,7 +96,7 @@ impl Global {
 
 /// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OutputForm {
+pub enum OutputFormat {
     /// For people; on a terminal, rows fit its width and digests are short
     Table,
     /// Like table, with full digests and rows of any length
@@ -126,7 +126,7 @@ pub enum LogLevel {
 
 /// Log format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogForm {
+pub enum LogFormat {
     /// For people.
     Text,
     /// One JSON object per line.
@@ -196,10 +196,10 @@ impl KernelArg {
         self.kernel.as_deref().or(self.release.as_deref())
     }
 
-    /// Returns the release, or else the only one of `known`. If there are none or several, `what` begins the error.
+    /// Returns the release, or else the only one of `known`. If there are none or several, the error begins with `prefix`.
     pub fn or_only<'a>(
         &self,
-        what: &str,
+        prefix: &str,
         known: impl Iterator<Item = &'a KernelRelease>,
     ) -> Result<KernelRelease> {
         if let Some(given) = self.get() {
@@ -210,8 +210,8 @@ impl KernelArg {
         let hint = "put the kernel's release after the image's name";
         match known[..] {
             [only] => parse("--kernel", only),
-            [] => Err(CliError::absent(format!("{what} for no kernel"), hint)),
-            _ => Err(CliError::hinted(format!("{what} for several kernels: {}", known.join(", ")), hint)),
+            [] => Err(CliError::absent(format!("{prefix} for no kernel"), hint)),
+            _ => Err(CliError::hinted(format!("{prefix} for several kernels: {}", known.join(", ")), hint)),
         }
     }
 }

@@ -20,8 +20,8 @@ use oci::error_chain;
 use super::{
     CliError, Exit, Result,
     args::{Global, RegistryArg},
-    error::endings,
-    mirror::CarryArgs,
+    error::exit_codes,
+    mirror::SelectionArgs,
     output::{
         self, Bar,
         bundle::{ImportReport, Listing},
@@ -30,10 +30,10 @@ use super::{
     settings::{self, Settings, connect},
 };
 
-endings! {
+exit_codes! {
     BundleError: |error| match error {
         BundleError::Registry(error) if error.is_transient() => Exit::Unreachable,
-        error if error.is_usage() => Exit::Wrong,
+        error if error.is_usage() => Exit::Usage,
         _ => Exit::Failed,
     }, BundleError::hint;
 }
@@ -52,7 +52,7 @@ pub enum BundleCommand {
 #[command(group(clap::ArgGroup::new("what").args(["kernel", "cluster", "reference"]).required(true).multiple(true)))]
 pub struct BundleExportArgs {
     #[command(flatten)]
-    pub carry: CarryArgs,
+    pub selection: SelectionArgs,
     /// Also export this image with its referrers: repository:tag below the registry's prefix (repeatable)
     #[arg(long, value_name = "NAME:TAG")]
     pub reference: Vec<String>,
@@ -155,16 +155,16 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     };
     let (location, registry) = (&parts.location, &parts.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
-    let mut wanted = Vec::new();
+    let mut exports = Vec::new();
     for content in contents {
         let repository = select::repository(location, &content.repository)?;
-        wanted.push(Wanted { repository, registry: Arc::clone(registry), content });
+        exports.push(Wanted { repository, registry: Arc::clone(registry), content });
     }
     if let Some(reference) = &args.farrier_image {
-        wanted.push(farrier_image(&session.global, reference).await?);
+        exports.push(farrier_image(&session.global, reference).await?);
     }
     let from = location.to_string();
-    let mut collection = bundle::collect(&wanted, &from, since.as_ref()).await?;
+    let mut collection = bundle::collect(&exports, &from, since.as_ref()).await?;
     collection.licensed_as(licenses);
     if let Some(key) = &key {
         collection.signed_with(key);
@@ -180,18 +180,18 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
     }
     let path = args.to.clone();
-    let written = blocking(move || Bundle::open(&path)).await?;
-    match images::sign_bytes(&parts, written.signed_bytes()?).await? {
+    let exported_bundle = blocking(move || Bundle::open(&path)).await?;
+    match images::sign_bytes(&parts, exported_bundle.signed_bytes()?).await? {
         Some(signature) => {
-            let beside = written.write_signature(&signature)?;
-            output::message(&format!("signed: copy {} along with the bundle", beside.display()));
+            let path = exported_bundle.write_signature(&signature)?;
+            output::message(&format!("signed: copy {} along with the bundle", path.display()));
         }
         None => output::message("note: the bundle is not signed, because site.yaml has no imageSigning"),
     }
-    let (summed, signed_by) = (written.clone(), key.map(|key| key.fingerprint()));
-    let (beside, sha256) = blocking(move || summed.write_checksums()).await?;
-    output::message(&format!("checksum: {}, for sha256sum -c", beside.display()));
-    session.show(&Listing::of(&written, signed_by, sha256), Listing::summary)?;
+    let (summed_bundle, signed_by) = (exported_bundle.clone(), key.map(|key| key.fingerprint()));
+    let (checksum_file, sha256) = blocking(move || summed_bundle.write_checksums()).await?;
+    output::message(&format!("checksum: {}, for sha256sum -c", checksum_file.display()));
+    session.show(&Listing::of(&exported_bundle, signed_by, sha256), Listing::summary)?;
     output::message(&format!(
         "next: farrier bundle import {} --key PUBLIC-KEY --registry REGISTRY, at the site",
         args.to.display()
@@ -209,11 +209,10 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
     let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
     let definitions = definitions(global, None)?;
     let registry = registry::connect(&location, &Settings::registry_options(global, &definitions)?);
-    let found = registry.manifest(repository, version).await?;
-    let found = found.ok_or_else(|| BundleError::Absent(reference.to_string()))?;
+    let manifest = registry.manifest(repository, version).await?;
+    let digest = manifest.ok_or_else(|| BundleError::Absent(reference.to_string()))?.digest;
     let tag = version.tag().cloned();
-    let content =
-        Content { kind: ContentKind::Farrier, repository: "farrier".to_owned(), tag, digest: found.digest };
+    let content = Content { kind: ContentKind::Farrier, repository: "farrier".to_owned(), tag, digest };
     Ok(Wanted { content, repository: repository.clone(), registry })
 }
 
@@ -225,8 +224,8 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());
     let (bundle, _) = open(file, key, signature.as_deref()).await?;
-    let meter = Arc::clone(&bar);
-    let verified = Arc::new(blocking(move || bundle.verify(meter.as_ref())).await?);
+    let progress = Arc::clone(&bar);
+    let verified = Arc::new(blocking(move || bundle.verify(progress.as_ref())).await?);
     let target = Target { location: location.clone(), registry };
     if let Some(older) = target.older(&verified).await? {
         if !args.allow_older {
@@ -266,26 +265,26 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the site's definitions. If the import is to create their directory, they are the built-in ones.
+/// Returns the site's definitions, or the built-in ones if the import has yet to create their directory.
 fn definitions(global: &Global, definitions_to: Option<&Path>) -> Result<Definitions> {
-    let is_to = |path: &Path| match (definitions_to.map(std::path::absolute), std::path::absolute(path)) {
+    let is_target = |path: &Path| match (definitions_to.map(std::path::absolute), std::path::absolute(path)) {
         (Some(Ok(to)), Ok(path)) => to == path,
         _ => false,
     };
-    Settings::definitions(global.definitions.as_deref().filter(|path| path.exists() || !is_to(path)))
+    Settings::definitions(global.definitions.as_deref().filter(|path| path.exists() || !is_target(path)))
 }
 
 async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
-    let BundleInspectArgs { file, signature, verify: all, key } = args;
+    let BundleInspectArgs { file, signature, verify, key } = args;
     let definitions = definitions(&session.global, session.global.definitions.as_deref())?;
     images::check_named_keys(&definitions, key).await?;
     let (bundle, signed_by) = open(file, key, signature.as_deref()).await?;
-    if *all {
+    if *verify {
         let (bundle, bar) = (bundle.clone(), Bar::new());
         blocking(move || bundle.verify(&bar)).await?;
     }
     session.show(&Listing::of(&bundle, signed_by, String::new()), Listing::table)?;
-    if *all {
+    if *verify {
         output::message(&format!("{} is complete", bundle.path().display()));
     }
     Ok(Exit::Done)

@@ -106,14 +106,14 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
         decompression: Arc::new(DecompressionBudget::without_build()),
     };
     let mut subjects = Vec::new();
-    for word in &context.args.subjects {
-        subjects.push(Subject::open(context, word).await?);
+    for argument in &context.args.subjects {
+        subjects.push(Subject::open(context, argument).await?);
     }
-    let mut kernel = Kernel::find(context, suggested(&subjects)?.as_ref()).await?;
+    let mut kernel = Kernel::find(context, kernel_of_images(&subjects)?.as_ref()).await?;
     let checked = subject::read(&subjects, &kernel.facts.release, &context.decompression)?;
     let needs = subject::needs(&context.args.needs, &context.decompression)?;
-    let check = |facts| std::future::ready(Ok(apply(&facts, &checked, &needs)));
-    let report = check_with_kernel_image(kernel.facts.clone(), check, kernel.take_image(context)).await?;
+    let check = |facts| std::future::ready(Ok(run_check(&facts, &checked, &needs)));
+    let report = check_with_kernel_image(kernel.facts.clone(), check, kernel.extra_facts(context)).await?;
     #[cfg(feature = "bootcheck")]
     let report =
         if context.args.boot { boot::boot(context, &mut kernel, &checked, report).await? } else { report };
@@ -133,22 +133,22 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
 }
 
 /// Returns the kernel that the images are for. Fails if the images name different kernels.
-fn suggested(subjects: &[Subject]) -> Result<Option<KernelRelease>> {
-    let mut found: Option<&KernelRelease> = None;
+fn kernel_of_images(subjects: &[Subject]) -> Result<Option<KernelRelease>> {
+    let mut kernel: Option<&KernelRelease> = None;
     for release in subjects.iter().filter_map(Subject::kernel) {
-        match found {
+        match kernel {
             Some(other) if other != release => {
                 return Err(CliError::usage(format!(
                     "the images are for different kernels, {other} and {release}: check one at a time, or give --kernel"
                 )));
             }
-            _ => found = Some(release),
+            _ => kernel = Some(release),
         }
     }
-    Ok(found.cloned())
+    Ok(kernel.cloned())
 }
 
-fn apply(kernel: &KernelFacts, checked: &Checked, needs: &[NeededTable]) -> CheckReport {
+fn run_check(kernel: &KernelFacts, checked: &Checked, needs: &[NeededTable]) -> CheckReport {
     kmod::check(&CheckRequest {
         kernel,
         needs,

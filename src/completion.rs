@@ -25,8 +25,8 @@ use farrier_definitions as definitions;
 
 use super::{env_vars as vars, plugin, session::kube_options};
 
-/// Timeout of the cluster. After a longer delay, users would think that completion does not work.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout for reading names from the cluster. After a longer delay, users would think that completion does not work.
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(2);
 
 const PROGRAM: &str = "farrier";
 const SHELLS: Shells<'_> = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh]);
@@ -43,25 +43,25 @@ pub fn script(shell: Shell) -> io::Result<String> {
 /// Answers a completion request of a shell or of kubectl. Returns `false` for any other call.
 pub fn answer() -> io::Result<bool> {
     let mut words: Vec<OsString> = env::args_os().collect();
-    let here = env::current_dir().ok();
+    let cwd = env::current_dir().ok();
     if plugin::is_completer() {
-        io::stdout().write_all(for_kubectl(words, here.as_deref())?.as_bytes())?;
+        io::stdout().write_all(for_kubectl(words, cwd.as_deref())?.as_bytes())?;
         return Ok(true);
     }
     if env::var_os(vars::FARRIER_COMPLETE).is_some_and(|shell| shell == Bash.name()) {
         words = Bash::joined(words);
     }
-    let asked = CompleteEnv::with_factory(|| commands(&words)).var(vars::FARRIER_COMPLETE).shells(SHELLS);
-    asked.try_complete(words.clone(), here.as_deref()).map_err(|error| io::Error::other(error.to_string()))
+    let completer = CompleteEnv::with_factory(|| commands(&words)).var(vars::FARRIER_COMPLETE).shells(SHELLS);
+    completer.try_complete(words.clone(), cwd.as_deref()).map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Returns the candidates for kubectl, one per line, with a description after a tab. The last line holds the
 /// directive for Cobra's completion: 4 adds no file names, 2 adds no space (github.com/spf13/cobra,
 /// `ShellCompDirective`).
-fn for_kubectl(words: Vec<OsString>, here: Option<&Path>) -> io::Result<String> {
+fn for_kubectl(words: Vec<OsString>, cwd: Option<&Path>) -> io::Result<String> {
     let (mut commands, last) = (commands(&words), words.len().saturating_sub(1));
     let mut lines = String::new();
-    for candidate in complete(&mut commands, words, last, here)? {
+    for candidate in complete(&mut commands, words, last, cwd)? {
         lines += &candidate.get_value().to_string_lossy();
         if let Some(help) = candidate.get_help() {
             let _ = write!(lines, "\t{}", help.to_string().lines().next().unwrap_or_default());
@@ -87,24 +87,24 @@ impl Bash {
         let index = index.to_str().and_then(|index| index.parse().ok()).unwrap_or(parts.len());
         let current = current.to_string_lossy();
         let is_break = |part: &str| !part.is_empty() && part.chars().all(|c| Self::BREAKS.contains(&c));
-        let (mut joined, mut goes_on) = (Vec::<String>::new(), false);
-        for (at, part) in
+        let (mut joined, mut continues_word) = (Vec::<String>::new(), false);
+        for (position, part) in
             parts.iter().map(|part| part.to_string_lossy()).enumerate().take(index.saturating_add(1))
         {
             // After a separator the current word is empty, and the index is the separator's.
-            if at == index && !(current.is_empty() && is_break(&part)) {
+            if position == index && !(current.is_empty() && is_break(&part)) {
                 break;
             }
             match joined.last_mut() {
-                Some(last) if goes_on || is_break(&part) => last.push_str(&part),
+                Some(last) if continues_word || is_break(&part) => last.push_str(&part),
                 _ => joined.push(part.to_string()),
             }
-            goes_on = is_break(&part);
+            continues_word = is_break(&part);
         }
-        let stays = if goes_on { joined.pop().unwrap_or_default() } else { String::new() };
-        joined.push(format!("{stays}{current}"));
+        let kept_prefix = if continues_word { joined.pop().unwrap_or_default() } else { String::new() };
+        joined.push(format!("{kept_prefix}{current}"));
         words.truncate(2);
-        words.push(stays.into());
+        words.push(kept_prefix.into());
         words.extend(joined.into_iter().map(OsString::from));
         words
     }
@@ -141,14 +141,14 @@ complete -o bashdefault -o nosort -F _{name} {bin}"#
         &self,
         commands: &mut Command,
         mut words: Vec<OsString>,
-        here: Option<&Path>,
+        cwd: Option<&Path>,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        let stays = words.remove(0);
+        let kept_prefix = words.remove(0);
         let last = words.len().saturating_sub(1);
-        for candidate in complete(commands, words, last, here)? {
+        for candidate in complete(commands, words, last, cwd)? {
             let value = candidate.get_value().to_string_lossy();
-            writeln!(out, "{}", value.strip_prefix(&*stays.to_string_lossy()).unwrap_or(&value))?;
+            writeln!(out, "{}", value.strip_prefix(&*kept_prefix.to_string_lossy()).unwrap_or(&value))?;
         }
         Ok(())
     }
@@ -156,21 +156,21 @@ complete -o bashdefault -o nosort -F _{name} {bin}"#
 
 /// Returns the commands with completers for their values.
 fn commands(words: &[OsString]) -> Command {
-    with_names(plugin::command(), &Arc::new(Source::of(words)))
+    with_names(plugin::command(), &Arc::new(NameSources::of(words)))
 }
 
-fn with_names(command: Command, source: &Arc<Source>) -> Command {
+fn with_names(command: Command, source: &Arc<NameSources>) -> Command {
     let command = command.mut_subcommands(|command| with_names(command, source));
     // The image of `verify` is a reference.
     if command.get_name() == "verify" {
         return command;
     }
     command.mut_args(|argument| {
-        let names: fn(&Source) -> BTreeSet<String> = match argument.get_id().as_str() {
-            "image" => Source::images,
-            "kernel" | "release" => Source::kernels,
-            "node" => Source::nodes,
-            "subject" => Source::subjects,
+        let names: fn(&NameSources) -> BTreeSet<String> = match argument.get_id().as_str() {
+            "image" => NameSources::images,
+            "kernel" | "release" => NameSources::kernels,
+            "node" => NameSources::nodes,
+            "subject" => NameSources::subjects,
             _ => return argument,
         };
         let source = Arc::clone(source);
@@ -180,56 +180,57 @@ fn with_names(command: Command, source: &Arc<Source>) -> Command {
 }
 
 /// Sources of names, from the command line and the environment.
-struct Source {
+struct NameSources {
     definitions: Option<PathBuf>,
     cluster: Option<String>,
     /// Names in the cluster, looked up once.
-    named: OnceLock<ClusterNames>,
+    in_cluster: OnceLock<ClusterNames>,
 }
 
-impl Source {
+impl NameSources {
     fn of(words: &[OsString]) -> Self {
         let mut words = words.to_vec();
-        let mut said = |option: &str, variable: &str| {
-            let found = plugin::take(&mut words, option).or_else(|| env::var(variable).ok());
-            found.filter(|value| !value.is_empty())
+        let mut option_or_env = |option: &str, variable: &str| {
+            let value = plugin::take_option(&mut words, option).or_else(|| env::var(variable).ok());
+            value.filter(|value| !value.is_empty())
         };
-        let definitions = said("--definitions", vars::FARRIER_DEFINITIONS).map(PathBuf::from);
-        let cluster = said("--cluster", vars::FARRIER_CLUSTER);
+        let definitions = option_or_env("--definitions", vars::FARRIER_DEFINITIONS).map(PathBuf::from);
+        let cluster = option_or_env("--cluster", vars::FARRIER_CLUSTER);
         let cluster = cluster.or_else(|| plugin::is_called().then(|| "kube".to_owned()));
-        Self { definitions, cluster, named: OnceLock::new() }
+        Self { definitions, cluster, in_cluster: OnceLock::new() }
     }
 
     /// Returns the names in the cluster, or none if the cluster does not answer in time.
-    fn named(&self) -> &ClusterNames {
-        self.named.get_or_init(|| {
+    fn names_in_cluster(&self) -> &ClusterNames {
+        self.in_cluster.get_or_init(|| {
             let (send, receive) = mpsc::channel();
             let cluster = self.cluster.clone().unwrap_or_default();
             // A thread that hangs ends with the process.
-            thread::spawn(move || send.send(named_in(&cluster)));
-            receive.recv_timeout(PATIENCE).ok().and_then(Result::ok).unwrap_or_default()
+            thread::spawn(move || send.send(read_cluster_names(&cluster)));
+            receive.recv_timeout(CLUSTER_TIMEOUT).ok().and_then(Result::ok).unwrap_or_default()
         })
     }
 
     /// Returns the names of images. Without --definitions, the DriverBuilds of the cluster take precedence
     /// over the shipped definitions.
     fn images(&self) -> BTreeSet<String> {
-        let named = self.named().images.clone();
-        if self.definitions.is_none() && !named.is_empty() {
-            return plain(named);
+        let in_cluster = self.names_in_cluster().images.clone();
+        if self.definitions.is_none() && !in_cluster.is_empty() {
+            return shell_safe(in_cluster);
         }
         let defined = definitions::load(self.definitions.as_deref()).unwrap_or_default();
-        plain(defined.images.into_keys().map(|name| name.to_string()).chain(named))
+        shell_safe(defined.images.into_keys().map(|name| name.to_string()).chain(in_cluster))
     }
 
     fn kernels(&self) -> BTreeSet<String> {
         let defined = definitions::load(self.definitions.as_deref()).unwrap_or_default();
         let announced = defined.announced.into_values().flat_map(|list| list.spec.kernels.to_vec());
-        plain(announced.map(|kernel| kernel.release.to_string()).chain(self.named().kernels.clone()))
+        let announced = announced.map(|kernel| kernel.release.to_string());
+        shell_safe(announced.chain(self.names_in_cluster().kernels.clone()))
     }
 
     fn nodes(&self) -> BTreeSet<String> {
-        plain(self.named().nodes.clone())
+        shell_safe(self.names_in_cluster().nodes.clone())
     }
 
     fn subjects(&self) -> BTreeSet<String> {
@@ -238,18 +239,18 @@ impl Source {
     }
 }
 
-/// Keeps names without special characters of shells. Names in manifests and of nodes are untrusted, and users
+/// Keeps names without special characters of shells. Names from manifests and nodes are untrusted, and users
 /// run the completed command.
-fn plain(names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
-    let is_plain = |name: &String| {
+fn shell_safe(names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
+    let is_safe = |name: &String| {
         name.starts_with(|c: char| c.is_ascii_alphanumeric())
             && name.chars().all(|c| c.is_ascii_alphanumeric() || "._+~-".contains(c))
     };
-    names.into_iter().filter(is_plain).collect()
+    names.into_iter().filter(is_safe).collect()
 }
 
-/// Reads the names in a cluster. Blocks.
-fn named_in(cluster: &str) -> Result<ClusterNames, ClusterError> {
+/// Reads the names in a cluster, and blocks until it has them.
+fn read_cluster_names(cluster: &str) -> Result<ClusterNames, ClusterError> {
     if let Some(options) = kube_options(cluster) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         return runtime.block_on(cluster_names(&options));
@@ -294,7 +295,7 @@ mod tests {
     fn no_name_is_more_than_a_name() {
         let names =
             ["6.1.192-acme+", "edge-2.example", "$(id)", "a b", "-rf", "x;y", "", "a\u{1b}[31m", "a/b"];
-        let plain = plain(names.map(str::to_owned));
-        assert_eq!(plain.into_iter().collect::<Vec<_>>(), ["6.1.192-acme+", "edge-2.example"]);
+        let shell_safe = shell_safe(names.map(str::to_owned));
+        assert_eq!(shell_safe.into_iter().collect::<Vec<_>>(), ["6.1.192-acme+", "edge-2.example"]);
     }
 }

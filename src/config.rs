@@ -21,7 +21,7 @@ use super::{CliError, Result, args::GLOBAL_OPTIONS, output};
 const FILE: &str = "farrier.yaml";
 const NO_CONFIG: &str = "--no-config";
 
-/// Options that decide what runs and whom farrier trusts, by id and field. They are printed, because the file may come with a clone.
+/// Options that choose programs and trusted hosts, by id and field. Their use is printed, because a clone may contain the file.
 const TRUST_FIELDS: [(&str, &str); 3] =
     [("ca_file", "caFile"), ("entrypoint", "entrypoint"), ("insecure_registry", "insecureRegistry")];
 
@@ -63,7 +63,7 @@ impl Defaults {
     }
 
     fn read(path: &Path, directory: &Path) -> Result<Option<Self>> {
-        let wrong = |message: String| {
+        let invalid = |message: String| {
             CliError::hinted(format!("{}{message}", path.display()), "--no-config ignores the file")
         };
         let link = match fs::symlink_metadata(path) {
@@ -72,39 +72,40 @@ impl Defaults {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let mut opened = open_regular(path)?;
-        // The file names programs. Another user could also place a link to a file of this user, whose paths are relative to the
-        // link's directory.
-        let (file, place) = (opened.metadata()?, fs::metadata(directory)?);
+        let mut file = open_regular(path)?;
+        // The file names programs, so nobody else may write it. The link must be trusted, too: relative paths in the file start
+        // at the link's directory.
+        let (target, parent) = (file.metadata()?, fs::metadata(directory)?);
         let is_trusted = |owner: u32| owner == 0 || owner == rustix::process::geteuid().as_raw();
+        // In a sticky directory, others cannot replace the file.
         let is_open = |mode: u32| mode & 0o002 != 0 && mode & 0o1000 == 0;
-        if ![&link, &file].iter().all(|found| is_trusted(found.uid()))
-            || file.mode() & 0o002 != 0
-            || is_open(place.mode())
+        if ![&link, &target].iter().all(|metadata| is_trusted(metadata.uid()))
+            || target.mode() & 0o002 != 0
+            || is_open(parent.mode())
         {
-            return Err(wrong(": another user may have written it".to_owned()));
+            return Err(invalid(": another user may have written it".to_owned()));
         }
         let mut text = String::new();
-        opened.read_to_string(&mut text)?;
-        let placed = |error: &yaml::YamlError| {
-            wrong(format!(":{}:{}: {}", error.position.line, error.position.column, error.message))
+        file.read_to_string(&mut text)?;
+        let at_position = |error: &yaml::YamlError| {
+            invalid(format!(":{}:{}: {}", error.at.line, error.at.column, error.message))
         };
-        let documents = yaml::documents(&text).map_err(|error| placed(&error))?;
+        let documents = yaml::documents(&text).map_err(|error| at_position(&error))?;
         let Some(document) = documents.first() else { return Ok(Some(Self::default())) };
         // A Kubernetes object, such as krew's manifest of farrier.
         if document.get("kind").is_some() {
             return Ok(None);
         }
         let config: Config = yaml::decode(document).map_err(|errors| match errors.first() {
-            Some(error) => placed(error),
-            None => wrong(": no configuration".to_owned()),
+            Some(error) => at_position(error),
+            None => invalid(": no configuration".to_owned()),
         })?;
-        config.check().map_err(|message| wrong(format!(": {message}")))?;
+        config.check().map_err(|message| invalid(format!(": {message}")))?;
         let values = config.values(directory);
-        let trusting: Vec<&str> =
+        let printed_fields: Vec<&str> =
             TRUST_FIELDS.iter().filter(|(id, _)| values.contains_key(id)).map(|(_, name)| *name).collect();
-        if !trusting.is_empty() {
-            output::message(&format!("{} sets {}", path.display(), trusting.join(", ")));
+        if !printed_fields.is_empty() {
+            output::message(&format!("{} sets {}", path.display(), printed_fields.join(", ")));
         }
         Ok(Some(Self(values)))
     }
@@ -125,20 +126,20 @@ impl Defaults {
         })
     }
 
-    /// Adds what clap can only require if no default exists: `--push` and `doctor --cluster` need a registry.
+    /// Makes `--push` and `doctor --cluster` require a registry if the file has none. clap's `requires` ignores defaults.
     pub fn require(&self, command: Command) -> Command {
         if self.0.contains_key("registry") {
             return command;
         }
-        let push = |argument: Arg| argument.requires("registry");
+        let require_registry = |argument: Arg| argument.requires("registry");
         command
-            .mut_subcommand("build", |build| build.mut_arg("push", push))
-            .mut_subcommand("doctor", |doctor| doctor.mut_arg("cluster", push))
+            .mut_subcommand("build", |build| build.mut_arg("push", require_registry))
+            .mut_subcommand("doctor", |doctor| doctor.mut_arg("cluster", require_registry))
     }
 }
 
 impl Config {
-    /// Validates what clap would not attribute to the file.
+    /// Validates the values whose errors clap would not attribute to the file.
     fn check(&self) -> Result<(), String> {
         let Self { engine, instance, write_namespaces, .. } = self;
         let engine = engine.as_deref().map(|text| EngineChoice::from_str(text, false)).transpose();
@@ -152,8 +153,8 @@ impl Config {
     fn values(self, directory: &Path) -> BTreeMap<&'static str, Vec<String>> {
         let path = |text: String| directory.join(text).display().to_string();
         // `dir:PATH` of a cluster and `oci:PATH` of a registry.
-        let place = |text: String| match text.split_once(':') {
-            Some((kind @ ("dir" | "oci"), rest)) => format!("{kind}:{}", path(rest.to_owned())),
+        let location = |text: String| match text.split_once(':') {
+            Some((kind @ ("dir" | "oci"), relative)) => format!("{kind}:{}", path(relative.to_owned())),
             _ => text,
         };
         let texts = [
@@ -161,8 +162,8 @@ impl Config {
             ("cache_dir", self.cache_dir.map(path)),
             ("ca_file", self.ca_file.map(path)),
             ("entrypoint", self.entrypoint.map(path)),
-            ("cluster", self.cluster.map(place)),
-            ("registry", self.registry.map(place)),
+            ("cluster", self.cluster.map(location)),
+            ("registry", self.registry.map(location)),
             ("engine", self.engine),
             ("instance", self.instance),
             ("write_namespaces", self.write_namespaces),

@@ -39,10 +39,10 @@ use super::{
 
 /// A certificate or an OpenPGP key that expires within this time is a finding, as for the alert
 /// FarrierCertificateEnds.
-const NEAR: SignedDuration = SignedDuration::from_hours(30 * 24);
+const EXPIRY_WARNING: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Free space of the cache's disk, in bytes, below which builds of large drivers may fail. Twice the size of
 /// a GPU driver's build tree with its objects.
-const ROOM: u64 = 10 << 30;
+const MIN_FREE_SPACE: u64 = 10 << 30;
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -77,7 +77,7 @@ struct Finding {
 }
 
 /// Findings so far, and the resulting exit code.
-struct Visit {
+struct Diagnosis {
     findings: Vec<Finding>,
     exit: Exit,
     /// Offsets of other clocks, by host; positive if a clock is ahead of this machine's.
@@ -87,84 +87,85 @@ struct Visit {
 /// Runs all checks and prints the findings. Changes nothing, except for `--probe-writes`.
 pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     let DoctorArgs { engine, registry, cluster, probe_writes, write_namespaces } = args;
-    let mut visit = Visit { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
+    let mut diagnosis = Diagnosis { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
     match session.parts(registry.as_deref(), engine.engine) {
-        Err(error) => visit.note("definitions", Err(error)),
+        Err(error) => diagnosis.add_result("definitions", Err(error)),
         Ok(parts) => {
-            visit.machine(session, &parts).await;
+            diagnosis.check_machine(session, &parts).await;
             if registry.is_some() {
-                visit.registry(&parts, probe_writes).await;
+                diagnosis.check_registry(&parts, probe_writes).await;
             }
-            let is_faulty = visit.findings.iter().any(|found| found.check == "registry" && !found.ok);
-            let faulty = parts.location.repository("farrier").ok().filter(|_| is_faulty);
-            let faulty = faulty.as_ref().and_then(Repository::host);
+            let is_faulty = diagnosis.findings.iter().any(|entry| entry.check == "registry" && !entry.ok);
+            let faulty_registry = parts.location.repository("farrier").ok().filter(|_| is_faulty);
+            let faulty_host = faulty_registry.as_ref().and_then(Repository::host);
             let mut plan = None;
             if let Some(cluster) = cluster {
                 let scope = SnapshotScope::of(&parts.definitions);
                 match session.connect(&cluster, write_namespaces.unwrap_or_default(), scope).await {
-                    Err(error) => visit.note("cluster", Err(error)),
-                    Ok(connection) => plan = visit.cluster(&parts, &connection, faulty).await,
+                    Err(error) => diagnosis.add_result("cluster", Err(error)),
+                    Ok(connection) => plan = diagnosis.check_cluster(&parts, &connection, faulty_host).await,
                 }
             }
-            visit.network(&parts, plan.as_ref()).await;
-            visit.clock();
+            diagnosis.check_network(&parts, plan.as_ref()).await;
+            diagnosis.compare_clocks();
         }
     }
-    session.show(&visit.findings, |findings| text(findings))?;
-    Ok(visit.exit)
+    session.show(&diagnosis.findings, |findings| text(findings))?;
+    Ok(diagnosis.exit)
 }
 
 /// Describes the sandbox of this machine: the confinement besides namespaces, and the mechanism that enforces
 /// each limit.
 fn describe(Confinement { refused: _, landlock, limits }: &Confinement) -> String {
-    let wall = match landlock {
+    let confinement = match landlock {
         0 => "no Landlock in this kernel, only a seccomp filter".to_owned(),
         abi => format!("Landlock ABI {abi}"),
     };
     let limits: Vec<String> = limits.iter().map(|(limit, by)| format!("{limit}: {by}")).collect();
-    format!("sandbox: namespaces of this machine, {wall}; limits: {}", limits.join("; "))
+    format!("sandbox: namespaces of this machine, {confinement}; limits: {}", limits.join("; "))
 }
 
-impl Visit {
-    fn note(&mut self, check: &'static str, found: Result<String, impl Into<CliError>>) {
-        match found {
-            Ok(says) => self.fine(check, says),
-            Err(error) => self.failed(check, &error.into(), ""),
+impl Diagnosis {
+    fn add_result(&mut self, check: &'static str, result: Result<String, impl Into<CliError>>) {
+        match result {
+            Ok(says) => self.add_ok(check, says),
+            Err(error) => self.add_error(check, &error.into(), ""),
         }
     }
 
-    fn fine(&mut self, check: &'static str, says: String) {
+    fn add_ok(&mut self, check: &'static str, says: String) {
         self.findings.push(Finding { check, ok: true, says, hint: String::new() });
     }
 
-    /// Adds a failed check. `otherwise` is the hint if the error has none.
-    fn failed(&mut self, check: &'static str, error: &CliError, otherwise: &str) {
+    /// Adds a failed check. `default_hint` is used if the error has no hint.
+    fn add_error(&mut self, check: &'static str, error: &CliError, default_hint: &str) {
         self.exit = self.exit.max(error.exit());
-        let (says, hint) = error.explained();
-        let hint = if hint.is_empty() { otherwise.to_owned() } else { hint };
+        let (says, hint) = error.message_and_hint();
+        let hint = if hint.is_empty() { default_hint.to_owned() } else { hint };
         self.findings.push(Finding { check, ok: false, says, hint });
     }
 
     /// Adds a failed check that has no error value.
-    fn missing(&mut self, check: &'static str, says: String, hint: &str) {
+    fn add_problem(&mut self, check: &'static str, says: String, hint: &str) {
         self.exit = self.exit.max(Exit::Failed);
         self.findings.push(Finding { check, ok: false, says, hint: hint.to_owned() });
     }
 
-    async fn machine(&mut self, session: &Session, parts: &Parts) {
+    async fn check_machine(&mut self, session: &Session, parts: &Parts) {
         let definitions = &parts.definitions;
         let (images, families) = (definitions.images.len(), definitions.families.len());
-        let whose =
+        let origin =
             session.global.definitions.as_ref().map_or("; all built-in, without --definitions", |_| "");
-        self.fine("definitions", format!("driver images: {images}, kernel families: {families}{whose}"));
-        self.room(parts.cache.root());
-        self.certificates(&parts.certificate_ends());
+        self.add_ok("definitions", format!("driver images: {images}, kernel families: {families}{origin}"));
+        self.check_free_space(parts.cache.root());
+        self.check_certificates(&parts.certificate_ends());
         if !definitions.site.revoked.is_empty() {
             let unused = images::check_revoked_keys(parts).await;
-            self.note("revoked keys", unused.map(|count| format!("{count}, none of which the site uses")));
+            let unused = unused.map(|count| format!("{count}, none of which the site uses"));
+            self.add_result("revoked keys", unused);
         }
         let engine = parts.engine.get().await.map_err(TargetError::from);
-        self.note(
+        self.add_result(
             "engine",
             engine.map(|engine| match engine {
                 Engine::Sandbox(sandbox) => describe(sandbox.confinement()),
@@ -173,64 +174,64 @@ impl Visit {
             }),
         );
         let entrypoint = farrier_payload::find_entrypoint(session.global.entrypoint.as_deref(), native());
-        self.note("driver-entrypoint", entrypoint.map(|path| path.display().to_string()));
+        self.add_result("driver-entrypoint", entrypoint.map(|path| path.display().to_string()));
         #[cfg(feature = "bootcheck")]
-        self.boot_checks(definitions).await;
+        self.check_emulator(definitions).await;
     }
 
     #[cfg(feature = "bootcheck")]
-    async fn boot_checks(&mut self, definitions: &Definitions) {
+    async fn check_emulator(&mut self, definitions: &Definitions) {
         let booted = definitions.images.iter().filter(|(_, image)| image.spec.check.boot);
         let booted: Vec<&str> = booted.map(|(name, _)| name.as_str()).collect();
         if !booted.is_empty() {
-            let found = emulator().await;
-            self.note("boot checks", found.map(|name| format!("{name}, for {}", booted.join(", "))));
+            let result = emulator().await;
+            self.add_result("boot checks", result.map(|name| format!("{name}, for {}", booted.join(", "))));
         }
     }
 
-    fn room(&mut self, cache: &Path) {
-        let place = cache.display();
+    fn check_free_space(&mut self, cache: &Path) {
+        let path = cache.display();
         match free_space(cache) {
-            Err(error) => self.note("cache", Err(error)),
-            Ok(free) if free < ROOM => self.missing(
+            Err(error) => self.add_result("cache", Err(error)),
+            Ok(free) if free < MIN_FREE_SPACE => self.add_problem(
                 "cache",
-                format!("{place} has {} GiB left", free >> 30),
+                format!("{path} has {} GiB left", free >> 30),
                 "set FARRIER_CACHE_DIR to a directory on a larger disk: a large driver's build takes several GiB; or delete \
                  farrier's cache while no build runs: farrier then fetches its inputs again, which --offline forbids",
             ),
-            Ok(free) => self.fine("cache", format!("{place}, {} GiB free", free >> 30)),
+            Ok(free) => self.add_ok("cache", format!("{path}, {} GiB free", free >> 30)),
         }
     }
 
     /// Checks when the certificates that the site names and the OpenPGP keys of definitions expire.
-    fn certificates(&mut self, ends: &[(String, Timestamp)]) {
+    fn check_certificates(&mut self, ends: &[(String, Timestamp)]) {
         let now = Timestamp::now();
-        let mut in_order = true;
-        for (what, end) in ends {
-            if end.duration_since(now) < NEAR {
-                in_order = false;
+        let mut all_valid = true;
+        for (subject, end) in ends {
+            if end.duration_since(now) < EXPIRY_WARNING {
+                all_valid = false;
                 let ends = if *end < now { "expired" } else { "expires" };
                 let hint = "renew it, or install the newer keys of the archive's publisher, then restart farrier: kubectl -n \
                             farrier rollout restart deployment farrier";
-                self.missing("certificates", format!("{what}: it {ends} at {end:.0}"), hint);
+                self.add_problem("certificates", format!("{subject}: it {ends} at {end:.0}"), hint);
             }
         }
-        if let Some((_, first)) = ends.iter().min_by_key(|(_, end)| *end).filter(|_| in_order) {
-            self.fine("certificates", format!("{}, the first expires at {first:.0}", ends.len()));
+        if let Some((_, first)) = ends.iter().min_by_key(|(_, end)| *end).filter(|_| all_valid) {
+            self.add_ok("certificates", format!("{}, the first expires at {first:.0}", ends.len()));
         }
     }
 
     /// Checks that images can be read and pushed. The check begins an upload and abandons it; registries drop
     /// abandoned uploads.
-    async fn registry(&mut self, parts: &Parts, probe_writes: bool) {
+    async fn check_registry(&mut self, parts: &Parts, probe_writes: bool) {
         let name = parts.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
         let repository = match parts.location.repository(name) {
             Ok(repository) => repository,
-            Err(error) => return self.note("registry", Err(CliError::usage(error.to_string()))),
+            Err(error) => return self.add_result("registry", Err(CliError::usage(error.to_string()))),
         };
         let tags = parts.registry.tags(&repository).await;
-        let reads = tags.is_ok();
-        self.note(
+        let is_readable = tags.is_ok();
+        self.add_result(
             "registry",
             tags.map(|tags| {
                 let all =
@@ -239,102 +240,102 @@ impl Visit {
                 format!("{} is readable; tags of {name}: {count}; repositories: {all}", parts.location)
             }),
         );
-        if reads && matches!(parts.location, RegistryLocation::Remote { .. }) {
-            let none = Digest::of(b"farrier doctor");
-            let begun = parts.registry.mount_blob(&repository, &none, &repository).await;
-            self.note("push", begun.map(|_| format!("{} accepts pushes", parts.location)));
+        if is_readable && matches!(parts.location, RegistryLocation::Remote { .. }) {
+            let absent_blob = Digest::of(b"farrier doctor");
+            let upload = parts.registry.mount_blob(&repository, &absent_blob, &repository).await;
+            self.add_result("push", upload.map(|_| format!("{} accepts pushes", parts.location)));
         }
-        if reads && probe_writes {
+        if is_readable && probe_writes {
             self.probe_writes(parts.registry.as_ref(), &repository).await;
         }
     }
 
-    fn rights(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, none: String) {
+    fn add_permissions(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, ok_message: String) {
         match missing {
-            Err(error) => self.note("rights", Err(error)),
-            Ok(missing) if missing.is_empty() => self.fine("rights", none),
-            Ok(missing) => missing.into_iter().for_each(|error| self.note("rights", Err(error))),
+            Err(error) => self.add_result("rights", Err(error)),
+            Ok(missing) if missing.is_empty() => self.add_ok("rights", ok_message),
+            Ok(missing) => missing.into_iter().for_each(|error| self.add_result("rights", Err(error))),
         }
     }
 
-    /// Checks the cluster and returns the plan for it. What cannot be looked up at `faulty`, a registry
-    /// that was reported before, is not reported again.
-    async fn cluster(
+    /// Checks the cluster and returns the plan for it. Omits skipped images because of `faulty_host`, whose failure
+    /// is already reported.
+    async fn check_cluster(
         &mut self,
         parts: &Parts,
         connection: &Connection,
-        faulty: Option<&str>,
+        faulty_host: Option<&str>,
     ) -> Option<Plan> {
         let Connection { cluster, kube } = connection;
         let planned = match observe_and_plan(parts, cluster.as_ref()).await {
             Ok(planned) => planned,
             Err(error) => {
-                self.note("cluster", Err(error));
+                self.add_result("cluster", Err(error));
                 return None;
             }
         };
         let Planned { plan, snapshot, .. } = &planned;
-        self.fine("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
+        self.add_ok("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
         // Each message names the missing right and the command that grants it.
-        for (_, why) in snapshot.all_unseen() {
-            self.missing("cluster", why.clone(), "");
+        for (_, reason) in snapshot.all_unseen() {
+            self.add_problem("cluster", reason.clone(), "");
         }
         for (stream, found) in &snapshot.image_streams {
             match found {
-                Ok(tags) => self.fine("image stream", format!("{stream}: {} tags", tags.len())),
-                Err(why) => self.missing("image stream", why.clone(), ""),
+                Ok(tags) => self.add_ok("image stream", format!("{stream}: {} tags", tags.len())),
+                Err(reason) => self.add_problem("image stream", reason.clone(), ""),
             }
         }
         if let Some(kube) = kube {
             let ahead = kube.stats().clock_ahead();
             self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
             let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
-            self.rights(
+            self.add_permissions(
                 kube.missing_permissions(rollouts).await,
                 "all rollout targets may be written".to_owned(),
             );
             if let Ok(Engine::Kubernetes(_)) = parts.engine.get().await {
                 let namespace = parts.definitions.site.builds.namespace();
                 let missing = kube.missing_build_permissions(namespace).await;
-                self.rights(missing, format!("builds may run in namespace {namespace}"));
+                self.add_permissions(missing, format!("builds may run in namespace {namespace}"));
             }
         }
-        let mut left: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
+        let mut skipped_nodes: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
         for node in &plan.skipped_nodes {
-            left.entry(&node.why).or_default().push(&node.node);
+            skipped_nodes.entry(&node.why).or_default().push(&node.node);
         }
-        for (why, nodes) in left {
+        for (why, nodes) in skipped_nodes {
             let says = match nodes[..] {
                 [node] => format!("{node} is skipped: {why}"),
                 [node, ..] => format!("{} are skipped, {node} among them: {why}", nodes.len()),
                 [] => continue,
             };
-            self.missing("nodes", says, &why.remedy(nodes[0], snapshot.read_only_nodes));
+            self.add_problem("nodes", says, &why.remedy(nodes[0], snapshot.read_only_nodes));
         }
         for UnusedImage { image, why } in &plan.unused_images {
             let says = format!("image {image}: {why}");
-            // That some images of many are for no node is in order; that all are, or that a label is nearly right, is not.
+            // Some unused images are normal. If all are unused, or a label almost matches, the definition is probably wrong.
             if plan.cells.is_empty() || matches!(why, NoNodeReason::NoLabel { nearest: Some(_), .. }) {
                 let hint = "correct `nodes` of the definition, or label the nodes: kubectl label node NODE LABEL=VALUE";
-                self.missing("nodes", says, hint);
+                self.add_problem("nodes", says, hint);
             } else {
-                self.fine("nodes", says);
+                self.add_ok("nodes", says);
             }
         }
-        let mut skipped: BTreeMap<String, Vec<&PlannedCell>> = BTreeMap::new();
+        let mut skipped_cells: BTreeMap<String, Vec<&PlannedCell>> = BTreeMap::new();
         for cell in &plan.cells {
             if let Outcome::Skipped { why } = &cell.outcome
                 && !why.is_not_applicable()
             {
-                skipped.entry(why.to_string()).or_default().push(cell);
+                skipped_cells.entry(why.to_string()).or_default().push(cell);
             }
         }
-        let none = skipped.is_empty() && !planned.unreachable;
-        skipped.retain(|why, _| faulty.is_none_or(|host| !why.contains(host)));
-        for (why, cells) in skipped {
+        let all_found = skipped_cells.is_empty() && !planned.unreachable;
+        skipped_cells.retain(|why, _| faulty_host.is_none_or(|host| !why.contains(host)));
+        for (why, cells) in skipped_cells {
             let (first, others) = (cells[0], cells.len() - 1);
             let more = if others == 0 { String::new() } else { format!(" and {others} more") };
-            self.missing(
+            self.add_problem(
                 "inputs",
                 format!("{}{more}: {why}", first.subject()),
                 &format!(
@@ -345,16 +346,16 @@ impl Visit {
         }
         if planned.unreachable {
             self.exit = self.exit.max(Exit::Unreachable);
-            if faulty.is_none() {
-                self.missing(
+            if faulty_host.is_none() {
+                self.add_problem(
                     "inputs",
                     "an external system was unreachable".to_owned(),
                     "run `farrier plan` to see which one",
                 );
             }
         }
-        if none {
-            self.fine(
+        if all_found {
+            self.add_ok(
                 "inputs",
                 "the headers, sources and toolchains of all needed images were found".to_owned(),
             );

@@ -75,9 +75,9 @@ pub fn registry_auth_file() -> Option<PathBuf> {
 /// proxies are ignored; in a CGI program (`$REQUEST_METHOD` is set), so is `$http_proxy`.
 pub fn proxies() -> Proxy {
     let value = |name: &str| {
-        let found = env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let lower = env::var(name).ok().filter(|value| !value.trim().is_empty());
         let upper = || env::var(name.to_ascii_uppercase()).ok().filter(|value| !value.trim().is_empty());
-        found.or_else(upper)
+        lower.or_else(upper)
     };
     // A web server passes the untrusted request header `Proxy` to the programs that it starts as HTTP_PROXY.
     let from_request = env::var_os("REQUEST_METHOD").is_some();
@@ -146,16 +146,16 @@ pub fn has_display() -> bool {
 
 /// Returns this machine's name: `$HOSTNAME`, which in a pod is the pod's name, else the kernel's host name.
 pub fn host_name() -> String {
-    let named = env::var("HOSTNAME").ok();
-    let named = named.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
-    named
+    let host_name = env::var("HOSTNAME").ok();
+    let host_name = host_name.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
+    host_name
         .map(|name| name.trim().to_owned())
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| "farrier".to_owned())
 }
 
 /// Returns the value of a variable that holds an absolute path. A relative path is ignored, as the XDG
-/// specification asks.
+/// specification requires.
 fn absolute(name: &str) -> Option<PathBuf> {
     env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }

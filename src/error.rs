@@ -24,7 +24,7 @@ pub enum Exit {
     /// Some target failed.
     Failed,
     /// The command, the configuration or a definition is wrong.
-    Wrong,
+    Usage,
     /// An outside system could not be reached.
     Unreachable,
     /// Interrupted by Ctrl-C or SIGTERM; shells use the same code for SIGINT.
@@ -51,7 +51,7 @@ pub struct CliError {
 impl CliError {
     /// Makes an error for a wrong argument, or for a wrong file that an argument names.
     pub fn usage(message: impl Into<String>) -> Self {
-        Self { error: message.into().into(), exit: Exit::Wrong, hint: None }
+        Self { error: message.into().into(), exit: Exit::Usage, hint: None }
     }
 
     /// Makes the same error as [`CliError::usage`], with a hint.
@@ -59,7 +59,7 @@ impl CliError {
         Self { hint: Some(hint.into()), ..Self::usage(message) }
     }
 
-    /// Makes an error for something that a right command names and that does not exist.
+    /// Makes an error for a missing object that a valid command names.
     pub fn absent(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { exit: Exit::Failed, ..Self::hinted(message, hint) }
     }
@@ -67,7 +67,7 @@ impl CliError {
     /// Adds the name of the image that the error is about.
     #[must_use]
     pub fn of_image(self, image: &str) -> Self {
-        Self { error: Box::new(OfImage { image: image.to_owned(), source: self.error }), ..self }
+        Self { error: Box::new(ImageCheckError { image: image.to_owned(), source: self.error }), ..self }
     }
 
     /// Returns the exit code of a command that ends with this error.
@@ -76,11 +76,11 @@ impl CliError {
     }
 
     /// Returns the error in one line, and the hint.
-    pub fn explained(&self) -> (String, String) {
+    pub fn message_and_hint(&self) -> (String, String) {
         (error_chain(self.error.as_ref()), self.hint.clone().unwrap_or_default())
     }
 
-    /// Renders the error for users: what failed, its causes, details, and the hint.
+    /// Renders the error for users: the message, its causes, details, and the hint.
     pub fn render(&self) -> String {
         let error: &(dyn Error + 'static) = self.error.as_ref();
         if let Some(errors) = error.downcast_ref::<DefinitionErrors>() {
@@ -105,7 +105,7 @@ impl CliError {
 /// Failure to check an image.
 #[derive(Debug, thiserror::Error)]
 #[error("check image {image}")]
-struct OfImage {
+struct ImageCheckError {
     image: String,
     source: Box<dyn Error + Send + Sync>,
 }
@@ -115,8 +115,8 @@ struct OfImage {
 #[error("write the result")]
 pub struct OutputError(#[from] pub io::Error);
 
-/// Maps each error type to its exit code and hint. The commands of optional features use it beside their code.
-macro_rules! endings {
+/// Maps each error type to its exit code and hint. Commands of optional features use it in their own module.
+macro_rules! exit_codes {
     ($($error:ty: $exit:expr, $hint:expr;)+) => {$(
         impl From<$error> for $crate::error::CliError {
             fn from(error: $error) -> Self {
@@ -128,35 +128,35 @@ macro_rules! endings {
     )+};
 }
 #[allow(unused_imports, reason = "without features nothing else uses it")]
-pub(crate) use endings;
+pub(crate) use exit_codes;
 
-endings! {
-    DefinitionErrors: |_| Exit::Wrong, |_| None;
-    NetError: |_| Exit::Wrong, NetError::hint;
-    SigningError: |_| Exit::Wrong, SigningError::hint;
-    TreeError: |_| Exit::Wrong, |error| Some(error.remedy().to_owned());
-    HttpError: |_| Exit::Wrong, |_| Some("choose another one with --listen, or --listen off".to_owned());
-    ClusterError: |error| if error.is_unreachable() { Exit::Unreachable } else { Exit::Wrong }, ClusterError::hint;
+exit_codes! {
+    DefinitionErrors: |_| Exit::Usage, |_| None;
+    NetError: |_| Exit::Usage, NetError::hint;
+    SigningError: |_| Exit::Usage, SigningError::hint;
+    TreeError: |_| Exit::Usage, |error| Some(error.remedy().to_owned());
+    HttpError: |_| Exit::Usage, |_| Some("choose another one with --listen, or --listen off".to_owned());
+    ClusterError: |error| if error.is_unreachable() { Exit::Unreachable } else { Exit::Usage }, ClusterError::hint;
     RollbackError: |error| match error {
         RollbackError::Cluster(error) if error.is_unreachable() => Exit::Unreachable,
-        _ => Exit::Wrong,
+        _ => Exit::Usage,
     }, |error| match error {
         RollbackError::Cluster(error) => error.hint(),
         RollbackError::Unknown { .. } => None,
     };
     TargetError: |error| match error {
         TargetError::Canceled => Exit::Interrupted,
-        error if error.is_usage() => Exit::Wrong,
+        error if error.is_usage() => Exit::Usage,
         error if error.is_unreachable() => Exit::Unreachable,
         _ => Exit::Failed,
     }, TargetError::hint;
     RegistryError: |error| match error {
-        error if registry::is_forbidden(error) => Exit::Wrong,
+        error if registry::is_forbidden(error) => Exit::Usage,
         error if error.is_transient() || error.is_unreachable() => Exit::Unreachable,
         _ => Exit::Failed,
     }, registry::hint;
     FetchError: |error| match error {
-        error if error.is_usage() => Exit::Wrong,
+        error if error.is_usage() => Exit::Usage,
         error if error.is_transient() => Exit::Unreachable,
         _ => Exit::Failed,
     }, FetchError::hint;

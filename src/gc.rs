@@ -40,7 +40,7 @@ pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
     let GcArgs { registry, cluster, keep_days, image, delete, accept_stale_record } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
     let plan = PlanArgs { registry, cluster, engine: EngineArg { engine: EngineChoice::Auto } };
-    let (parts, cluster) = session.of_cluster(&plan).await?;
+    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
     let options = GcOptions { keep_days, further, delete, accept_stale_record };
     let report = tokio::select! {
         // Poll the work first, so that the report of deletions is printed in any case.

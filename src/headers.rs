@@ -15,7 +15,7 @@ use farrier_store::{StoredInput, header_tag};
 use kmod::{KernelFacts, SymbolTable};
 
 #[cfg(feature = "header-collection")]
-pub use collect::received_headers;
+pub use collect::header_routes;
 
 use super::{
     CliError, Exit, Result,
@@ -79,13 +79,13 @@ pub struct HeadersImportArgs {
 pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit> {
     match command {
         HeadersCommand::Fetch(args) => {
-            let found = match find(&session.settings()?, &settings::target_of(&args)?).await? {
-                HeaderLookup::Found(found) => found,
+            let headers = match find(&session.settings()?, &settings::target_of(&args)?).await? {
+                HeaderLookup::Found(headers) => headers,
                 HeaderLookup::Missing { looked_for, hint } => {
                     return Err(TargetError::headers_missing(&looked_for, hint).into());
                 }
             };
-            session.show(&[ListedHeaders::from(found.as_ref())], |sets| output::headers::list(sets))?;
+            session.show(&[ListedHeaders::from(headers.as_ref())], |sets| output::headers::list(sets))?;
         }
         HeadersCommand::Import(args) => {
             let HeadersImportArgs { sources, kernel, arch, store, replace } = args;

@@ -32,10 +32,10 @@ use super::{
 /// Maximum number of files in a source tree that are inspected to find out how it is built, and their maximum
 /// depth.
 const MAX_FILES: usize = 20_000;
-const DEPTH: usize = 5;
+const MAX_DEPTH: usize = 5;
 
-/// Command line with which `farrier init` asks no question.
-const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --source DIR, --driver IMAGE, or --from FILE --source SOURCE";
+/// Command line for `farrier init` without a terminal.
+const NONINTERACTIVE_USAGE: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --source DIR, --driver IMAGE, or --from FILE --source SOURCE";
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
@@ -86,7 +86,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
         let connection = session.connect(&cluster, WriteNamespaces::default(), scope).await?;
         Ok((cluster, connection.cluster.manifests().await?, connection))
     };
-    let (cluster, manifests, connection) = answer(cluster, "--cluster", question, connect).await?;
+    let (cluster, manifests, connection) = value_or_prompt(cluster, "--cluster", question, connect).await?;
     let mut context = Context { live: connection.kube.is_some(), ..Context::default() };
     let unreadable = |reason: String| CliError::usage(format!("a manifest of {cluster}: {reason}"));
     for text in &manifests {
@@ -95,28 +95,28 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
         context.daemon_sets.extend(daemon_sets);
     }
     let question = "where are images published: host[:port]/path, or oci:PATH";
-    let parsed = async |registry: String| -> Result<_, CliError> {
+    let check = async |registry: String| -> Result<_, CliError> {
         settings::parse::<RegistryLocation>("--registry", &registry)?;
         Ok(registry)
     };
-    context.registry = answer(registry, "--registry", question, parsed).await?;
+    context.registry = value_or_prompt(registry, "--registry", question, check).await?;
     let mut drafted = Drafted::default();
     for path in &from {
         read(&mut drafted, path, &context)?;
     }
-    let mut is_any = !from.is_empty();
+    let mut has_driver = !from.is_empty();
     for text in manifests.iter().filter(|_| from.is_empty() && driver.is_empty()) {
-        is_any |= drafted.read(text, Path::new(""), &context).map_err(unreadable)?;
+        has_driver |= drafted.read(text, Path::new(""), &context).map_err(unreadable)?;
     }
-    let is_tree = !is_any && driver.is_empty() && !source.is_empty();
-    if is_tree {
+    let from_trees = !has_driver && driver.is_empty() && !source.is_empty();
+    if from_trees {
         draft_trees(&mut drafted, &source, &context)?;
     }
-    for name in drivers(driver, is_any || is_tree, &context.nodes).await? {
+    for name in drivers(driver, has_driver || from_trees, &context.nodes).await? {
         drafted.add_shipped(&name, &context).map_err(CliError::usage)?;
     }
-    find_sources(&mut drafted.drafts, if is_tree { &[] } else { &source }).await?;
-    relate_sources(&mut drafted.drafts, &directory)?;
+    find_sources(&mut drafted.drafts, if from_trees { &[] } else { &source }).await?;
+    make_sources_relative(&mut drafted.drafts, &directory)?;
     for draft in &mut drafted.drafts {
         let origin = draft.origin.clone();
         draft
@@ -125,16 +125,16 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     }
     let mut files = drafted.files().map_err(CliError::usage)?;
     for (path, text) in &mut files {
-        name_schema(path, text);
+        add_schema_line(path, text);
     }
-    // Load the files as `--definitions` does, before any of them is put in its place.
+    // Validate the files as `--definitions` does, before any is written to the definitions directory.
     let staged = tempfile::tempdir()?;
     write(staged.path(), &files)?;
     let definitions = definitions::load(Some(staged.path()))?;
     let (written, kept) = write(&directory, &files)?;
     write(&directory, &schemas()?)?;
     let Drafted { remarks, by_hand, .. } = drafted;
-    let next = next(&directory, &cluster, &context.registry, &definitions);
+    let next = next_commands(&directory, &cluster, &context.registry, &definitions);
     session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
     Ok(Exit::Done)
 }
@@ -150,7 +150,7 @@ fn first_mistake(text: &str) -> Result<(), String> {
 }
 
 /// Returns the given value, or asks for it on the terminal until `check` accepts the answer.
-async fn answer<T>(
+async fn value_or_prompt<T>(
     given: Option<String>,
     option: &str,
     question: &str,
@@ -161,7 +161,7 @@ async fn answer<T>(
     }
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         let message = format!("{option} is missing, and there is no terminal to ask at: {question}");
-        return Err(CliError::hinted(message, WITHOUT_QUESTIONS));
+        return Err(CliError::hinted(message, NONINTERACTIVE_USAGE));
     }
     loop {
         write!(io::stderr(), "{}? ", output::printable(question))?;
@@ -186,17 +186,17 @@ async fn answer<T>(
 
 /// Adds the drivers that a file describes.
 fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), CliError> {
-    let wrong = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
-    let text = text_of(path).map_err(|error| wrong(error.to_string()))?;
-    if !drafted.read(&text, &fs::canonicalize(path)?, context).map_err(wrong)? {
+    let invalid = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
+    let text = read_text(path).map_err(|error| invalid(error.to_string()))?;
+    if !drafted.read(&text, &fs::canonicalize(path)?, context).map_err(invalid)? {
         let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, or a resource from which an operator installs a driver";
-        return Err(wrong(format!("unknown content: expected {known}")));
+        return Err(invalid(format!("unknown content: expected {known}")));
     }
     Ok(())
 }
 
 /// Reads a file of at most [`MAX_FORM`] bytes.
-fn text_of(path: &Path) -> io::Result<String> {
+fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     if open_regular(path)?.take(MAX_FORM + 1).read_to_string(&mut text)? as u64 > MAX_FORM {
         return Err(io::Error::other(format!("more than {MAX_FORM} bytes")));
@@ -205,26 +205,26 @@ fn text_of(path: &Path) -> io::Result<String> {
 }
 
 /// Returns the shipped drivers to use. Asks for them if no driver was given or found.
-async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Result<Vec<String>, CliError> {
+async fn drivers(given: Vec<String>, has_driver: bool, nodes: &[NodeFacts]) -> Result<Vec<String>, CliError> {
     let shipped = definitions::load(None)?;
-    if !is_any && given.is_empty() {
+    if !has_driver && given.is_empty() {
         let names = |is_one: &dyn Fn(&DriverImage) -> bool| {
             let images = shipped.images.values().filter(|image| is_one(image));
             images.map(|image| image.metadata.name.as_str()).collect::<Vec<_>>().join(", ")
         };
-        let fitting = names(&|image| nodes.iter().any(|node| image.spec.nodes.matches(&node.labels)));
-        let fitting =
-            if fitting.is_empty() { fitting } else { format!(" (nodes have the labels of: {fitting})") };
+        let matching = names(&|image| nodes.iter().any(|node| image.spec.nodes.matches(&node.labels)));
+        let matching =
+            if matching.is_empty() { matching } else { format!(" (nodes have the labels of: {matching})") };
         let question = format!(
-            "which drivers of {}, with commas between them{fitting}; for another driver, end this and pass --source DIR or --from FILE",
+            "which drivers of {}, with commas between them{matching}; for another driver, end this and pass --source DIR or --from FILE",
             names(&|_| true),
         );
-        let known = async |answer: String| -> Result<_, CliError> {
-            let wanted: Vec<String> = answer.split(',').map(|name| name.trim().to_owned()).collect();
-            settings::images(&wanted, &shipped)?;
-            Ok(wanted)
+        let check = async |answer: String| -> Result<_, CliError> {
+            let names: Vec<String> = answer.split(',').map(|name| name.trim().to_owned()).collect();
+            settings::images(&names, &shipped)?;
+            Ok(names)
         };
-        return answer(None, "--driver", &question, known).await;
+        return value_or_prompt(None, "--driver", &question, check).await;
     }
     settings::images(&given, &shipped)?;
     Ok(given)
@@ -232,31 +232,31 @@ async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Resul
 
 /// Sets the sources of each driver that has none, from `--source` or by asking.
 async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliError> {
-    let wanting = drafts.iter().filter(|draft| draft.from.is_none()).count();
-    if given.len() > wanting {
-        let message = format!("--source: got {} sources for {wanting} drivers that need one", given.len());
+    let missing = drafts.iter().filter(|draft| draft.from.is_none()).count();
+    if given.len() > missing {
+        let message = format!("--source: got {} sources for {missing} drivers that need one", given.len());
         return Err(CliError::usage(message));
     }
     for draft in drafts.iter_mut().filter(|draft| draft.from.is_none()) {
         let Draft { name, hint, .. } = &*draft;
-        let own = given.iter().find_map(|text| text.strip_prefix(name.as_str())?.strip_prefix('='));
-        let only = given.first().filter(|_| wanting == 1).map(String::as_str);
+        let by_name = given.iter().find_map(|text| text.strip_prefix(name.as_str())?.strip_prefix('='));
+        let only = given.first().filter(|_| missing == 1).map(String::as_str);
         let question = format!(
             "where are the sources of {name} ({hint}): a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE"
         );
-        let look = async |answer: String| -> Result<_, CliError> {
-            let wrong = |reason: String| CliError::usage(format!("--source {answer}: {reason}"));
-            let from = source(&answer).map_err(wrong)?;
+        let inspect = async |answer: String| -> Result<_, CliError> {
+            let invalid = |reason: String| CliError::usage(format!("--source {answer}: {reason}"));
+            let from = source(&answer).map_err(invalid)?;
             if from.get("path").is_none() {
                 return Ok((from, answer.starts_with("apt:").then(|| ("dkms", ".".to_owned()))));
             }
-            let top = existing(&answer).map_err(wrong)?;
-            Ok((source(&top.display().to_string()).map_err(wrong)?, how_built(&top)))
+            let tree = canonical(&answer).map_err(invalid)?;
+            Ok((source(&tree.display().to_string()).map_err(invalid)?, detect_build(&tree)))
         };
-        let given = own.or(only).map(str::to_owned);
-        let (from, found) = answer(given, "--source", &question, look).await?;
+        let given = by_name.or(only).map(str::to_owned);
+        let (from, build) = value_or_prompt(given, "--source", &question, inspect).await?;
         draft.from = Some(from);
-        if let Some((template, directory)) = found.filter(|_| draft.template == "kbuild") {
+        if let Some((template, directory)) = build.filter(|_| draft.template == "kbuild") {
             draft.template = template;
             draft.vars.insert("directory", directory);
         }
@@ -265,7 +265,7 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
 }
 
 /// Returns the absolute path of a source on this machine.
-fn existing(path: &str) -> Result<PathBuf, String> {
+fn canonical(path: &str) -> Result<PathBuf, String> {
     std::fs::canonicalize(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => "there is no such file or directory".to_owned(),
         _ => error.to_string(),
@@ -279,39 +279,39 @@ fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> 
             Some((name, path)) if !Path::new(text).exists() => (Some(name), path),
             _ => (None, text.as_str()),
         };
-        let wrong = |reason: String| {
+        let invalid = |reason: String| {
             let hint = "--driver or --from says which driver has sources of another kind";
             CliError::hinted(format!("--source {text}: {reason}"), hint)
         };
-        if source(path).map_err(wrong)?.get("path").is_none() {
-            return Err(wrong("it is no directory".to_owned()));
+        if source(path).map_err(invalid)?.get("path").is_none() {
+            return Err(invalid("it is no directory".to_owned()));
         }
-        let top = existing(path).map_err(|reason| CliError::usage(format!("--source {text}: {reason}")))?;
-        let (template, directory) = how_built(&top)
-            .ok_or_else(|| wrong("found no Makefile or Kbuild with obj-m, and no dkms.conf".to_owned()))?;
-        let place = top.join(&directory);
+        let tree = canonical(path).map_err(|reason| CliError::usage(format!("--source {text}: {reason}")))?;
+        let (template, directory) = detect_build(&tree)
+            .ok_or_else(|| invalid("found no Makefile or Kbuild with obj-m, and no dkms.conf".to_owned()))?;
+        let build_dir = tree.join(&directory);
         if template == "dkms" {
-            read(drafted, &place.join("dkms.conf"), context)?;
+            read(drafted, &build_dir.join("dkms.conf"), context)?;
             continue;
         }
-        let files = ["Kbuild", "Makefile"].map(|name| text_of(&place.join(name)).unwrap_or_default());
-        let name = name.map_or_else(|| top.file_name().unwrap_or_default().to_string_lossy(), Into::into);
-        drafted.add_kbuild(&name, &top, directory, &files.join("\n"), context).map_err(wrong)?;
+        let files = ["Kbuild", "Makefile"].map(|name| read_text(&build_dir.join(name)).unwrap_or_default());
+        let name = name.map_or_else(|| tree.file_name().unwrap_or_default().to_string_lossy(), Into::into);
+        drafted.add_kbuild(&name, &tree, directory, &files.join("\n"), context).map_err(invalid)?;
     }
     Ok(())
 }
 
 /// Makes paths of sources relative to the definitions directory, if they are beside or below it, so that both
 /// can be moved and checked in together.
-fn relate_sources(drafts: &mut [Draft], directory: &Path) -> Result<(), CliError> {
+fn make_sources_relative(drafts: &mut [Draft], directory: &Path) -> Result<(), CliError> {
     let absolute = std::path::absolute(directory)?;
     let real = absolute.ancestors().find_map(|part| Some((part, fs::canonicalize(part).ok()?)));
     let Some((part, real)) = real else { return Ok(()) };
     let real = real.join(absolute.strip_prefix(part).unwrap_or(Path::new("")));
     for path in drafts.iter_mut().filter_map(|draft| draft.from.as_mut()?.pointer_mut("/path/path")) {
-        let place = PathBuf::from(path.as_str().unwrap_or_default());
-        let below = place.strip_prefix(&real).map(Path::to_owned);
-        let beside = real.parent().and_then(|parent| place.strip_prefix(parent).ok());
+        let source = PathBuf::from(path.as_str().unwrap_or_default());
+        let below = source.strip_prefix(&real).map(Path::to_owned);
+        let beside = real.parent().and_then(|parent| source.strip_prefix(parent).ok());
         if let Some(relative) = below.ok().or_else(|| Some(Path::new("..").join(beside?))) {
             *path = relative.display().to_string().into();
         }
@@ -323,7 +323,7 @@ fn relate_sources(drafts: &mut [Draft], directory: &Path) -> Result<(), CliError
 const SCHEMAS: &str = ".schema";
 
 /// Adds the line by which YAML language servers find the schema of a definition.
-fn name_schema(path: &str, text: &mut String) {
+fn add_schema_line(path: &str, text: &mut String) {
     let (up, kind) = match path.split_once('/') {
         None if path == "site.yaml" => ("", "site"),
         Some(("images", _)) => ("../", "driver-image"),
@@ -333,34 +333,34 @@ fn name_schema(path: &str, text: &mut String) {
     text.insert_str(0, &format!("# yaml-language-server: $schema={up}{SCHEMAS}/{kind}.json\n"));
 }
 
-/// Returns the schemas that [`name_schema`] names.
+/// Returns the schemas that [`add_schema_line`] names.
 fn schemas() -> Result<BTreeMap<String, String>, CliError> {
-    use super::schema::{SchemaKind, of};
+    use super::schema::{SchemaKind, schema_of};
     let kinds = [
         ("site", SchemaKind::Site),
         ("driver-image", SchemaKind::DriverImage),
         ("kernel-family", SchemaKind::KernelFamily),
     ];
     let file = |(name, kind)| -> Result<(String, String), CliError> {
-        let text = serde_json::to_string_pretty(&of(kind)).map_err(io::Error::other)?;
+        let text = serde_json::to_string_pretty(&schema_of(kind)).map_err(io::Error::other)?;
         Ok((format!("{SCHEMAS}/{name}.json"), text + "\n"))
     };
     kinds.into_iter().map(file).collect()
 }
 
 /// Returns the template that fits a source tree and the directory of its build file, if both can be found.
-fn how_built(top: &Path) -> Option<(&'static str, String)> {
-    let files = WalkDir::new(top).max_depth(DEPTH).sort_by_file_name().into_iter().take(MAX_FILES);
+fn detect_build(tree: &Path) -> Option<(&'static str, String)> {
+    let files = WalkDir::new(tree).max_depth(MAX_DEPTH).sort_by_file_name().into_iter().take(MAX_FILES);
     let files: Vec<PathBuf> = files.flatten().map(DirEntry::into_path).collect();
     let find = |template: &'static str, names: [&str; 2], word: &str| {
         let is_one = |path: &&PathBuf| {
             names.iter().any(|name| path.ends_with(name))
-                && text_of(path).is_ok_and(|text| text.contains(word))
+                && read_text(path).is_ok_and(|text| text.contains(word))
         };
-        let directory = files.iter().find(is_one)?.parent()?.strip_prefix(top).ok()?.to_str()?;
+        let directory = files.iter().find(is_one)?.parent()?.strip_prefix(tree).ok()?.to_str()?;
         Some((template, if directory.is_empty() { "." } else { directory }.to_owned()))
     };
-    // The other tools run make, whether there is a dkms.conf or not.
+    // Other tools run make even if there is a dkms.conf.
     let kbuild = find("kbuild", ["Kbuild", "Makefile"], "obj-m");
     kbuild.or_else(|| find("dkms", ["dkms.conf"; 2], "PACKAGE_NAME"))
 }
@@ -387,14 +387,14 @@ fn write(
 }
 
 /// Returns the commands to continue with.
-fn next(directory: &Path, cluster: &str, registry: &str, definitions: &Definitions) -> Vec<String> {
-    let place = format!(
+fn next_commands(directory: &Path, cluster: &str, registry: &str, definitions: &Definitions) -> Vec<String> {
+    let options = format!(
         "--cluster {} --definitions {} --registry {}",
         shell_word(cluster),
         shell_word(&directory.to_string_lossy()),
         shell_word(registry)
     );
-    let mut run = format!("farrier run --once {place}");
+    let mut run = format!("farrier run --once {options}");
     if kube_options(cluster).is_some() {
         let rollouts = definitions.images.values().flat_map(|image| &image.spec.rollout);
         let namespaces: BTreeSet<&str> =
@@ -406,20 +406,20 @@ fn next(directory: &Path, cluster: &str, registry: &str, definitions: &Definitio
             if namespaces.is_empty() { "drivers" } else { &namespaces }
         );
     }
-    vec![format!("farrier doctor {place}"), format!("farrier plan {place}"), run]
+    vec![format!("farrier doctor {options}"), format!("farrier plan {options}"), run]
 }
 
 fn text(report: &Report) -> String {
     let Report { written, kept, remarks, by_hand, next } = report;
     let mut text = String::new();
-    for (what, paths) in [("wrote", written), ("kept", kept)] {
+    for (action, paths) in [("wrote", written), ("kept", kept)] {
         for path in paths {
-            let _ = writeln!(text, "{what}  {}", output::printable(&path.display().to_string()));
+            let _ = writeln!(text, "{action}  {}", output::printable(&path.display().to_string()));
         }
     }
     for origin in remarks.iter().map(|remark| &remark.origin).collect::<BTreeSet<_>>() {
-        let own = remarks.iter().filter(|remark| remark.origin == *origin);
-        let rows = own.map(|Remark { origin: _, field, becomes, says }| {
+        let of_origin = remarks.iter().filter(|remark| remark.origin == *origin);
+        let rows = of_origin.map(|Remark { origin: _, field, becomes, says }| {
             [output::printable(field), becomes.unwrap_or("-").to_owned(), says.to_string()]
         });
         let heading = format!("FIELD OF {}", output::printable(origin));

@@ -33,17 +33,16 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
     let mut warnings = Vec::new();
     let mistakes = match definitions::load(Some(&existing_directory(&directory)?)) {
         Ok(loaded) => {
-            for ((_, path), place) in &loaded.places {
+            for ((_, path), position) in &loaded.places {
                 if !loaded.root.join(path).exists() {
-                    let absent =
-                        format!("{place}: there is no {}; only a registry can have it", path.display());
-                    warnings.push(absent);
+                    let path = path.display();
+                    warnings.push(format!("{position}: there is no {path}; only a registry can have it"));
                 }
             }
             for (name, image) in &loaded.images {
                 let of_image = dkms_conf_warnings(&loaded.root, &image.spec).await?;
                 warnings.extend(of_image.into_iter().map(|warning| format!("image {name}: {warning}")));
-                warnings.extend(without_command(name, image));
+                warnings.extend(missing_command_warning(name, image));
             }
             Vec::new()
         }
@@ -55,7 +54,7 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
 }
 
 /// Returns a warning about an image with nothing to run.
-fn without_command(name: &ImageName, image: &DriverImage) -> Option<String> {
+fn missing_command_warning(name: &ImageName, image: &DriverImage) -> Option<String> {
     let RuntimeSpec { base, entrypoint, env: _ } = &image.spec.runtime;
     let is_empty = base.is_none() && entrypoint.is_empty() && image.spec.output == Output::Payload;
     is_empty.then(|| {

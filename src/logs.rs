@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Interval at which a growing log is read.
-const INTERVAL: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Args)]
 pub struct LogsArgs {
@@ -49,13 +49,13 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let kernel =
         kernel.or_only(&format!("the cache has logs of {image}"), logs.iter().map(|log| &log.release))?;
     logs.retain(|log| log.release == kernel);
-    if let Some(wanted) = &platform {
-        let there: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
-        logs.retain(|log| log.platform == *wanted);
-        if logs.is_empty() && !there.is_empty() {
-            let there = there.into_iter().collect::<Vec<_>>().join(", ");
-            let message = format!("there is no log of {image} for {kernel} on platform {wanted}");
-            return Err(CliError::absent(message, format!("available platforms: {there}")));
+    if let Some(platform) = &platform {
+        let available: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
+        logs.retain(|log| log.platform == *platform);
+        if logs.is_empty() && !available.is_empty() {
+            let available = available.into_iter().collect::<Vec<_>>().join(", ");
+            let message = format!("there is no log of {image} for {kernel} on platform {platform}");
+            return Err(CliError::absent(message, format!("available platforms: {available}")));
         }
     }
     let platforms: BTreeSet<&str> = logs.iter().map(|log| log.platform.as_str()).collect();
@@ -77,7 +77,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
             return Ok(Exit::Done);
         }
         tokio::select! {
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
             () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),
         }
     }

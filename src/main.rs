@@ -58,7 +58,7 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::{ArgMatches, FromArgMatches as _};
 
-use args::{Global, LogForm, LogLevel};
+use args::{Global, LogFormat, LogLevel};
 use command::{Cli, Command};
 use error::{CliError, Exit, Result};
 use session::Session;
@@ -70,16 +70,16 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     match completion::answer() {
         Ok(false) => {}
-        answered => return ended(answered.map(|_| Exit::Done).map_err(CliError::from)),
+        result => return exit_code(result.map(|_| Exit::Done).map_err(CliError::from)),
     }
-    let command = match configured() {
+    let command = match configured_command() {
         Ok(command) => command,
-        Err(error) => return ended(Err(error)),
+        Err(error) => return exit_code(Err(error)),
     };
     let parsed = command.try_get_matches().and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
-        let cluster = cluster(&matches).and_then(|cluster| cli.global.kube_options(cluster));
-        cli.global.kube = cluster.unwrap_or_default();
+        let options = cluster_option(&matches).and_then(|cluster| cli.global.kube_options(cluster));
+        cli.global.kube = options.unwrap_or_default();
         Ok(cli)
     });
     let cli = match parsed {
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version go to standard output with code 0, usage errors to standard error with code 2.
             let _ = error.print();
-            return if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() };
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
         }
     };
     output::look::set(&cli.global);
@@ -105,11 +105,11 @@ fn main() -> ExitCode {
         Box::pin(dispatch(cli, stop)).await
     });
     drop(runtime);
-    ended(outcome)
+    exit_code(outcome)
 }
 
 /// Returns the commands with the defaults of `farrier.yaml`. As a plug-in, runs a command in the cluster instead.
-fn configured() -> Result<clap::Command> {
+fn configured_command() -> Result<clap::Command> {
     let defaults = config::Defaults::find()?;
     let command = defaults.apply(defaults.require(plugin::command()));
     plugin::become_kubectl(&command)?;
@@ -125,7 +125,7 @@ fn configured() -> Result<clap::Command> {
     }))
 }
 
-fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
+fn exit_code(outcome: Result<Exit, CliError>) -> ExitCode {
     match outcome {
         Ok(exit) => exit.into(),
         Err(error) => {
@@ -136,10 +136,10 @@ fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
 }
 
 /// Returns the value of `--cluster`, if the command has this option.
-fn cluster(matches: &ArgMatches) -> Option<&str> {
+fn cluster_option(matches: &ArgMatches) -> Option<&str> {
     let (_, command) = matches.subcommand()?;
-    let own = command.try_get_one::<String>("cluster").ok().flatten();
-    own.map(String::as_str).or_else(|| cluster(command))
+    let value = command.try_get_one::<String>("cluster").ok().flatten();
+    value.map(String::as_str).or_else(|| cluster_option(command))
 }
 
 async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
@@ -194,8 +194,8 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
     };
     let mut work = Box::pin(until_stopped(&session.stop, cleans_up, work));
     let Some(seconds) = session.global.timeout else { return work.await };
-    if let Ok(done) = tokio::time::timeout(Duration::from_secs(seconds), &mut work).await {
-        return done;
+    if let Ok(result) = tokio::time::timeout(Duration::from_secs(seconds), &mut work).await {
+        return result;
     }
     session.stop.cancel.cancel();
     let _ = work.await;
@@ -218,7 +218,7 @@ async fn until_stopped(
         // Poll the cancellation first, so that the work is dropped at once.
         biased;
         () = stop.cancel.cancelled() => Ok(Exit::Interrupted),
-        done = work => done,
+        result = work => result,
     }
 }
 
@@ -231,12 +231,12 @@ fn start_logs(global: &Global) {
         (Some(LogLevel::Debug), _) | (None, 1) => "info,farrier=debug",
         (Some(LogLevel::Trace) | None, _) => "debug,farrier=trace",
     };
-    let of_environment = tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).ok();
-    let filter = of_environment.filter(|_| global.log_level.is_none()).unwrap_or_else(|| filter.into());
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output::LogWriter::stderr);
+    let env_filter = tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).ok();
+    let filter = env_filter.filter(|_| global.log_level.is_none()).unwrap_or_else(|| filter.into());
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output::LogWriter::stderr);
     let colors = std::io::IsTerminal::is_terminal(&std::io::stderr());
     match global.log_format {
-        LogForm::Text => lines.with_ansi(colors).with_target(false).init(),
-        LogForm::Json => lines.json().init(),
+        LogFormat::Text => subscriber.with_ansi(colors).with_target(false).init(),
+        LogFormat::Json => subscriber.json().init(),
     }
 }

@@ -22,7 +22,7 @@ use super::{
 
 /// Selection of kernels and images.
 #[derive(Debug, Args)]
-pub struct CarryArgs {
+pub struct SelectionArgs {
     /// Kernel release, exactly as `uname -r` prints it (repeatable)
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Vec<String>,
@@ -45,7 +45,7 @@ pub struct CarryArgs {
     pub image: Vec<String>,
 }
 
-impl CarryArgs {
+impl SelectionArgs {
     /// Returns the kernel of each set of values. A single value counts for all sets.
     fn targets(&self) -> Result<BTreeSet<KernelTarget>> {
         let Self { kernel, os, os_version, arch, cluster: _, image: _ } = self;
@@ -60,8 +60,8 @@ impl CarryArgs {
                 )));
             }
         }
-        let target = |at: usize| {
-            let value = |values: &[String]| values.get(at).or(values.first()).cloned();
+        let target = |index: usize| {
+            let value = |values: &[String]| values.get(index).or(values.first()).cloned();
             let platform = PlatformArgs { os: value(os), os_version: value(os_version), arch: value(arch) };
             settings::target(&value(kernel).unwrap_or_default(), &platform)
         };
@@ -73,7 +73,7 @@ impl CarryArgs {
 #[command(group(clap::ArgGroup::new("kernels").args(["kernel", "cluster"]).required(true)))]
 pub struct MirrorArgs {
     #[command(flatten)]
-    pub carry: CarryArgs,
+    pub selection: SelectionArgs,
     #[command(flatten)]
     pub registry: RegistryArg,
 }
@@ -81,8 +81,8 @@ pub struct MirrorArgs {
 /// Fills the store of the registry.
 pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
-    let selection = selection(session, &args.carry, &parts).await?;
-    let reports = mirror_inputs(&parts, &selection, &mut tell).await;
+    let selection = selection(session, &args.selection, &parts).await?;
+    let reports = mirror_inputs(&parts, &selection, &mut print_progress).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }
@@ -97,7 +97,7 @@ pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
 }
 
 /// Returns the selected images and kernels.
-pub async fn selection(session: &Session, args: &CarryArgs, parts: &Parts) -> Result<Selection> {
+pub async fn selection(session: &Session, args: &SelectionArgs, parts: &Parts) -> Result<Selection> {
     let mut images = settings::images(&args.image, &parts.definitions)?;
     let Some(cluster) = &args.cluster else {
         if images.is_empty() {
@@ -124,7 +124,7 @@ pub async fn selection(session: &Session, args: &CarryArgs, parts: &Parts) -> Re
 }
 
 /// Prints a line for each finished input.
-fn tell(report: &MirrorReport) {
+fn print_progress(report: &MirrorReport) {
     output::message(&match report {
         MirrorReport::Stored(MirroredInput { what, content: _, new: true }) => {
             format!("{what}: put into the registry")

@@ -11,9 +11,9 @@ use farrier_dashboard::{Actions, Facts, FilesError, LoggedBuilds, PageServer, wr
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
-use super::{Result, args::PageArgs, error::endings, output};
+use super::{Result, args::PageArgs, error::exit_codes, output};
 
-endings! {
+exit_codes! {
     FilesError: |_| super::Exit::Failed, |_| None;
 }
 
@@ -39,7 +39,7 @@ pub async fn write_pages(
     Ok(())
 }
 
-/// The page that a service serves.
+/// Page of a service.
 pub struct ServedPage {
     /// Receives each reconcile's result.
     pub sink: Arc<dyn StatusSink>,
@@ -49,18 +49,18 @@ pub struct ServedPage {
     pub actions: Option<Arc<Actions>>,
 }
 
-/// Makes the page of a service at `address`. `reconcile_request` is notified when an action calls for a reconcile.
+/// Makes the page of a service at `address`. `requested` is notified when an action calls for a reconcile.
 pub fn serve_page(
     args: &PageArgs,
     address: SocketAddr,
     parts: &Parts,
     cluster: &Arc<dyn Cluster>,
     kube: Option<&Arc<KubeCluster>>,
-    reconcile_request: &Arc<Notify>,
+    requested: &Arc<Notify>,
 ) -> ServedPage {
     let local = address.ip().is_loopback();
     let actions = args.page_actions.then(|| {
-        Actions::new(parts.clone(), Arc::clone(cluster), kube.cloned(), local, Arc::clone(reconcile_request))
+        Actions::new(parts.clone(), Arc::clone(cluster), kube.cloned(), local, Arc::clone(requested))
     });
     let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
     let router = page.router();

@@ -60,9 +60,9 @@ pub struct StatusArgs {
 }
 
 /// Interval of `--watch` without a change in the cluster, because a registry sends no notifications.
-const WATCH: Duration = Duration::from_secs(10);
+const WATCH_INTERVAL: Duration = Duration::from_secs(10);
 /// Delay of `--watch` after a change in the cluster, because changes come in bursts.
-const PAUSE: Duration = Duration::from_secs(1);
+const BURST_DELAY: Duration = Duration::from_secs(1);
 
 /// Formats of a list of builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,7 +97,7 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     if matrix.is_some() {
         plan.engine.engine = EngineChoice::Kubernetes;
     }
-    let (parts, cluster) = session.of_cluster(&plan).await?;
+    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
     let Planned { plan, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
     let attention = if exit_code && plan.needs_attention() { Exit::Failed } else { Exit::Done };
     let exit = if unreachable { Exit::Unreachable } else { attention };
@@ -129,7 +129,7 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 
 /// Runs `farrier status`.
 pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
-    let (parts, cluster) = session.of_cluster(&args.plan).await?;
+    let (parts, cluster) = session.parts_and_cluster(&args.plan).await?;
     if args.watch {
         return watch_status(session, &parts, cluster.as_ref()).await;
     }
@@ -148,7 +148,7 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
 /// Prints the matrix whenever it changes, until stopped. A plan that fails is reported and retried, because a
 /// manifest may be half written.
 async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
-    let mut shown = None;
+    let mut last_shown = None;
     loop {
         match observe_and_plan(parts, cluster).await {
             Ok(Planned { plan, .. }) => {
@@ -156,13 +156,13 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
                 let rows = plan::status_at(&plan, &activity, Timestamp::now());
                 let text = output::status(&rows, &plan);
                 let latest = (rows, text);
-                if shown.as_ref() != Some(&latest) {
+                if last_shown.as_ref() != Some(&latest) {
                     output::clear()?;
                     session.show(&latest.0, |_| latest.1.clone())?;
-                    shown = Some(latest);
+                    last_shown = Some(latest);
                 }
             }
-            Err(error) if shown.is_none() => return Err(error.into()),
+            Err(error) if last_shown.is_none() => return Err(error.into()),
             Err(error) => output::message(&CliError::from(error).render()),
         }
         until_due(cluster).await;
@@ -172,7 +172,7 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
 /// Waits for a change in the cluster, at most for the interval of `--watch`.
 pub async fn until_due(cluster: &dyn Cluster) {
     tokio::select! {
-        () = async { cluster.changed().await; tokio::time::sleep(PAUSE).await } => {}
-        () = tokio::time::sleep(WATCH) => {}
+        () = async { cluster.changed().await; tokio::time::sleep(BURST_DELAY).await } => {}
+        () = tokio::time::sleep(WATCH_INTERVAL) => {}
     }
 }

@@ -23,38 +23,38 @@ const PLUGIN: &str = "kubectl-farrier";
 /// Name under which kubectl requests completions.
 const COMPLETER: &str = "kubectl_complete-farrier";
 
-fn is_named(wanted: &str) -> bool {
-    let name = env::args_os().next();
-    name.as_deref().map(Path::new).and_then(Path::file_stem) == Some(OsStr::new(wanted))
+fn program_is(name: &str) -> bool {
+    let program = env::args_os().next();
+    program.as_deref().map(Path::new).and_then(Path::file_stem) == Some(OsStr::new(name))
 }
 
 /// Whether kubectl requests completions.
 pub fn is_completer() -> bool {
-    is_named(COMPLETER)
+    program_is(COMPLETER)
 }
 
 /// Whether kubectl started the program.
 pub fn is_called() -> bool {
-    is_named(PLUGIN) || is_completer()
+    program_is(PLUGIN) || is_completer()
 }
 
 /// Returns the commands; as a plug-in, with its defaults.
 pub fn command() -> Command {
     let command = Cli::command().args(config::options());
     if !is_called() {
-        let selects = |word: OsString| {
+        let is_selector = |word: OsString| {
             let text = word.to_string_lossy();
             ["--context", "--kubeconfig"].iter().any(|option| text.split('=').next() == Some(option))
         };
-        let of_live = env::args_os().take_while(|word| word != "--").any(selects);
-        return if of_live { command.mut_subcommands(of_live_cluster) } else { command };
+        let is_live = env::args_os().take_while(|word| word != "--").any(is_selector);
+        return if is_live { command.mut_subcommands(default_to_live_cluster) } else { command };
     }
     let command = command.bin_name("kubectl farrier").display_name("kubectl farrier");
-    command.mut_subcommands(of_live_cluster)
+    command.mut_subcommands(default_to_live_cluster)
 }
 
-fn of_live_cluster(command: Command) -> Command {
-    let command = command.mut_subcommands(of_live_cluster);
+fn default_to_live_cluster(command: Command) -> Command {
+    let command = command.mut_subcommands(default_to_live_cluster);
     let has_cluster = command.get_arguments().any(|argument| argument.get_id() == "cluster");
     // `doctor` also works without a cluster.
     if !has_cluster || command.get_name() == "doctor" {
@@ -69,18 +69,18 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
     if !is_called() {
         return Ok(());
     }
-    let mut words: Vec<OsString> = env::args_os().collect();
-    let cluster = take(&mut words, "--cluster").or_else(|| env::var(vars::FARRIER_CLUSTER).ok());
-    let namespace = take(&mut words, "--namespace").or_else(|| take(&mut words, "-n"));
-    let context = take(&mut words, "--context");
-    let kubeconfig = take(&mut words, "--kubeconfig");
-    let instance = take(&mut words, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
-    let is_for_cluster = match command.clone().try_get_matches_from(&words) {
+    let mut args: Vec<OsString> = env::args_os().collect();
+    let cluster = take_option(&mut args, "--cluster").or_else(|| env::var(vars::FARRIER_CLUSTER).ok());
+    let namespace = take_option(&mut args, "--namespace").or_else(|| take_option(&mut args, "-n"));
+    let context = take_option(&mut args, "--context");
+    let kubeconfig = take_option(&mut args, "--kubeconfig");
+    let instance = take_option(&mut args, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
+    let runs_in_pod = match command.clone().try_get_matches_from(&args) {
         // A log is in the cache of the farrier that ran the build.
         Ok(matches) => matches.subcommand_matches("logs").is_some_and(|logs| !logs.contains_id("cache_dir")),
         Err(error) => error.kind() == ErrorKind::MissingRequiredArgument && lacks_registry_alone(&error),
     };
-    let options = kube_options(cluster.as_deref().unwrap_or("kube")).filter(|_| is_for_cluster);
+    let options = kube_options(cluster.as_deref().unwrap_or("kube")).filter(|_| runs_in_pod);
     let Some(options) = options else { return Ok(()) };
     let kubectl = || {
         let mut kubectl = process::Command::new("kubectl");
@@ -90,13 +90,13 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
         kubectl.args(["--namespace", namespace.as_deref().unwrap_or("farrier")]);
         kubectl
     };
-    let unfit = |error| CliError::usage(format!("run kubectl, which asks farrier in its pod: {error}"));
+    let run_error = |error| CliError::usage(format!("run kubectl, which asks farrier in its pod: {error}"));
     let lease = instance.map_or_else(|| "farrier".to_owned(), |instance| format!("farrier-{instance}"));
     let get = ["get", "lease", &lease, "--output", "jsonpath={.spec.holderIdentity}"];
     // kubectl reports errors itself.
-    let found = kubectl().args(get).stderr(process::Stdio::inherit()).output().map_err(unfit)?;
+    let output = kubectl().args(get).stderr(process::Stdio::inherit()).output().map_err(run_error)?;
     // The holder is the pod's name and a number.
-    let holder = String::from_utf8_lossy(&found.stdout);
+    let holder = String::from_utf8_lossy(&output.stdout);
     let (pod, _) = holder.rsplit_once('_').ok_or_else(|| {
         CliError::hinted(
             "no farrier is the leader there",
@@ -106,8 +106,8 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let terminal: &[&str] = if is_terminal { &["--stdin", "--tty"] } else { &[] };
     let mut exec = kubectl();
-    exec.arg("exec").args(terminal).args([pod, "--container", "farrier", "--", "farrier"]).args(&words[1..]);
-    Err(unfit(exec.exec()))
+    exec.arg("exec").args(terminal).args([pod, "--container", "farrier", "--", "farrier"]).args(&args[1..]);
+    Err(run_error(exec.exec()))
 }
 
 fn lacks_registry_alone(error: &clap::Error) -> bool {
@@ -116,14 +116,14 @@ fn lacks_registry_alone(error: &clap::Error) -> bool {
 }
 
 /// Removes an option with its value from a command line.
-pub fn take(arguments: &mut Vec<OsString>, option: &str) -> Option<String> {
+pub fn take_option(arguments: &mut Vec<OsString>, option: &str) -> Option<String> {
     let is_option =
         |text: &str| text.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
-    let at = arguments.iter().position(|argument| argument.to_str().is_some_and(is_option))?;
-    let found = arguments.remove(at).into_string().ok()?;
-    match found.split_once('=') {
+    let index = arguments.iter().position(|argument| argument.to_str().is_some_and(is_option))?;
+    let argument = arguments.remove(index).into_string().ok()?;
+    match argument.split_once('=') {
         Some((_, value)) => Some(value.to_owned()),
-        None if at < arguments.len() => arguments.remove(at).into_string().ok(),
+        None if index < arguments.len() => arguments.remove(index).into_string().ok(),
         None => None,
     }
 }

@@ -94,8 +94,8 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
     session.show(&rows, |rows| {
         let header = ["IMAGE", "OUTCOME", "CHECK", "REFERENCE"];
         let cells = rows.iter().map(|Row { image, outcome, pinned, verdict, message }| {
-            let last = pinned.as_ref().or(message.as_ref()).cloned().unwrap_or_default();
-            [image.clone(), (*outcome).to_owned(), verdict.unwrap_or_default().to_owned(), last]
+            let detail = pinned.as_ref().or(message.as_ref()).cloned().unwrap_or_default();
+            [image.clone(), (*outcome).to_owned(), verdict.unwrap_or_default().to_owned(), detail]
         });
         output::table(header, cells)
     })?;
@@ -110,9 +110,9 @@ async fn images(
     target: &KernelTarget,
 ) -> Result<BTreeSet<ImageName>> {
     let definitions = &parts.definitions;
-    let named = settings::images(&args.image, definitions)?;
-    if !named.is_empty() {
-        return Ok(named);
+    let selected = settings::images(&args.image, definitions)?;
+    if !selected.is_empty() {
+        return Ok(selected);
     }
     let Some(cluster) = &args.cluster else { return Ok(definitions.images.keys().cloned().collect()) };
     let connection =

@@ -1,6 +1,6 @@
 //! `farrier preflight`: checks whether nodes may boot a kernel. Exits with 0 if nothing blocks them: all
-//! images that they will need are published, or no image is called for. The answer tells these two cases
-//! apart.
+//! images that they will need are published, or they need no image. The report distinguishes these two
+//! cases.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,7 +19,7 @@ use jiff::Timestamp;
 
 use super::{
     CliError, Exit, Result,
-    output::preflight::{self, Answer, Asked},
+    output::preflight::{self, NodeReadiness, PreflightReport},
     plan::PlanArgs,
     session::Session,
     settings,
@@ -49,15 +49,15 @@ pub struct PreflightArgs {
 /// Prints the answer and changes nothing.
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
-    let (parts, cluster) = session.of_cluster(&args.plan).await?;
+    let (parts, cluster) = session.parts_and_cluster(&args.plan).await?;
     let mut snapshot = cluster.snapshot().await?;
     ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, Timestamp::now());
-    let asked: Vec<String> = asked(&args, &snapshot)?;
-    let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };
-    let planned = observe_and_plan(&parts, &announcing).await?;
-    let answer = answer(&planned.plan, &asked, &kernel);
-    session.show(&answer, preflight::text)?;
-    Ok(match (answer.may_boot.is_free(), planned.unreachable) {
+    let selected: Vec<String> = selected_nodes(&args, &snapshot)?;
+    let cluster = AnnouncingCluster { cluster, snapshot, selected: selected.clone(), kernel: kernel.clone() };
+    let planned = observe_and_plan(&parts, &cluster).await?;
+    let report = report(&planned.plan, &selected, &kernel);
+    session.show(&report, preflight::text)?;
+    Ok(match (report.may_boot.is_free(), planned.unreachable) {
         (true, _) => Exit::Done,
         (false, true) => Exit::Unreachable,
         (false, false) => Exit::Failed,
@@ -65,47 +65,47 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
 }
 
 /// Returns the names of the selected nodes.
-fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>> {
+fn selected_nodes(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>> {
     for name in &args.node {
-        let named = snapshot.nodes.iter().find(|node| node.name == *name);
-        let named =
-            named.ok_or_else(|| CliError::usage(format!("--node: the cluster has no node {name:?}")))?;
-        if let Some(rule) = named.ignored_by {
+        let node = snapshot.nodes.iter().find(|node| node.name == *name);
+        let node =
+            node.ok_or_else(|| CliError::usage(format!("--node: the cluster has no node {name:?}")))?;
+        if let Some(rule) = node.ignored_by {
             let message = format!("--node: ignoreNodes[{rule}] in site.yaml ignores node {name:?}");
             return Err(CliError::usage(message));
         }
     }
-    let wanted = |node: &&CowArc<NodeFacts>| {
+    let is_match = |node: &&CowArc<NodeFacts>| {
         let platform = Platform::of(node);
-        let is = |given: &Option<String>, has: fn(&Platform) -> String| match (given, &platform) {
+        let matches = |given: &Option<String>, value: fn(&Platform) -> String| match (given, &platform) {
             (None, _) => true,
-            (Some(given), Some(platform)) => has(platform) == *given,
+            (Some(given), Some(platform)) => value(platform) == *given,
             (Some(_), None) => false,
         };
         node.ignored_by.is_none()
             && (args.node.is_empty() || args.node.contains(&node.name))
-            && is(&args.os, |platform| platform.os.to_string())
-            && is(&args.os_version, |platform| platform.os_version.to_string())
-            && is(&args.arch, |platform| platform.arch.to_string())
+            && matches(&args.os, |platform| platform.os.to_string())
+            && matches(&args.os_version, |platform| platform.os_version.to_string())
+            && matches(&args.arch, |platform| platform.arch.to_string())
     };
-    let found: Vec<String> = snapshot.nodes.iter().filter(wanted).map(|node| node.name.clone()).collect();
-    if found.is_empty() {
+    let names: Vec<String> = snapshot.nodes.iter().filter(is_match).map(|node| node.name.clone()).collect();
+    if names.is_empty() {
         return Err(CliError::usage("no node of the cluster matches the given flags"));
     }
-    Ok(found)
+    Ok(names)
 }
 
-/// The cluster as if the selected nodes, and no others, announced the kernel. So the answer is the readiness
-/// that the loop would mark on the nodes.
-struct Announcing {
+/// A cluster in which the selected nodes, and no others, announce the kernel. So the plan has the readiness that the
+/// controller would write to the nodes.
+struct AnnouncingCluster {
     cluster: Arc<dyn Cluster>,
     snapshot: ClusterSnapshot,
-    asked: Vec<String>,
+    selected: Vec<String>,
     kernel: KernelRelease,
 }
 
 #[async_trait::async_trait]
-impl Cluster for Announcing {
+impl Cluster for AnnouncingCluster {
     fn describe(&self) -> String {
         self.cluster.describe()
     }
@@ -114,7 +114,7 @@ impl Cluster for Announcing {
         let mut snapshot = self.snapshot.clone();
         for node in &mut snapshot.nodes {
             node.annotations.remove(NEXT_KERNEL_ANNOTATION);
-            if self.asked.contains(&node.name) {
+            if self.selected.contains(&node.name) {
                 node.annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), self.kernel.to_string());
             }
         }
@@ -129,13 +129,13 @@ impl Cluster for Announcing {
     }
 }
 
-fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> Answer<'a> {
+fn report<'a>(plan: &'a Plan, selected: &'a [String], kernel: &KernelRelease) -> PreflightReport<'a> {
     let planned: BTreeMap<&str, &PlannedNode> =
         plan.nodes.iter().map(|planned| (planned.node.as_str(), planned)).collect();
     let unused = plan.unused_announcements.iter();
     let unused: BTreeMap<&str, String> =
         unused.map(|unused| (unused.node.as_str(), unused.why.to_string())).collect();
-    let nodes: Vec<Asked<'a>> = asked
+    let nodes: Vec<NodeReadiness<'a>> = selected
         .iter()
         .map(|node| {
             let next = planned.get(node.as_str()).and_then(|planned| planned.next.as_deref());
@@ -144,9 +144,9 @@ fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> An
                 why.unwrap_or_else(|| "the images that it will need are unknown".to_owned())
             });
             let may_boot = next.map_or(BootReadiness::Wait, NextKernel::may_boot);
-            Asked { node, ready: may_boot == BootReadiness::Ready, may_boot, next, message }
+            NodeReadiness { node, ready: may_boot == BootReadiness::Ready, may_boot, next, message }
         })
         .collect();
     let may_boot = nodes.iter().map(|node| node.may_boot).max().unwrap_or(BootReadiness::Wait);
-    Answer { ready: may_boot == BootReadiness::Ready, may_boot, kernel: kernel.to_string(), nodes }
+    PreflightReport { ready: may_boot == BootReadiness::Ready, may_boot, kernel: kernel.to_string(), nodes }
 }

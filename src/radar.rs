@@ -76,10 +76,10 @@ pub async fn radar(session: &Session, args: RadarArgs) -> Result<Exit> {
     let from = settings::target_of(&args.target)?;
     let parts = session.reader(None, args.engine.engine)?;
     let kernels = next_kernels(&parts, &from, &args).await?;
-    let named = settings::images(&args.images, &parts.definitions)?;
+    let selected = settings::images(&args.images, &parts.definitions)?;
     let mut report = RadarReport { from: from.release.clone(), builds: Vec::new() };
     for (name, image) in &parts.definitions.images {
-        if !named.is_empty() && !named.contains(name) {
+        if !selected.is_empty() && !selected.contains(name) {
             continue;
         }
         for release in &kernels {
@@ -110,22 +110,22 @@ async fn next_kernels(parts: &Parts, from: &KernelTarget, args: &RadarArgs) -> R
         return Err(CliError::usage(message));
     };
     let flavor = rpm_flavor(&from.release);
-    let mut found: Vec<KernelRelease> = Vec::new();
-    let own = apt.apt_suites().suites.into_iter().map(Ok);
-    for suite in own.chain(args.suite.iter().map(|suite| parse("--suite", suite))) {
-        let wanted = serde_json::json!({"suites": [suite?], "flavors": [flavor]});
+    let mut releases: Vec<KernelRelease> = Vec::new();
+    let family_suites = apt.apt_suites().suites.into_iter().map(Ok);
+    for suite in family_suites.chain(args.suite.iter().map(|suite| parse("--suite", suite))) {
+        let suites = serde_json::json!({"suites": [suite?], "flavors": [flavor]});
         let tracked: TrackedSuites =
-            serde_json::from_value(wanted).map_err(|error| CliError::usage(format!("--suite: {error}")))?;
-        let look = || parts.fetcher.headers().releases(&family.spec.headers, &tracked, from.arch);
-        found.extend(parts.retry("list kernels", look).await?);
+            serde_json::from_value(suites).map_err(|error| CliError::usage(format!("--suite: {error}")))?;
+        let list_releases = || parts.fetcher.headers().releases(&family.spec.headers, &tracked, from.arch);
+        releases.extend(parts.retry("list kernels", list_releases).await?);
     }
-    found.retain(|release| {
+    releases.retain(|release| {
         rpm_flavor(release) == flavor
             && debian_version::compare(release.as_str(), from.release.as_str()).is_gt()
     });
-    found.sort_by(|a, b| debian_version::compare(a.as_str(), b.as_str()));
-    found.dedup();
-    Ok(found)
+    releases.sort_by(|a, b| debian_version::compare(a.as_str(), b.as_str()));
+    releases.dedup();
+    Ok(releases)
 }
 
 /// Describes a build. For a compile error, compares the declarations that it names.
@@ -173,7 +173,7 @@ fn text(report: &RadarReport) -> String {
         let state = if build.builds { "builds" } else { "fails" };
         let mut lines: Vec<String> = build.error.iter().cloned().collect();
         for HeaderChange { function, file, old, new } in &build.changes {
-            let declared = |side: &Option<String>| side.clone().unwrap_or_else(|| "not declared".to_owned());
+            let declared = |text: &Option<String>| text.clone().unwrap_or_else(|| "not declared".to_owned());
             lines.push(format!("{file} changed {function}:"));
             lines.push(format!("  - {}", declared(old)));
             lines.push(format!("  + {}", declared(new)));

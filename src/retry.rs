@@ -25,7 +25,7 @@ pub struct RetryArgs {
 pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
     let RetryArgs { image, kernel, plan } = args;
     let image: ImageName = parse("image", &image)?;
-    let (parts, cluster) = session.of_cluster(&plan).await?;
+    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
     let Planned { plan, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
     let is_failed =
         |planned: &&PlannedCell| planned.image == image && matches!(planned.outcome, Outcome::Failed { .. });

@@ -1,4 +1,4 @@
-//! `farrier rollback`: reverts what farrier has set in a cluster.
+//! `farrier rollback`: reverts farrier's changes in a cluster.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
     CliError, Exit, Result,
     args::NamespaceArg,
     env_vars as vars,
-    output::{self, rollback::Looked},
+    output::{self, rollback::Search},
     session::Session,
 };
 
@@ -31,7 +31,7 @@ pub struct RollbackArgs {
     pub dry_run: bool,
 }
 
-/// Connects to a live cluster. The snapshot will include what farrier has set there, and these objects.
+/// Connects to a live cluster. The snapshot will include the objects that farrier has changed, and these objects.
 pub(super) async fn connect(
     session: &Session,
     cluster: &str,
@@ -44,9 +44,9 @@ pub(super) async fn connect(
         )));
     }
     // The records on the objects decide, not the definitions, which may have been changed or deleted since.
-    let named = objects.iter().filter_map(|object| object.split_once('/'));
-    let named = named.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
-    let scope = SnapshotScope::for_rollback(named);
+    let daemon_sets = objects.iter().filter_map(|object| object.split_once('/'));
+    let daemon_sets = daemon_sets.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+    let scope = SnapshotScope::for_rollback(daemon_sets);
     // A user runs this command with the user's own rights, so all namespaces are writable.
     let connection = session.connect(cluster, WriteNamespaces::All, scope.clone()).await?;
     Ok((connection.cluster, scope))
@@ -60,10 +60,11 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
     let unseen = snapshot
         .unseen
         .iter()
-        .filter(|(what, _)| matches!(what, ObservedKind::DaemonSets | ObservedKind::Resources));
-    let unseen: Vec<String> = unseen.map(|(what, why)| format!("{what} cannot be seen: {why}")).collect();
-    for unseen in &unseen {
-        output::message(&format!("warning: {unseen}"));
+        .filter(|(kind, _)| matches!(kind, ObservedKind::DaemonSets | ObservedKind::Resources));
+    let unseen: Vec<String> =
+        unseen.map(|(kind, reason)| format!("{kind} cannot be seen: {reason}")).collect();
+    for warning in &unseen {
+        output::message(&format!("warning: {warning}"));
     }
     let originals = plan::per_kernel_originals(&snapshot);
     if !originals.is_subset(&scope.daemon_sets) {
@@ -71,21 +72,21 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
         scope.daemon_sets.extend(originals.iter().cloned());
         cluster.set_snapshot_scope(&scope);
     }
-    let mut chosen = objects.clone();
+    let mut selected = objects.clone();
     let by_namespace = args.namespace.namespace.is_some() && objects.is_empty();
     if by_namespace {
         let all = roll_back(cluster.as_ref(), &[], true).await?.into_iter().map(|rolled| rolled.step.object);
-        chosen = all.filter(|object| args.namespace.selects(object)).collect();
+        selected = all.filter(|object| args.namespace.selects(object)).collect();
     }
-    let rolled = match chosen.as_slice() {
+    let rolled = match selected.as_slice() {
         // An empty list would select everything.
         [] if by_namespace => Vec::new(),
-        chosen => roll_back(cluster.as_ref(), chosen, args.dry_run).await?,
+        selected => roll_back(cluster.as_ref(), selected, args.dry_run).await?,
     };
-    let looked = Looked { place: cluster.describe(), objects: &objects, unseen: !unseen.is_empty() };
-    session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &looked))?;
+    let search = Search { cluster: cluster.describe(), objects: &objects, unseen: !unseen.is_empty() };
+    session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &search))?;
     let failed = |rolled: &RollbackResult| rolled.failed.is_some() || rolled.step.error.is_some();
     // Objects requested by name were found. If everything was requested, unseen objects may be missing.
-    let missed = looked.unseen && objects.is_empty();
-    Ok(if missed || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
+    let is_incomplete = search.unseen && objects.is_empty();
+    Ok(if is_incomplete || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }

@@ -1,4 +1,4 @@
-//! `farrier rotate`: signs with the site's key what other trusted keys signed.
+//! `farrier rotate`: signs with the site's key the artifacts that other trusted keys signed.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub struct RotateArgs {
     pub image: Vec<String>,
 }
 
-/// Signs what is in the registry, and prints a line for each artifact.
+/// Signs the artifacts in the registry, and prints a line for each artifact.
 pub async fn rotate(session: &Session, args: RotateArgs) -> Result<Exit> {
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
     let further: Vec<ImageName> =

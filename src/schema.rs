@@ -12,7 +12,7 @@ use kmod::CheckReport;
 use schemars::{generate::SchemaSettings, schema_for};
 use serde_json::Value;
 
-use super::{Exit, Result, args::OutputForm, output};
+use super::{Exit, Result, args::OutputFormat, output};
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
@@ -40,8 +40,8 @@ pub enum SchemaKind {
 
 /// Prints the schema of one kind.
 pub fn schema(kind: SchemaKind) -> Result<Exit> {
-    match of(kind) {
-        Some(schema) => output::show(OutputForm::Json, &schema, |_| String::new())?,
+    match schema_of(kind) {
+        Some(schema) => output::show(OutputFormat::Json, &schema, |_| String::new())?,
         None => output::result(&status::crd_yaml()?)?,
     }
     Ok(Exit::Done)
@@ -49,7 +49,7 @@ pub fn schema(kind: SchemaKind) -> Result<Exit> {
 
 /// Returns the schema of one kind, derived from its type; `schema/` holds the schemas as files. Returns
 /// `None` for DriverBuild, whose definition is YAML.
-pub fn of(kind: SchemaKind) -> Option<Value> {
+pub fn schema_of(kind: SchemaKind) -> Option<Value> {
     let schema = match kind {
         SchemaKind::Crd => return None,
         SchemaKind::DriverImage => schema_for!(DriverImage),
@@ -57,8 +57,8 @@ pub fn of(kind: SchemaKind) -> Option<Value> {
         SchemaKind::AnnouncedKernels => schema_for!(AnnouncedKernels),
         SchemaKind::Site => schema_for!(Site),
         SchemaKind::CheckReport => {
-            let written = SchemaSettings::draft2020_12().for_serialize();
-            written.into_generator().into_root_schema_for::<CheckReport>()
+            let settings = SchemaSettings::draft2020_12().for_serialize();
+            settings.into_generator().into_root_schema_for::<CheckReport>()
         }
     };
     Some(schema.to_value())

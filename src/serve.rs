@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "header-collection")]
-use super::headers::received_headers;
+use super::headers::header_routes;
 use super::{
     CliError, Exit, Result, env_vars as vars,
     run::node_tasks,
@@ -62,7 +62,7 @@ pub struct ServiceArgs {
 }
 
 /// Interval at which the definitions on disk are compared with the ones in use.
-const DEFINITIONS_EVERY: Duration = Duration::from_secs(3);
+const DEFINITIONS_INTERVAL: Duration = Duration::from_secs(3);
 /// Default address of the HTTP server in a pod.
 const LISTEN_IN_POD: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8080);
@@ -86,29 +86,29 @@ pub async fn serve(
     parts.reporter = Arc::new(Logs);
     let identity = identity();
     let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
-    let (around, reconcile_request) = (CancellationToken::new(), Arc::<Notify>::default());
+    let (stop_server, asked) = (CancellationToken::new(), Arc::<Notify>::default());
     #[cfg(feature = "dashboard")]
     let mut page = None;
     if let Some(address) = listen(args, kube.is_some())? {
-        let further = Router::new();
+        let routes = Router::new();
         #[cfg(feature = "header-collection")]
-        let further = further.merge(received_headers(&parts, args.collect_keys.as_ref()));
+        let routes = routes.merge(header_routes(&parts, args.collect_keys.as_ref()));
         #[cfg(feature = "dashboard")]
-        let further = {
-            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &reconcile_request);
-            let further = further.merge(served.router.clone());
+        let routes = {
+            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &asked);
+            let routes = routes.merge(served.router.clone());
             page = Some(served);
-            further
+            routes
         };
-        let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), further).await?;
+        let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), routes).await?;
         tracing::info!(%address, "serving /, /metrics, /healthz and /readyz");
-        tokio::spawn(server.serve(around.clone()));
+        tokio::spawn(server.serve(stop_server.clone()));
     }
-    let configuration = definitions(session, &parts, &around);
+    let configuration = definitions(session, &parts, &stop_server);
     let status = kube.as_deref().map(|kube| {
         let (namespace, manager) = (kube.namespace().to_owned(), parts.instance.to_string());
-        let place = StatusDestination { namespace, manager, instance: identity };
-        Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
+        let destination = StatusDestination { namespace, manager, instance: identity };
+        Arc::new(KubeStatus::new(kube.client(), destination, parts.fence.clone())) as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
     #[cfg(feature = "dashboard")]
@@ -136,7 +136,7 @@ pub async fn serve(
     if let Some(lease) = lease {
         lease.release().await;
     }
-    around.cancel();
+    stop_server.cancel();
     Ok(if session.stop.is_termination() { Exit::Done } else { Exit::Interrupted })
 }
 
@@ -144,13 +144,13 @@ pub async fn serve(
 fn definitions(
     session: &Session,
     parts: &Parts,
-    around: &CancellationToken,
+    stop_server: &CancellationToken,
 ) -> watch::Receiver<Configuration> {
     let definitions = Arc::new(parts.definitions.clone());
     let (sender, receiver) = watch::channel(Configuration { definitions, error: None });
     if session.global.definitions.is_some() {
         let directory = parts.definitions.root.clone();
-        tokio::spawn(watch_configuration(directory, DEFINITIONS_EVERY, sender, around.clone()));
+        tokio::spawn(watch_configuration(directory, DEFINITIONS_INTERVAL, sender, stop_server.clone()));
     }
     receiver
 }

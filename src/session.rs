@@ -66,13 +66,13 @@ impl Session {
         }
         let Parts { definitions, cache, fetcher, credentials, .. } =
             self.parts(location, EngineChoice::Auto)?;
-        // This net knows the registry's host, which may therefore be contacted offline.
+        // This net allows the registry's host even with `--offline`.
         let registry = RegistryOptions { credentials, net: fetcher.net().clone() };
         Ok(Settings { definitions, cache, fetcher, registry })
     }
 
     /// Returns the parts for a registry, and the cluster.
-    pub async fn of_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
+    pub async fn parts_and_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
         let PlanArgs { registry, cluster, engine } = plan;
         let parts = self.publisher(registry, engine.engine)?;
         let scope = SnapshotScope::of(&parts.definitions);
@@ -100,12 +100,12 @@ impl Session {
             )));
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {
-            let meant = if Path::new(cluster).is_dir() {
+            let hint = if Path::new(cluster).is_dir() {
                 format!("; did you mean dir:{cluster}?")
             } else {
                 String::new()
             };
-            CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{meant}"))
+            CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{hint}"))
         })?;
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }

@@ -46,7 +46,7 @@ impl Settings {
         let cache = open_cache(global)?;
         let options =
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
-        let registry = reach(global, &definitions)?;
+        let registry = new_registry_options(global, &definitions)?;
         let fetcher = Fetcher::new(cache.clone(), options)
             .with_definitions(definitions.root.clone())
             .with_net(registry.net.clone())
@@ -57,7 +57,7 @@ impl Settings {
     /// Returns the access to registries as definitions configure it.
     #[cfg(feature = "bundle")]
     pub fn registry_options(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
-        reach(global, definitions)
+        new_registry_options(global, definitions)
     }
 
     /// Loads the definitions of a directory, or the built-in ones.
@@ -79,8 +79,8 @@ pub fn connect(text: &str, options: &RegistryOptions) -> Result<(RegistryLocatio
     Ok((location, registry))
 }
 
-/// Sets up the network and the credentials.
-fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
+/// Returns the access to registries: the network and the credentials.
+fn new_registry_options(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
     let net = Net::new(NetOptions {
         site: definitions.site.clone(),
         root: definitions.root.clone(),
@@ -146,14 +146,14 @@ where
 
 /// Parses the driver images that `--image` names. All must be defined.
 pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<ImageName>> {
-    let known = |name: &String| {
+    let parse_known = |name: &String| {
         let name: ImageName = parse("--image", name)?;
         if definitions.images.contains_key(&name) {
             return Ok(name);
         }
         Err(TargetError::no_image(name, definitions.images.keys()).into())
     };
-    names.iter().map(known).collect()
+    names.iter().map(parse_known).collect()
 }
 
 /// Reads `ID` and `VERSION_ID` of this machine's os-release.

@@ -7,7 +7,7 @@ use std::sync::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::{args::LogForm, output};
+use super::{args::LogFormat, output};
 
 /// Stop request for a command.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ impl Stop {
     }
 
     /// The first Ctrl-C or SIGTERM asks the command to stop and clean up; the second ends the process.
-    pub fn on_signals(&self, form: LogForm) {
+    pub fn on_signals(&self, log_format: LogFormat) {
         use tokio::signal::unix::{SignalKind, signal};
         let stop = self.clone();
         let (Ok(mut interrupt), Ok(mut terminate)) =
@@ -41,11 +41,11 @@ impl Stop {
                 if !first {
                     std::process::exit(130);
                 }
-                match form {
-                    LogForm::Text => {
+                match log_format {
+                    LogFormat::Text => {
                         output::message("stopping: cleaning up (interrupt again to stop at once)");
                     }
-                    LogForm::Json => tracing::info!("stopping: cleaning up"),
+                    LogFormat::Json => tracing::info!("stopping: cleaning up"),
                 }
                 stop.terminated.store(terminated, Ordering::Release);
                 stop.cancel.cancel();

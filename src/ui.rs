@@ -58,21 +58,20 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
         parts.definitions = definitions_of_registry(&parts).await?;
         Arc::new(NoCluster)
     };
-    let reconcile_request = Arc::<Notify>::default();
-    let actions = page_actions.then(|| {
-        Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&reconcile_request))
-    });
+    let requested = Arc::<Notify>::default();
+    let actions = page_actions
+        .then(|| Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&requested)));
     let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
-    let stopped = tokio::select! {
+    let exit = tokio::select! {
         biased;
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
-        failed = show(session, &parts, cluster.as_ref(), &page, &reconcile_request, no_browser) => failed,
+        result = show(session, &parts, cluster.as_ref(), &page, &requested, no_browser) => result,
     };
     // Wait for a running build, which stops and cleans up.
     if let Some(actions) = actions {
         actions.finish().await;
     }
-    stopped
+    exit
 }
 
 /// Plans repeatedly and shows the newest plan. Returns only if the first plan fails.
@@ -81,7 +80,7 @@ async fn show(
     parts: &Parts,
     cluster: &dyn Cluster,
     page: &Arc<PageServer>,
-    reconcile_request: &Notify,
+    requested: &Notify,
     no_browser: bool,
 ) -> Result<Exit> {
     let definitions = Arc::new(parts.definitions.clone());
@@ -108,16 +107,16 @@ async fn show(
             Err(error) => output::message(&CliError::from(error).render()),
         }
         if address.is_none() {
-            let served = serve(session, page).await?;
-            session.show(&json!({"address": served}), |_| served.clone())?;
+            let url = serve(session, page).await?;
+            session.show(&json!({"address": url}), |_| url.clone())?;
             if !no_browser && env_vars::has_display() {
-                open(&served);
+                open(&url);
             }
-            address = Some(served);
+            address = Some(url);
         }
         tokio::select! {
             () = until_due(cluster) => {}
-            () = reconcile_request.notified() => {}
+            () = requested.notified() => {}
         }
     }
 }
@@ -125,8 +124,8 @@ async fn show(
 /// Serves the page on a free loopback port and returns the address.
 async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
-    let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
-    let server = HttpServer::bind(anywhere, health, metrics, page.router()).await?;
+    let any_port = (Ipv4Addr::LOCALHOST, 0).into();
+    let server = HttpServer::bind(any_port, health, metrics, page.router()).await?;
     let port = server.address().map(|address| address.port()).unwrap_or_default();
     tokio::spawn(server.serve(session.stop.cancel.clone()));
     Ok(format!("http://{}:{port}/", Ipv4Addr::LOCALHOST))
@@ -134,8 +133,8 @@ async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
 
 fn open(address: &str) {
     let mut browser = tokio::process::Command::new("xdg-open");
-    let nowhere = browser.arg(address).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    if let Err(error) = nowhere.spawn() {
+    let browser = browser.arg(address).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if let Err(error) = browser.spawn() {
         output::message(&format!("no browser was opened: start xdg-open: {error}"));
     }
 }

@@ -87,22 +87,22 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
     match command {
         UpgradeCommand::Plan(args) => plan(session, args).await,
         UpgradeCommand::History(args) => history(session, args).await,
-        UpgradeCommand::Pause(args) => tell(session, &args.qualified(), true).await,
-        UpgradeCommand::Resume(args) => tell(session, &args.qualified(), false).await,
+        UpgradeCommand::Pause(args) => pause_or_resume(session, &args.qualified(), true).await,
+        UpgradeCommand::Resume(args) => pause_or_resume(session, &args.qualified(), false).await,
         UpgradeCommand::Abort(args) => {
             let args = args.qualified();
             let (objects, cluster) = (vec![args.object.clone()], args.cluster.clone());
             let namespace = NamespaceArg { namespace: None };
-            let taken = RollbackArgs { objects, namespace, cluster, dry_run: false };
+            let rollback_args = RollbackArgs { objects, namespace, cluster, dry_run: false };
             // Restore the image before resuming. Otherwise a running loop would start nodes with the new
             // image.
-            let taken = rollback::rollback(session, taken).await?;
+            let exit = rollback::rollback(session, rollback_args).await?;
             // Resume only a paused upgrade: on any other one, resuming would discard the rollback that was
             // just recorded.
-            if taken == Exit::Done && is_paused(session, &args).await? {
+            if exit == Exit::Done && is_paused(session, &args).await? {
                 set_paused(session, &args, false).await?;
             }
-            Ok(taken)
+            Ok(exit)
         }
     }
 }
@@ -110,7 +110,7 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
 async fn plan(session: &Session, args: UpgradePlanArgs) -> Result<Exit> {
     let UpgradePlanArgs { object, namespace, plan } = args;
     let object = object.map(|object| namespace.qualified(&object));
-    let (parts, cluster) = session.of_cluster(&plan).await?;
+    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
     let Planned { plan, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
     let upgrades = plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
     let upgrades: Vec<&PlannedUpgrade> = upgrades
@@ -125,16 +125,16 @@ async fn history(session: &Session, args: UpgradeHistoryArgs) -> Result<Exit> {
     let UpgradeHistoryArgs { object, namespace, cluster } = args;
     let object = object.map(|object| namespace.qualified(&object));
     let (cluster, _) = connect(session, &cluster, object.as_slice()).await?;
-    let mut past = plan::past_upgrades(&cluster.snapshot().await?, object.as_deref()).map_err(|why| {
+    let mut past = plan::past_upgrades(&cluster.snapshot().await?, object.as_deref()).map_err(|reason| {
         let object = object.as_deref().unwrap_or("a DaemonSet");
-        CliError::usage(format!("{object} in {}: {why}", cluster.describe()))
+        CliError::usage(format!("{object} in {}: {reason}", cluster.describe()))
     })?;
     past.retain(|past| object.is_some() || namespace.selects(&past.object));
     session.show(past.as_slice(), output::past_upgrades)?;
     Ok(Exit::Done)
 }
 
-async fn tell(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Exit> {
+async fn pause_or_resume(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Exit> {
     let outcome = set_paused(session, args, paused).await?;
     session.show(&outcome, |PauseOutcome { object, paused, forgiven }| {
         match (paused, forgiven.as_slice()) {
@@ -154,12 +154,12 @@ async fn is_paused(session: &Session, UpgradeArgs { object, cluster, .. }: &Upgr
 async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<PauseOutcome> {
     let UpgradeArgs { object, cluster, .. } = args;
     let (cluster, _) = connect(session, cluster, std::slice::from_ref(object)).await?;
-    let mut tries = 1;
+    let mut attempts = 1;
     loop {
         let changes = plan::pause(&cluster.snapshot().await?, object, paused)
-            .map_err(|why| CliError::usage(format!("{object} in {}: {why}", cluster.describe())))?;
+            .map_err(|reason| CliError::usage(format!("{object} in {}: {reason}", cluster.describe())))?;
         match apply_all(cluster.as_ref(), &changes).await {
-            Err(error) if error.is_conflict() && tries < MAX_ATTEMPTS => tries += 1,
+            Err(error) if error.is_conflict() && attempts < MAX_ATTEMPTS => attempts += 1,
             outcome => {
                 outcome?;
                 let node = |change: &Change| match change {

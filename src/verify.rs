@@ -49,12 +49,12 @@ pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit> {
 
 /// Returns the registry of an image, and the image's reference in it.
 pub fn open(session: &Session, image: &str, registry: Option<&str>) -> Result<(Parts, ImageReference)> {
-    let (layout, name) = place(image)?;
+    let (layout, name) = split_layout(image)?;
     let mut reference: ImageReference = settings::parse("image", name)?;
     // An image with a host needs no --registry.
     let ImageReference { repository, .. } = &reference;
-    let own = repository.host().and_then(|_| Some(repository.as_str().rsplit_once('/')?.0.to_owned()));
-    let location = layout.as_deref().or(registry).or(own.as_deref());
+    let prefix = repository.host().and_then(|_| Some(repository.as_str().rsplit_once('/')?.0.to_owned()));
+    let location = layout.as_deref().or(registry).or(prefix.as_deref());
     let parts = session.parts(location, EngineChoice::Auto)?;
     // With --registry, a name below its prefix is sufficient.
     if layout.is_none() && registry.is_some() && reference.repository.host().is_none() {
@@ -66,17 +66,17 @@ pub fn open(session: &Session, image: &str, registry: Option<&str>) -> Result<(P
     Ok((parts, reference))
 }
 
-/// Splits `oci:PATH:NAME` into the layout directory and the image's name.
-fn place(word: &str) -> Result<(Option<String>, &str)> {
-    let Some(rest) = word.strip_prefix("oci:") else { return Ok((None, word)) };
-    let ends = rest.match_indices(':').map(|(at, _)| at);
-    let split = ends.filter_map(|at| Some((rest.get(..at)?, rest.get(at + 1..)?)));
-    let mut layouts = split.filter(|(path, _)| Path::new(path).join("index.json").is_file());
-    let found = layouts.next().ok_or_else(|| {
+/// Splits `oci:PATH:NAME` into the layout directory and the image's name. The path may contain colons.
+fn split_layout(image: &str) -> Result<(Option<String>, &str)> {
+    let Some(text) = image.strip_prefix("oci:") else { return Ok((None, image)) };
+    let colons = text.match_indices(':').map(|(index, _)| index);
+    let splits = colons.filter_map(|index| Some((text.get(..index)?, text.get(index + 1..)?)));
+    let mut layouts = splits.filter(|(path, _)| Path::new(path).join("index.json").is_file());
+    let (path, name) = layouts.next().ok_or_else(|| {
         CliError::usage(format!(
-            "image: {word:?} is no image of a layout directory: give oci:PATH:NAME:TAG or oci:PATH:NAME@sha256:..., \
+            "image: {image:?} is no image of a layout directory: give oci:PATH:NAME:TAG or oci:PATH:NAME@sha256:..., \
              where PATH holds an index.json"
         ))
     })?;
-    Ok((Some(format!("oci:{}", found.0)), found.1))
+    Ok((Some(format!("oci:{path}")), name))
 }

@@ -42,7 +42,7 @@ pub fn version(session: &Session) -> Result<Exit> {
         ("radar", cfg!(feature = "radar")),
         ("startup-taint", cfg!(feature = "startup-taint")),
     ];
-    let features = features.into_iter().filter_map(|(name, is_in)| is_in.then_some(name)).collect();
+    let features = features.into_iter().filter_map(|(name, is_enabled)| is_enabled.then_some(name)).collect();
     let version =
         Report { version: env!("CARGO_PKG_VERSION"), commit: env_vars::FARRIER_COMMIT, formats, features };
     session.show(&version, |Report { version, commit, formats: _, features }| {

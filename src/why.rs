@@ -31,12 +31,12 @@ enum Subject<'a> {
 /// Prints the explanations and changes nothing.
 pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
-    let (parts, cluster) = session.of_cluster(&plan).await?;
-    let asked = Subject::of(&subject, kernel.get().is_some(), &parts.definitions)?;
+    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
+    let target = Subject::of(&subject, kernel.get().is_some(), &parts.definitions)?;
     let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
     let Planned { plan, snapshot, unreachable, .. } = &planned;
     let explain = Explain { snapshot, definitions: &parts.definitions, plan };
-    let explanations = match asked {
+    let explanations = match target {
         Subject::Node(name) => {
             #[cfg_attr(not(feature = "startup-taint"), expect(unused_mut))]
             let mut node = explain.node(name).ok_or_else(|| {
@@ -44,12 +44,12 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
                 let nodes = first.map_or("there are no nodes".to_owned(), |first| {
                     format!("its nodes: {}, such as {}", snapshot.nodes.len(), output::printable(first))
                 });
-                let (place, images) = (cluster.describe(), &parts.definitions.images);
+                let (cluster, images) = (cluster.describe(), &parts.definitions.images);
                 if name != subject {
-                    return CliError::hinted(format!("{place}: no node is named {name:?}"), nodes);
+                    return CliError::hinted(format!("{cluster}: no node is named {name:?}"), nodes);
                 }
                 let images = images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
-                let message = format!("{place}: {name:?} is neither a driver image nor a node");
+                let message = format!("{cluster}: {name:?} is neither a driver image nor a node");
                 CliError::hinted(message, format!("driver images: {images}; {nodes}"))
             })?;
             #[cfg(feature = "startup-taint")]

@@ -23,15 +23,15 @@ pub(super) async fn contents(
     parts: &Parts,
     args: &BundleExportArgs,
 ) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
-    let (mut found, mut licensed) = (Vec::new(), BTreeSet::new());
+    let (mut contents, mut licensed) = (Vec::new(), BTreeSet::new());
     for reference in &args.reference {
-        found.extend(referred(parts, reference).await?);
+        contents.extend(resolve_reference(parts, reference).await?);
     }
-    if !args.carry.kernel.is_empty() || args.carry.cluster.is_some() {
-        let selection = selection(session, &args.carry, parts).await?;
+    if !args.selection.kernel.is_empty() || args.selection.cluster.is_some() {
+        let selection = selection(session, &args.selection, parts).await?;
         let (images, mut missing) = published(parts, &selection).await?;
-        let nothing = || {
-            let reason = match &args.carry.cluster {
+        let nothing_selected = || {
+            let reason = match &args.selection.cluster {
                 Some(cluster) if selection.kernels.is_empty() => {
                     format!("no node of {cluster} calls for a driver image")
                 }
@@ -44,13 +44,13 @@ pub(super) async fn contents(
             Err(BundleError::Nothing(reason).into())
         };
         if images.is_empty() && !args.incomplete {
-            return nothing();
+            return nothing_selected();
         }
-        let FoundInputs { contents: made_from, licenses, missing: not_kept } =
+        let FoundInputs { contents: inputs, licenses, missing: missing_inputs } =
             find_inputs(parts, &selection).await;
         licensed.extend(licenses);
-        missing.extend(not_kept);
-        missing.iter().for_each(tell);
+        missing.extend(missing_inputs);
+        missing.iter().for_each(print_missing);
         if !missing.is_empty() && !args.incomplete {
             output::message(
                 "error: nothing was written, because the contents listed above are missing\n\
@@ -59,18 +59,18 @@ pub(super) async fn contents(
             );
             return Ok(None);
         }
-        found.extend(images);
-        found.extend(made_from);
-        if found.is_empty() {
-            return nothing();
+        contents.extend(images);
+        contents.extend(inputs);
+        if contents.is_empty() {
+            return nothing_selected();
         }
     }
-    licensed.extend(licenses(parts, &found).await?);
+    licensed.extend(licenses(parts, &contents).await?);
     ensure_exportable(&licensed, &parts.definitions.site.policy)?;
-    Ok(Some((in_order(found), licensed)))
+    Ok(Some((in_order(contents), licensed)))
 }
 
-fn tell(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
+fn print_missing(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
     let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
     output::message(&format!("missing: {what}: {error}{hint}"));
 }
@@ -80,20 +80,20 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
     location.repository(name).map_err(|error| CliError::usage(error.to_string()))
 }
 
-/// Finds the published images for the kernels, including the images that they need. Also returns what is
-/// missing.
+/// Finds the published images for the kernels, including the images that they need. Also returns the
+/// missing ones.
 async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>, Vec<MissingInput>)> {
     let needed = needed(&parts.definitions, selection);
-    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    let (mut contents, mut missing) = (Vec::new(), Vec::new());
     for image in &needed.images {
         let name = &image.metadata.name;
         let kernels: Vec<&KernelTarget> = needed.kernels_of(image).collect();
-        let (contents, covered) = published_image(parts, name, &kernels).await?;
+        let (images, covered) = published_image(parts, name, &kernels).await?;
         let absent = kernels.into_iter().filter(|kernel| !covered.contains(kernel));
         missing.extend(absent.map(|kernel| not_published(name, kernel)));
-        found.extend(contents);
+        contents.extend(images);
     }
-    Ok((found, missing))
+    Ok((contents, missing))
 }
 
 fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
@@ -119,13 +119,13 @@ async fn published_image<'k>(
         }
         let Some(manifest) = parts.registry.manifest(&repository, &version).await? else { continue };
         let images = images_of(parts, &repository, manifest.digest.clone(), &manifest.bytes).await?;
-        let mut is_wanted = false;
+        let mut is_selected = false;
         for image in &images {
-            let of_image = image.kernels(parts, &repository, kernels).await?;
-            is_wanted |= !of_image.is_empty();
-            covered.extend(of_image);
+            let matching = image.kernels(parts, &repository, kernels).await?;
+            is_selected |= !matching.is_empty();
+            covered.extend(matching);
         }
-        if !is_wanted {
+        if !is_selected {
             continue;
         }
         contents.extend(with_members(image.as_str(), Some(tag), &manifest.digest, images));
@@ -156,14 +156,14 @@ impl Published {
             (facts.kernel_release.as_ref() == Some(release) || facts.members.contains_key(release))
                 && facts.os.as_ref().is_none_or(|os| *os == system)
         };
-        let mut found: Vec<_> = kernels.iter().copied().filter(|kernel| matches(kernel)).collect();
-        if !found.is_empty() {
+        let mut matching: Vec<_> = kernels.iter().copied().filter(|kernel| matches(kernel)).collect();
+        if !matching.is_empty() {
             let config = parts.small_blob(repository, config, "image configuration").await?;
             let config: Value = serde_json::from_slice(&config).unwrap_or_default();
             let architecture = config["architecture"].as_str();
-            found.retain(|kernel| architecture.is_none_or(|named| named == kernel.arch.as_str()));
+            matching.retain(|kernel| architecture.is_none_or(|arch| arch == kernel.arch.as_str()));
         }
-        Ok(found)
+        Ok(matching)
     }
 }
 
@@ -179,37 +179,37 @@ async fn images_of(
         let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
         Some(Published { digest, facts, config: manifest.config })
     };
-    let mut found = Vec::new();
+    let mut images = Vec::new();
     match AnyManifest::parse(bytes) {
-        Ok(AnyManifest::Image(manifest)) => found.extend(published(digest, *manifest)),
+        Ok(AnyManifest::Image(manifest)) => images.extend(published(digest, *manifest)),
         Ok(AnyManifest::Index(index)) => {
             for entry in index.manifests {
                 let version = Version::Digest(entry.digest.clone());
                 let stored = parts.registry.manifest(repository, &version).await?;
                 let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
-                found.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
+                images.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
             }
         }
         Err(_) => {}
     }
-    Ok(found)
+    Ok(images)
 }
 
 /// Returns the content under a name below the registry's prefix, with the images of an index.
-async fn referred(parts: &Parts, text: &str) -> Result<Vec<Content>> {
+async fn resolve_reference(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
-    let place = repository(&parts.location, name.as_str())?;
-    let found = parts.registry.manifest(&place, &version).await?;
-    let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
-    let images = images_of(parts, &place, found.digest.clone(), &found.bytes).await?;
-    Ok(with_members(name.as_str(), version.tag().cloned(), &found.digest, images))
+    let repository = repository(&parts.location, name.as_str())?;
+    let manifest = parts.registry.manifest(&repository, &version).await?;
+    let manifest = manifest.ok_or_else(|| BundleError::Absent(format!("{repository}{version}")))?;
+    let images = images_of(parts, &repository, manifest.digest.clone(), &manifest.bytes).await?;
+    Ok(with_members(name.as_str(), version.tag().cloned(), &manifest.digest, images))
 }
 
 /// Returns a manifest and, if it is an index, its images, so that their referrers are exported, too.
 fn with_members(name: &str, tag: Option<Tag>, digest: &Digest, images: Vec<Published>) -> Vec<Content> {
     let (kind, repository) = (ContentKind::Image, name.to_owned());
-    let named = Content { kind, repository, tag, digest: digest.clone() };
+    let content = Content { kind, repository, tag, digest: digest.clone() };
     let members = images.into_iter().filter(|image| image.digest != *digest);
-    let members = members.map(|image| Content { tag: None, digest: image.digest, ..named.clone() });
-    members.chain([named.clone()]).collect()
+    let members = members.map(|image| Content { tag: None, digest: image.digest, ..content.clone() });
+    members.chain([content.clone()]).collect()
 }

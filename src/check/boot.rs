@@ -12,14 +12,14 @@ use tempfile::TempDir;
 use super::{Context, image::Checked, kernel::Kernel};
 use crate::{
     CliError,
-    error::{Exit, endings},
+    error::{Exit, exit_codes},
     output,
 };
 
 /// Directory in the cache in which boot checks keep results about this machine.
-const BOOT_MEMORY: &str = "boot";
+const BOOT_CACHE_DIR: &str = "boot";
 
-endings! {
+exit_codes! {
     // The emulator and its init are external systems.
     BootError: |error| match error {
         BootError::Canceled => Exit::Interrupted,
@@ -28,12 +28,12 @@ endings! {
     }, |error| Some(error.hint());
 }
 
-/// Returns what boots kernels for definitions with `check.boot: true`.
+/// Returns the boot checker for definitions with `check.boot: true`.
 pub fn boot_checker(parts: &Parts, entrypoint: Option<PathBuf>) -> Arc<dyn BootChecker> {
     Arc::new(QemuBoot {
         fetcher: parts.fetcher.clone(),
         entrypoint,
-        kvm_state_dir: parts.cache.root().join(BOOT_MEMORY),
+        kvm_state_dir: parts.cache.root().join(BOOT_CACHE_DIR),
         cancel: parts.cancel.clone(),
     })
 }
@@ -60,20 +60,20 @@ pub(super) async fn boot(
     output::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
     let mut request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
     request.decompression = Arc::clone(&context.decompression);
-    request.kvm_state_dir = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
+    request.kvm_state_dir = Some(context.settings()?.cache.root().join(BOOT_CACHE_DIR));
     let needed = context.args.needs.iter().filter(|path| path.is_dir());
     request.needed = needed.cloned().collect();
-    let mut shown = boot::boot_check(&request, &context.session.stop.cancel).await?;
-    use_paths_of_the_report(&mut shown, &modules, &order, checked);
-    Ok(report.with_boot(shown))
+    let mut boot_report = boot::boot_check(&request, &context.session.stop.cancel).await?;
+    restore_checked_paths(&mut boot_report, &modules, &order, checked);
+    Ok(report.with_boot(boot_report))
 }
 
 /// Returns the indices of the checked modules, each after the modules that it needs. Modules without a known
 /// order come last: the kernel then loads or refuses them.
 fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
     let mut order = report.load_order_indices();
-    let rest: Vec<usize> = (0..checked.modules.len()).filter(|index| !order.contains(index)).collect();
-    order.extend(rest);
+    let unordered: Vec<usize> = (0..checked.modules.len()).filter(|index| !order.contains(index)).collect();
+    order.extend(unordered);
     order
 }
 
@@ -84,23 +84,23 @@ fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), 
     let mut modules = Vec::new();
     for file in order.iter().filter_map(|&index| checked.files.get(index)) {
         let number = modules.len().to_string();
-        let place = dir.path().join(&number);
-        fs_err::create_dir(&place)?;
+        let directory = dir.path().join(&number);
+        fs_err::create_dir(&directory)?;
         let file_name = file.file_name().unwrap_or_default();
         let target = std::path::absolute(file)?;
-        fs_err::os::unix::fs::symlink(target, place.join(file_name))?;
+        fs_err::os::unix::fs::symlink(target, directory.join(file_name))?;
         modules.push(format!("{number}/{}", file_name.to_string_lossy()));
     }
     Ok((dir, modules))
 }
 
 /// Replaces the paths of the gathered files with the paths that the static check reports.
-fn use_paths_of_the_report(shown: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
-    for module in &mut shown.modules {
-        let place = gathered.iter().position(|path| *path == module.path);
-        let index = place.and_then(|place| order.get(place));
-        if let Some(known) = index.and_then(|&index| checked.modules.get(index)) {
-            module.path.clone_from(&known.path);
+fn restore_checked_paths(report: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
+    for module in &mut report.modules {
+        let position = gathered.iter().position(|path| *path == module.path);
+        let index = position.and_then(|position| order.get(position));
+        if let Some(checked) = index.and_then(|&index| checked.modules.get(index)) {
+            module.path.clone_from(&checked.path);
         }
     }
 }

@@ -49,24 +49,24 @@ pub(super) struct OpenImage {
 
 impl OpenImage {
     /// Opens `oci:PATH[:TAG|@DIGEST]`, `docker:REF` or a registry's `host/repository:tag`.
-    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self> {
+    pub async fn open(context: &Context<'_>, argument: &str) -> Result<Self> {
         let arch = settings::architecture(&context.args.platform)?;
-        let image = if let Some(place) = word.strip_prefix("oci:") {
-            layout(word, place, arch)
-        } else if let Some(name) = word.strip_prefix("docker:") {
-            in_engine(context, word, name).await
+        let image = if let Some(location) = argument.strip_prefix("oci:") {
+            layout(argument, location, arch)
+        } else if let Some(name) = argument.strip_prefix("docker:") {
+            in_engine(context, argument, name).await
         } else {
             let reference =
-                word.parse().ok().filter(|found: &ImageReference| found.repository.host().is_some());
+                argument.parse().ok().filter(|image: &ImageReference| image.repository.host().is_some());
             let reference = reference.ok_or_else(|| {
                 CliError::usage(format!(
-                    "{word}: no such file or directory, and not an image: expected oci:PATH[:TAG|@DIGEST], docker:REF or \
+                    "{argument}: no such file or directory, and not an image: expected oci:PATH[:TAG|@DIGEST], docker:REF or \
                      host/repository:tag"
                 ))
             })?;
             in_registry(context.settings()?, reference, arch).await
         };
-        let image = image.map_err(|error| error.of_image(word))?;
+        let image = image.map_err(|error| error.of_image(argument))?;
         if image.kernel.is_some() || context.args.kernel.is_some() || context.args.host {
             return Ok(image);
         }
@@ -92,19 +92,19 @@ impl OpenImage {
     pub fn read(&self, release: &KernelRelease, budget: &DecompressionBudget) -> Result<Checked> {
         let (dest, ImageTree { releases, firmware }) = self.unpack(Some(release))?;
         if !releases.iter().any(|found| found == release.as_str()) {
-            let has = match &releases[..] {
+            let hint = match &releases[..] {
                 [] => "it has none below any lib/modules/<release>/".to_owned(),
                 some => format!("it has modules for {}", some.join(", ")),
             };
             let message = format!("image {} has no modules for {release}", self.name);
-            return Err(CliError::absent(message, has));
+            return Err(CliError::absent(message, hint));
         }
         let modules = payload::read_modules(dest.path(), budget);
         let mut modules = modules.map_err(|error| CliError::from(error).of_image(&self.name))?;
         let of_release = format!("lib/modules/{release}/");
         modules.retain(|module| module.path.contains(&of_release));
         let firmware = firmware.iter().map(|file| format!("lib/firmware/{file}")).collect();
-        let files = places(dest.path(), &modules);
+        let files = module_paths(dest.path(), &modules);
         Ok(Checked { modules, files, unpacked: vec![dest], firmware: Some(firmware) })
     }
 
@@ -117,7 +117,7 @@ impl OpenImage {
 }
 
 /// Returns the paths of modules below a directory.
-pub(super) fn places(base: &Path, modules: &[PayloadModule]) -> Vec<PathBuf> {
+pub(super) fn module_paths(base: &Path, modules: &[PayloadModule]) -> Vec<PathBuf> {
     modules.iter().map(|module| base.join(&module.path)).collect()
 }
 
@@ -127,19 +127,19 @@ fn all_are_kernels(releases: &[String]) -> bool {
 }
 
 /// Returns the kernel that farrier's annotation names.
-fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
+fn annotated_kernel(manifest: &ImageManifest) -> Option<KernelRelease> {
     manifest.annotations.get(annotations::KERNEL_RELEASE)?.parse().ok()
 }
 
 /// Opens an image in a layout directory that any tool may have written.
-fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
-    let (root, wanted) = split_place(place);
+fn layout(argument: &str, location: &str, arch: Architecture) -> Result<OpenImage> {
+    let (root, selector) = split_location(location);
     if !root.join("index.json").is_file() {
         let message = format!("{} is not an image layout: it has no index.json", root.display());
         return Err(CliError::hinted(message, "give oci:PATH, oci:PATH:TAG or oci:PATH@sha256:..."));
     }
     let layout = LayoutRegistry::new(root);
-    let mut stored = layout.read(choose(&layout.index()?, wanted)?).map_err(damaged)?;
+    let mut stored = layout.read(choose(&layout.index()?, selector)?).map_err(damaged)?;
     // An entry can itself be an index: an image for several platforms.
     if let Some(image) = AnyManifest::image_for_arch(&stored.bytes, arch.as_str())? {
         stored = layout.read(&image).map_err(damaged)?;
@@ -148,9 +148,9 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     let layers = manifest.layers.iter().map(|layer| layout.verified_blob(&layer.digest));
     let files = layers.collect::<Result<_, _>>().map_err(damaged)?;
     Ok(OpenImage {
-        name: word.to_owned(),
+        name: argument.to_owned(),
         layers: ImageLayers::Files(files),
-        kernel: annotated(&manifest),
+        kernel: annotated_kernel(&manifest),
         _scratch: None,
     })
 }
@@ -163,58 +163,58 @@ fn damaged(error: RegistryError) -> CliError {
     }
 }
 
-/// Splits a place into the directory and the name or digest after it. A path may also contain colons.
-fn split_place(place: &str) -> (PathBuf, Option<&str>) {
-    if let Some((path, _)) = place.split_once("@sha256:") {
-        return (PathBuf::from(path), place.get(path.len() + 1..));
+/// Splits a location into the directory and the name or digest after it. A path may also contain colons.
+fn split_location(location: &str) -> (PathBuf, Option<&str>) {
+    if let Some((path, _)) = location.split_once("@sha256:") {
+        return (PathBuf::from(path), location.get(path.len() + 1..));
     }
-    if Path::new(place).is_dir() {
-        return (PathBuf::from(place), None);
+    if Path::new(location).is_dir() {
+        return (PathBuf::from(location), None);
     }
     // Take the shortest prefix that is a directory. The rest is a name, which may also contain a colon.
-    let colons = place.match_indices(':').map(|(at, _)| at);
-    for at in colons {
-        if let (Some(path), Some(name)) = (place.get(..at), place.get(at + 1..))
+    let colons = location.match_indices(':').map(|(index, _)| index);
+    for index in colons {
+        if let (Some(path), Some(name)) = (location.get(..index), location.get(index + 1..))
             && Path::new(path).is_dir()
         {
             return (PathBuf::from(path), Some(name));
         }
     }
-    (PathBuf::from(place), None)
+    (PathBuf::from(location), None)
 }
 
 /// Chooses a manifest by digest, by name or by the tag at the end of the name. Without any of these, chooses
 /// the only image.
-fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descriptor> {
+fn choose<'i>(index: &'i ImageIndex, selector: Option<&str>) -> Result<&'i Descriptor> {
     let name = |descriptor: &'i Descriptor| {
         descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str)
     };
-    let is_wanted = |descriptor: &&Descriptor| match wanted {
+    let is_wanted = |descriptor: &&Descriptor| match selector {
         // The index also lists reports and signatures.
         None => descriptor.artifact_type.is_none(),
         Some(text) if text.starts_with("sha256:") => descriptor.digest.as_str() == text,
         Some(text) => {
-            let found = descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str);
-            found == text || found.rsplit_once(':').is_some_and(|(_, tag)| tag == text)
+            let name = descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str);
+            name == text || name.rsplit_once(':').is_some_and(|(_, tag)| tag == text)
         }
     };
-    let found: Vec<&Descriptor> = index.manifests.iter().filter(is_wanted).collect();
-    if let [only] = found[..] {
+    let matching: Vec<&Descriptor> = index.manifests.iter().filter(is_wanted).collect();
+    if let [only] = matching[..] {
         return Ok(only);
     }
     let mut names: Vec<&str> = index.manifests.iter().map(name).filter(|name| !name.is_empty()).collect();
     names.sort_unstable();
     names.dedup();
     let list = if names.is_empty() { "images without names".to_owned() } else { names.join(", ") };
-    let message = match wanted {
-        Some(wanted) if found.is_empty() => format!("the layout has no {wanted:?}; it has {list}"),
-        _ => format!("{} images in the layout match: {list}", found.len()),
+    let message = match selector {
+        Some(selector) if matching.is_empty() => format!("the layout has no {selector:?}; it has {list}"),
+        _ => format!("{} images in the layout match: {list}", matching.len()),
     };
     Err(CliError::hinted(message, "name one of them: oci:PATH:NAME or oci:PATH@sha256:..."))
 }
 
 /// Exports an image from the local engine, as `docker save` does.
-async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage> {
+async fn in_engine(context: &Context<'_>, argument: &str, name: &str) -> Result<OpenImage> {
     let env = env_vars::engine_env();
     // Podman's socket offers the same API.
     let engine = match engine::connect_docker(EngineChoice::Docker, &env).await {
@@ -231,7 +231,7 @@ async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<Open
         ));
     }
     Ok(OpenImage {
-        name: word.to_owned(),
+        name: argument.to_owned(),
         layers: ImageLayers::Archive(archive),
         kernel: None,
         _scratch: Some(scratch),
@@ -259,7 +259,7 @@ async fn in_registry(
     Ok(OpenImage {
         name: reference.to_string(),
         layers: ImageLayers::Files(files),
-        kernel: annotated(&manifest),
+        kernel: annotated_kernel(&manifest),
         _scratch: None,
     })
 }

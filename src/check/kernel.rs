@@ -15,7 +15,7 @@ pub(super) struct Kernel {
     pub facts: KernelFacts,
     /// Hint for settling an unknown verdict, if any.
     pub hint: Option<String>,
-    /// Target for finding the kernel image, while the image was not read.
+    /// Target for finding the kernel image. `None` after the image is read.
     target: Option<KernelTarget>,
     /// Kernel image, if it was read.
     image: Option<KernelImage>,
@@ -44,10 +44,10 @@ impl Kernel {
             Self { facts, hint: None, target, image: None }
         } else {
             let target = settings::target(&release, &args.platform)?;
-            // Missing headers mean that the check could not begin. That is no refused module, so the exit
-            // code differs from a build's.
+            // Missing headers prevent the check and refuse no module, so the exit code differs from a
+            // build's.
             let facts = match headers::find(context.settings()?, &target).await? {
-                HeaderLookup::Found(found) => found.facts,
+                HeaderLookup::Found(headers) => headers.facts,
                 HeaderLookup::Missing { looked_for, hint } => {
                     return Err(missing("headers", &looked_for, hint));
                 }
@@ -55,14 +55,14 @@ impl Kernel {
             Self { facts, hint: None, target: Some(target), image: None }
         };
         match image {
-            Some(image) => kernel.learn(context, image).await?,
-            None => kernel.take_cached_image(context).await?,
+            Some(image) => kernel.use_image(context, image).await?,
+            None => kernel.use_cached_image(context).await?,
         }
         Ok(kernel)
     }
 
     /// Fetches the kernel image if the arguments allow it, and returns the facts that it adds.
-    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<Option<ExtraKernelFacts>> {
+    pub async fn extra_facts(&mut self, context: &Context<'_>) -> Result<Option<ExtraKernelFacts>> {
         let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
             return Ok(None);
         };
@@ -90,13 +90,13 @@ impl Kernel {
         let settings = context.settings()?;
         let family = headers::family(settings, target)?;
         match settings.fetcher.kernel_images().find(family, target).await? {
-            KernelImageLookup::Found(image) => self.learn(context, *image).await,
+            KernelImageLookup::Found(image) => self.use_image(context, *image).await,
             KernelImageLookup::Missing { looked_for, hint } => Err(missing("image", &looked_for, hint)),
         }
     }
 
     /// Uses the family's kernel image if it is available locally. Otherwise sets a hint how to get it.
-    async fn take_cached_image(&mut self, context: &Context<'_>) -> Result<()> {
+    async fn use_cached_image(&mut self, context: &Context<'_>) -> Result<()> {
         let Some(target) = self.target.clone() else { return Ok(()) };
         // A check with --headers needs no definitions, so broken definitions must not fail it.
         let settings = match context.settings() {
@@ -108,15 +108,15 @@ impl Kernel {
             self.hint = Some(NO_IMAGE.to_owned());
             return Ok(());
         };
-        let found = settings.fetcher.kernel_images().find_local(family, &target).await?;
-        match found {
-            Some(image) => self.learn(context, image).await?,
+        let image = settings.fetcher.kernel_images().find_local(family, &target).await?;
+        match image {
+            Some(image) => self.use_image(context, image).await?,
             None => self.hint = Some(hint(family)),
         }
         Ok(())
     }
 
-    async fn learn(&mut self, context: &Context<'_>, image: KernelImage) -> Result<()> {
+    async fn use_image(&mut self, context: &Context<'_>, image: KernelImage) -> Result<()> {
         self.facts.beyond_headers = context.settings()?.fetcher.kernel_images().facts(&image).await?;
         self.hint = None;
         self.target = None;
@@ -137,8 +137,8 @@ fn hint(family: &KernelFamily) -> String {
     }
 }
 
-fn missing(what: &str, looked_for: &str, hint: String) -> CliError {
-    CliError::absent(format!("find the {what} of the kernel: there is no {looked_for}"), hint)
+fn missing(artifact: &str, looked_for: &str, hint: String) -> CliError {
+    CliError::absent(format!("find the {artifact} of the kernel: there is no {looked_for}"), hint)
 }
 
 async fn given_image(context: &Context<'_>, path: &Path, arch: Architecture) -> Result<KernelImage> {

@@ -13,7 +13,7 @@ use kmod::{NeededTable, SymbolTable, proprietary_modules};
 
 use super::{
     Context,
-    image::{Checked, OpenImage, places},
+    image::{Checked, OpenImage, module_paths},
 };
 use crate::{CliError, Result};
 
@@ -30,12 +30,12 @@ pub(super) enum Subject {
 
 impl Subject {
     /// Opens a subject: an existing path, or else an image.
-    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self> {
-        let path = Path::new(word);
+    pub async fn open(context: &Context<'_>, argument: &str) -> Result<Self> {
+        let path = Path::new(argument);
         if path.exists() {
             return Ok(Self::Path(path.to_owned()));
         }
-        OpenImage::open(context, word).await.map(Self::Image)
+        OpenImage::open(context, argument).await.map(Self::Image)
     }
 
     /// Returns the kernel that the image names.
@@ -63,7 +63,7 @@ impl Subject {
                 path.display()
             )));
         }
-        Ok(Checked { files: places(base, &modules), modules, ..Checked::default() })
+        Ok(Checked { files: module_paths(base, &modules), modules, ..Checked::default() })
     }
 }
 

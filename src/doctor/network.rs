@@ -21,7 +21,7 @@ use futures::{StreamExt as _, stream};
 use jiff::SignedDuration;
 use oci::error_chain;
 
-use super::Visit;
+use super::Diagnosis;
 use crate::CliError;
 
 /// Maximum number of concurrent requests.
@@ -31,19 +31,19 @@ const MAX_CONCURRENT_REQUESTS: usize = 16;
 /// refused at an even smaller skew by a machine whose clock is behind.
 const SKEW: SignedDuration = SignedDuration::from_secs(60);
 
-impl Visit {
+impl Diagnosis {
     /// Contacts the hosts that the site's own definitions name, and the hosts of definitions that the
     /// cluster's nodes need.
-    pub(super) async fn network(&mut self, parts: &Parts, plan: Option<&Plan>) {
+    pub(super) async fn check_network(&mut self, parts: &Parts, plan: Option<&Plan>) {
         let net = parts.fetcher.net();
         let rules = &parts.definitions.site.mirrors;
-        let mut wanted: BTreeSet<Upstream> = rules.iter().flat_map(|rule| mirrors(net, rule)).collect();
+        let mut targets: BTreeSet<Upstream> = rules.iter().flat_map(|rule| mirrors(net, rule)).collect();
         let (images, families) = in_use(&parts.definitions, plan);
-        wanted.extend(images.into_iter().flat_map(|image| upstreams(net, image)));
-        wanted.extend(families.into_iter().flat_map(|family| upstreams(net, family)));
-        let asked = stream::iter(&wanted).map(|upstream| ask(&parts.fetcher, upstream));
+        targets.extend(images.into_iter().flat_map(|image| upstreams(net, image)));
+        targets.extend(families.into_iter().flat_map(|family| upstreams(net, family)));
+        let answers = stream::iter(&targets).map(|upstream| ask(&parts.fetcher, upstream));
         let (mut hosts, mut forbidden, mut failed) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
-        for outcome in asked.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
+        for outcome in answers.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
             match outcome {
                 Ok(answer) => {
                     hosts.insert(answer.host.clone());
@@ -59,17 +59,17 @@ impl Visit {
             }
         }
         for error in failed.into_values() {
-            let otherwise = "make sure that this machine can resolve and reach the host, or set a proxy (`proxy` in site.yaml) or a \
+            let default_hint = "make sure that this machine can resolve and reach the host, or set a proxy (`proxy` in site.yaml) or a \
                              mirror (`mirrors` there)";
-            self.failed("network", &CliError::from(error), otherwise);
+            self.add_error("network", &CliError::from(error), default_hint);
         }
         let list = |hosts: BTreeSet<String>| hosts.into_iter().collect::<Vec<_>>().join(", ");
-        let left_out =
+        let skipped_hosts =
             (!forbidden.is_empty()).then(|| format!("skipped because of --offline: {}", list(forbidden)));
-        let reached = (!hosts.is_empty()).then(|| format!("answered: {}", list(hosts)));
-        let says: Vec<String> = reached.into_iter().chain(left_out).collect();
+        let answered = (!hosts.is_empty()).then(|| format!("answered: {}", list(hosts)));
+        let says: Vec<String> = answered.into_iter().chain(skipped_hosts).collect();
         if !says.is_empty() {
-            self.fine("network", says.join("; "));
+            self.add_ok("network", says.join("; "));
         }
         // An unreachable registry was reported before.
         if let RegistryLocation::Remote { host, .. } = &parts.location
@@ -84,24 +84,25 @@ impl Visit {
     }
 
     /// Compares this machine's clock with the other clocks.
-    pub(super) fn clock(&mut self) {
+    pub(super) fn compare_clocks(&mut self) {
         let clocks = std::mem::take(&mut self.clocks);
         let off: Vec<_> = clocks.iter().filter(|(_, ahead)| ahead.abs() >= SKEW).collect();
-        let of_all = off.len() == clocks.len() && clocks.len() > 1;
+        let all_differ = off.len() == clocks.len() && clocks.len() > 1;
         for (host, ahead) in &off {
-            let by = SignedDuration::from_secs(ahead.abs().as_secs());
-            let side = if ahead.is_negative() { "behind" } else { "ahead of" };
-            let hint = if of_all {
+            let difference = SignedDuration::from_secs(ahead.abs().as_secs());
+            let direction = if ahead.is_negative() { "behind" } else { "ahead of" };
+            let hint = if all_differ {
                 "all other clocks agree: set this machine's clock (timedatectl set-ntp true)"
             } else {
                 "set the clock there, or this machine's if that is the wrong one (timedatectl set-ntp true): certificates, tokens \
                  and package lists are valid only from a certain time"
             };
-            self.missing("clock", format!("the clock of {host} is {by:#} {side} this machine's"), hint);
+            let problem = format!("the clock of {host} is {difference:#} {direction} this machine's");
+            self.add_problem("clock", problem, hint);
         }
         if off.is_empty() && !clocks.is_empty() {
             let hosts: Vec<&str> = clocks.keys().map(String::as_str).collect();
-            self.fine("clock", format!("less than a minute from the clock of {}", hosts.join(", ")));
+            self.add_ok("clock", format!("less than a minute from the clock of {}", hosts.join(", ")));
         }
     }
 }
@@ -115,16 +116,16 @@ fn in_use<'a>(
     let root = &definitions.root;
     let is_own = |file: &str| !root.as_os_str().is_empty() && root.join(Path::new(file)).exists();
     let cells = || plan.iter().flat_map(|plan| &plan.cells);
-    let called = |family: &KernelFamily| {
+    let is_needed = |family: &KernelFamily| {
         cells().any(|cell| {
-            let found = match_family(&definitions.families, &cell.target);
-            let chosen = cell.outcome.cell().map(|cell| &cell.family);
-            chosen.or(found.map(|found| &found.metadata.name)) == Some(&family.metadata.name)
+            let matching = match_family(&definitions.families, &cell.target);
+            let planned = cell.outcome.cell().map(|cell| &cell.family);
+            planned.or(matching.map(|family| &family.metadata.name)) == Some(&family.metadata.name)
         })
     };
     let images = definitions.images.values();
     let images =
         images.filter(|image| is_own("images") || cells().any(|cell| cell.image == image.metadata.name));
-    let families = definitions.families.iter().filter(|family| is_own(&family.file) || called(family));
+    let families = definitions.families.iter().filter(|family| is_own(&family.file) || is_needed(family));
     (images.collect(), families.collect())
 }

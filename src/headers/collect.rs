@@ -15,18 +15,18 @@ use url::Url;
 use super::{HeadersStoreArg, import_headers, reference};
 use crate::{
     CliError, Result,
-    error::endings,
+    error::exit_codes,
     output::{self, headers::HeadersReport},
     session::Session,
     settings::{Settings, parse},
 };
 
-endings! {
+exit_codes! {
     SendError: |error| if error.is_transient() { crate::Exit::Unreachable } else { crate::Exit::Failed }, |_| None;
 }
 
 /// File with the running kernel's release, as `uname -r` prints it.
-const RUNNING: &str = "/proc/sys/kernel/osrelease";
+const RUNNING_KERNEL_RELEASE: &str = "/proc/sys/kernel/osrelease";
 
 #[derive(Debug, Args)]
 pub struct HeadersCollectArgs {
@@ -48,7 +48,7 @@ pub struct HeadersCollectArgs {
 }
 
 /// Returns the routes that accept header sets from nodes with a key in this directory.
-pub fn received_headers(parts: &Parts, keys: Option<&PathBuf>) -> Router {
+pub fn header_routes(parts: &Parts, keys: Option<&PathBuf>) -> Router {
     let receiver = keys.map(|keys| Receiver::new(parts.fetcher.clone(), keys.clone()));
     receiver.map(Receiver::router).unwrap_or_default()
 }
@@ -59,10 +59,10 @@ pub async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<()> 
     let release: KernelRelease = if let Some(kernel) = kernel {
         parse("--kernel", &kernel)?
     } else {
-        let text = fs::read_to_string(RUNNING).map_err(|error| {
-            CliError::usage(format!("read the running kernel's release in {RUNNING}: {error}"))
+        let text = fs::read_to_string(RUNNING_KERNEL_RELEASE).map_err(|error| {
+            CliError::usage(format!("read the running kernel's release in {RUNNING_KERNEL_RELEASE}: {error}"))
         })?;
-        parse(RUNNING, text.trim())?
+        parse(RUNNING_KERNEL_RELEASE, text.trim())?
     };
     let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
     if let (Some(to), Some(key)) = (to, key_file) {

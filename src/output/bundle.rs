@@ -102,7 +102,7 @@ impl<'a> Listing<'a> {
 
 /// One imported content, for `-o json`.
 #[derive(Serialize)]
-struct Row<'a> {
+struct ImportRow<'a> {
     #[serde(flatten)]
     content: &'a Content,
     #[serde(flatten)]
@@ -115,7 +115,7 @@ struct Row<'a> {
 pub struct ImportReport<'a> {
     id: &'a str,
     registry: String,
-    contents: Vec<Row<'a>>,
+    contents: Vec<ImportRow<'a>>,
     sent_blobs: usize,
     sent_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,7 +132,7 @@ impl<'a> ImportReport<'a> {
         Self {
             id: id.as_str(),
             registry: location.to_string(),
-            contents: imported.contents.iter().map(|(content, taken)| Row { content, taken }).collect(),
+            contents: imported.contents.iter().map(|(content, taken)| ImportRow { content, taken }).collect(),
             sent_blobs: imported.blobs,
             sent_bytes: imported.sent,
             definitions_written,

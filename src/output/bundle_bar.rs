@@ -10,8 +10,8 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::message;
 
-/// A smaller transfer ends before a line about it could be read.
-const WORTH_A_LINE: u64 = 64 << 20;
+/// Minimum size of a transfer whose progress is printed in lines. Smaller transfers end too early.
+const MIN_BYTES_FOR_LINES: u64 = 64 << 20;
 
 /// Progress of a bundle: a bar on a terminal, a line for each tenth elsewhere.
 pub struct Bar {
@@ -35,9 +35,9 @@ impl Bar {
     }
 
     /// Prints a line if no bar is drawn.
-    fn line(&self, how_far: impl std::fmt::Display) {
+    fn line(&self, progress: impl std::fmt::Display) {
         if self.bar.is_hidden() {
-            message(&format!("{}: {how_far}", self.bar.prefix()));
+            message(&format!("{}: {progress}", self.bar.prefix()));
         }
     }
 }
@@ -62,7 +62,7 @@ impl Meter for Bar {
         let before = self.done.fetch_add(bytes, Ordering::Relaxed);
         let tenth = |done: u64| done * 10 / total.max(1);
         let after = before + bytes;
-        if tenth(after) > tenth(before) && tenth(after) < 10 && total >= WORTH_A_LINE {
+        if tenth(after) > tenth(before) && tenth(after) < 10 && total >= MIN_BYTES_FOR_LINES {
             self.line(format!("{} of {}", HumanBytes(after), HumanBytes(total)));
         }
     }

@@ -8,19 +8,19 @@ use indicatif::BinaryBytes;
 
 use super::indented_table;
 
-/// Formats what is deleted, what failed, and what is kept. A remote registry needs a hint, because it frees
+/// Formats the deleted images, the failures, and the kept images. A remote registry needs a hint, because it frees
 /// no space by itself.
 pub fn text(report: &GcReport, remote: bool) -> String {
     let mut lines = Vec::new();
     if !report.images.is_empty() {
         let header = ["IMAGE", "KERNEL", "LAST SEEN", "FREES", "STATE"];
         let rows = report.images.iter().map(|image| {
-            let going = &image.pruned;
+            let pruned = &image.pruned;
             let tags: Vec<String> =
-                going.tags.iter().map(|tag| format!("{}:{tag}", going.repository)).collect();
-            let kernels: Vec<String> = going.gone.keys().cloned().collect();
-            let seen: Vec<String> = going.gone.values().map(ToString::to_string).collect();
-            let frees = BinaryBytes(going.bytes).to_string();
+                pruned.tags.iter().map(|tag| format!("{}:{tag}", pruned.repository)).collect();
+            let kernels: Vec<String> = pruned.gone.keys().cloned().collect();
+            let seen: Vec<String> = pruned.gone.values().map(ToString::to_string).collect();
+            let frees = BinaryBytes(pruned.bytes).to_string();
             [tags.join("\n"), kernels.join("\n"), seen.join("\n"), frees, state(&image.state).to_owned()]
         });
         lines.push(indented_table(header, rows).trim_end().to_owned());
@@ -93,8 +93,8 @@ fn counted_days(days: u32) -> String {
     counted(usize::try_from(days).unwrap_or(usize::MAX), "day")
 }
 
-fn counted(number: usize, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 /// Formats the number of kept images for each reason. The JSON form names the images.

@@ -35,21 +35,21 @@ pub fn list(sets: &[ListedHeaders]) -> String {
     indented_table(["KERNEL", "ARCH", "COMPILER", "SYMBOLS", "PLACE"], rows)
 }
 
-/// Formats the outcome of an import, and the place of the header set.
+/// Formats the outcome of an import, and the location of the header set.
 pub fn report(report: &HeadersReport) -> String {
     let HeadersReport { release, arch, outcome, compiler, exported_symbols, path, reference, digest, .. } =
         report;
-    let what = match outcome {
+    let action = match outcome {
         Outcome::New => "imported",
         Outcome::Known => "already known",
         Outcome::Replaced => "imported, replacing others",
     };
     let symbols =
         exported_symbols.map_or_else(|| "no Module.symvers".to_owned(), |count| format!("{count} symbols"));
-    let about = compiler.as_ref().map(|compiler| format!(" ({compiler}, {symbols})")).unwrap_or_default();
-    let place = match (reference, digest) {
+    let details = compiler.as_ref().map(|compiler| format!(" ({compiler}, {symbols})")).unwrap_or_default();
+    let location = match (reference, digest) {
         (Some(reference), Some(digest)) => format!("{reference}@{digest}"),
         _ => path.clone().unwrap_or_default(),
     };
-    format!("headers of {release} for {arch}{about}: {what}\n{place}")
+    format!("headers of {release} for {arch}{details}: {action}\n{location}")
 }

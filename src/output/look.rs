@@ -11,7 +11,7 @@ use regex::{Captures, Regex};
 use rustix::termios::tcgetwinsize;
 
 use crate::{
-    args::{Global, OutputForm},
+    args::{Global, OutputFormat},
     env_vars,
 };
 
@@ -35,7 +35,7 @@ const STATES: [(&str, &str, &str); 5] = [
 /// Patterns of colored text: verdicts before reasons, a report's verdict, hints, and states that fill a
 /// column. The last pattern is applied twice, because the separator after one column is also the separator
 /// before the next.
-fn painted_words() -> [String; 5] {
+fn color_patterns() -> [String; 5] {
     // Two spaces separate columns.
     let words = STATES.map(|(words, ..)| words).join("|");
     let column = format!(r"(?m)(  )((?:[✓✕▶○▲] )?(?:{words}))(  |$)");
@@ -49,9 +49,9 @@ fn painted_words() -> [String; 5] {
 }
 
 /// Returns the color and symbol of a state.
-fn state(word: &str) -> Option<(&'static str, &'static str)> {
-    let found = STATES.iter().find(|(words, ..)| words.split('|').any(|known| known == word));
-    found.map(|(_, color, symbol)| (*color, *symbol))
+fn color_and_symbol(word: &str) -> Option<(&'static str, &'static str)> {
+    let entry = STATES.iter().find(|(words, ..)| words.split('|').any(|state| state == word));
+    entry.map(|(_, color, symbol)| (*color, *symbol))
 }
 
 /// Width of tables. Without a width, rows have any length and digests are complete.
@@ -67,20 +67,20 @@ pub fn set(global: &Global) {
         ColorChoice::Never => false,
         ColorChoice::Auto => env_vars::forced_colors().unwrap_or(is_terminal),
     };
-    let fits = is_terminal && global.output == OutputForm::Table;
+    let has_width = is_terminal && global.output == OutputFormat::Table;
     // A terminal with an unknown width reports 0.
     let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
     // The values are set before anything is printed. A second call has no effect.
     let _ = (
         COLORS.set(colors),
         SYMBOLS.set(is_terminal && env_vars::is_utf8()),
-        WIDTH.set(fits.then(columns).flatten()),
+        WIDTH.set(has_width.then(columns).flatten()),
     );
 }
 
 /// Returns the text of a cell after the first column, with a symbol in front of a state.
 pub fn with_symbol(text: String) -> String {
-    match state(&text).filter(|_| SYMBOLS.get().copied().unwrap_or_default()) {
+    match color_and_symbol(&text).filter(|_| SYMBOLS.get().copied().unwrap_or_default()) {
         Some((_, symbol)) => format!("{symbol} {text}"),
         None => text,
     }
@@ -92,20 +92,20 @@ pub fn width() -> Option<u16> {
 }
 
 /// Adds colors to the text of a result, if they are enabled.
-pub fn painted(text: String) -> String {
+pub fn with_colors(text: String) -> String {
     if COLORS.get().copied().unwrap_or_default() { colored(&text) } else { text }
 }
 
 /// Adds colors without changing any letter.
 fn colored(text: &str) -> String {
-    painted_words().iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
+    color_patterns().iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
         text.to_owned(),
         |text, pattern| {
-            let paint = |found: &Captures<'_>| {
+            let paint = |captures: &Captures<'_>| {
                 let symbols = STATES.map(|(.., symbol)| symbol).concat() + " ";
-                let word = found[2].trim_start_matches(|c| symbols.contains(c)).split('[').next();
-                let color = word.and_then(state).map_or(DIM, |(color, _)| color);
-                format!("{}{color}{}{RESET}{}", &found[1], &found[2], &found[3])
+                let word = captures[2].trim_start_matches(|c| symbols.contains(c)).split('[').next();
+                let color = word.and_then(color_and_symbol).map_or(DIM, |(color, _)| color);
+                format!("{}{color}{}{RESET}{}", &captures[1], &captures[2], &captures[3])
             };
             pattern.replace_all(&text, paint).into_owned()
         },
@@ -146,9 +146,9 @@ load order: nvidia, nvidia_uvm
     fn a_word_that_stands_alone_in_its_column_is_painted() {
         let status =
             "IMAGE   KERNEL  PHASE      CHECK\nfailed  6.1.0   published  loads\nmissing images: 2\n";
-        let painted = "IMAGE   KERNEL  PHASE      CHECK\n\
+        let with_colors = "IMAGE   KERNEL  PHASE      CHECK\n\
                        failed  6.1.0   \u{1b}[32mpublished\u{1b}[0m  \u{1b}[32mloads\u{1b}[0m\nmissing images: 2\n";
-        assert_eq!(colored(status), painted, "neither a name nor a sentence");
+        assert_eq!(colored(status), with_colors, "neither a name nor a sentence");
         let symbol = "IMAGE  PHASE\nmofed  ✓ published\n";
         assert_eq!(colored(symbol), "IMAGE  PHASE\nmofed  \u{1b}[32m✓ published\u{1b}[0m\n");
     }
@@ -163,7 +163,7 @@ load order: nvidia, nvidia_uvm
             ("wait", "missing"),
             ("warn", "retrying"),
         ] {
-            let (_, symbol) = state(word).unwrap();
+            let (_, symbol) = color_and_symbol(word).unwrap();
             let rule = style.lines().flat_map(|line| line.split('}')).find(|rule| {
                 rule.contains("::before")
                     && rule.contains(&format!("{symbol} "))

@@ -35,19 +35,19 @@ use farrier_core::{
     text::{is_deceptive, printable_json, printable_lines},
 };
 
-use super::{args::OutputForm, error::OutputError};
+use super::{args::OutputFormat, error::OutputError};
 
 /// Prints a result in the requested format.
 pub fn show<T: Serialize + ?Sized>(
-    form: OutputForm,
+    format: OutputFormat,
     value: &T,
     text: impl FnOnce(&T) -> String,
 ) -> Result<(), OutputError> {
-    ready(&match form {
-        OutputForm::Table | OutputForm::Wide => look::painted(printable_lines(&text(value))),
-        OutputForm::Json => printable_json(&serde_json::to_string_pretty(value).map_err(io::Error::from)?),
-        OutputForm::Yaml => printable_lines(&serde_saphyr::to_string(&value).map_err(io::Error::other)?),
-        OutputForm::Name => {
+    write_line(&match format {
+        OutputFormat::Table | OutputFormat::Wide => look::with_colors(printable_lines(&text(value))),
+        OutputFormat::Json => printable_json(&serde_json::to_string_pretty(value).map_err(io::Error::from)?),
+        OutputFormat::Yaml => printable_lines(&serde_saphyr::to_string(&value).map_err(io::Error::other)?),
+        OutputFormat::Name => {
             let lines = names(&serde_json::to_value(value).map_err(io::Error::from)?);
             if lines.is_empty() {
                 return Ok(());
@@ -58,7 +58,7 @@ pub fn show<T: Serialize + ?Sized>(
 }
 
 /// Fields that name an object of a result, the most specific first.
-const NAMES: [&str; 12] = [
+const NAME_FIELDS: [&str; 12] = [
     "pinned",
     "reference",
     "object",
@@ -72,17 +72,17 @@ const NAMES: [&str; 12] = [
     "subject",
     "check",
 ];
-/// Lists of a plan that name no further image.
-const UNNAMED: [&str; 3] = ["rollouts", "signatures", "unusedImages"];
+/// Fields of a plan whose items name no further image.
+const FIELDS_WITHOUT_NAMES: [&str; 3] = ["rollouts", "signatures", "unusedImages"];
 
 /// Returns the names of the outermost objects that have one.
 fn names(value: &Value) -> Vec<String> {
-    let named = NAMES.iter().find_map(|field| value.get(field)?.as_str());
-    match (value, named) {
+    let name = NAME_FIELDS.iter().find_map(|field| value.get(field)?.as_str());
+    match (value, name) {
         (_, Some(name)) => vec![name.to_owned()],
         (Value::Array(items), None) => items.iter().flat_map(names).collect(),
         (Value::Object(fields), None) => {
-            let fields = fields.iter().filter(|(field, _)| !UNNAMED.contains(&field.as_str()));
+            let fields = fields.iter().filter(|(field, _)| !FIELDS_WITHOUT_NAMES.contains(&field.as_str()));
             fields.flat_map(|(_, value)| names(value)).collect()
         }
         (_, None) => Vec::new(),
@@ -91,24 +91,24 @@ fn names(value: &Value) -> Vec<String> {
 
 /// Writes text to standard output, with a newline at its end.
 pub fn result(text: &str) -> Result<(), OutputError> {
-    ready(&printable_lines(text))
+    write_line(&printable_lines(text))
 }
 
 /// Writes text that is safe for a terminal.
-fn ready(text: &str) -> Result<(), OutputError> {
-    if text.ends_with('\n') { raw(text) } else { raw(&format!("{text}\n")) }
+fn write_line(text: &str) -> Result<(), OutputError> {
+    if text.ends_with('\n') { write_stdout(text) } else { write_stdout(&format!("{text}\n")) }
 }
 
 /// Writes a part of the output immediately.
 pub fn part(text: &str) -> Result<(), OutputError> {
-    raw(&printable_lines(text))
+    write_stdout(&printable_lines(text))
 }
 
 /// Writes bytes that a terminal may interpret. A closed pipe (`| head`) is not an error.
-fn raw(text: &str) -> Result<(), OutputError> {
+fn write_stdout(text: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    match written {
+    let outcome = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match outcome {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }
@@ -116,7 +116,7 @@ fn raw(text: &str) -> Result<(), OutputError> {
 
 /// Clears the terminal before output that is printed repeatedly.
 pub fn clear() -> Result<(), OutputError> {
-    if io::stdout().is_terminal() { raw("\x1b[H\x1b[2J") } else { Ok(()) }
+    if io::stdout().is_terminal() { write_stdout("\x1b[H\x1b[2J") } else { Ok(()) }
 }
 
 /// Writes a message to standard error. A failure is ignored, because there is nowhere to report it.
@@ -149,7 +149,7 @@ impl Write for LogWriter {
 
 /// Formats a table without borders. A cell may have several lines.
 pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
-    lines(header, rows, (0, 2))
+    padded_table(header, rows, (0, 2))
 }
 
 /// Like [`table`], with a space before each column.
@@ -157,27 +157,27 @@ pub fn indented_table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
-    lines(header, rows, (1, 1))
+    padded_table(header, rows, (1, 1))
 }
 
-fn lines(
+fn padded_table(
     header: impl Into<Row>,
     rows: impl IntoIterator<Item = impl Into<Row>>,
     padding: (u16, u16),
 ) -> String {
-    laid_out(header.into(), rows.into_iter().map(Into::into).collect(), padding, look::width())
+    lay_out(header.into(), rows.into_iter().map(Into::into).collect(), padding, look::width())
 }
 
 /// Lays out columns. With a width, cells are wrapped and digests are shortened.
-fn laid_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>) -> String {
+fn lay_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header);
-    let shown = |(column, cell): (usize, &Cell)| {
+    let cell_text = |(column, cell): (usize, &Cell)| {
         let text = cell.content();
         let text = if width.is_some() { with_short_digests(&text) } else { text };
         if column == 0 { text } else { look::with_symbol(text) }
     };
-    table.add_rows(rows.into_iter().map(|row| Row::from(row.cell_iter().enumerate().map(shown))));
+    table.add_rows(rows.into_iter().map(|row| Row::from(row.cell_iter().enumerate().map(cell_text))));
     if let Some(width) = width {
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
@@ -196,7 +196,7 @@ mod tests {
         let row = || {
             Row::from(["driver".to_owned(), format!("r.example/drivers/driver@sha256:{}", "0a".repeat(32))])
         };
-        let text = |width| laid_out(["IMAGE", "REFERENCE"].into(), vec![row()], (0, 2), width);
+        let text = |width| lay_out(["IMAGE", "REFERENCE"].into(), vec![row()], (0, 2), width);
         assert!(
             text(None).lines().nth(1).unwrap().ends_with(&"0a".repeat(32)),
             "digests are complete without a width"

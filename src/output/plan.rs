@@ -5,7 +5,7 @@ use farrier_core::plan::{
     status_table, summary, tables, upgrade_table,
 };
 
-use super::{lines, printable};
+use super::{padded_table, printable};
 
 /// Formats the plan as tables with a closing line.
 pub fn plan(plan: &Plan) -> String {
@@ -14,7 +14,7 @@ pub fn plan(plan: &Plan) -> String {
 
 /// Formats the tables alone, each with an empty line after it.
 pub fn sections(plan: &Plan) -> String {
-    tables(plan).iter().map(|table| laid_out(table) + "\n").collect()
+    tables(plan).iter().map(|table| table_text(table) + "\n").collect()
 }
 
 /// Formats the matrix of images and kernels, the rollouts on hold, and the skipped nodes.
@@ -22,17 +22,17 @@ pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
     let matrix = if rows.is_empty() {
         "no node calls for a driver image\n".to_owned()
     } else {
-        laid_out(&status_table(rows))
+        table_text(&status_table(rows))
     };
     let others = [held_rollouts(plan), skipped_nodes(plan)];
     let others = others.iter().filter(|table| !table.rows.is_empty());
-    others.fold(matrix, |text, table| format!("{text}\n{}", laid_out(table)))
+    others.fold(matrix, |text, table| format!("{text}\n{}", table_text(table)))
 }
 
 /// Formats the state of upgrades and their nodes.
 pub fn upgrades(upgrades: &[&PlannedUpgrade]) -> String {
     let text = |upgrade: &&PlannedUpgrade| {
-        format!("{}\n\n{}", printable(&upgrade.summary()), laid_out(&upgrade_table(upgrade)))
+        format!("{}\n\n{}", printable(&upgrade.summary()), table_text(&upgrade_table(upgrade)))
     };
     match upgrades {
         [] => "no upgrade is planned; `farrier plan` says what rollouts wait for\n".to_owned(),
@@ -44,11 +44,11 @@ pub fn upgrades(upgrades: &[&PlannedUpgrade]) -> String {
 pub fn past_upgrades(past: &[PastUpgrade]) -> String {
     match past {
         [] => "no DaemonSet carries a record of an image that farrier set\n".to_owned(),
-        past => laid_out(&past_table(past)),
+        past => table_text(&past_table(past)),
     }
 }
 
 /// Formats a table in columns.
-pub fn laid_out(Table { header, rows }: &Table) -> String {
-    lines(header, rows, (0, 2))
+pub fn table_text(Table { header, rows }: &Table) -> String {
+    padded_table(header, rows, (0, 2))
 }

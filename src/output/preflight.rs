@@ -5,24 +5,24 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use farrier_core::plan::{BootReadiness, NextKernel, readiness_table};
 use serde::Serialize;
 
-use super::plan::laid_out;
+use super::plan::table_text;
 
 /// JSON output of `farrier preflight`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answer<'a> {
+pub struct PreflightReport<'a> {
     /// Whether all nodes may boot the kernel, and images were checked for that.
     pub ready: bool,
     /// Verdict of the node with the most obstacles. It distinguishes cases that `ready` does not.
     pub may_boot: BootReadiness,
     pub kernel: String,
     /// The selected nodes.
-    pub nodes: Vec<Asked<'a>>,
+    pub nodes: Vec<NodeReadiness<'a>>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Asked<'a> {
+pub struct NodeReadiness<'a> {
     pub node: &'a str,
     pub ready: bool,
     pub may_boot: BootReadiness,
@@ -34,28 +34,28 @@ pub struct Asked<'a> {
 }
 
 /// Formats one table for each platform and set of needs, with its nodes. Blocked nodes come first.
-pub fn text(answer: &Answer<'_>) -> String {
+pub fn text(report: &PreflightReport<'_>) -> String {
     let mut groups: BTreeMap<(Reverse<BootReadiness>, String, String), Vec<&str>> = BTreeMap::new();
-    for Asked { node, ready: _, may_boot, next, message } in &answer.nodes {
-        let (kernel, why) = match (next, message) {
+    for NodeReadiness { node, ready: _, may_boot, next, message } in &report.nodes {
+        let (kernel, reason) = match (next, message) {
             (Some(next), _) => (next.kernel.to_string(), reasons(next)),
-            (None, why) => (answer.kernel.clone(), format!("{}\n", why.as_deref().unwrap_or_default())),
+            (None, reason) => (report.kernel.clone(), format!("{}\n", reason.as_deref().unwrap_or_default())),
         };
-        groups.entry((Reverse(*may_boot), kernel, why)).or_default().push(node);
+        groups.entry((Reverse(*may_boot), kernel, reason)).or_default().push(node);
     }
-    let group =
-        |((Reverse(may_boot), kernel, why), nodes): ((Reverse<BootReadiness>, String, String), Vec<&str>)| {
-            let verdict = match may_boot {
-                BootReadiness::Ready => "ready",
-                BootReadiness::NoDriver => "no driver image needed",
-                BootReadiness::Wait | BootReadiness::Unknown => "not ready",
-            };
-            let some = nodes[..nodes.len().min(5)].join(", ");
-            let more = nodes.len().saturating_sub(5);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("{some}{more}: {verdict} for {kernel}\n{why}")
+    let mut texts = Vec::new();
+    for ((Reverse(may_boot), kernel, reason), nodes) in groups {
+        let verdict = match may_boot {
+            BootReadiness::Ready => "ready",
+            BootReadiness::NoDriver => "no driver image needed",
+            BootReadiness::Wait | BootReadiness::Unknown => "not ready",
         };
-    groups.into_iter().map(group).collect::<Vec<_>>().join("\n")
+        let first = nodes[..nodes.len().min(5)].join(", ");
+        let more = nodes.len().saturating_sub(5);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        texts.push(format!("{first}{more}: {verdict} for {kernel}\n{reason}"));
+    }
+    texts.join("\n")
 }
 
 /// Formats the images that are needed, or why there are none.
@@ -65,7 +65,7 @@ fn reasons(next: &NextKernel) -> String {
         None if next.needs.is_empty() => {
             "no driver image is for nodes with these labels, so nothing was checked\n".to_owned()
         }
-        None => laid_out(&readiness_table(next)),
+        None => table_text(&readiness_table(next)),
     }
 }
 
@@ -82,14 +82,14 @@ mod tests {
         fleet.announce(0, NEXT);
         fleet.announce(1, NEXT);
         let plan = fleet.plan();
-        let nodes = plan.nodes.iter().map(|planned| Asked {
+        let nodes = plan.nodes.iter().map(|planned| NodeReadiness {
             node: &planned.node,
             ready: planned.ready,
             may_boot: planned.may_boot,
             next: planned.next.as_deref(),
             message: None,
         });
-        text(&Answer {
+        text(&PreflightReport {
             ready: false,
             may_boot: BootReadiness::Wait,
             kernel: NEXT.to_owned(),

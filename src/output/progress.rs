@@ -28,19 +28,19 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_mins(1);
 struct LongStage {
     stage: Stage,
     since: Instant,
-    told: Instant,
+    last_message: Instant,
 }
 
 impl LongStage {
     fn begin(stage: Stage, now: Instant) -> Self {
-        Self { stage, since: now, told: now }
+        Self { stage, since: now, last_message: now }
     }
 
     /// Returns a message that the stage still runs, with its latest output line, if the last message is older
     /// than [`HEARTBEAT_INTERVAL`].
     fn heartbeat(&mut self, line: &str, now: Instant) -> Option<String> {
-        (now.duration_since(self.told) >= HEARTBEAT_INTERVAL).then(|| {
-            self.told = now;
+        (now.duration_since(self.last_message) >= HEARTBEAT_INTERVAL).then(|| {
+            self.last_message = now;
             let minutes = now.duration_since(self.since).as_secs() / 60;
             format!("{} for {minutes} min, now: {line}", self.stage)
         })
@@ -93,9 +93,9 @@ impl Reporter for Progress {
 
     fn output(&self, subject: &str, line: &str) {
         let mut stages = self.stages.lock();
-        let told = stages.get_mut(subject).and_then(|stage| stage.heartbeat(line, Instant::now()));
-        if let Some(told) = told {
-            message(&format!("{subject}: {told}"));
+        let heartbeat = stages.get_mut(subject).and_then(|stage| stage.heartbeat(line, Instant::now()));
+        if let Some(heartbeat) = heartbeat {
+            message(&format!("{subject}: {heartbeat}"));
         }
         drop(stages);
         self.with_bar(subject, |bar| bar.set_message(printable(line)));

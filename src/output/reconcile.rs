@@ -7,7 +7,7 @@ use farrier_core::plan::{RolloutDecision, counts, summary};
 
 use super::plan::sections;
 
-/// Formats the report: first what was done, then the current state.
+/// Formats the report: first the actions, then the current state.
 pub fn reconcile(report: &ReconcileReport) -> String {
     let mut text = String::new();
     for target in &report.targets {

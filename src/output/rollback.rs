@@ -9,8 +9,8 @@ use farrier_core::{
 use super::{indented_table, printable};
 
 /// Scope of the search for records.
-pub struct Looked<'a> {
-    pub place: String,
+pub struct Search<'a> {
+    pub cluster: String,
     /// Requested objects; empty for all.
     pub objects: &'a [String],
     /// Whether something could not be read.
@@ -18,9 +18,9 @@ pub struct Looked<'a> {
 }
 
 /// Formats a table of fields, and how to continue.
-pub fn text(rolled: &[RollbackResult], dry_run: bool, looked: &Looked<'_>) -> String {
+pub fn text(rolled: &[RollbackResult], dry_run: bool, search: &Search<'_>) -> String {
     if rolled.is_empty() {
-        return nothing(looked);
+        return nothing(search);
     }
     let mut rows = Vec::new();
     let mut resume = Vec::new();
@@ -53,18 +53,18 @@ pub fn text(rolled: &[RollbackResult], dry_run: bool, looked: &Looked<'_>) -> St
     text
 }
 
-/// Formats the message for an empty result: what was searched for, and where.
-fn nothing(looked: &Looked<'_>) -> String {
-    let Looked { place, objects, unseen } = looked;
-    let who = if objects.is_empty() {
+/// Formats the message for an empty result, with the scope of the search.
+fn nothing(search: &Search<'_>) -> String {
+    let Search { cluster, objects, unseen } = search;
+    let subject = if objects.is_empty() {
         let kinds: Vec<&str> = OperatorResource::TARGETS.iter().map(|resource| resource.kind()).collect();
         format!("no DaemonSet in any namespace and no {}", kinds.join(", "))
     } else {
         format!("none of {}", objects.join(", "))
     };
-    let as_far = if *unseen { "as far as farrier can see, " } else { "" };
+    let caveat = if *unseen { "as far as farrier can see, " } else { "" };
     format!(
-        "nothing to roll back in the {place}: {as_far}{who} carries a record of what farrier has set (annotations \
+        "nothing to roll back in the {cluster}: {caveat}{subject} carries a record of what farrier has set (annotations \
          {RECORD_ANNOTATION}, {PER_KERNEL_ANNOTATION})\n"
     )
 }
@@ -102,13 +102,13 @@ mod tests {
             taken("d/failed", restored(), Some("write DaemonSet d/failed: forbidden")),
         ];
         let everything =
-            Looked { place: "cluster at https://k.test".to_owned(), objects: &[], unseen: false };
+            Search { cluster: "cluster at https://k.test".to_owned(), objects: &[], unseen: false };
         insta::assert_snapshot!(format!(
             "{}---\n{}---\n{}{}",
             text(&all, false, &everything),
             text(&all, true, &everything),
             text(&[], false, &everything),
-            text(&[], false, &Looked { objects: &["drivers/fleet".to_owned()], unseen: true, ..everything })
+            text(&[], false, &Search { objects: &["drivers/fleet".to_owned()], unseen: true, ..everything })
         ));
     }
 }

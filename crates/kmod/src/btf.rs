@@ -80,7 +80,7 @@ impl<'a> Btf<'a> {
             return Err(unterminated_strings());
         }
         // Type 0 is `void`, which is implicit.
-        let count = Types::of(types).try_fold(1, |count, found| found.map(|_| count + 1))?;
+        let count = Types::of(types).try_fold(1, |count, next| next.map(|_| count + 1))?;
         Ok(Self { types, strings, count })
     }
 
@@ -92,11 +92,11 @@ impl<'a> Btf<'a> {
     /// Size in bytes of the structure of this name; `None` if there is none.
     pub fn size_of_struct(&self, name: &str) -> Option<u64> {
         let mut types = Types::of(self.types).filter_map(Result::ok);
-        let found = types.find(|found| found.kind == STRUCT && self.is_named(found.name, name))?;
-        Some(u64::from(found.size))
+        let structure = types.find(|next| next.kind == STRUCT && self.has_name(next.name, name))?;
+        Some(u64::from(structure.size))
     }
 
-    fn is_named(&self, offset: u32, name: &str) -> bool {
+    fn has_name(&self, offset: u32, name: &str) -> bool {
         let rest = self.strings.get(to_index(offset)..).unwrap_or_default();
         rest.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
     }
@@ -151,15 +151,15 @@ impl SplitBtf {
             last_string: size(last.map_or(0, |zero| zero + 1))?,
             ..Self::default()
         };
-        for own in Types::of(types) {
-            let own = own?;
-            if !own.is_valid() {
+        for own_type in Types::of(types) {
+            let own_type = own_type?;
+            if !own_type.is_valid() {
                 return Err(BtfError(format!(
                     "has a type that the kernel does not accept (number {})",
                     split.types + 1
                 )));
             }
-            split.add(&own);
+            split.add(&own_type);
         }
         // Only the kernel's own BTF shows the offset at which the module's strings begin. This is the offset if the highest name
         // is the last string.
@@ -168,28 +168,28 @@ impl SplitBtf {
             let name = offset.checked_sub(first_own_string).and_then(|own| strings.get(to_index(own)..));
             name.is_some_and(|name| offset != 0 && !is_identifier(name))
         };
-        for own in Types::of(types) {
+        for own_type in Types::of(types) {
             // Without strings of its own, all names of the module are names of the kernel.
-            split.has_bad_name |= !strings.is_empty() && own?.identifiers().any(is_bad);
+            split.has_bad_name |= !strings.is_empty() && own_type?.identifier_offsets().any(is_bad);
         }
         Ok(split)
     }
 
-    fn add(&mut self, own: &Type<'_>) {
-        self.highest_name = self.highest_name.max(own.name);
-        self.highest_validated = self.highest_validated.max(own.name);
+    fn add(&mut self, own_type: &Type<'_>) {
+        self.highest_name = self.highest_name.max(own_type.name);
+        self.highest_validated = self.highest_validated.max(own_type.name);
         // The kernel does not validate the names of parameters.
-        let validates_members = own.kind != FUNC_PROTO;
-        match own.kind {
-            FUNC => self.functions.push(own.size),
+        let validates_members = own_type.kind != FUNC_PROTO;
+        match own_type.kind {
+            FUNC => self.functions.push(own_type.size),
             FUNC_PROTO => self.prototypes.push(self.types),
             _ => {}
         }
         // Kinds whose `size` field is a type number.
-        if matches!(own.kind, PTR | TYPEDEF..=FUNC_PROTO | VAR | DECL_TAG | TYPE_TAG) {
-            self.highest_type = self.highest_type.max(own.size);
+        if matches!(own_type.kind, PTR | TYPEDEF..=FUNC_PROTO | VAR | DECL_TAG | TYPE_TAG) {
+            self.highest_type = self.highest_type.max(own_type.size);
         }
-        for (word, bytes) in own.words.iter().cycle().zip(own.rest.chunks_exact(4)) {
+        for (word, bytes) in own_type.words.iter().cycle().zip(own_type.trailing.chunks_exact(4)) {
             match (word, u32_at(bytes, 0).unwrap_or_default()) {
                 (Word::Name, offset) => {
                     self.highest_name = self.highest_name.max(offset);
@@ -264,9 +264,9 @@ struct Type<'a> {
     has_unknown_bits: bool,
     /// Size in bytes, or the number of another type, depending on the kind.
     size: u32,
-    /// Meaning of the words of `rest`; repeats for each element.
+    /// Meaning of the words of `trailing`; repeats for each element.
     words: &'static [Word],
-    rest: &'a [u8],
+    trailing: &'a [u8],
 }
 
 /// Whether a name that ends with a zero byte is an identifier (`btf_name_valid_identifier`). The kernel's letters include those
@@ -288,12 +288,12 @@ fn is_identifier(name: &[u8]) -> bool {
 
 impl Type<'_> {
     /// Offsets of the names that must be identifiers.
-    fn identifiers(&self) -> impl Iterator<Item = u32> {
+    fn identifier_offsets(&self) -> impl Iterator<Item = u32> {
         let own = matches!(self.kind, STRUCT..=TYPEDEF | FUNC | VAR | ENUM64).then_some(self.name);
         let has_named_members = matches!(self.kind, STRUCT..=ENUM | ENUM64);
         let member_size = 4 * self.words.len().max(1);
         let members = self
-            .rest
+            .trailing
             .chunks_exact(member_size)
             .filter(move |_| has_named_members)
             .filter_map(|member| u32_at(member, 0));
@@ -302,7 +302,7 @@ impl Type<'_> {
 
     /// Whether the kernel accepts the type (`btf_check_meta`), as far as that does not depend on names.
     fn is_valid(&self) -> bool {
-        let word = |index: usize| u32_at(self.rest, 4 * index).unwrap_or_default();
+        let word = |index: usize| u32_at(self.trailing, 4 * index).unwrap_or_default();
         let is_type = |number: u32| (1..=MAX_TYPE).contains(&number);
         let is_named = self.name != 0;
         let is_plain = self.count == 0 && !self.flag;
@@ -315,7 +315,7 @@ impl Type<'_> {
             ARRAY => is_plain && !is_named && self.size == 0 && is_type(word(0)) && is_type(word(1)),
             STRUCT | UNION => self.has_valid_members(),
             ENUM | ENUM64 => {
-                let names = self.rest.chunks_exact(4 * self.words.len());
+                let names = self.trailing.chunks_exact(4 * self.words.len());
                 let mut names = names.map(|value| u32_at(value, 0).unwrap_or_default());
                 self.size <= 8 && self.size.is_power_of_two() && names.all(|name| name != 0)
             }
@@ -345,25 +345,25 @@ impl Type<'_> {
     /// Checks the types and offsets of the members of a structure or union (`btf_struct_check_meta`).
     fn has_valid_members(&self) -> bool {
         let mut last = 0;
-        self.rest.chunks_exact(12).all(|member| {
+        self.trailing.chunks_exact(12).all(|member| {
             let (number, position) =
                 (u32_at(member, 4).unwrap_or_default(), u32_at(member, 8).unwrap_or_default());
             // Members with a size have it in the upper bits.
             let offset = if self.flag { position & 0x00ff_ffff } else { position };
-            let follows = offset >= std::mem::replace(&mut last, offset);
+            let previous = std::mem::replace(&mut last, offset);
             let fits = offset.div_ceil(8) <= self.size && (self.kind == STRUCT || offset == 0);
-            (1..=MAX_TYPE).contains(&number) && follows && fits
+            (1..=MAX_TYPE).contains(&number) && offset >= previous && fits
         })
     }
 
     /// Checks the offsets and sizes of the variables of a section (`btf_datasec_check_meta`).
     fn has_valid_variables(&self) -> bool {
         let mut end = 0_u64;
-        self.rest.chunks_exact(12).all(|variable| {
+        self.trailing.chunks_exact(12).all(|variable| {
             let word = |at| u32_at(variable, at).unwrap_or_default();
             let (number, offset, size) = (word(0), u64::from(word(4)), u64::from(word(8)));
-            let follows = offset >= std::mem::replace(&mut end, offset + size);
-            (1..=MAX_TYPE).contains(&number) && follows && size > 0 && offset + size <= u64::from(self.size)
+            let previous = std::mem::replace(&mut end, offset + size);
+            (1..=MAX_TYPE).contains(&number) && size > 0 && offset >= previous && end <= u64::from(self.size)
         })
     }
 }
@@ -394,34 +394,34 @@ fn trailing_words(kind: u32) -> Option<(&'static [Word], bool)> {
 
 /// Iterator over the types; ends after the first type that cannot be read.
 struct Types<'a> {
-    rest: &'a [u8],
+    remaining: &'a [u8],
     /// Number of the next type.
     id: u32,
 }
 
 impl<'a> Types<'a> {
     fn of(types: &'a [u8]) -> Self {
-        Self { rest: types, id: 1 }
+        Self { remaining: types, id: 1 }
     }
 
     fn read(&mut self) -> Result<Type<'a>, BtfError> {
         // Type numbers count from 1.
         let id = self.id;
         let truncated = || BtfError(format!("is truncated in type {id}"));
-        let field = |at| u32_at(self.rest, at).ok_or_else(truncated);
+        let field = |at| u32_at(self.remaining, at).ok_or_else(truncated);
         let (name, info, size) = (field(0)?, field(4)?, field(8)?);
         let kind = info >> 24 & 0x1f;
         let (words, is_repeated) = trailing_words(kind)
             .ok_or_else(|| BtfError(format!("has a type of an unknown kind (type {id}, kind {kind})")))?;
         let count = if is_repeated { to_index(info & 0xffff) } else { 1 };
         let (whole, after) =
-            self.rest.split_at_checked(TYPE_SIZE + 4 * words.len() * count).ok_or_else(truncated)?;
-        self.rest = after;
+            self.remaining.split_at_checked(TYPE_SIZE + 4 * words.len() * count).ok_or_else(truncated)?;
+        self.remaining = after;
         self.id += 1;
         let (elements, flag) = (info & 0xffff, info >> 31 == 1);
-        let rest = whole.get(TYPE_SIZE..).unwrap_or_default();
+        let trailing = whole.get(TYPE_SIZE..).unwrap_or_default();
         let has_unknown_bits = info & 0x60ff_0000 != 0;
-        Ok(Type { name, kind, count: elements, flag, has_unknown_bits, size, words, rest })
+        Ok(Type { name, kind, count: elements, flag, has_unknown_bits, size, words, trailing })
     }
 }
 
@@ -429,14 +429,14 @@ impl<'a> Iterator for Types<'a> {
     type Item = Result<Type<'a>, BtfError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.rest.is_empty() {
+        if self.remaining.is_empty() {
             return None;
         }
-        let found = self.read();
-        if found.is_err() {
-            self.rest = &[];
+        let next = self.read();
+        if next.is_err() {
+            self.remaining = &[];
         }
-        Some(found)
+        Some(next)
     }
 }
 
@@ -452,15 +452,14 @@ fn parse_sections(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
         }
         _ => return Err(points_outside()),
     }
-    let field = |at: usize| u32_at(section, at).map(to_index).ok_or_else(points_outside);
+    let field = |offset: usize| u32_at(section, offset).map(to_index).ok_or_else(points_outside);
     let header = field(4)?;
     let part = |offset: usize, size: usize| {
         let start = header.checked_add(offset)?;
         section.get(start..start.checked_add(size)?)
     };
-    let (types_at, strings_at) = ((field(8)?, field(12)?), (field(16)?, field(20)?));
-    let types = part(types_at.0, types_at.1).filter(|_| header >= HEADER_SIZE).ok_or_else(points_outside)?;
-    let strings = part(strings_at.0, strings_at.1).ok_or_else(points_outside)?;
+    let types = part(field(8)?, field(12)?).filter(|_| header >= HEADER_SIZE).ok_or_else(points_outside)?;
+    let strings = part(field(16)?, field(20)?).ok_or_else(points_outside)?;
     if strings.last().is_some_and(|&last| last != 0) {
         Err(unterminated_strings())
     } else {
@@ -471,20 +470,20 @@ fn parse_sections(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
 /// Whether the types, strings and further parts follow each other without gaps up to the end of the section
 /// (`btf_check_sec_info`). Linux 7.2 has one more part, which a longer header describes.
 fn is_dense(section: &[u8]) -> bool {
-    let field = |at: usize| u32_at(section, at).map_or(0, to_index);
+    let field = |offset: usize| u32_at(section, offset).map_or(0, to_index);
     let header = field(4);
     let mut parts = vec![(field(8), field(12)), (field(16), field(20))];
     if header >= HEADER_SIZE + 8 && field(28) > 0 {
         parts.push((field(24), field(28)));
     }
     parts.sort_unstable();
-    let end = parts.iter().try_fold(0, |end, &(at, size)| (at == end).then_some(end + size));
+    let end = parts.iter().try_fold(0, |end, &(offset, size)| (offset == end).then_some(end + size));
     end.is_some_and(|end| header.saturating_add(end) == section.len())
 }
 
 /// Reads a little-endian number.
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let bytes = bytes.get(at..at.checked_add(4)?)?;
+pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    let bytes = bytes.get(offset..offset.checked_add(4)?)?;
     Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 

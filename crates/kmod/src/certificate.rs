@@ -1,4 +1,4 @@
-//! X.509 certificate (RFC 5280) of a module signing key, limited to what signatures need.
+//! X.509 certificate (RFC 5280) of a module signing key, limited to the fields that signatures need.
 
 use jiff::Timestamp;
 use x509_cert::{

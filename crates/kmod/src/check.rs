@@ -1,4 +1,4 @@
-//! Predicts the answers of the kernel's module loader to the modules of a payload.
+//! Predicts whether the kernel's module loader accepts the modules of a payload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -178,14 +178,14 @@ fn propagate_verdicts(reports: &mut [ModuleReport], order: &LoadOrder, needs: &[
 
 fn missing_modules(reports: &[ModuleReport], required: &[String]) -> Vec<Finding> {
     let present: BTreeSet<&str> = reports.iter().map(|report| report.name.as_str()).collect();
-    let wanted: BTreeSet<String> = required.iter().map(|name| module_name(name)).collect();
+    let required: BTreeSet<String> = required.iter().map(|name| module_name(name)).collect();
     let finding = |name: String| {
         let message = format!("module {name} is required, and the payload does not contain it");
         let remedy = "correct the required name, or see the build log for why the module was not compiled or not installed under /out";
         let finding = Finding::new(Rule::RequiredModule, Verdict::Refused, name, message, remedy);
         if present.is_empty() { finding } else { finding.found(names(present.iter().copied())) }
     };
-    wanted.into_iter().filter(|name| !present.contains(name.as_str())).map(finding).collect()
+    required.into_iter().filter(|name| !present.contains(name.as_str())).map(finding).collect()
 }
 
 fn duplicate_modules(reports: &[ModuleReport]) -> Vec<Finding> {

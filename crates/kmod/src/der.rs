@@ -1,6 +1,6 @@
 //! The subset of DER (ITU-T X.690) that module signatures use.
 //!
-//! This custom parser exists beside crate `der` for two reasons. It accepts what the kernel's `lib/asn1_decoder.c` accepts,
+//! This custom parser exists beside crate `der` for two reasons. It accepts the encodings of the kernel's `lib/asn1_decoder.c`,
 //! which is less strict than DER. It also distinguishes encodings that the kernel refuses from those that only this parser does
 //! not support.
 
@@ -60,13 +60,13 @@ impl<'a> Der<'a> {
         Ok((tag, content))
     }
 
-    pub fn expect(&mut self, wanted: u8) -> Result<&'a [u8], DerError> {
+    pub fn expect(&mut self, expected_tag: u8) -> Result<&'a [u8], DerError> {
         let (tag, content) = self.element()?;
-        if tag == wanted { Ok(content) } else { Err(DerError::Invalid) }
+        if tag == expected_tag { Ok(content) } else { Err(DerError::Invalid) }
     }
 
-    pub fn open(&mut self, wanted: u8) -> Result<Self, DerError> {
-        self.expect(wanted).map(Self)
+    pub fn open(&mut self, tag: u8) -> Result<Self, DerError> {
+        self.expect(tag).map(Self)
     }
 }
 

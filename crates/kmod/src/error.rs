@@ -31,7 +31,7 @@ impl ModuleError {
         Self::refused(message, "rebuild it: the file is damaged, or is not a kernel module")
     }
 
-    /// The file does not start as an ELF object does. The name of a compressed file tells the compression.
+    /// The file does not start as an ELF object does. The name of a compressed file must have the suffix of the compression.
     pub(super) fn not_elf(start: &[u8]) -> Self {
         let (compression, remedy) = match Method::of(start) {
             Some(Method::Gzip) => ("gzip", "name the file .ko.gz, or decompress it with gzip -d"),
@@ -54,8 +54,8 @@ impl ModuleError {
     }
 
     /// The file's bytes could not be read.
-    pub(super) fn read(what: &str) -> Self {
-        Self::unknown(format!("read {what} of the module"), "check the disk for faults, and rebuild")
+    pub(super) fn read(part: &str) -> Self {
+        Self::unknown(format!("read {part} of the module"), "check the disk for faults, and rebuild")
     }
 
     /// The compressed data is damaged, or decompresses to too much.

@@ -107,8 +107,8 @@ impl KernelFacts {
     /// Returns the vermagic that the kernel requires, from the best available source: one of the kernel's own modules, the headers
     /// that define the vermagic, or else the configuration.
     pub fn expected_vermagic(&self) -> Vermagic {
-        let own = self.beyond_headers.vermagic.as_ref().map(|known| Vermagic::exact(&known.value));
-        own.unwrap_or_else(|| self.header_vermagic())
+        let exact = self.beyond_headers.vermagic.as_ref().map(|known| Vermagic::exact(&known.value));
+        exact.unwrap_or_else(|| self.header_vermagic())
     }
 
     /// Returns the vermagic of modules that are built against this header set, as far as the headers reveal it.

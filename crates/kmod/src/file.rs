@@ -30,7 +30,7 @@ impl<'d> ModuleBytes<'d> for &'d [u8] {
 /// Module file of which only the needed parts are read.
 #[derive(Debug)]
 pub struct CachedFile<F: Read + Seek> {
-    kept: ReadCache<Shared<F>>,
+    cache: ReadCache<Shared<F>>,
     file: Shared<F>,
 }
 
@@ -38,21 +38,21 @@ impl<F: Read + Seek> CachedFile<F> {
     /// Wraps an open file.
     pub fn new(file: F) -> Self {
         let file = Shared(Rc::new(RefCell::new(file)));
-        Self { kept: ReadCache::new(file.clone()), file }
+        Self { cache: ReadCache::new(file.clone()), file }
     }
 }
 
 impl<'d, F: Read + Seek> ReadRef<'d> for &'d CachedFile<F> {
     fn len(self) -> Result<u64, ()> {
-        self.kept.len()
+        self.cache.len()
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'d [u8], ()> {
-        self.kept.read_bytes_at(offset, size)
+        self.cache.read_bytes_at(offset, size)
     }
 
     fn read_bytes_at_until(self, range: std::ops::Range<u64>, delimiter: u8) -> Result<&'d [u8], ()> {
-        self.kept.read_bytes_at_until(range, delimiter)
+        self.cache.read_bytes_at_until(range, delimiter)
     }
 }
 

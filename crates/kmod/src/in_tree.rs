@@ -53,8 +53,8 @@ impl InTree {
 
 /// Whether the path is a module file within the module directory.
 fn is_module(file: &str) -> bool {
-    let named = [".ko", ".ko.gz", ".ko.xz", ".ko.zst"].iter().any(|end| file.ends_with(end));
-    named && !file.starts_with('/') && !file.split('/').any(|part| matches!(part, "" | "." | ".."))
+    let has_suffix = [".ko", ".ko.gz", ".ko.xz", ".ko.zst"].iter().any(|end| file.ends_with(end));
+    has_suffix && !file.starts_with('/') && !file.split('/').any(|part| matches!(part, "" | "." | ".."))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ pub(super) struct LoadOrder {
 
 /// Computes the load order. `needs[i]` holds the indexes of the modules that module `i` needs.
 pub(super) fn load_order(needs: &[BTreeSet<usize>]) -> LoadOrder {
-    let mut missing: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
+    let mut unmet: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); needs.len()];
     for (module, needed) in needs.iter().enumerate() {
         for &other in needed {
@@ -22,12 +22,12 @@ pub(super) fn load_order(needs: &[BTreeSet<usize>]) -> LoadOrder {
         }
     }
     let mut ready: BTreeSet<usize> =
-        (0..needs.len()).filter(|&module| missing.get(module) == Some(&0)).collect();
+        (0..needs.len()).filter(|&module| unmet.get(module) == Some(&0)).collect();
     let mut order = Vec::with_capacity(needs.len());
     while let Some(module) = ready.pop_first() {
         order.push(module);
         for &user in users.get(module).into_iter().flatten() {
-            if let Some(count) = missing.get_mut(user) {
+            if let Some(count) = unmet.get_mut(user) {
                 *count -= 1;
                 if *count == 0 {
                     ready.insert(user);

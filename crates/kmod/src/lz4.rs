@@ -10,8 +10,8 @@ pub(super) const MAGIC: &[u8] = b"\x02\x21\x4c\x18";
 /// Maximum size of a decompressed block in bytes.
 const MAX_BLOCK: usize = 8 << 20;
 
-/// Reader of the decompressed bytes. It ends at a number that is not the length of a block, as the size of the kernel is in the
-/// last four bytes of a bzImage's payload.
+/// Reader of the decompressed bytes. It ends at a block length that is too large, such as the size of the kernel in the last
+/// four bytes of a bzImage's payload.
 pub(super) struct Lz4Reader<R> {
     compressed: R,
     block: Vec<u8>,
@@ -55,8 +55,8 @@ impl<R: Read> Read for Lz4Reader<R> {
         if self.read == self.block.len() {
             self.next_block()?;
         }
-        let mut rest = self.block.get(self.read..).unwrap_or_default();
-        let count = rest.read(buffer)?;
+        let mut unread = self.block.get(self.read..).unwrap_or_default();
+        let count = unread.read(buffer)?;
         self.read += count;
         Ok(count)
     }

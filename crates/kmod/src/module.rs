@@ -23,7 +23,7 @@ const NAME_OFFSET: usize = 24;
 /// Size of `name` in `struct module` on 64-bit machines (`MODULE_NAME_LEN`).
 const NAME_LENGTH: usize = 56;
 /// Maximum number of texts that are kept of a file: symbol names, and keys and values of `.modinfo`. Debian's amdgpu.ko has 4,000.
-const MAX_KEPT: usize = 65_536;
+const MAX_ITEMS: usize = 65_536;
 /// Maximum total size of the kept texts in bytes.
 const MAX_TEXT: usize = 8 << 20;
 /// Section that holds `struct module`.
@@ -159,8 +159,8 @@ pub struct ModuleExport {
 /// Module name as `lsmod` shows it, from the path of a file or exporter: `extra/nvidia-uvm.ko.xz` becomes `nvidia_uvm`.
 pub fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
-    let plain = [".xz", ".zst", ".gz"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
-    plain.strip_suffix(".ko").unwrap_or(plain).replace('-', "_")
+    let uncompressed = [".xz", ".zst", ".gz"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
+    uncompressed.strip_suffix(".ko").unwrap_or(uncompressed).replace('-', "_")
 }
 
 impl Module {
@@ -339,24 +339,24 @@ struct ParseBudget {
 
 impl Default for ParseBudget {
     fn default() -> Self {
-        Self { items: MAX_KEPT, bytes: MAX_TEXT }
+        Self { items: MAX_ITEMS, bytes: MAX_TEXT }
     }
 }
 
 impl ParseBudget {
-    /// Keeps a text.
+    /// Converts a text and subtracts it from the budget.
     fn text(&mut self, bytes: &[u8]) -> Result<String> {
         // The conversion may triple the length, so check the length before.
         if bytes.len() > self.bytes {
             return Err(over_limit());
         }
-        let kept = lossy_text(bytes);
+        let text = lossy_text(bytes);
         self.items = self.items.checked_sub(1).ok_or_else(over_limit)?;
-        self.bytes = self.bytes.checked_sub(kept.len()).ok_or_else(over_limit)?;
-        Ok(kept)
+        self.bytes = self.bytes.checked_sub(text.len()).ok_or_else(over_limit)?;
+        Ok(text)
     }
 
-    /// Keeps the name of a symbol.
+    /// Converts the name of a symbol.
     fn name(&mut self, bytes: &[u8]) -> Result<String> {
         check_name_length(bytes).and_then(|name| self.text(name))
     }
@@ -387,8 +387,8 @@ fn read_info(bytes: &[u8], budget: &mut ParseBudget) -> Result<Vec<(String, Stri
 /// Whether bytes of `struct module` other than the name are set. Compilers leave them zero: relocations set the pointers to
 /// functions.
 fn has_values(this_module: &[u8]) -> bool {
-    let is_name = |at: usize| (NAME_OFFSET..NAME_OFFSET + NAME_LENGTH).contains(&at);
-    this_module.iter().enumerate().any(|(at, &byte)| byte != 0 && !is_name(at))
+    let is_name = |offset: usize| (NAME_OFFSET..NAME_OFFSET + NAME_LENGTH).contains(&offset);
+    this_module.iter().enumerate().any(|(offset, &byte)| byte != 0 && !is_name(offset))
 }
 
 /// Returns the `name` field (since Linux 4.13), or else the name in `struct module`.
@@ -472,7 +472,7 @@ fn read_symbols<'d, R: ModuleBytes<'d>>(
                 // One strong use makes the symbol required.
                 let weak = undefined.entry(check_name_length(symbol.name)?).or_insert(true);
                 *weak &= symbol.weak;
-                if undefined.len() > MAX_KEPT {
+                if undefined.len() > MAX_ITEMS {
                     return Err(over_limit());
                 }
             }

@@ -57,13 +57,13 @@ pub enum RelocationProblem {
 }
 
 /// Finds the first relocation that the loader refuses or does not check. Ignores relocations of sections that are not loaded. Adds
-/// weak symbols with a PC-relative relocation to `weak`: address 0 is out of its range, so the module does not load without them.
+/// weak symbols with a PC-relative relocation to `weak_pc_relative`: the module does not load without them (0 is out of range).
 pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
     arch: Architecture,
     symbols: &Symbols<'d>,
     length: u64,
-    weak: &mut BTreeSet<String>,
+    weak_pc_relative: &mut BTreeSet<String>,
 ) -> Result<Option<BadRelocation>> {
     let mut budget = length.saturating_mul(MAX_READ_FACTOR);
     let mut buffer = vec![0; BATCH * RELA_SIZE];
@@ -72,17 +72,17 @@ pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
             return Ok(Some(bad_relocation(elf, section.target, 0, 0, RelocationProblem::WithoutAddends)));
         }
         let mut target = Target::of(elf, section.target);
-        let mut at = section.bytes.start;
-        while let Some(rest) = section.bytes.end.checked_sub(at).filter(|&rest| rest >= RELA_SIZE as u64) {
-            let entries = usize::try_from(rest / RELA_SIZE as u64).unwrap_or(BATCH).min(BATCH);
+        let (mut position, end) = (section.bytes.start, section.bytes.end);
+        while let Some(remaining) = end.checked_sub(position).filter(|&size| size >= RELA_SIZE as u64) {
+            let entries = usize::try_from(remaining / RELA_SIZE as u64).unwrap_or(BATCH).min(BATCH);
             let bytes = buffer.get_mut(..entries * RELA_SIZE).unwrap_or_default();
-            elf.copy_at(at, bytes, &mut budget)?;
-            at += bytes.len() as u64;
+            elf.copy_at(position, bytes, &mut budget)?;
+            position += bytes.len() as u64;
             for entry in bytes.chunks_exact(RELA_SIZE) {
                 let relocation = Relocation::parse(entry);
                 let problem = match arch {
                     Architecture::Amd64 => amd64(&relocation, symbols, elf, &mut target, &mut budget)?,
-                    Architecture::Arm64 => arm64(&relocation, symbols, elf, &target, weak),
+                    Architecture::Arm64 => arm64(&relocation, symbols, elf, &target, weak_pc_relative),
                 };
                 if let Some(problem) = problem {
                     let Relocation { offset, kind, .. } = relocation;
@@ -277,7 +277,7 @@ fn arm64<'d, R: ModuleBytes<'d>>(
     symbols: &Symbols<'d>,
     elf: &Elf<'d, R>,
     target: &Target,
-    weak: &mut BTreeSet<String>,
+    weak_pc_relative: &mut BTreeSet<String>,
 ) -> Option<RelocationProblem> {
     let &Relocation { offset, kind, symbol, .. } = relocation;
     let kind = elf::RelocationType(kind);
@@ -341,7 +341,7 @@ fn arm64<'d, R: ModuleBytes<'d>>(
             && symbol.weak
             && symbol.location == SymbolLocation::Undefined
         {
-            weak.insert(String::from_utf8_lossy(symbol.name).into_owned());
+            weak_pc_relative.insert(String::from_utf8_lossy(symbol.name).into_owned());
         }
     }
     (!target.contains(offset, size)).then_some(RelocationProblem::OutsideSection)

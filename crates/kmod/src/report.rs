@@ -95,7 +95,7 @@ impl Rule {
         self.into()
     }
 
-    /// Explains what the kernel requires, in the Markdown of `LOADER.md`.
+    /// Explains the kernel's requirement, in the Markdown of `LOADER.md`.
     pub fn explanation(self) -> &'static str {
         let rules = LOADER.split_once("\n## Rules\n").map_or("", |(_, rules)| rules);
         let section =
@@ -316,9 +316,9 @@ impl CheckReport {
         if self.verdict == Verdict::Loads {
             return self.verdict.to_string();
         }
-        let of_modules =
+        let module_findings =
             self.modules.iter().flat_map(|module| module.findings.iter().map(move |f| (Some(module), f)));
-        let all = self.findings.iter().map(|finding| (None, finding)).chain(of_modules);
+        let all = self.findings.iter().map(|finding| (None, finding)).chain(module_findings);
         let mut decisive = all.filter(|(_, finding)| finding.verdict == self.verdict);
         let Some((module, first)) = decisive.next() else { return self.verdict.to_string() };
         let module = module.map(|module| format!("{}: ", module.name)).unwrap_or_default();

@@ -64,8 +64,8 @@ impl<'a> Resolver<'a> {
         let mut exports = HashMap::new();
         let mut replaced = BTreeMap::new();
         for need in request.needs {
-            replaced
-                .extend(need.symbols.exporters().map(|e| (super::module_name(e), Some(need.image.as_str()))));
+            let modules = need.symbols.exporters().map(super::module_name);
+            replaced.extend(modules.map(|module| (module, Some(need.image.as_str()))));
         }
         for (index, payload) in request.modules.iter().enumerate() {
             let Ok(module) = &payload.module else { continue };
@@ -116,11 +116,11 @@ impl<'a> Resolver<'a> {
             let is_exported = self.image_exports.is_some_and(|names| names.contains(symbol));
             return if is_exported { Provider::NameOnly } else { Provider::Unknown };
         };
-        let Some(found) = kernel.get(symbol) else { return Provider::Missing };
-        let module = found.module_name();
+        let Some(exported) = kernel.get(symbol) else { return Provider::Missing };
+        let module = exported.module_name();
         match self.replaced.get(&module) {
             Some(&image) => Provider::Replaced { module, image },
-            None => Provider::Kernel(found),
+            None => Provider::Kernel(exported),
         }
     }
 }

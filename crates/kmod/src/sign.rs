@@ -81,13 +81,13 @@ impl SignatureHash {
             return Err(CannotVerify::Ecdsa);
         }
         let hash = config.get("MODULE_SIG_HASH").unwrap_or_default();
-        let own = hash.parse().ok();
+        let configured = hash.parse().ok();
         let built_in = || match (config.is_set("CRYPTO_SHA256"), config.is_set("CRYPTO_SHA512")) {
             (true, _) => Some(Self::Sha256),
             (false, true) => Some(Self::Sha512),
             (false, false) => None,
         };
-        let hash = own.or_else(built_in).ok_or_else(|| CannotVerify::Hash(hash.to_owned()))?;
+        let hash = configured.or_else(built_in).ok_or_else(|| CannotVerify::Hash(hash.to_owned()))?;
         Ok(Some(hash))
     }
 

@@ -1,5 +1,5 @@
 //! Reads the signature at the end of a module, as far as possible without the kernel's keys. The PKCS#7 parser is a custom one: to
-//! predict the kernel's answer, it accepts exactly what the kernel accepts.
+//! predict the kernel's verdict, it accepts the same messages as the kernel.
 //!
 //! The format is `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`. See `mod_check_sig` in
 //! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.
@@ -60,17 +60,17 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
     if data.read_bytes_at(body, marker).ok() != Some(MARKER) {
         return (find_misplaced_marker(data, length), length);
     }
-    let Some(record_at) = body.checked_sub(RECORD).filter(|&at| at > 0) else {
+    let Some(record_start) = body.checked_sub(RECORD).filter(|&start| start > 0) else {
         return (Signature::Malformed("is shorter than its own record"), body);
     };
     let Some(&[algo, hash, kind, signer, key, pad1, pad2, pad3, a, b, c, d]) =
-        data.read_bytes_at(record_at, RECORD).ok()
+        data.read_bytes_at(record_start, RECORD).ok()
     else {
         return (Signature::Malformed("has a record that cannot be read"), body);
     };
     let size = u64::from(u32::from_be_bytes([a, b, c, d]));
     // The following checks are in the kernel's order.
-    let Some(start) = record_at.checked_sub(size).filter(|&start| start > 0) else {
+    let Some(start) = record_start.checked_sub(size).filter(|&start| start > 0) else {
         return (Signature::Malformed("claims more bytes than the file has"), body);
     };
     if kind != PKCS7 {
@@ -82,12 +82,12 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
     if size > MAX_MESSAGE {
         return (Signature::Unread("has more bytes than any known one"), start);
     }
-    let signature = match data.read_bytes_at(start, size).map(message) {
+    let signature = match data.read_bytes_at(start, size).map(parse_message) {
         Ok(Ok(signer)) => Signature::By(signer),
         Ok(Err(DerError::Invalid)) | Err(()) => {
             Signature::Malformed("is not a PKCS#7 message that the kernel accepts")
         }
-        Ok(Err(DerError::Unsupported(what))) => Signature::Unread(what),
+        Ok(Err(DerError::Unsupported(problem))) => Signature::Unread(problem),
     };
     (signature, start)
 }
@@ -97,7 +97,7 @@ fn find_misplaced_marker<'d, R: ReadRef<'d>>(data: R, length: u64) -> Signature 
     let size = length.min(MARKER_SEARCH_RANGE);
     let Ok(tail) = data.read_bytes_at(length - size, size) else { return Signature::None };
     match tail.windows(MARKER.len()).rposition(|window| window == MARKER) {
-        Some(at) => Signature::TrailingBytes((tail.len() - at - MARKER.len()) as u64),
+        Some(index) => Signature::TrailingBytes((tail.len() - index - MARKER.len()) as u64),
         None => Signature::None,
     }
 }
@@ -115,9 +115,9 @@ pub(super) const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x0
 const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
 
 /// Reads a PKCS#7 `SignedData` (RFC 5652, section 5), and returns its first signer. Follows `pkcs7.asn1` and
-/// `pkcs7_parser.c` in `crypto/asymmetric_keys`, and what `pkcs7_verify` requires of a module's message: the signed data is not in
-/// it, and no signer signs attributes.
-fn message(bytes: &[u8]) -> Result<Signer, DerError> {
+/// `pkcs7_parser.c` in `crypto/asymmetric_keys`, and the requirements of `pkcs7_verify` for a module's message: the signed data is
+/// not in it, and no signer signs attributes.
+fn parse_message(bytes: &[u8]) -> Result<Signer, DerError> {
     let mut content_info = Der::new(bytes).open(SEQUENCE)?;
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
         return Err(DerError::Invalid);
@@ -132,7 +132,7 @@ fn message(bytes: &[u8]) -> Result<Signer, DerError> {
         _ => return Err(DerError::Invalid),
     };
     while !digests.is_empty() {
-        algorithm(&mut digests)?;
+        parse_algorithm(&mut digests)?;
     }
     let mut content = data.open(SEQUENCE)?;
     if content.expect(OBJECT_ID)? != DATA || !content.is_empty() {
@@ -150,15 +150,15 @@ fn message(bytes: &[u8]) -> Result<Signer, DerError> {
         return Err(DerError::Invalid);
     }
     // Fails for a message without a signer.
-    let first = signer(&mut signers, version)?;
+    let first = parse_signer(&mut signers, version)?;
     while !signers.is_empty() {
-        signer(&mut signers, version)?;
+        parse_signer(&mut signers, version)?;
     }
     Ok(first)
 }
 
 /// Reads a `SignerInfo` of a message with this version.
-fn signer(signers: &mut Der<'_>, message_version: &[u8]) -> Result<Signer, DerError> {
+fn parse_signer(signers: &mut Der<'_>, message_version: &[u8]) -> Result<Signer, DerError> {
     let mut signer = signers.open(SEQUENCE)?;
     if !matches!((signer.expect(INTEGER)?, message_version), ([1], [1]) | ([3], [3])) {
         return Err(DerError::Invalid);
@@ -166,7 +166,8 @@ fn signer(signers: &mut Der<'_>, message_version: &[u8]) -> Result<Signer, DerEr
     let (name, key_id) = match signer.element()? {
         (SEQUENCE, identity) => {
             let mut identity = Der::new(identity);
-            let issuer_and_serial = (name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?));
+            let issuer_and_serial =
+                (common_name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?));
             if !identity.is_empty() {
                 return Err(DerError::Invalid);
             }
@@ -175,9 +176,9 @@ fn signer(signers: &mut Der<'_>, message_version: &[u8]) -> Result<Signer, DerEr
         (KEY_ID, octets) => (None, key_id(octets)),
         _ => return Err(DerError::Invalid),
     };
-    let hash = digest(algorithm(&mut signer)?);
+    let hash = digest_name(parse_algorithm(&mut signer)?);
     // Fails for signed attributes, which have another tag. The kernel refuses them.
-    algorithm(&mut signer)?;
+    parse_algorithm(&mut signer)?;
     signer.expect(OCTET_STRING)?;
     if !signer.is_empty() {
         // Unsigned attributes.
@@ -187,7 +188,7 @@ fn signer(signers: &mut Der<'_>, message_version: &[u8]) -> Result<Signer, DerEr
 }
 
 /// Reads an `AlgorithmIdentifier`, and returns its object identifier.
-fn algorithm<'a>(der: &mut Der<'a>) -> Result<&'a [u8], DerError> {
+fn parse_algorithm<'a>(der: &mut Der<'a>) -> Result<&'a [u8], DerError> {
     let mut algorithm = der.open(SEQUENCE)?;
     let id = algorithm.expect(OBJECT_ID)?;
     if !algorithm.is_empty() {
@@ -213,7 +214,7 @@ fn key_id(octets: &[u8]) -> String {
 }
 
 /// Returns the common name, or else the organization, of a distinguished name.
-fn name(issuer: &[u8]) -> Result<Option<String>, DerError> {
+fn common_name(issuer: &[u8]) -> Result<Option<String>, DerError> {
     let (mut issuer, mut organization) = (Der::new(issuer), None);
     while !issuer.is_empty() {
         let mut part = issuer.open(SET)?.open(SEQUENCE)?;
@@ -230,7 +231,7 @@ fn name(issuer: &[u8]) -> Result<Option<String>, DerError> {
 }
 
 /// Returns the name of a digest algorithm as `modinfo` prints it.
-fn digest(id: &[u8]) -> Option<&'static str> {
+fn digest_name(id: &[u8]) -> Option<&'static str> {
     if id == SHA1 {
         return Some("sha1");
     }

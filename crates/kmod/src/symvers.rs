@@ -52,7 +52,7 @@ pub struct ExportedSymbol<'a> {
 /// Reason why a text is not a symbol table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolTableError {
-    /// A line does not have the table's columns; with its number and what is wrong.
+    /// A line does not have the table's columns; with its number and the problem.
     #[error("line {0} of the symbol table {1}")]
     Line(usize, &'static str),
     /// The table is larger than any kernel's.
@@ -82,7 +82,7 @@ impl SymbolTable {
             if line.is_empty() {
                 continue;
             }
-            let symbol = columns(line).map_err(|reason| SymbolTableError::Line(index + 1, reason))?;
+            let symbol = parse_row(line).map_err(|reason| SymbolTableError::Line(index + 1, reason))?;
             let start = u32::try_from(table.names.len()).map_err(|_| SymbolTableError::Size)?;
             let length = u16::try_from(symbol.name.len()).map_err(|_| SymbolTableError::Size)?;
             if table.rows.len() == MAX_ROWS {
@@ -110,8 +110,8 @@ impl SymbolTable {
 
     /// Returns the symbol of this name.
     pub fn get(&self, name: &str) -> Option<ExportedSymbol<'_>> {
-        let at = self.rows.binary_search_by(|row| name_of(&self.names, row).cmp(name)).ok()?;
-        self.rows.get(at).map(|row| self.symbol(row))
+        let index = self.rows.binary_search_by(|row| name_of(&self.names, row).cmp(name)).ok()?;
+        self.rows.get(index).map(|row| self.symbol(row))
     }
 
     /// Iterates over all symbols, sorted by name.
@@ -157,14 +157,14 @@ fn sorted(names: &str, rows: &[Row]) -> Vec<Row> {
     keys.sort_unstable_by(|&(prefix_a, a), &(prefix_b, b)| {
         prefix_a.cmp(&prefix_b).then_with(|| name(a).cmp(&name(b))).then(a.cmp(&b))
     });
-    keys.dedup_by(|&mut (later, l), &mut (first, f)| later == first && name(l) == name(f));
+    keys.dedup_by(|&mut (prefix_a, a), &mut (prefix_b, b)| prefix_a == prefix_b && name(a) == name(b));
     keys.into_iter().filter_map(|(_, index)| rows.get(index).copied()).collect()
 }
 
 fn prefix(name: &str) -> u128 {
     let mut key = [0; 16];
-    for (place, byte) in key.iter_mut().zip(name.bytes()) {
-        *place = byte;
+    for (slot, byte) in key.iter_mut().zip(name.bytes()) {
+        *slot = byte;
     }
     u128::from_be_bytes(key)
 }
@@ -176,7 +176,7 @@ fn name_of<'a>(names: &'a str, row: &Row) -> &'a str {
 
 fn intern<'t>(
     text: &'t str,
-    known: &mut HashMap<&'t str, u32>,
+    indexes: &mut HashMap<&'t str, u32>,
     list: &mut Vec<Box<str>>,
 ) -> Result<u32, SymbolTableError> {
     // Rows of one exporter are mostly adjacent.
@@ -184,7 +184,7 @@ fn intern<'t>(
     {
         return u32::try_from(last).map_err(|_| SymbolTableError::Size);
     }
-    if let Some(&index) = known.get(text) {
+    if let Some(&index) = indexes.get(text) {
         return Ok(index);
     }
     if list.len() == MAX_EXPORTERS {
@@ -192,11 +192,11 @@ fn intern<'t>(
     }
     let index = u32::try_from(list.len()).map_err(|_| SymbolTableError::Size)?;
     list.push(text.into());
-    known.insert(text, index);
+    indexes.insert(text, index);
     Ok(index)
 }
 
-fn columns(line: &str) -> Result<ExportedSymbol<'_>, &'static str> {
+fn parse_row(line: &str) -> Result<ExportedSymbol<'_>, &'static str> {
     let mut fields = line.split('\t');
     let crc = fields
         .next()

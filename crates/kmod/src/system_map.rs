@@ -16,7 +16,7 @@ const MAX_TOTAL_LENGTH: usize = 16 << 20;
 pub(super) const MAX_NAME: usize = 512;
 /// Prefix of a symbol's entry in the table of exports, as `EXPORT_SYMBOL` names it (`include/linux/export.h`, and since
 /// Linux 6.4 `scripts/mod/modpost.c`).
-const ENTRY: &str = "__ksymtab_";
+const ENTRY_PREFIX: &str = "__ksymtab_";
 
 /// Names of exports, limited to the number and length that a kernel can have.
 #[derive(Default)]
@@ -43,19 +43,19 @@ impl ExportNames {
 /// Memory: the names' lengths and about 80 bytes for each name. The limits of 16 MiB and 200,000 names keep the sum below
 /// 32 MiB; larger input is an error.
 pub fn exported_names(mut lines: impl BufRead) -> io::Result<BTreeSet<String>> {
-    let mut found = ExportNames::default();
+    let mut exports = ExportNames::default();
     let mut line = Vec::new();
     loop {
         line.clear();
         let count = (&mut lines).take(MAX_LINE).read_until(b'\n', &mut line)?;
         if count == 0 {
-            return Ok(found.names);
+            return Ok(exports.names);
         }
         if count as u64 == MAX_LINE {
             let message = format!("a line is too long; the limit is {} bytes", MAX_LINE - 1);
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        if exported(&line).is_some_and(|name| !found.add(name)) {
+        if parse_export(&line).is_some_and(|name| !exports.add(name)) {
             let message = "more exports, or longer ones, than any kernel has";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
@@ -63,11 +63,11 @@ pub fn exported_names(mut lines: impl BufRead) -> io::Result<BTreeSet<String>> {
 }
 
 /// Parses a line such as `ffffffff826e7d60 r __ksymtab_name`.
-fn exported(line: &[u8]) -> Option<&str> {
+fn parse_export(line: &[u8]) -> Option<&str> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let (address, kind, symbol) = (words.next()?, words.next()?, words.next()?);
     let is_line = address.bytes().all(|b| b.is_ascii_hexdigit()) && kind.len() == 1;
-    let name = symbol.strip_prefix(ENTRY).filter(|name| !name.is_empty())?;
+    let name = symbol.strip_prefix(ENTRY_PREFIX).filter(|name| !name.is_empty())?;
     (is_line && words.next().is_none()).then_some(name)
 }
 

@@ -13,7 +13,7 @@ use super::{
 #[derive(Clone)]
 pub(super) struct InheritedTaint {
     /// Module that the taint comes from, for people: `nvidia`, or `nvidia of gpu`.
-    pub by: String,
+    pub source: String,
     /// Whether that module is known to be proprietary; otherwise its license is unknown.
     pub known: bool,
     /// Whether the module uses only weak symbols of that module, so that it loads without them.
@@ -34,7 +34,7 @@ pub(super) fn inherited(
     }
     let proprietary = |index: usize| {
         let module = request.modules.get(index)?.module.as_ref().ok()?;
-        let taint = || InheritedTaint { by: module.name.clone(), known: true, weak: false };
+        let taint = || InheritedTaint { source: module.name.clone(), known: true, weak: false };
         (!module.is_gpl_compatible()).then(taint)
     };
     for &index in &order.order {
@@ -61,8 +61,8 @@ fn needed_image_taint(import: &Import<'_>) -> Option<InheritedTaint> {
     match import.provider {
         Provider::Needed { proprietary: Some(false), .. } => None,
         Provider::Needed { proprietary, .. } => {
-            let (by, weak) = (import.provider.describe(), import.symbol.weak);
-            Some(InheritedTaint { by, known: proprietary.is_some(), weak })
+            let (source, weak) = (import.provider.describe(), import.symbol.weak);
+            Some(InheritedTaint { source, known: proprietary.is_some(), weak })
         }
         _ => None,
     }

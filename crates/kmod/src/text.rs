@@ -84,10 +84,10 @@ fn write_notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::
         for &taint in &module.about.taints {
             taints.entry(taint).or_default().push(&module.name);
         }
-        if let Some(by) = &module.about.signed_by {
-            let signer = match &by.signer {
-                Some(signer) => format!("{signer} ({})", by.key_id),
-                None => by.key_id.clone(),
+        if let Some(signed_by) = &module.about.signed_by {
+            let signer = match &signed_by.signer {
+                Some(signer) => format!("{signer} ({})", signed_by.key_id),
+                None => signed_by.key_id.clone(),
             };
             signers.entry(signer).or_default().push(&module.name);
         }

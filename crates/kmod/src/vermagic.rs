@@ -1,4 +1,4 @@
-//! The `vermagic` string, and what the kernel expects in it.
+//! The `vermagic` string of a module, and the one that the kernel expects.
 
 mod header;
 

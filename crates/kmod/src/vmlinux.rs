@@ -86,7 +86,7 @@ impl<F: Read + Seek> Vmlinux<F> {
             return Err(VmlinuzError::UnknownFormat);
         }
         let (offset, count) = (header.e_shoff.get(LE), header.e_shnum.get(LE));
-        let names = usize::from(header.e_shstrndx.get(LE).0);
+        let names_index = usize::from(header.e_shstrndx.get(LE).0);
         let size = size_of::<SectionHeader64<LE>>();
         if usize::from(header.e_shentsize.get(LE)) != size || count > MAX_SECTIONS {
             return Err(damaged("its ELF section headers have an impossible size"));
@@ -96,8 +96,8 @@ impl<F: Read + Seek> Vmlinux<F> {
             .chunks_exact(size)
             .filter_map(|bytes| from_bytes(bytes).ok().map(|(header, _)| header))
             .collect();
-        let names = headers.get(names).ok_or(damaged("it has no table of section names"))?;
-        let names = self.read(names.sh_offset.get(LE), names.sh_size.get(LE))?;
+        let header = headers.get(names_index).ok_or(damaged("it has no table of section names"))?;
+        let names = self.read(header.sh_offset.get(LE), header.sh_size.get(LE))?;
         Ok(headers
             .iter()
             .map(|header| Section {
@@ -140,8 +140,8 @@ impl<F: Read + Seek> Vmlinux<F> {
             Some(section) => (section.offset, section.size),
             None => (0, self.length),
         };
-        self.search(start, size, BANNER, |vmlinux, at| {
-            let text = vmlinux.read_up_to(at, (BANNER.len() + MAX_RELEASE + MAX_BUILDER) as u64)?;
+        self.search(start, size, BANNER, |vmlinux, offset| {
+            let text = vmlinux.read_up_to(offset, (BANNER.len() + MAX_RELEASE + MAX_BUILDER) as u64)?;
             let text = String::from_utf8_lossy(text.get(BANNER.len()..).unwrap_or_default()).into_owned();
             // Other texts also contain `Linux version `, but no release after it.
             let release = text.split_once(' ').filter(|(release, _)| {
@@ -212,44 +212,44 @@ impl<F: Read + Seek> Vmlinux<F> {
         &mut self,
         start: u64,
         size: u64,
-        wanted: &[u8],
+        pattern: &[u8],
         mut accept: impl FnMut(&mut Self, u64) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let end = start.saturating_add(size).min(self.length);
         let mut chunk = vec![0; CHUNK];
-        let mut at = start;
-        while at + (wanted.len() as u64) <= end {
-            let count = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+        let mut position = start;
+        while position + (pattern.len() as u64) <= end {
+            let count = usize::try_from(end - position).unwrap_or(CHUNK).min(CHUNK);
             let bytes = chunk.get_mut(..count).unwrap_or_default();
-            self.file.seek(SeekFrom::Start(at))?;
+            self.file.seek(SeekFrom::Start(position))?;
             self.file.read_exact(bytes)?;
-            let mut from = 0;
-            while let Some(found) = find(bytes.get(from..).unwrap_or_default(), wanted) {
-                if let Some(result) = accept(self, at + (from + found) as u64)? {
+            let mut searched = 0;
+            while let Some(index) = find(bytes.get(searched..).unwrap_or_default(), pattern) {
+                if let Some(result) = accept(self, position + (searched + index) as u64)? {
                     return Ok(Some(result));
                 }
-                from += found + 1;
+                searched += index + 1;
             }
             // Chunks overlap, so that an occurrence across the boundary is found in the next chunk.
-            at += (count - (wanted.len() - 1)) as u64;
+            position += (count - (pattern.len() - 1)) as u64;
         }
         Ok(None)
     }
 
-    /// Searches for BTF by its header, for images without sections.
+    /// Searches for BTF in an image without sections, by the start of the header: magic number, version 1, no flags, size 24.
     fn find_btf(&mut self) -> Result<Option<Vec<u8>>> {
-        self.search(0, u64::MAX, b"\x9f\xeb\x01\x00\x18\0\0\0", |vmlinux, at| {
-            let header = vmlinux.read_up_to(at, 24)?;
-            let field = |at| u32_at(&header, at);
+        self.search(0, u64::MAX, b"\x9f\xeb\x01\x00\x18\0\0\0", |vmlinux, offset| {
+            let header = vmlinux.read_up_to(offset, 24)?;
+            let field = |offset| u32_at(&header, offset);
             let (Some(0), Some(types), Some(names), Some(size)) = (field(8), field(12), field(16), field(20))
             else {
                 return Ok(None);
             };
             let length = 24 + u64::from(names) + u64::from(size);
-            if names != types || length > MAX_SECTION || at + length > vmlinux.length {
+            if names != types || length > MAX_SECTION || offset + length > vmlinux.length {
                 return Ok(None);
             }
-            let bytes = vmlinux.read(at, length)?;
+            let bytes = vmlinux.read(offset, length)?;
             Ok(Btf::parse(&bytes).is_ok().then_some(bytes))
         })
     }
@@ -320,16 +320,16 @@ fn is_symbol(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-fn text_at(bytes: &[u8], at: usize) -> Option<&str> {
-    let rest = bytes.get(at..)?;
+fn text_at(bytes: &[u8], offset: usize) -> Option<&str> {
+    let rest = bytes.get(offset..)?;
     let end = rest.iter().take(MAX_NAME).position(|&byte| byte == 0)?;
     std::str::from_utf8(rest.get(..end)?).ok()
 }
 
-fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    let first = wanted.first()?;
-    let starts = bytes.iter().enumerate().filter(|(_, byte)| *byte == first);
-    starts.map(|(at, _)| at).find(|&at| bytes.get(at..).is_some_and(|rest| rest.starts_with(wanted)))
+fn find(bytes: &[u8], pattern: &[u8]) -> Option<usize> {
+    let first = pattern.first()?;
+    let mut starts = bytes.iter().enumerate().filter(|(_, byte)| *byte == first).map(|(index, _)| index);
+    starts.find(|&index| bytes.get(index..).is_some_and(|rest| rest.starts_with(pattern)))
 }
 
 #[cfg(test)]

@@ -121,17 +121,17 @@ pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
 }
 
 fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload> {
-    let byte = |at: usize| start.get(at).copied();
-    let short = VmlinuzError::Damaged("it ends in its header");
+    let byte = |offset: usize| start.get(offset).copied();
+    let error = VmlinuzError::Damaged("it ends in its header");
     let (Some(sectors), Some(low), Some(high)) = (byte(0x1f1), byte(0x206), byte(0x207)) else {
-        return Err(short);
+        return Err(error);
     };
     if u16::from_le_bytes([low, high]) < PAYLOAD_PROTOCOL {
         return Err(VmlinuzError::Damaged("its boot protocol is older than 2.08"));
     }
     // For old boot loaders, 0 means 4 sectors. The number does not include the boot sector.
     let sectors = if sectors == 0 { 4 } else { u64::from(sectors) };
-    let (Some(offset), Some(size)) = (u32_at(start, 0x248), u32_at(start, 0x24c)) else { return Err(short) };
+    let (Some(offset), Some(size)) = (u32_at(start, 0x248), u32_at(start, 0x24c)) else { return Err(error) };
     let offset = (sectors + 1) * 512 + u64::from(offset);
     compressed(image, offset, u64::from(size), length)
 }
@@ -172,7 +172,7 @@ impl Method {
 /// Returns a reader of the decompressed kernel. The reader ends where the compressed stream ends, and ignores later bytes of
 /// the payload, such as the kernel's size.
 ///
-/// Memory: at most 161 MiB, whatever the stream asks for. The caller has to limit the amount of output.
+/// Memory: at most 161 MiB, regardless of the sizes in the stream. The caller has to limit the amount of output.
 pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Result<Box<dyn Read + 'r>> {
     image.seek(SeekFrom::Start(payload.offset))?;
     let bytes = io::BufReader::with_capacity(128 << 10, image.take(payload.length));

@@ -11,8 +11,8 @@ const EKEYREJECTED: i32 = 129;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
     Agrees,
-    /// The check trusts content of the module, as the kernel does, and expects the module to load. The kernel crashes, or finds
-    /// what it cannot use at an address from that content. With the end of the console or the messages.
+    /// The check expects the module to load, because it trusts the same content as the kernel. The kernel follows an address in
+    /// that content, and crashes or finds unusable data. With the end of the console or the messages.
     Trusted(String),
     /// The verdict is `unknown`; with the report's summary.
     Unknown(String),
@@ -66,8 +66,8 @@ fn crash_location(console: &str) -> &str {
 
 /// Rules of the findings that refuse the module.
 fn refusing_rules(report: &CheckReport) -> impl Iterator<Item = Rule> {
-    let of_modules = report.modules.iter().flat_map(|module| &module.findings);
-    let findings = report.findings.iter().chain(of_modules);
+    let module_findings = report.modules.iter().flat_map(|module| &module.findings);
+    let findings = report.findings.iter().chain(module_findings);
     findings.filter(|finding| finding.verdict == Verdict::Refused).map(|finding| finding.rule)
 }
 
@@ -102,11 +102,11 @@ fn rules_of_refusal(error: i32, messages: &[String]) -> Vec<Rule> {
         ("cannot create duplicate filename", &[Rule::Elf, Rule::BuiltIn]),
         (".gnu.linkonce.this_module section size", &[Rule::ModuleSize]),
     ];
-    let of_messages = rules_by_message
+    let matching_rules = rules_by_message
         .iter()
         .filter(|(text, _)| messages.iter().any(|message| message.contains(text)))
         .flat_map(|(_, rules)| *rules);
-    let mut rules: Vec<Rule> = of_messages.copied().collect();
+    let mut rules: Vec<Rule> = matching_rules.copied().collect();
     if rules.is_empty() && (error == EBADMSG || error == EKEYREJECTED) {
         rules.push(Rule::Signature);
     }

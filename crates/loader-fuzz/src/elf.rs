@@ -61,21 +61,21 @@ impl Object {
         Self { bytes }
     }
 
-    /// Reads a field of a structure that begins at `at`.
-    pub fn get(&self, at: usize, Field(offset, size): Field) -> u64 {
-        let bytes = self.bytes.get(at + offset..at + offset + size).unwrap_or_default();
+    /// Reads a field of a structure that begins at `start`.
+    pub fn get(&self, start: usize, Field(offset, size): Field) -> u64 {
+        let bytes = self.bytes.get(start + offset..start + offset + size).unwrap_or_default();
         bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
     }
 
-    pub fn set(&mut self, at: usize, Field(offset, size): Field, value: u64) {
-        let field = self.bytes.get_mut(at + offset..at + offset + size);
+    pub fn set(&mut self, start: usize, Field(offset, size): Field, value: u64) {
+        let field = self.bytes.get_mut(start + offset..start + offset + size);
         for (byte, new) in field.into_iter().flatten().zip(value.to_le_bytes()) {
             *byte = new;
         }
     }
 
-    fn number(&self, at: usize, field: Field) -> usize {
-        usize::try_from(self.get(at, field)).unwrap_or(usize::MAX)
+    fn number(&self, start: usize, field: Field) -> usize {
+        usize::try_from(self.get(start, field)).unwrap_or(usize::MAX)
     }
 
     /// Number of sections.
@@ -128,9 +128,9 @@ impl Object {
     /// Appends bytes to the file, aligned to 64 bytes. Returns their offset.
     fn append(&mut self, content: &[u8]) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(64), 0);
-        let at = self.bytes.len() as u64;
+        let offset = self.bytes.len() as u64;
         self.bytes.extend(content);
-        at
+        offset
     }
 
     /// Appends a string to a string table. Returns its offset in the table.
@@ -143,8 +143,8 @@ impl Object {
 
     /// Replaces a section's content.
     pub fn replace(&mut self, section: usize, content: &[u8]) {
-        let at = self.append(content);
-        self.set_section(section, SH_OFFSET, at);
+        let offset = self.append(content);
+        self.set_section(section, SH_OFFSET, offset);
         self.set_section(section, SH_SIZE, content.len() as u64);
     }
 
@@ -224,7 +224,7 @@ impl Object {
         tables
             .flat_map(|section| {
                 let target = self.number(self.header(section), SH_INFO);
-                self.range(section).step_by(RELOCATION_SIZE).map(move |at| (at, target))
+                self.range(section).step_by(RELOCATION_SIZE).map(move |entry| (entry, target))
             })
             .collect()
     }
@@ -232,8 +232,8 @@ impl Object {
     /// Removes the pointers to the init and exit functions from `struct module`, so that the kernel runs no code of the module.
     pub fn remove_init_and_exit(&mut self) {
         let Some(section) = self.find(".rela.gnu.linkonce.this_module") else { return };
-        for at in self.range(section).step_by(RELOCATION_SIZE) {
-            self.set(at, R_TYPE, 0);
+        for entry in self.range(section).step_by(RELOCATION_SIZE) {
+            self.set(entry, R_TYPE, 0);
         }
     }
 }

@@ -83,10 +83,10 @@ impl Kernel {
     fn add_facts(&mut self) -> Result<()> {
         let mut image = File::open(&self.vmlinuz)?;
         let payload = kmod::locate(&mut image).map_err(fail)?;
-        let mut plain = tempfile::tempfile()?;
-        io::copy(&mut kmod::kernel(&mut image, &payload).map_err(fail)?, &mut plain)?;
-        plain.rewind()?;
-        let mut vmlinux = Vmlinux::open(plain).map_err(fail)?;
+        let mut decompressed = tempfile::tempfile()?;
+        io::copy(&mut kmod::kernel(&mut image, &payload).map_err(fail)?, &mut decompressed)?;
+        decompressed.rewind()?;
+        let mut vmlinux = Vmlinux::open(decompressed).map_err(fail)?;
         let mut extra = vmlinux.facts().map_err(fail)?;
         let mut index = InTree::default();
         for file in self.module_files()? {
@@ -137,9 +137,9 @@ impl Kernel {
             let Some(base) = is_small.then(|| BaseModule::read(&file)).transpose()?.flatten() else {
                 continue;
             };
-            let chosen = if base.module.exports.is_empty() { &mut without_exports } else { &mut exporting };
-            if chosen.len() < count.div_ceil(2) {
-                chosen.push(base);
+            let group = if base.module.exports.is_empty() { &mut without_exports } else { &mut exporting };
+            if group.len() < count.div_ceil(2) {
+                group.push(base);
             }
         }
         without_exports.append(&mut exporting);

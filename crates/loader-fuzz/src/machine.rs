@@ -253,10 +253,10 @@ fn edits<'m>(base: &[u8], mutant: &'m [u8]) -> Vec<(usize, &'m [u8])> {
     const GAP: usize = 16;
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     let common = base.len().min(mutant.len());
-    for at in (0..common).filter(|&at| base.get(at) != mutant.get(at)) {
+    for offset in (0..common).filter(|&offset| base.get(offset) != mutant.get(offset)) {
         match ranges.last_mut() {
-            Some((_, end)) if at < *end + GAP => *end = at + 1,
-            _ => ranges.push((at, at + 1)),
+            Some((_, end)) if offset < *end + GAP => *end = offset + 1,
+            _ => ranges.push((offset, offset + 1)),
         }
     }
     if mutant.len() > common {

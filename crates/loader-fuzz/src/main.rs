@@ -44,7 +44,7 @@ Exit code 1 when the check and a kernel differ.";
 const MAX_BASE_MODULES: usize = 48;
 /// Number of mutants that change any field, as a multiple of the mutants of a rule.
 const ANY_FIELD_FACTOR: usize = 53;
-/// Number of attempts to make a mutant, as a multiple of the wanted mutants. An attempt fails if the mutation does not apply, or
+/// Number of attempts to make a mutant, as a multiple of the number of mutants. An attempt fails if the mutation does not apply, or
 /// repeats an earlier mutant.
 const ATTEMPTS_FACTOR: usize = 20;
 /// Maximum share of mutants that are unknown or trusted, in percent.
@@ -87,9 +87,9 @@ fn main() -> ExitCode {
     };
     let mut agrees = true;
     for root in &options.kernels {
-        let compared =
+        let result =
             if options.own_modules { own_modules::all_load(root) } else { compare_kernel(root, &options) };
-        match compared {
+        match result {
             Ok(agrees_with_kernel) => agrees &= agrees_with_kernel,
             Err(error) => {
                 eprintln!("loader-fuzz: {}: {error}", root.display());
@@ -180,17 +180,17 @@ fn answers(
     loads: &[Load<'_>],
     options: &Options,
 ) -> Result<Vec<Answer>> {
-    let recorded_in = options.answers.as_ref().map(|directory| {
+    let record_file = options.answers.as_ref().map(|directory| {
         let release = kernel.facts.release.as_str();
         directory.join(format!("{release}-{}-{}-{:016x}", options.seed, options.mutants, digest(loads)))
     });
-    if let Some(file) = &recorded_in
+    if let Some(file) = &record_file
         && let Some(answers) = machine::read_answers(file)?
     {
         return Ok(answers);
     }
     let answers = MutantLoader::new(kernel, bases)?.load(loads)?;
-    if let Some(file) = &recorded_in {
+    if let Some(file) = &record_file {
         machine::write_answers(file, &answers)?;
     }
     Ok(answers)
@@ -272,11 +272,11 @@ fn mutants(
 ) -> Vec<(usize, Mutant)> {
     let mut mutants = Vec::new();
     for (rule, name) in rules().enumerate() {
-        let wanted = if name == "any" { count * ANY_FIELD_FACTOR } else { count };
+        let target = if name == "any" { count * ANY_FIELD_FACTOR } else { count };
         let mut seen = BTreeSet::new();
-        let mut made = 0;
-        for _ in 0..wanted * ATTEMPTS_FACTOR {
-            if made == wanted {
+        let mut count_of_rule = 0;
+        for _ in 0..target * ATTEMPTS_FACTOR {
+            if count_of_rule == target {
                 break;
             }
             let number = random.usize(0..bases.len());
@@ -286,7 +286,7 @@ fn mutants(
             };
             if seen.insert((number, mutant.description.clone())) {
                 mutants.push((number, mutant));
-                made += 1;
+                count_of_rule += 1;
             }
         }
     }

@@ -99,6 +99,7 @@ fn format_report(report: &CheckReport) -> String {
     format!("{report}{}", report.explain_hint("kmodcheck").unwrap_or_default())
 }
 
+/// Prints a text. Returns the verdict for exit status 0.
 fn print(text: &str) -> Result<Verdict> {
     writeln!(io::stdout(), "{}", text.trim_end())?;
     Ok(Verdict::Loads)
@@ -129,9 +130,9 @@ fn read_text(path: &Path) -> io::Result<Option<String>> {
 fn add_image(kernel: &mut KernelFacts, path: &Path) -> Result<()> {
     let mut file = File::open(path)?;
     let payload = kmod::locate(&mut file)?;
-    let mut plain = Vec::new();
-    kmod::unpack(&mut *kmod::kernel(&mut file, &payload)?, &mut plain)?;
-    let mut vmlinux = Vmlinux::open(Cursor::new(plain))?;
+    let mut decompressed = Vec::new();
+    kmod::unpack(&mut *kmod::kernel(&mut file, &payload)?, &mut decompressed)?;
+    let mut vmlinux = Vmlinux::open(Cursor::new(decompressed))?;
     if let Some(release) = vmlinux.release()?.filter(|release| release != kernel.release.as_str()) {
         return Err(format!("this is the image of kernel {release}, not of {}", kernel.release).into());
     }
@@ -145,13 +146,13 @@ fn read_module(path: &str) -> Result<PayloadModule> {
     let module = if compression == Compression::None {
         Module::parse(&CachedFile::new(file))
     } else {
-        let mut plain = Vec::new();
-        let read = compression.reader(file)?.take(MAX_MODULE + 1).read_to_end(&mut plain);
+        let mut decompressed = Vec::new();
+        let read = compression.reader(file)?.take(MAX_MODULE + 1).read_to_end(&mut decompressed);
         match read {
-            Ok(_) if plain.len() as u64 > MAX_MODULE => {
+            Ok(_) if decompressed.len() as u64 > MAX_MODULE => {
                 Err(ModuleError::decompress(format_args!("it holds more than {} MiB", MAX_MODULE >> 20)))
             }
-            Ok(_) => Module::parse(&plain[..]),
+            Ok(_) => Module::parse(&decompressed[..]),
             Err(error) => Err(ModuleError::decompress(error)),
         }
     };

@@ -29,7 +29,7 @@ impl<'d> ExportSymbols<'d> {
         if !symbol.name.starts_with(b"__") {
             return Ok(());
         }
-        let (part, name) = if let Some(name) = symbol.name.strip_prefix(b"__ksymtab_") {
+        let (symbols, name) = if let Some(name) = symbol.name.strip_prefix(b"__ksymtab_") {
             (&mut self.tables, name)
         } else if let Some(name) = symbol.name.strip_prefix(b"__crc_") {
             (&mut self.crcs, name)
@@ -41,8 +41,8 @@ impl<'d> ExportSymbols<'d> {
             return Ok(());
         };
         check_name_length(symbol.name)?;
-        part.insert(name, symbol);
-        if part.len() > MAX_EXPORTS { Err(over_limit()) } else { Ok(()) }
+        symbols.insert(name, symbol);
+        if symbols.len() > MAX_EXPORTS { Err(over_limit()) } else { Ok(()) }
     }
 
     /// Reads the exports that the collected symbols describe.

@@ -25,8 +25,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let relocated = subject.relocates_btf();
     findings.push(match subject.btf_fit() {
         Some(Fit::Matches) => return,
-        Some(Fit::Rejected(what)) => {
-            finding(Verdict::Refused, &format!("the type information {what}"), rebuild.to_owned())
+        Some(Fit::Rejected(problem)) => {
+            finding(Verdict::Refused, &format!("the type information {problem}"), rebuild.to_owned())
         }
         Some(Fit::OtherBase) => finding(
             Verdict::Unknown,

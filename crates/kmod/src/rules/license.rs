@@ -9,18 +9,19 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let license = module.field("license").unwrap_or("unspecified");
     let (verdict, reason) = match (module.is_gpl_compatible(), subject.taint) {
         (false, _) => (Verdict::Refused, "but the module's license is not compatible".to_owned()),
-        (true, Some(InheritedTaint { by, known: true, weak })) => {
-            let reason = format!("but the module also uses symbols of {by}, which is proprietary");
-            // The order of the symbols decides: a symbol of one kind, if the kernel resolves it first, hides those of the other.
+        (true, Some(InheritedTaint { source, known: true, weak })) => {
+            let reason = format!("but the module also uses symbols of {source}, which is proprietary");
+            // The outcome depends on the order of the symbols: the kind that the kernel resolves first excludes the other kind.
             if *weak {
                 (Verdict::Unknown, format!("{reason}, if it finds them"))
             } else {
                 (Verdict::Refused, reason)
             }
         }
-        (true, Some(InheritedTaint { by, known: false, .. })) => {
-            (Verdict::Unknown, format!("and no source has the license of {by}, whose symbols it also uses"))
-        }
+        (true, Some(InheritedTaint { source, known: false, .. })) => (
+            Verdict::Unknown,
+            format!("and no source has the license of {source}, whose symbols it also uses"),
+        ),
         (true, None) => return,
     };
     let name_only =

@@ -60,10 +60,10 @@ impl Subject<'_> {
     /// Whether the module's vermagic and its version of `module_layout` are those of the header set.
     pub fn agrees_with_headers(&self) -> bool {
         let (kernel, layout) = (self.kernel, "module_layout");
-        let of_headers = kernel.symbols.as_ref().and_then(|table| table.get(layout)).map(|symbol| symbol.crc);
-        let of_module = self.module.versions_for(kernel).and_then(|versions| versions.get(layout).copied());
+        let header_crc = kernel.symbols.as_ref().and_then(|table| table.get(layout)).map(|symbol| symbol.crc);
+        let module_crc = self.module.versions_for(kernel).and_then(|versions| versions.get(layout).copied());
         let magic = self.module.vermagic().map(|magic| kernel.header_vermagic().compare(magic, false));
-        magic == Some(Difference::None) && of_module.is_some() && of_module == of_headers
+        magic == Some(Difference::None) && module_crc.is_some() && module_crc == header_crc
     }
 
     /// Whether the module's type information continues the kernel's. `None` if no source has the kernel's type information, or if

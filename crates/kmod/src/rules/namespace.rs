@@ -12,8 +12,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let allowed = kernel.config.is_set("MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS");
     let verdict = if allowed { Verdict::Loads } else { Verdict::Refused };
     // `setup_modinfo`: modules must not import module namespaces.
-    let of_modules = module.fields("import_ns").filter(|name| name.starts_with(MODULE_NAMESPACE));
-    findings.extend(of_modules.filter(|_| kernel.since(6, 16)).map(|name| {
+    let module_namespaces = module.fields("import_ns").filter(|name| name.starts_with(MODULE_NAMESPACE));
+    findings.extend(module_namespaces.filter(|_| kernel.since(6, 16)).map(|name| {
         let message = format!("module tries to import module namespace: {name}");
         let remedy = "remove the MODULE_IMPORT_NS: modules in the list need none";
         Finding::new(Rule::Namespace, Verdict::Refused, name, &message, remedy).kernel("EPERM", &message)
@@ -38,7 +38,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             }
         } else if !module.fields("import_ns").any(|imported| imported == namespace) {
             // The argument is a string since Linux 6.13.
-            let import = if kernel.since(6, 13) {
+            let macro_call = if kernel.since(6, 13) {
                 format!("MODULE_IMPORT_NS(\"{namespace}\")")
             } else {
                 format!("MODULE_IMPORT_NS({namespace})")
@@ -48,7 +48,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 format!(
                     "symbol {name}, exported by {exporter}, is in a namespace that the module does not import"
                 ),
-                format!("add {import} to its source, or use a driver version that has it"),
+                format!("add {macro_call} to its source, or use a driver version that has it"),
             ).found(imported(module)));
         }
     }

@@ -44,9 +44,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 "sign it again, and append nothing afterwards",
             )
         }
-        Signature::Malformed(what) => finding(
+        Signature::Malformed(problem) => finding(
             Verdict::Refused,
-            format!("the signature {what}: the kernel refuses it, whether or not it enforces signatures"),
+            format!("the signature {problem}: the kernel refuses it, whether or not it enforces signatures"),
             "sign it again with the kernel's scripts/sign-file, or remove the signature with strip",
         ),
         Signature::Unsupported(kind) => finding(
@@ -74,9 +74,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             ),
             COMPARE_KEYS,
         ),
-        Signature::Unread(what) => finding(
+        Signature::Unread(problem) => finding(
             Verdict::Unknown,
-            format!("the signature {what}, which farrier cannot read"),
+            format!("the signature {problem}, which farrier cannot read"),
             "sign it with the scripts/sign-file of this kernel, or boot the kernel",
         ),
     });

@@ -8,8 +8,8 @@ use crate::{ExtendedVersions, Finding, Rule, Verdict, btf::Fit, module::format_c
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, module) = (subject.kernel, subject.module);
     let extended = module.extended_versions.as_ref().filter(|_| kernel.since(6, 14));
-    if let Some(ExtendedVersions::Broken(what)) = extended {
-        let message = format!("the table of extended symbol versions {what}");
+    if let Some(ExtendedVersions::Broken(problem)) = extended {
+        let message = format!("the table of extended symbol versions {problem}");
         let remedy =
             "build it again with the kernel's own makefiles, and strip nothing but debug information";
         let rule = Rule::SymbolVersion;
@@ -47,9 +47,9 @@ fn compare_imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, find
         }
         let name = import.symbol.name.as_str();
         let exporter = import.provider.describe();
-        let own = versions.get(name).copied();
+        let module_crc = versions.get(name).copied();
         let finding = |verdict, message: String| {
-            let remedy = remedy(subject, &import.provider, own);
+            let remedy = remedy(subject, &import.provider, module_crc);
             Finding::new(Rule::SymbolVersion, verdict, name, message, remedy)
         };
         if !is_extended && subject.module.layout.oversized_crcs.contains(name) {
@@ -58,7 +58,7 @@ fn compare_imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, find
             findings.push(finding(Verdict::Refused, message).kernel("EINVAL", disagreement(name)));
             continue;
         }
-        findings.push(match (own, export.crc) {
+        findings.push(match (module_crc, export.crc) {
             (Some(found), Some(wanted)) if found == wanted => continue,
             (Some(found), Some(wanted)) => {
                 let message = format!("disagrees about version of symbol {name}, exported by {exporter}");
@@ -189,9 +189,9 @@ fn versions_unknown(subject: &Subject<'_>) -> Option<Finding> {
 /// (`check_modstruct_version`).
 fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Option<Finding> {
     let name = "module_layout";
-    let of_headers =
+    let header_crc =
         subject.kernel.symbols.as_ref().and_then(|table| table.get(name)).map(|symbol| symbol.crc);
-    let wanted = in_tree_versions(subject).and_then(|own| own.get(name).copied()).or(of_headers)?;
+    let wanted = in_tree_versions(subject).and_then(|own| own.get(name).copied()).or(header_crc)?;
     let Some(found) = versions.get(name).copied() else {
         let is_extended = reads_extended_versions(subject);
         let (verdict, consequence) = missing_version(subject, is_extended);

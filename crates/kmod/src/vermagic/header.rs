@@ -36,22 +36,22 @@ impl VermagicHeaders {
         for text in &texts {
             define(text, config, &mut macros)?;
         }
-        let (mut text, mut left) = (String::new(), MAX_EXPANSIONS);
-        let randstruct = !expand("VERMAGIC_STRING", &macros, &mut text, &mut left)?;
+        let (mut text, mut budget) = (String::new(), MAX_EXPANSIONS);
+        let randstruct = !expand("VERMAGIC_STRING", &macros, &mut text, &mut budget)?;
         Some(Vermagic { text, randstruct })
     }
 }
 
 /// Joins continued lines, and removes comments.
 fn logical_lines(text: &str) -> String {
-    let mut plain = String::new();
+    let mut uncommented = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("/*") {
-        plain.push_str(before);
+        uncommented.push_str(before);
         rest = after.split_once("*/").map_or("", |(_, after)| after);
     }
-    plain.push_str(rest);
-    plain.replace("\\\r\n", " ").replace("\\\n", " ")
+    uncommented.push_str(rest);
+    uncommented.replace("\\\r\n", " ").replace("\\\n", " ")
 }
 
 /// Open conditional of the preprocessor.
@@ -104,23 +104,25 @@ fn define<'t>(text: &'t str, config: &KernelConfig, macros: &mut HashMap<&'t str
 
 /// Evaluates a condition of names and `defined`, joined by `||` and `&&`. Returns `None` for any other form.
 fn evaluate(condition: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {
-    let any = condition.split("||").map(|part| {
-        let all = part.split("&&").map(|term| {
-            let term = term.split("//").next().unwrap_or(term).trim();
-            // Grouping parentheses are not supported, nor is `IS_ENABLED`, which is also true for modules.
-            if term.matches('(').count() != term.matches(')').count() || term.contains("IS_") {
-                return None;
-            }
-            let (term, wanted) = term.strip_prefix('!').map_or((term, true), |rest| (rest.trim(), false));
-            let name = term.strip_prefix("defined").unwrap_or(term);
-            let name = name.trim_matches(|c: char| c.is_whitespace() || matches!(c, '(' | ')'));
-            let is_name =
-                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-            is_name.then(|| is_defined(name, config, macros) == wanted)
-        });
-        all.collect::<Option<Vec<bool>>>().map(|terms| terms.into_iter().all(|term| term))
-    });
-    any.collect::<Option<Vec<bool>>>().map(|parts| parts.into_iter().any(|part| part))
+    let mut is_true = false;
+    for part in condition.split("||") {
+        let terms = part.split("&&").map(|term| evaluate_term(term, config, macros));
+        is_true |= terms.collect::<Option<Vec<bool>>>()?.into_iter().all(|term| term);
+    }
+    Some(is_true)
+}
+
+fn evaluate_term(term: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {
+    let term = term.split("//").next().unwrap_or(term).trim();
+    // Grouping parentheses are not supported, nor is `IS_ENABLED`, which is also true for modules.
+    if term.matches('(').count() != term.matches(')').count() || term.contains("IS_") {
+        return None;
+    }
+    let (term, expected) = term.strip_prefix('!').map_or((term, true), |rest| (rest.trim(), false));
+    let name = term.strip_prefix("defined").unwrap_or(term);
+    let name = name.trim_matches(|c: char| c.is_whitespace() || matches!(c, '(' | ')'));
+    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    is_name.then(|| is_defined(name, config, macros) == expected)
 }
 
 fn is_defined(name: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> bool {
@@ -134,8 +136,8 @@ fn is_defined(name: &str, config: &KernelConfig, macros: &HashMap<&str, String>)
 
 /// Appends the string literals of a definition. Returns `Some(false)` if only the hash of the layout seed is undefined, at the end
 /// of the text, and `None` if another name is undefined.
-fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, left: &mut u32) -> Option<bool> {
-    *left = left.checked_sub(1)?;
+fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, budget: &mut u32) -> Option<bool> {
+    *budget = budget.checked_sub(1)?;
     let Some(value) = macros.get(name) else {
         let is_seed = name == "RANDSTRUCT_HASHED_SEED";
         // `Vermagic` adds the prefix itself.
@@ -161,7 +163,7 @@ fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, left: &
         } else {
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
             let (word, after) = rest.split_at_checked(end).filter(|(word, _)| !word.is_empty())?;
-            is_complete = expand(word, macros, text, left)?;
+            is_complete = expand(word, macros, text, budget)?;
             rest = after.trim_start();
         }
     }

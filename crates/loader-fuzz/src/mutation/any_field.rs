@@ -25,10 +25,10 @@ fn interesting_value(random: &mut Rng, old: u64, Field(_, size): Field) -> u64 {
 }
 
 pub(super) fn any_header(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
-    let at = random.usize(4..64);
+    let offset = random.usize(4..64);
     let value = random.u8(..);
-    object.set(at, Field(0, 1), value.into());
-    Some(format!("byte {at} of the header = {value}"))
+    object.set(offset, Field(0, 1), value.into());
+    Some(format!("byte {offset} of the header = {value}"))
 }
 
 pub(super) fn any_section(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
@@ -56,12 +56,12 @@ pub(super) fn any_symbol(_: &Context<'_>, object: &mut Object, random: &mut Rng)
 /// Changes the type or the symbol of a relocation. Leaves the offset alone: the kernel does not check it, so a wrong offset
 /// overwrites other memory of the machine.
 pub(super) fn any_relocation(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
-    let (at, target) = random.choice(object.relocations())?;
+    let (entry, target) = random.choice(object.relocations())?;
     let field = random.choice([R_TYPE, R_SYM])?;
-    let old = object.get(at, field);
+    let old = object.get(entry, field);
     let count = object.symbols().len() as u64;
     let new = if field == R_SYM { random.u64(0..=count) } else { interesting_value(random, old, field) };
-    object.set(at, field, new);
+    object.set(entry, field, new);
     let name = object.section_label(target);
     Some(format!("field at {} of a relocation of {name} = {} instead of {}", field.0, hex(new), hex(old)))
 }
@@ -80,10 +80,10 @@ pub(super) fn any_byte(_: &Context<'_>, object: &mut Object, random: &mut Rng) -
     ];
     let name = random.choice(names)?;
     let range = object.range(object.find(name)?);
-    let at = random.usize(0..range.len().max(1));
+    let offset = random.usize(0..range.len().max(1));
     let value = random.u8(..);
-    object.set(range.start + at, Field(0, 1), value.into());
-    Some(format!("byte {at} of {name} = {value}"))
+    object.set(range.start + offset, Field(0, 1), value.into());
+    Some(format!("byte {offset} of {name} = {value}"))
 }
 
 pub(super) fn any_length(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {

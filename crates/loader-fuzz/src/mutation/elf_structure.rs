@@ -18,15 +18,15 @@ pub(super) fn file_header(context: &Context<'_>, object: &mut Object, random: &m
         2 => (E_SHENTSIZE, "e_shentsize", vec![63, 64, 65, 0]),
         3 => (E_SHNUM, "e_shnum", vec![object.count() as u64, 0, object.count() as u64 + 1, 1]),
         4 => {
-            let at = object.get(0, E_SHOFF);
-            (E_SHOFF, "e_shoff", vec![at, at + 1, at + 64, context.base.object.bytes.len() as u64, u64::MAX])
+            let (offset, length) = (object.get(0, E_SHOFF), context.base.object.bytes.len() as u64);
+            (E_SHOFF, "e_shoff", vec![offset, offset + 1, offset + 64, length, u64::MAX])
         }
         5 => (E_SHSTRNDX, "e_shstrndx", vec![0, object.count() as u64, object.get(0, E_SHSTRNDX), 1, 0xffff]),
         _ => {
-            let at = random.usize(0..16);
+            let index = random.usize(0..16);
             let value = random.u8(..);
-            object.set(at, Field(0, 1), value.into());
-            return Some(format!("e_ident[{at}] = {value}"));
+            object.set(index, Field(0, 1), value.into());
+            return Some(format!("e_ident[{index}] = {value}"));
         }
     };
     let value = random.choice(values)?;

@@ -52,24 +52,24 @@ pub(super) fn modinfo(_: &Context<'_>, object: &mut Object, random: &mut Rng) ->
 }
 
 pub(super) fn vermagic(context: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
-    let own = context.base.module.vermagic()?;
-    let words: Vec<&str> = own.split(' ').collect();
-    let (first, rest) = own.split_once(' ')?;
-    let at = random.usize(1..words.len());
+    let original = context.base.module.vermagic()?;
+    let words: Vec<&str> = original.split(' ').collect();
+    let (first, rest) = original.split_once(' ')?;
+    let removed = random.usize(1..words.len());
     let without: Vec<&str> =
-        words.iter().enumerate().filter(|(index, _)| *index != at).map(|(_, word)| *word).collect();
+        words.iter().enumerate().filter(|(index, _)| *index != removed).map(|(_, word)| *word).collect();
     let values = [
-        own.to_owned(),
+        original.to_owned(),
         format!("{first}x {rest}"),
         format!("5.10.0 {rest}"),
-        format!(" {own}"),
-        format!("{own} "),
-        own.trim_end().to_owned(),
-        format!("{own}retpoline "),
+        format!(" {original}"),
+        format!("{original} "),
+        original.trim_end().to_owned(),
+        format!("{original}retpoline "),
         without.join(" "),
         format!("{first}  {rest}"),
         rest.to_owned(),
-        own.to_uppercase(),
+        original.to_uppercase(),
         String::new(),
         first.to_owned(),
         format!("{first}-{first} {rest}"),
@@ -81,7 +81,7 @@ pub(super) fn vermagic(context: &Context<'_>, object: &mut Object, random: &mut 
     }
     if random.u8(0..6) == 0 {
         // The kernel uses the first value.
-        set_field(object, "vermagic", &[own, &value])?;
+        set_field(object, "vermagic", &[original, &value])?;
         return Some(format!("a second vermagic {value:?}"));
     }
     set_field(object, "vermagic", &[&value])?;

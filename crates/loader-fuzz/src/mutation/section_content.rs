@@ -22,18 +22,18 @@ pub(super) fn btf(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Opt
             return Some("empty .BTF".to_owned());
         }
         2 => {
-            let at = random.usize(0..24.min(content.len()));
+            let index = random.usize(0..24.min(content.len()));
             let bit = random.u32(0..8);
-            *content.get_mut(at)? ^= 1 << bit;
+            *content.get_mut(index)? ^= 1 << bit;
             object.replace(section, &content);
-            return Some(format!("bit {bit} of byte {at} of the header of .BTF"));
+            return Some(format!("bit {bit} of byte {index} of the header of .BTF"));
         }
         3 => {
-            let at = random.usize(24..content.len().max(25));
+            let index = random.usize(24..content.len().max(25));
             let value = random.u8(..);
-            *content.get_mut(at)? = value;
+            *content.get_mut(index)? = value;
             object.replace(section, &content);
-            return Some(format!("byte {at} of .BTF = {value}"));
+            return Some(format!("byte {index} of .BTF = {value}"));
         }
         4 => content.truncate(random.usize(0..content.len().max(1))),
         5 => content.extend([0; 4]),
@@ -48,8 +48,8 @@ pub(super) fn relocation_type(
     object: &mut Object,
     random: &mut Rng,
 ) -> Option<String> {
-    let (at, target) = random.choice(object.relocations())?;
-    let old = object.get(at, R_TYPE);
+    let (entry, target) = random.choice(object.relocations())?;
+    let old = object.get(entry, R_TYPE);
     let kinds = match context.kernel.arch {
         Architecture::Amd64 => vec![0, 1, 2, 4, 9, 10, 11, 24, 25, 41, 42, 43, 255],
         Architecture::Arm64 => {
@@ -57,14 +57,14 @@ pub(super) fn relocation_type(
         }
     };
     let kind = if random.u8(0..3) == 0 { old } else { random.choice(kinds)? };
-    object.set(at, R_TYPE, kind);
+    object.set(entry, R_TYPE, kind);
     let name = object.section_label(target);
-    Some(format!("relocation of {name}+{:#x}, type {kind} instead of {old}", object.get(at, R_OFFSET)))
+    Some(format!("relocation of {name}+{:#x}, type {kind} instead of {old}", object.get(entry, R_OFFSET)))
 }
 
 pub(super) fn relocation_target(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
-    let (at, target) = random.choice(object.relocations())?;
-    let offset = usize::try_from(object.get(at, R_OFFSET)).ok()?;
+    let (entry, target) = random.choice(object.relocations())?;
+    let offset = usize::try_from(object.get(entry, R_OFFSET)).ok()?;
     let start = object.range(target).start;
     let distance = random.usize(0..10);
     let byte = (start + offset + distance).checked_sub(1)?;

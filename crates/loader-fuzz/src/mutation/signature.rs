@@ -28,14 +28,14 @@ pub(super) fn signature(context: &Context<'_>, random: &mut Rng) -> Option<Mutan
             format!("{more} bytes after the signature")
         }
         2 => {
-            let at = record + RECORD + random.usize(0..MARKER);
-            *bytes.get_mut(at)? ^= 1;
+            let offset = record + RECORD + random.usize(0..MARKER);
+            *bytes.get_mut(offset)? ^= 1;
             "a damaged marker".to_owned()
         }
         3 => {
-            let (at, value) = (random.usize(0..RECORD), random.u8(..));
-            *bytes.get_mut(record + at)? = value;
-            format!("byte {at} of the record = {value}")
+            let (offset, value) = (random.usize(0..RECORD), random.u8(..));
+            *bytes.get_mut(record + offset)? = value;
+            format!("byte {offset} of the record = {value}")
         }
         4 => {
             let length = u32::from_be_bytes(bytes.get(record + 8..record + 12)?.try_into().ok()?);
@@ -48,16 +48,16 @@ pub(super) fn signature(context: &Context<'_>, random: &mut Rng) -> Option<Mutan
             "a truncated end".to_owned()
         }
         _ => {
-            let at = random.usize(0..(record - message).min(120));
+            let offset = random.usize(0..(record - message).min(120));
             let value = random.u8(..);
-            *bytes.get_mut(message + at)? = value;
-            format!("byte {at} of the message = {value}")
+            *bytes.get_mut(message + offset)? = value;
+            format!("byte {offset} of the message = {value}")
         }
     };
     // The kernel has the key and refuses a signature of another object. The check does not have the key, so such mutants are
     // skipped.
     let key = |bytes: &[u8]| match kmod::without_signature(bytes).1 {
-        Signature::By(by) => Some(by.key_id),
+        Signature::By(signer) => Some(signer.key_id),
         _ => None,
     };
     let has_original_key = key(&bytes).is_some_and(|key_id| Some(key_id) == key(signed));

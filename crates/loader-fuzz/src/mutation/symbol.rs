@@ -99,10 +99,10 @@ pub(super) fn duplicate_export(
     let range = object.range(strings);
     replace_string(object.bytes.get_mut(range)?, old, &new);
     for prefix in ["__ksymtab_", "__kstrtab_", "__kstrtabns_", "__crc_", "__flags_"] {
-        let wanted = format!("{prefix}{old}");
+        let old_name = format!("{prefix}{old}");
         let symbols = object.symbols();
         for symbol in
-            symbols.into_iter().filter(|&s| object.symbol_name(s) == wanted.as_bytes()).collect::<Vec<_>>()
+            symbols.into_iter().filter(|&s| object.symbol_name(s) == old_name.as_bytes()).collect::<Vec<_>>()
         {
             object.rename_symbol(symbol, format!("{prefix}{new}").as_bytes());
         }

@@ -9,32 +9,32 @@ use crate::elf::{Field, Object, SH_FLAGS, SH_SIZE, SHF_ALLOC, SHT_PROGBITS};
 fn random_version(object: &Object, random: &mut Rng) -> Option<(usize, String)> {
     let section = object.find("__versions")?;
     let entries: Vec<usize> = object.range(section).step_by(64).collect();
-    let at = random.choice(entries)?;
-    let name = object.bytes.get(at + 8..at + 64)?.split(|&byte| byte == 0).next()?;
-    Some((at, String::from_utf8_lossy(name).into_owned()))
+    let entry = random.choice(entries)?;
+    let name = object.bytes.get(entry + 8..entry + 64)?.split(|&byte| byte == 0).next()?;
+    Some((entry, String::from_utf8_lossy(name).into_owned()))
 }
 
 pub(super) fn symbol_crc(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
     const CRC: Field = Field(0, 8);
-    let (at, name) = random_version(object, random)?;
-    let old = object.get(at, CRC);
+    let (entry, name) = random_version(object, random)?;
+    let old = object.get(entry, CRC);
     match random.u8(0..7) {
         0 => {
             let bit = random.u32(0..32);
-            object.set(at, CRC, old ^ 1 << bit);
+            object.set(entry, CRC, old ^ 1 << bit);
             Some(format!("bit {bit} of the version of {name}"))
         }
         1 => {
-            object.set(at, CRC, 0);
+            object.set(entry, CRC, 0);
             Some(format!("version 0 of {name}"))
         }
         2 => {
-            object.set(at, CRC, old | 1 << 40);
+            object.set(entry, CRC, old | 1 << 40);
             Some(format!("bit 40 of the version of {name}"))
         }
         3 => {
             // The new name belongs to no symbol that the module uses.
-            object.set(at + 8, Field(0, 1), b'~'.into());
+            object.set(entry + 8, Field(0, 1), b'~'.into());
             Some(format!("the version of ~ instead of {name}"))
         }
         4 => {

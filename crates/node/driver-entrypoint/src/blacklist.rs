@@ -26,20 +26,20 @@ impl Blacklist<'_> {
     pub(crate) fn write(&self) {
         let Self { node, link, .. } = self;
         self.remove();
-        let written = if node.paths.at(RUN_DIRECTORY).is_dir() {
+        let outcome = if node.paths.at(RUN_DIRECTORY).is_dir() {
             let file = self.run_file();
             files::write(node, &file, &self.text()).map(|()| format!("wrote {file}"))
-        } else if let Some((link, contents)) = link {
+        } else if let Some((link, target)) = link {
             let written =
-                files::write(node, contents, &self.text()).and_then(|()| files::link(node, link, contents));
-            written.map(|()| format!("linked {link} to {contents}"))
+                files::write(node, target, &self.text()).and_then(|()| files::link(node, link, target));
+            written.map(|()| format!("linked {link} to {target}"))
         } else {
             Ok(format!(
                 "{RUN_DIRECTORY} is not mounted: udev may load the host's modules during the replacement"
             ))
         };
-        match written {
-            Ok(done) => node.log.step(done),
+        match outcome {
+            Ok(message) => node.log.step(message),
             Err(error) => node.log.warn(format!(
                 "continuing without a blacklist, udev may load the host's modules during the replacement: {error}"
             )),
@@ -50,8 +50,8 @@ impl Blacklist<'_> {
     /// an earlier version.
     pub(crate) fn remove(&self) {
         let run_file = self.run_file();
-        let (link, contents) = self.link.as_ref().map(|(link, contents)| (*link, contents.as_str())).unzip();
-        for path in [link, Some(run_file.as_str()), contents].into_iter().flatten() {
+        let (link, target) = self.link.as_ref().map(|(link, target)| (*link, target.as_str())).unzip();
+        for path in [link, Some(run_file.as_str()), target].into_iter().flatten() {
             match files::remove(self.node, path) {
                 Ok(true) => self.node.log.step(format!("removed {path}")),
                 Ok(false) => {}
@@ -62,8 +62,8 @@ impl Blacklist<'_> {
 
     pub(crate) fn text(&self) -> String {
         let lines: Vec<String> = self.modules.iter().map(|name| format!("blacklist {name}")).collect();
-        let why = "# Written by driver-entrypoint while it replaces these modules; removed afterwards.";
-        format!("{why}\n{}\n", lines.join("\n"))
+        let header = "# Written by driver-entrypoint while it replaces these modules; removed afterwards.";
+        format!("{header}\n{}\n", lines.join("\n"))
     }
 
     fn run_file(&self) -> String {

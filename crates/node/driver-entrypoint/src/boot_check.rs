@@ -39,9 +39,9 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Error> {
-    for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
-        let mounted = mount(kind, place, kind, MountFlags::empty(), None).map_err(io::Error::from);
-        mounted.map_err(Error::on("mount", place))?;
+    for (kind, mount_point) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        let mounted = mount(kind, mount_point, kind, MountFlags::empty(), None).map_err(io::Error::from);
+        mounted.map_err(Error::on("mount", mount_point))?;
     }
     let work = fs::read(WORK_PATH).map_err(Error::on("read", WORK_PATH))?;
     let work = Work::decode(&work).ok_or_else(|| Error::new("read the work list: it is damaged", ""))?;
@@ -52,12 +52,12 @@ fn run() -> Result<(), Error> {
     let mut report = Report::open(&work.report, key)?;
     let kernel = uname().release().to_string_lossy().into_owned();
     report.send(&Record::Hello { version: VERSION.to_owned(), kernel })?;
-    let worked = execute_steps(&work, &mut report);
-    if let Err(error) = &worked {
+    let result = execute_steps(&work, &mut report);
+    if let Err(error) = &result {
         report.send(&Record::Failed(error.to_string()))?;
     }
     report.send(&Record::End(report.number))?;
-    worked
+    result
 }
 
 fn execute_steps(work: &Work, report: &mut Report) -> Result<(), Error> {
@@ -67,8 +67,8 @@ fn execute_steps(work: &Work, report: &mut Report) -> Result<(), Error> {
     fs::write("/proc/sys/kernel/printk", "8").map_err(Error::on("raise", "the console's log level"))?;
     let mut loaded = Vec::new();
     for (number, step) in work.steps.iter().enumerate() {
-        let stays = machine.load(number, step, report)?;
-        if stays && step.payload {
+        let is_loaded = machine.load(number, step, report)?;
+        if is_loaded && step.payload {
             loaded.push((number, step));
         }
         if work.unload_each {
@@ -95,11 +95,11 @@ impl Machine {
         let result = run_child(&[isolated::LOAD, &step.path, &step.parameters])?;
         let messages = self.log.read();
         let oops = self.check_oops(result);
-        let stays = result == SyscallResult::Success;
-        let read_back = if stays { isolated::read_back(&step.name) } else { ReadBack::default() };
-        let initialized = stays || messages.iter().any(|message| is_init_call(message, &step.name));
+        let is_loaded = result == SyscallResult::Success;
+        let read_back = if is_loaded { isolated::read_back(&step.name) } else { ReadBack::default() };
+        let initialized = is_loaded || messages.iter().any(|message| is_init_call(message, &step.name));
         report.send(&Record::Loaded { step: number, result, initialized, oops, read_back, messages })?;
-        Ok(stays)
+        Ok(is_loaded)
     }
 
     /// Unloads in reverse order of loading.
@@ -166,8 +166,8 @@ impl Report {
     fn send(&mut self, record: &Record) -> Result<(), Error> {
         let line = record.line(&self.key, self.number);
         self.number += 1;
-        let written = self.port.write_all(line.as_bytes()).and_then(|()| Ok(tcdrain(&self.port)?));
-        written.map_err(Error::on("write", "the report"))
+        let result = self.port.write_all(line.as_bytes()).and_then(|()| Ok(tcdrain(&self.port)?));
+        result.map_err(Error::on("write", "the report"))
     }
 }
 

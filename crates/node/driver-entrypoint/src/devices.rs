@@ -36,9 +36,9 @@ pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
 /// Graphics processors of NVIDIA, with their drivers.
 pub(crate) fn gpus(paths: &Paths) -> Vec<Gpu> {
     let is_gpu = |device: &PathBuf| {
-        let is =
+        let starts_with =
             |file: &str, start: &str| text(device.join(file)).is_some_and(|text| text.starts_with(start));
-        is("vendor", "0x10de") && is("class", "0x03")
+        starts_with("vendor", "0x10de") && starts_with("class", "0x03")
     };
     let gpus = entries(paths.at(DEVICES)).into_iter().filter(is_gpu);
     gpus.filter_map(|device| Some(Gpu { address: name(&device)?, driver: driver(&device) })).collect()
@@ -89,8 +89,8 @@ fn matches(pattern: &str, text: &str) -> bool {
     let Some(mut text) = text.strip_prefix(start) else { return false };
     let (middle, end) = rest.rsplit_once('*').map_or(("", rest), |(middle, end)| (middle, end));
     for part in middle.split('*').filter(|part| !part.is_empty()) {
-        let Some(at) = text.find(part) else { return false };
-        text = text.get(at + part.len()..).unwrap_or_default();
+        let Some(index) = text.find(part) else { return false };
+        text = text.get(index + part.len()..).unwrap_or_default();
     }
     text.ends_with(end)
 }

@@ -39,8 +39,8 @@ impl Allowed {
         let text = variable(VARIABLE).unwrap_or_default();
         let words = text.split([' ', ',', '\n']).map(str::trim).filter(|word| !word.is_empty());
         let parse = |word: &str| {
-            let found = Disruption::ALL.into_iter().find(|disruption| disruption.name() == word);
-            found.ok_or_else(|| format!("{VARIABLE} lists uplink, storage or pods, not {word}"))
+            let disruption = Disruption::ALL.into_iter().find(|disruption| disruption.name() == word);
+            disruption.ok_or_else(|| format!("{VARIABLE} lists uplink, storage or pods, not {word}"))
         };
         words.map(parse).collect::<Result<_, _>>().map(Self)
     }
@@ -56,12 +56,12 @@ pub(crate) struct Loss {
     pub(crate) disruption: Disruption,
     /// UID of the pod that loses it; `None` for the node.
     pub(crate) pod: Option<String>,
-    pub(crate) what: String,
+    pub(crate) resource: String,
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
+        f.write_str(&self.resource)
     }
 }
 

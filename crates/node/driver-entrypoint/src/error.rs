@@ -22,11 +22,11 @@ pub(crate) enum Error {
     /// The kernel refused to load a module.
     Refused { name: String, path: String, parameters: String, refusal: LoadRefusal },
     /// Other modules use the module to be unloaded.
-    Held { name: String, by: Vec<String> },
-    /// Processes or unknown users hold references to the module. `by` lists the processes that this container can see.
-    InUse { name: String, references: usize, by: Vec<User> },
+    Held { name: String, users: Vec<String> },
+    /// Processes or unknown users hold references to the module. `users` lists the processes that this container can see.
+    InUse { name: String, references: usize, users: Vec<User> },
     /// An operation on a file, a directory or a mount failed.
-    Io { action: &'static str, place: String, source: io::Error },
+    Io { action: &'static str, object: String, source: io::Error },
     /// A signal ended the start.
     Interrupted(&'static str),
     /// Any other error; the hint is empty where there is nothing to do.
@@ -38,10 +38,10 @@ impl Error {
         Self::Other { message: message.into(), hint: hint.into() }
     }
 
-    /// Returns a function that wraps an I/O error; `action` is a verb such as `write`, `place` a path in the container.
-    pub(crate) fn on(action: &'static str, place: impl Into<String>) -> impl Fn(io::Error) -> Self {
-        let place = place.into();
-        move |source| Self::Io { action, place: place.clone(), source }
+    /// Returns a function that wraps an I/O error; `action` is a verb such as `write`, `object` a path in the container.
+    pub(crate) fn on(action: &'static str, object: impl Into<String>) -> impl Fn(io::Error) -> Self {
+        let object = object.into();
+        move |source| Self::Io { action, object: object.clone(), source }
     }
 
     /// Whether the node may let the same step succeed later.
@@ -86,15 +86,15 @@ impl fmt::Display for Error {
                 }
                 write!(f, ": {}{refusal}", refusal.meaning())
             }
-            Self::Held { name, by } => write!(f, "unload {name}: used by {}", by.join(", ")),
-            Self::InUse { name, references, by } => {
-                let by = match by.as_slice() {
+            Self::Held { name, users } => write!(f, "unload {name}: used by {}", users.join(", ")),
+            Self::InUse { name, references, users } => {
+                let users = match users.as_slice() {
                     [] => "an unknown user (no process that this container can see)".to_owned(),
-                    by => by.iter().map(User::to_string).collect::<Vec<_>>().join(", "),
+                    users => users.iter().map(User::to_string).collect::<Vec<_>>().join(", "),
                 };
-                write!(f, "unload {name}: {references} reference(s) that no module holds, by {by}")
+                write!(f, "unload {name}: {references} reference(s) that no module holds, by {users}")
             }
-            Self::Io { action, place, source } => write!(f, "{action} {place}: {source}"),
+            Self::Io { action, object, source } => write!(f, "{action} {object}: {source}"),
             Self::Interrupted(signal) => write!(f, "received {signal} before the drivers were ready"),
             Self::Other { message, .. } => f.write_str(message),
         }
@@ -102,7 +102,7 @@ impl fmt::Display for Error {
 }
 
 impl LoadRefusal {
-    /// Lockdown answers `EPERM` where the enforcement of signatures answers `EKEYREJECTED`
+    /// Lockdown refuses with `EPERM`, the enforcement of signatures with `EKEYREJECTED`
     /// (`kernel/module/signing.c`, `module_sig_check`).
     fn meaning(&self) -> String {
         match self.errno {

@@ -19,8 +19,8 @@ impl FailureRecord<'_> {
         let Self { node, file, image } = self;
         let text = files::text(node.paths.at(file)).unwrap_or_default();
         match text.split_once('\n') {
-            Some((failed, why)) if failed == image => Err(Error::new(
-                format!("this image's drivers failed on this node, and are not tried again: {why}"),
+            Some((failed, reason)) if failed == image => Err(Error::new(
+                format!("this image's drivers failed on this node, and are not tried again: {reason}"),
                 format!(
                     "roll out another image, or change the parameters; a boot of the node allows another try, and so does \
                      the removal of {file} on the node"
@@ -42,11 +42,11 @@ impl FailureRecord<'_> {
     }
 }
 
-/// Digest of the identity and parameters of an image's modules `names`, and of the text `more`.
+/// Digest of the identity and parameters of an image's modules `names`, and of the text `extra_text`.
 pub(crate) fn digest<'a>(
     loader: &Loader<'_>,
     names: impl IntoIterator<Item = &'a String>,
-    more: &str,
+    extra_text: &str,
 ) -> Result<String, Error> {
     let mut digest = Sha256::new();
     for name in names {
@@ -55,6 +55,6 @@ pub(crate) fn digest<'a>(
         let identity = info.identity().unwrap_or_default();
         digest.update(format!("{name} {identity} {}\n", loader.parameters.of(name)));
     }
-    digest.update(more);
+    digest.update(extra_text);
     Ok(hex::encode(digest.finalize()))
 }

@@ -48,29 +48,29 @@ pub(crate) fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 /// Writes a file below `/run` or `/host` atomically, and creates its parent directories.
 pub(crate) fn write(node: &Node<'_>, path: &str, contents: &str) -> Result<(), Error> {
-    let at = node.paths.at(path);
+    let file = node.paths.at(path);
     // No other tool reads a `.new` file: modprobe.d reads `.conf`, udev reads `.rules`.
-    let beside = node.paths.at(&format!("{path}.new"));
-    let written = at.parent().map_or(Ok(()), fs::create_dir_all);
-    let written = written.and_then(|()| fs::write(&beside, contents)).and_then(|()| fs::rename(&beside, &at));
-    written.map_err(Error::on("write", path))
+    let temp = node.paths.at(&format!("{path}.new"));
+    let result = file.parent().map_or(Ok(()), fs::create_dir_all);
+    let result = result.and_then(|()| fs::write(&temp, contents)).and_then(|()| fs::rename(&temp, &file));
+    result.map_err(Error::on("write", path))
 }
 
 /// Creates a symlink and its parent directories. The target is a path on the node.
 pub(crate) fn link(node: &Node<'_>, path: &str, target: &str) -> Result<(), Error> {
-    let at = node.paths.at(path);
-    let made = at.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| symlink(target, &at));
-    made.map_err(Error::on("link", path))
+    let file = node.paths.at(path);
+    let result = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| symlink(target, &file));
+    result.map_err(Error::on("link", path))
 }
 
 /// Removes a file. Returns whether the file existed.
 pub(crate) fn remove(node: &Node<'_>, path: &str) -> Result<bool, Error> {
-    let at = node.paths.at(path);
+    let file = node.paths.at(path);
     // On a read-only file system, Linux refuses to remove even a file that does not exist.
-    if at.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+    if file.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(false);
     }
-    let removed = if_exists(fs::remove_file(at)).map_err(Error::on("remove", path))?;
+    let removed = if_exists(fs::remove_file(file)).map_err(Error::on("remove", path))?;
     Ok(removed.is_some())
 }
 

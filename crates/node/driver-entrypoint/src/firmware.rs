@@ -31,7 +31,7 @@ pub(crate) struct Firmware<'a> {
     /// Directory that the kernel is to search; it has the same path on the host.
     pub(crate) host_path: &'a str,
     /// Subdirectory of the image's firmware to copy; `""` for all of it.
-    pub(crate) part: &'a str,
+    pub(crate) subdir: &'a str,
 }
 
 impl Firmware<'_> {
@@ -74,16 +74,16 @@ impl Firmware<'_> {
 
     /// Copies the image's firmware to where the host sees it. Returns the number of files written.
     pub(crate) fn provide(self, node: &Node<'_>) -> Result<usize, Error> {
-        let (root, target) = (node.paths.at("/"), node.paths.at(self.host_path).join(self.part));
+        let (root, target) = (node.paths.at("/"), node.paths.at(self.host_path).join(self.subdir));
         // Clone of the image's root without the mounts that the manifest puts over it; needs Linux 5.2. On older
         // kernels the image has to keep its firmware in a directory without a mount.
-        let bare =
+        let clone =
             open_tree(CWD, &root, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).ok();
-        let bare = bare.as_ref().map(|root| PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd())));
+        let clone = clone.as_ref().map(|root| PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd())));
         let mut written = 0;
-        for root in bare.iter().chain([&root]) {
+        for root in clone.iter().chain([&root]) {
             for directory in IMAGE_PATHS {
-                let from = root.join(directory).join(self.part);
+                let from = root.join(directory).join(self.subdir);
                 if from.is_dir() {
                     let copied = copy(&from, &target);
                     written += copied.map_err(Error::on("copy firmware to", self.host_path))?;
@@ -126,14 +126,14 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
 
 /// Whether the target exists with the same content.
 fn has_same_content(source: &Path, target: &Path) -> io::Result<bool> {
-    let Some(there) = if_exists(fs::metadata(target))? else { return Ok(false) };
-    if !there.is_file() || there.len() != fs::metadata(source)?.len() {
+    let Some(existing) = if_exists(fs::metadata(target))? else { return Ok(false) };
+    if !existing.is_file() || existing.len() != fs::metadata(source)?.len() {
         return Ok(false);
     }
     let open = |path: &Path| Ok::<_, io::Error>(BufReader::with_capacity(COMPARE_BUFFER, File::open(path)?));
-    let (mut one, mut other) = (open(source)?, open(target)?);
+    let (mut source_reader, mut target_reader) = (open(source)?, open(target)?);
     loop {
-        let (left, right) = (one.fill_buf()?, other.fill_buf()?);
+        let (left, right) = (source_reader.fill_buf()?, target_reader.fill_buf()?);
         let length = left.len().min(right.len());
         if length == 0 {
             return Ok(left.is_empty() && right.is_empty());
@@ -141,8 +141,8 @@ fn has_same_content(source: &Path, target: &Path) -> io::Result<bool> {
         if left.get(..length) != right.get(..length) {
             return Ok(false);
         }
-        one.consume(length);
-        other.consume(length);
+        source_reader.consume(length);
+        target_reader.consume(length);
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     use crate::testing::Bench;
 
     const HOST_PATH: &str = "/run/nvidia/driver/lib/firmware";
-    const GSP: Firmware<'_> = Firmware { host_path: HOST_PATH, part: "nvidia" };
+    const GSP: Firmware<'_> = Firmware { host_path: HOST_PATH, subdir: "nvidia" };
 
     #[test]
     fn an_empty_search_path_is_set_and_cleared_again() {
@@ -214,7 +214,7 @@ mod tests {
         let bench = Bench::new();
         bench.write("/usr/lib/firmware/acme/card.fw", "firmware");
         bench.write("/lib/firmware/card.fw", "old");
-        let firmware = Firmware { host_path: "/run/farrier/acme/firmware", part: "" };
+        let firmware = Firmware { host_path: "/run/farrier/acme/firmware", subdir: "" };
         assert_eq!(firmware.provide(&bench.node()).unwrap(), 2);
         assert_eq!(bench.read("/run/farrier/acme/firmware/acme/card.fw").unwrap(), "firmware");
         assert_eq!(bench.read("/run/farrier/acme/firmware/card.fw").unwrap(), "old");

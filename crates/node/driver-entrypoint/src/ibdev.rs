@@ -43,10 +43,10 @@ fn interface(device: &Path, port: &Path, number: &str) -> Option<String> {
     from_gid.or_else(|| {
         let number: u32 = number.parse().ok()?;
         let mut interfaces = entries(device.join("device/net")).into_iter();
-        let found = interfaces.find(|path| {
+        let interface = interfaces.find(|path| {
             text(path.join("dev_port")).and_then(|port| port.parse::<u32>().ok()) == number.checked_sub(1)
         });
-        Some(found?.file_name()?.to_str()?.to_owned())
+        Some(interface?.file_name()?.to_str()?.to_owned())
     })
 }
 

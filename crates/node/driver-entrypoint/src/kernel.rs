@@ -54,9 +54,9 @@ pub(crate) trait Kernel {
     /// Bind-mounts recursively (`mount --rbind`).
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Unmounts lazily, including all mounts below (`umount --lazy`).
-    fn unmount(&self, place: &Path) -> io::Result<()>;
+    fn unmount(&self, path: &Path) -> io::Result<()>;
     /// Sets mount propagation (`mount --make-rprivate` and the like).
-    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()>;
+    fn propagation(&self, path: &Path, flags: MountPropagationFlags) -> io::Result<()>;
     /// Creates a character device node with this major number and minor 0, readable and writable by everyone.
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()>;
     /// Whether a host answers at a TCP port. A refused connection is an answer, too.
@@ -80,12 +80,12 @@ impl Kernel for Linux {
         progress: Progress<'_>,
     ) -> Result<Vec<String>, LoadRefusal> {
         let mut log = KernelLog::open().ok();
-        let last =
+        let last_messages =
             |mut messages: Vec<String>| messages.split_off(messages.len().saturating_sub(MAX_MESSAGES));
         match with_progress(|| insert(file, parameters), progress) {
-            Ok(()) => Ok(last(log.as_mut().map(KernelLog::read_warnings).unwrap_or_default())),
+            Ok(()) => Ok(last_messages(log.as_mut().map(KernelLog::read_warnings).unwrap_or_default())),
             Err(errno) => {
-                let messages = last(log.as_mut().map(KernelLog::read).unwrap_or_default());
+                let messages = last_messages(log.as_mut().map(KernelLog::read).unwrap_or_default());
                 Err(LoadRefusal { errno, locked_down: false, messages })
             }
         }
@@ -99,19 +99,19 @@ impl Kernel for Linux {
         Ok(mount_bind_recursive(from, to)?)
     }
 
-    fn unmount(&self, place: &Path) -> io::Result<()> {
-        Ok(unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+    fn unmount(&self, path: &Path) -> io::Result<()> {
+        Ok(unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
     }
 
-    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()> {
-        Ok(mount_change(place, flags)?)
+    fn propagation(&self, path: &Path, flags: MountPropagationFlags) -> io::Result<()> {
+        Ok(mount_change(path, flags)?)
     }
 
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
-        let everybody = Mode::from_raw_mode(0o666);
-        mknodat(CWD, path, FileType::CharacterDevice, everybody, makedev(major, 0))?;
+        let mode = Mode::from_raw_mode(0o666);
+        mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, 0))?;
         // The umask has cleared some mode bits.
-        Ok(chmod(path, everybody)?)
+        Ok(chmod(path, mode)?)
     }
 
     fn connects(&self, to: SocketAddr, timeout: Duration) -> bool {
@@ -129,15 +129,15 @@ impl Kernel for Linux {
 /// Makes a call in another thread, and reports progress while it blocks: the kernel may wait forever for a device or a
 /// reference.
 fn with_progress<T: Send>(call: impl FnOnce() -> T + Send, progress: Progress<'_>) -> T {
-    let (done, is_done) = mpsc::channel::<()>();
+    let (sender, receiver) = mpsc::channel::<()>();
     thread::scope(|scope| {
         let call = scope.spawn(move || {
             let result = call();
-            drop(done);
+            drop(sender);
             result
         });
         let start = Instant::now();
-        while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(REPORT_INTERVAL) {
+        while let Err(RecvTimeoutError::Timeout) = receiver.recv_timeout(REPORT_INTERVAL) {
             progress(start.elapsed());
         }
         call.join().unwrap_or_else(|panic| resume_unwind(panic))
@@ -155,7 +155,7 @@ fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
         match insert_file(&file.path, parameters, flags) {
             // The kernel was built without this decompressor after all.
             Err(Errno::OPNOTSUPP | Errno::INVAL) if flags == COMPRESSED_FILE => {}
-            answer => return answer,
+            result => return result,
         }
     }
     let bytes = file.read().map_err(|_| Errno::IO)?;

@@ -64,8 +64,8 @@ fn is_warning(record: &[u8]) -> bool {
 
 /// Extracts the text of a record: from the first `;` to the end of that line, with `\xNN` escapes decoded.
 pub(crate) fn message(record: &[u8]) -> Option<String> {
-    let from = record.iter().position(|&byte| byte == b';')? + 1;
-    let text = record.get(from..)?.split(|&byte| byte == b'\n').next()?;
+    let start = record.iter().position(|&byte| byte == b';')? + 1;
+    let text = record.get(start..)?.split(|&byte| byte == b'\n').next()?;
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&first, tail)) = rest.split_first() {

@@ -19,26 +19,26 @@ pub(crate) struct Lock {
 impl Lock {
     /// Takes the lock and writes our process ID into the file, as in `/run/nvidia/nvidia-driver.pid`.
     pub(crate) fn take(node: &Node<'_>, path: &str) -> Result<Self, Error> {
-        let place = node.paths.at(path);
-        let directory = place.parent().map_or(Ok(()), fs::create_dir_all);
+        let lock_path = node.paths.at(path);
+        let directory = lock_path.parent().map_or(Ok(()), fs::create_dir_all);
         let mut options = OpenOptions::new();
-        let open = |()| options.read(true).write(true).create(true).truncate(false).open(&place);
+        let open = |()| options.read(true).write(true).create(true).truncate(false).open(&lock_path);
         let mut file = directory.and_then(open).map_err(Error::on("lock", path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let by = describe_holder(node, &mut file);
+                let holder = describe_holder(node, &mut file);
                 let changing = describe_changing_modules(node);
                 return Err(Error::new(
                     format!(
-                        "the driver container is already running on this node: {path} is locked by {by}{changing}"
+                        "the driver container is already running on this node: {path} is locked by {holder}{changing}"
                     ),
                     "wait until the other pod has ended; the kubelet restarts this one",
                 ));
             }
-            locked => locked.map_err(Error::on("lock", path))?,
+            result => result.map_err(Error::on("lock", path))?,
         }
-        let written = file.set_len(0).and_then(|()| file.rewind());
-        written.and_then(|()| writeln!(file, "{}", std::process::id())).map_err(Error::on("lock", path))?;
+        let result = file.set_len(0).and_then(|()| file.rewind());
+        result.and_then(|()| writeln!(file, "{}", std::process::id())).map_err(Error::on("lock", path))?;
         Ok(Self { _file: file })
     }
 }

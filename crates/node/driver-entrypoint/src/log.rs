@@ -42,9 +42,9 @@ impl Log {
     }
 
     /// Writes one line. Ignores write errors, because the drivers matter more than the log.
-    fn line(&self, weight: &str, message: &dyn Display) {
+    fn line(&self, level: &str, message: &dyn Display) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let line = format!("{} {weight:<5} {message}\n", timestamp(now.as_secs(), now.subsec_millis()));
+        let line = format!("{} {level:<5} {message}\n", timestamp(now.as_secs(), now.subsec_millis()));
         let mut sink = self.0.borrow_mut();
         let _ = sink.write_all(line.as_bytes()).and_then(|()| sink.flush());
     }

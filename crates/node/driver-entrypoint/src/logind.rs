@@ -44,24 +44,24 @@ pub(crate) fn is_shutting_down(node: &Node<'_>) -> bool {
 fn query_shutdown(stream: UnixStream) -> io::Result<bool> {
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-    let mut to = stream.try_clone()?;
-    let mut from = BufReader::new(stream);
+    let mut writer = stream.try_clone()?;
+    let mut reader = BufReader::new(stream);
     let user: String = rustix::process::getuid().as_raw().to_string();
-    to.write_all(format!("\0AUTH EXTERNAL {}\r\n", hex::encode(user)).as_bytes())?;
+    writer.write_all(format!("\0AUTH EXTERNAL {}\r\n", hex::encode(user)).as_bytes())?;
     let mut line = String::new();
-    (&mut from).take(1024).read_line(&mut line)?;
+    (&mut reader).take(1024).read_line(&mut line)?;
     if !line.starts_with("OK ") {
         return Err(io::Error::other("the bus does not accept this process"));
     }
-    to.write_all(b"BEGIN\r\n")?;
+    writer.write_all(b"BEGIN\r\n")?;
     let bus = ["org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", "Hello"];
-    to.write_all(&encode_call(1, bus, &[]))?;
-    read_reply(&mut from)?;
+    writer.write_all(&encode_call(1, bus, &[]))?;
+    read_reply(&mut reader)?;
     let logind =
         ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.DBus.Properties", "Get"];
-    to.write_all(&encode_call(2, logind, &["org.freedesktop.login1.Manager", "PreparingForShutdown"]))?;
+    writer.write_all(&encode_call(2, logind, &["org.freedesktop.login1.Manager", "PreparingForShutdown"]))?;
     // A variant with a boolean: its signature, padding, and the value.
-    match read_reply(&mut from)?.as_slice() {
+    match read_reply(&mut reader)?.as_slice() {
         [1, b'b', 0, 0, value @ ..] => Ok(value.iter().any(|byte| *byte != 0)),
         _ => Err(io::Error::other("logind's answer is not a boolean")),
     }
@@ -98,15 +98,15 @@ fn encode_call(serial: u32, target: [&str; 4], arguments: &[&str]) -> Vec<u8> {
     message
 }
 
-fn add_string(to: &mut Vec<u8>, text: &str) {
-    pad(to, 4);
-    to.extend(size(text.as_bytes()));
-    to.extend(text.as_bytes());
-    to.push(0);
+fn add_string(bytes: &mut Vec<u8>, text: &str) {
+    pad(bytes, 4);
+    bytes.extend(size(text.as_bytes()));
+    bytes.extend(text.as_bytes());
+    bytes.push(0);
 }
 
-fn pad(bytes: &mut Vec<u8>, to: usize) {
-    bytes.resize(bytes.len().next_multiple_of(to), 0);
+fn pad(bytes: &mut Vec<u8>, alignment: usize) {
+    bytes.resize(bytes.len().next_multiple_of(alignment), 0);
 }
 
 fn size(bytes: &[u8]) -> [u8; 4] {
@@ -114,23 +114,23 @@ fn size(bytes: &[u8]) -> [u8; 4] {
 }
 
 /// Reads messages up to the next answer to a call, and returns its body. Skips signals.
-fn read_reply(from: &mut impl Read) -> io::Result<Vec<u8>> {
+fn read_reply(reader: &mut impl Read) -> io::Result<Vec<u8>> {
     loop {
         let mut head = [0; 16];
-        from.read_exact(&mut head)?;
+        reader.read_exact(&mut head)?;
         let [order, kind, _, _, b0, b1, b2, b3, _, _, _, _, f0, f1, f2, f3] = head;
         let body = u32::from_le_bytes([b0, b1, b2, b3]);
         let fields = u32::from_le_bytes([f0, f1, f2, f3]);
         if order != b'l' || body > MAX_SIZE || fields > MAX_SIZE {
             return Err(io::Error::other("the bus sent a message in an unknown format"));
         }
-        let mut rest = Vec::new();
+        let mut content = Vec::new();
         let (fields, body) = (u64::from(fields.next_multiple_of(8)), u64::from(body));
-        let read = from.take(fields + body).read_to_end(&mut rest)?;
+        let read = reader.take(fields + body).read_to_end(&mut content)?;
         if read as u64 != fields + body {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let body = rest.split_off(usize::try_from(fields).unwrap_or(rest.len()).min(rest.len()));
+        let body = content.split_off(usize::try_from(fields).unwrap_or(content.len()).min(content.len()));
         match kind {
             METHOD_RETURN => return Ok(body),
             ERROR => return Err(io::Error::other("logind does not answer")),

@@ -65,9 +65,9 @@ const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (called, arguments) = arguments.split_first().unwrap_or((&"", &[]));
-    let called = Path::new(called).file_name().and_then(|name| name.to_str());
-    let link = called.filter(|name| LINKS.contains(name));
+    let (program, arguments) = arguments.split_first().unwrap_or((&"", &[]));
+    let program = Path::new(program).file_name().and_then(|name| name.to_str());
+    let link = program.filter(|name| LINKS.contains(name));
     let arguments: Vec<&str> = link.into_iter().chain(arguments.iter().copied()).collect();
     run(&arguments)
 }

@@ -56,7 +56,7 @@ impl Compression {
 
     /// Name in `/sys/module/compression`.
     pub(crate) fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(one, ..)| *one == self).map_or("", |(.., name)| name)
+        Self::ALL.iter().find(|(compression, ..)| *compression == self).map_or("", |(.., name)| name)
     }
 }
 
@@ -97,7 +97,7 @@ impl ModuleFile {
         let path = self.path.to_string_lossy();
         let bytes = self.read().map_err(Error::on("read", path.clone()))?;
         ModuleInfo::parse(&bytes)
-            .map_err(|why| Error::new(format!("{path} is not a kernel module: {why}"), REBUILD))
+            .map_err(|reason| Error::new(format!("{path} is not a kernel module: {reason}"), REBUILD))
     }
 }
 
@@ -128,14 +128,12 @@ pub(crate) struct SoftDependencies {
 impl SoftDependencies {
     /// Adds the modules of a text in the format that `modprobe.d` and `.modinfo` share.
     pub(crate) fn add(&mut self, text: &str) {
-        let mut into = None;
+        let mut list: Option<&mut Vec<String>> = None;
         for word in text.split_whitespace() {
-            match (word, &mut into) {
-                ("pre:", into) => *into = Some(false),
-                ("post:", into) => *into = Some(true),
-                (name, Some(false)) => self.before.push(kernel_name(name)),
-                (name, Some(true)) => self.after.push(kernel_name(name)),
-                (_, None) => {}
+            match word {
+                "pre:" => list = Some(&mut self.before),
+                "post:" => list = Some(&mut self.after),
+                name => list.iter_mut().for_each(|list| list.push(kernel_name(name))),
             }
         }
     }
@@ -178,7 +176,7 @@ impl ModuleInfo {
 /// entry of `__versions` has 64 bytes and starts with the version (`include/linux/module.h`, `struct modversion_info`).
 /// Malformed entries are skipped.
 fn read_versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
-    /// More symbols than a kernel exports, and longer than its longest name (`KSYM_NAME_LEN`).
+    /// Limits above those of any kernel: its exported symbols, and the length of a name (`KSYM_NAME_LEN`).
     const MAX_SYMBOLS: usize = 65_536;
     const MAX_NAME_LENGTH: usize = 512;
     let data = |name| elf.section_by_name(name).and_then(|section| section.data().ok());
@@ -189,11 +187,11 @@ fn read_versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
     } else {
         let entries = data("__versions").unwrap_or_default().chunks_exact(64).take(MAX_SYMBOLS);
         let entries = entries.map(|entry| entry.split_at(8));
-        let ended = |name: &[u8]| name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-        entries.map(|(crc, name)| (&name[..ended(name)], number(crc))).collect()
+        let name_length = |name: &[u8]| name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        entries.map(|(crc, name)| (&name[..name_length(name)], number(crc))).collect()
     };
-    let named = entries.into_iter().filter(|(name, _)| !name.is_empty() && name.len() <= MAX_NAME_LENGTH);
-    named.map(|(name, crc)| (String::from_utf8_lossy(name).into_owned(), crc)).collect()
+    let valid = entries.into_iter().filter(|(name, _)| !name.is_empty() && name.len() <= MAX_NAME_LENGTH);
+    valid.map(|(name, crc)| (String::from_utf8_lossy(name).into_owned(), crc)).collect()
 }
 
 /// Implements [`ModuleInfo::identity`].

@@ -37,8 +37,8 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error>
         // mount becomes its peer. Unmounting `/proc` and `/dev` of the copy would then unmount the container's own.
         set_propagation(node, "/", MountPropagationFlags::PRIVATE)?;
     }
-    let bound = node.kernel.bind(&source, &target);
-    bound.map_err(Error::on("bind-mount", format!("{from} onto {to}")))?;
+    let result = node.kernel.bind(&source, &target);
+    result.map_err(Error::on("bind-mount", format!("{from} onto {to}")))?;
     node.log.step(format!("exposed {from} at {to}"));
     let (mounts, point) = (read_mounts(node)?, mount_point(node, to));
     if !mounts.iter().rev().find(|mount| mount.point == point).is_some_and(|mount| mount.shared) {
@@ -67,20 +67,20 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
 }
 
 /// Whether the path is both a volume and a mount point of the root, as in the first generation of the operators.
-fn is_volume(place: &Path) -> bool {
+fn is_volume(path: &Path) -> bool {
     let volumes = ["/run/mellanox/drivers", "/run/nvidia/driver", "/run/nvidia/drivers"];
-    volumes.iter().any(|volume| place == Path::new(volume))
+    volumes.iter().any(|volume| path == Path::new(volume))
 }
 
 /// Resolves symlinks in a path, because the kernel shows the resolved path in mountinfo: `/var/run` is a symlink to `/run`.
-fn mount_point(node: &Node<'_>, place: &str) -> PathBuf {
-    let at = fs::canonicalize(node.paths.at(place));
-    at.map_or_else(|_| place.into(), |at| node.paths.container_path(&at).into())
+fn mount_point(node: &Node<'_>, path: &str) -> PathBuf {
+    let resolved = fs::canonicalize(node.paths.at(path));
+    resolved.map_or_else(|_| path.into(), |resolved| node.paths.container_path(&resolved).into())
 }
 
-fn set_propagation(node: &Node<'_>, place: &str, flags: MountPropagationFlags) -> Result<(), Error> {
-    let changed = node.kernel.propagation(&node.paths.at(place), flags);
-    changed.map_err(Error::on("change the propagation of", place))
+fn set_propagation(node: &Node<'_>, path: &str, flags: MountPropagationFlags) -> Result<(), Error> {
+    let result = node.kernel.propagation(&node.paths.at(path), flags);
+    result.map_err(Error::on("change the propagation of", path))
 }
 
 fn read_mounts(node: &Node<'_>) -> Result<Vec<Mount>, Error> {

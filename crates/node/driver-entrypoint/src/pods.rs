@@ -35,10 +35,10 @@ pub(crate) struct PodInterfaces(Vec<PodInterface>);
 impl PodInterfaces {
     /// Reads the interfaces of each process's network namespace, through the `/sys` that is mounted in its root.
     pub(crate) fn read(paths: &Paths) -> Self {
-        let own = |process: &str| fs::read_link(paths.at(&format!("/proc/{process}/ns/net"))).ok();
-        let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(own).collect();
+        let namespace_of = |process: &str| fs::read_link(paths.at(&format!("/proc/{process}/ns/net"))).ok();
+        let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(namespace_of).collect();
         let by_index = interfaces_by_index(paths);
-        let mut found = Vec::new();
+        let mut interfaces = Vec::new();
         for process in entries(paths.at("/proc")) {
             let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
             if !seen.insert(namespace) {
@@ -46,24 +46,24 @@ impl PodInterfaces {
             }
             let pod = pod_of(&process);
             for interface in entries(process.join("root/sys/class/net")) {
-                found.extend(PodInterface::read(&interface, pod.as_ref(), &by_index));
+                interfaces.extend(PodInterface::read(&interface, pod.as_ref(), &by_index));
             }
         }
-        Self(found)
+        Self(interfaces)
     }
 
-    /// Lists what the unload of a module would take from pods.
+    /// Lists the losses of pods if a module is unloaded.
     pub(crate) fn losses(&self, paths: &Paths, module: &str) -> Vec<Loss> {
-        let loss = |pod: Option<String>, what: String| Loss { disruption: Disruption::Pods, pod, what };
-        let ours = self.0.iter().filter(|interface| interface.modules.contains(module));
-        let mut losses: Vec<Loss> = ours
+        let loss = |pod, resource| Loss { disruption: Disruption::Pods, pod, resource };
+        let driven = self.0.iter().filter(|interface| interface.modules.contains(module));
+        let mut losses: Vec<Loss> = driven
             .clone()
             .map(|PodInterface { name, pod, device, .. }| {
-                let of = pod
+                let owner = pod
                     .as_ref()
                     .map_or_else(|| "of another network namespace".to_owned(), |pod| format!("of pod {pod}"));
-                let at = if device.is_empty() { String::new() } else { format!(" ({device})") };
-                loss(pod.clone(), format!("interface {name}{at} {of}"))
+                let device_text = if device.is_empty() { String::new() } else { format!(" ({device})") };
+                loss(pod.clone(), format!("interface {name}{device_text} {owner}"))
             })
             .collect();
         // The directory of a device's interfaces exists while the device has an interface in any namespace, but lists only
@@ -72,7 +72,7 @@ impl PodInterfaces {
             let interfaces = device.join("net");
             let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let is_away = interfaces.is_dir() && entries(&interfaces).is_empty();
-            if is_away && !ours.clone().any(|interface| interface.device == name) {
+            if is_away && !driven.clone().any(|interface| interface.device == name) {
                 losses.push(loss(None, format!("the interface of {name} in another network namespace")));
             }
         }

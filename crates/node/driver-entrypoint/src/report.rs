@@ -134,7 +134,7 @@ impl Record {
         rest.is_empty().then_some((number, record))
     }
 
-    /// Limits the record to what is sent: bounds the number and length of kernel messages, and removes NUL characters.
+    /// Limits the size of the record: bounds the number and length of kernel messages, and removes NUL characters.
     fn bounded(mut self) -> Self {
         let texts = match &mut self {
             Self::Hello { version, kernel } => vec![version, kernel],
@@ -161,8 +161,8 @@ impl Record {
 /// Keeps [`MAX_MESSAGES`] messages: after an oops from its beginning on, otherwise the last ones.
 fn truncate_messages(messages: &mut Vec<String>, oops: bool) {
     let last = messages.len().saturating_sub(MAX_MESSAGES);
-    let death = messages.iter().position(|message| oops && reports_oops(message));
-    messages.drain(..death.map_or(last, |death| death.min(last)));
+    let oops_start = messages.iter().position(|message| oops && reports_oops(message));
+    messages.drain(..oops_start.map_or(last, |oops_start| oops_start.min(last)));
     messages.truncate(MAX_MESSAGES);
 }
 
@@ -276,15 +276,15 @@ mod tests {
     #[test]
     fn a_long_trace_keeps_the_beginning_of_the_oops() {
         let trace = (0..3 * MAX_MESSAGES).map(|frame| format!(" ? frame {frame}"));
-        let death = "BUG: kernel NULL pointer dereference, address: 0".to_owned();
-        let messages = ["m: hello".to_owned(), death.clone()].into_iter().chain(trace).collect();
+        let oops_start = "BUG: kernel NULL pointer dereference, address: 0".to_owned();
+        let messages = ["m: hello".to_owned(), oops_start.clone()].into_iter().chain(trace).collect();
         let record = Record::Unloaded { step: 0, result: SyscallResult::Killed(9), oops: true, messages };
         let line = record.line(&KEY, 0);
         let Some((_, Record::Unloaded { messages, .. })) = Record::parse(line.trim_end().as_bytes(), &KEY)
         else {
             panic!("{line}");
         };
-        assert_eq!((messages.len(), &messages[0]), (MAX_MESSAGES, &death));
+        assert_eq!((messages.len(), &messages[0]), (MAX_MESSAGES, &oops_start));
     }
 
     #[test]

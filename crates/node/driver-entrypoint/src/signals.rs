@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::{WaitOptions, waitpid};
 use signal_hook::{
     consts::{SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM},
-    iterator::Signals as Iterator,
+    iterator::Signals as SignalIterator,
     low_level::signal_name,
 };
 
@@ -27,11 +27,11 @@ pub(crate) trait Signals {
 }
 
 /// The process's signals, caught from creation on.
-pub(crate) struct ProcessSignals(Iterator);
+pub(crate) struct ProcessSignals(SignalIterator);
 
 impl ProcessSignals {
     pub(crate) fn catch() -> io::Result<Self> {
-        Iterator::new(STOP_SIGNALS.into_iter().chain([SIGCHLD])).map(Self)
+        SignalIterator::new(STOP_SIGNALS.into_iter().chain([SIGCHLD])).map(Self)
     }
 }
 

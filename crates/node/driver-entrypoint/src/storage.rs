@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StorageUse {
     /// Description, for example `the file system mounted at /var/lib/kubelet`.
-    pub(crate) what: String,
+    pub(crate) description: String,
     /// Modules of the drivers below the block device.
     pub(crate) modules: BTreeSet<String>,
     /// Addresses of the servers that the storage is reached at.
@@ -38,54 +38,54 @@ pub(crate) fn uses(paths: &Paths) -> Vec<StorageUse> {
         let device_path = fs::canonicalize(paths.at(&format!("/sys/class/block/{name}"))).ok()?;
         Some(use_of_device(&device_path, format!("swap space on {device}")))
     }));
-    uses.retain(|found| !found.modules.is_empty() || !found.servers.is_empty());
+    uses.retain(|storage_use| !storage_use.modules.is_empty() || !storage_use.servers.is_empty());
     uses
 }
 
-/// Parses a line of `mountinfo` (proc_pid_mountinfo(5)): id, parent, major:minor, root, place, options, optional fields,
+/// Parses a line of `mountinfo` (proc_pid_mountinfo(5)): id, parent, major:minor, root, mount point, options, optional fields,
 /// `-`, type, source, options of the file system.
 fn parse_mount(paths: &Paths, line: &str) -> Option<StorageUse> {
-    let (fields, of_file_system) = line.split_once(" - ")?;
+    let (fields, file_system_fields) = line.split_once(" - ")?;
     let mut fields = fields.split(' ').skip(2);
-    let (device, place) = (fields.next()?, fields.nth(1)?);
-    let what = format!("the file system mounted at {place}");
-    let mut of_file_system = of_file_system.split(' ');
-    if of_file_system.next()?.starts_with("nfs") {
+    let (device, mount_point) = (fields.next()?, fields.nth(1)?);
+    let description = format!("the file system mounted at {mount_point}");
+    let mut file_system_fields = file_system_fields.split(' ');
+    if file_system_fields.next()?.starts_with("nfs") {
         // The client adds the server's address to the options.
-        let options = of_file_system.nth(1)?;
+        let options = file_system_fields.nth(1)?;
         let servers = options.split(',').filter_map(|option| option.strip_prefix("addr=")?.parse().ok());
-        return Some(StorageUse { what, modules: BTreeSet::new(), servers: servers.collect() });
+        return Some(StorageUse { description, modules: BTreeSet::new(), servers: servers.collect() });
     }
     let device = fs::canonicalize(paths.at(&format!("/sys/dev/block/{device}"))).ok()?;
-    Some(use_of_device(&device, what))
+    Some(use_of_device(&device, description))
 }
 
-fn use_of_device(device: &Path, what: String) -> StorageUse {
-    let mut found = StorageUse { what, modules: BTreeSet::new(), servers: Vec::new() };
-    add_device(device, MAX_DEPTH, &mut found);
-    found
+fn use_of_device(device: &Path, description: String) -> StorageUse {
+    let mut storage = StorageUse { description, modules: BTreeSet::new(), servers: Vec::new() };
+    add_device(device, MAX_DEPTH, &mut storage);
+    storage
 }
 
 /// Adds the drivers of a block device: those of all its ancestors, because a disk has a driver (`sd_mod`) and its
 /// adapter another. Devices without a driver are composed of other devices: LVM, multipath and RAID list them in
 /// `slaves`, and an NVMe subsystem with native multipath contains its controllers.
-fn add_device(device: &Path, depth: usize, found: &mut StorageUse) {
-    found.modules.extend(device.ancestors().filter_map(module_of));
-    for place in device.ancestors() {
-        if let Some(transport) = text(place.join("transport")).filter(|_| is_controller(place)) {
-            add_controller(place, &transport, found);
+fn add_device(device: &Path, depth: usize, storage: &mut StorageUse) {
+    storage.modules.extend(device.ancestors().filter_map(module_of));
+    for ancestor in device.ancestors() {
+        if let Some(transport) = text(ancestor.join("transport")).filter(|_| is_controller(ancestor)) {
+            add_controller(ancestor, &transport, storage);
         }
         if depth == 0 {
             continue;
         }
-        let controllers = || entries(place).into_iter().filter(|path| is_controller(path));
-        let parts: Vec<PathBuf> = if place.join("subsysnqn").exists() {
+        let controllers = || entries(ancestor).into_iter().filter(|path| is_controller(path));
+        let parts: Vec<PathBuf> = if ancestor.join("subsysnqn").exists() {
             controllers().collect()
         } else {
-            entries(place.join("slaves"))
+            entries(ancestor.join("slaves"))
         };
         for part in parts.iter().filter_map(|part| fs::canonicalize(part).ok()) {
-            add_device(&part, depth - 1, found);
+            add_device(&part, depth - 1, storage);
         }
     }
 }
@@ -97,15 +97,15 @@ fn is_controller(path: &Path) -> bool {
 }
 
 /// Adds an NVMe controller. A controller over fabrics has no driver in sysfs, so its module is derived from the transport.
-fn add_controller(controller: &Path, transport: &str, found: &mut StorageUse) {
+fn add_controller(controller: &Path, transport: &str, storage: &mut StorageUse) {
     if transport != "pcie" {
-        found.modules.insert(format!("nvme_{transport}"));
+        storage.modules.insert(format!("nvme_{transport}"));
     }
     // For example: traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.7
     let address = text(controller.join("address")).unwrap_or_default();
     let servers =
         address.split(',').filter_map(|field| field.strip_prefix("traddr=")?.parse::<IpAddr>().ok());
-    found.servers.extend(servers);
+    storage.servers.extend(servers);
 }
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
         subsystem(&bench, "rdma", "traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.7");
         bench.write("/proc/1/mountinfo", "30 1 259:1 / /var/lib/kubelet rw - ext4 /dev/nvme0n1 rw\n");
         let wanted = StorageUse {
-            what: "the file system mounted at /var/lib/kubelet".to_owned(),
+            description: "the file system mounted at /var/lib/kubelet".to_owned(),
             modules: ["nvme_rdma".to_owned()].into(),
             servers: vec![[10, 0, 0, 5].into()],
         };
@@ -156,7 +156,7 @@ mod tests {
         symlink(bench.at(&format!("{disk}/block/sdb")), bench.at("/sys/class/block/sdb")).unwrap();
         bench.write("/proc/swaps", "Filename Type Size Used Priority\n/dev/sdb partition 1 0 -2\n");
         let found = uses(&bench.node().paths);
-        assert_eq!(found[0].what, "swap space on /dev/sdb");
+        assert_eq!(found[0].description, "swap space on /dev/sdb");
         assert_eq!(found[0].modules.iter().collect::<Vec<_>>(), ["mlx5_core", "sd_mod"]);
     }
 
@@ -171,7 +171,7 @@ mod tests {
         let found = uses(&bench.node().paths);
         assert_eq!(found.len(), 1);
         assert_eq!(
-            (found[0].what.as_str(), &found[0].servers[..]),
+            (found[0].description.as_str(), &found[0].servers[..]),
             ("the file system mounted at /", &[IpAddr::from([10, 0, 0, 5])][..])
         );
     }

@@ -43,15 +43,15 @@ const ATTEMPTS: [Attempt; 13] = [
     ("a kernel module", || Ok(init_module(&[], c"")?)),
 ];
 
-/// Makes every attempt and returns the refused ones. With `all_walls`, fails at the first attempt that was not refused.
-pub fn attempt_all(all_walls: bool) -> io::Result<Vec<String>> {
+/// Makes every attempt and returns the refused ones. With `requires_all`, fails at the first attempt that was not refused.
+pub fn attempt_all(requires_all: bool) -> io::Result<Vec<String>> {
     let mut refused = Vec::new();
-    for (what, attempt) in ATTEMPTS {
+    for (name, attempt) in ATTEMPTS {
         let outcome = attempt();
         if is_refused(&outcome) {
-            refused.push(what.to_owned());
-        } else if all_walls {
-            return Err(not_refused(what, &outcome));
+            refused.push(name.to_owned());
+        } else if requires_all {
+            return Err(not_refused(name, &outcome));
         }
     }
     Ok(refused)
@@ -63,9 +63,9 @@ fn is_refused(outcome: &io::Result<()>) -> bool {
     outcome.as_ref().is_err_and(|error| error.raw_os_error().is_some_and(|code| refusals.contains(&code)))
 }
 
-fn not_refused(what: &str, outcome: &io::Result<()>) -> io::Error {
-    let how = outcome.as_ref().err().map_or_else(|| "the attempt succeeded".to_owned(), ToString::to_string);
-    io::Error::other(format!("the kernel did not refuse the build {what} ({how}), so nothing is compiled"))
+fn not_refused(name: &str, outcome: &io::Result<()>) -> io::Error {
+    let result = outcome.as_ref().map_or_else(ToString::to_string, |()| "the attempt succeeded".to_owned());
+    io::Error::other(format!("the kernel did not refuse the build {name} ({result}), so nothing is compiled"))
 }
 
 fn create_socket(family: AddressFamily) -> io::Result<()> {

@@ -31,23 +31,23 @@ pub fn copy(
     dest: &str,
     mode: Option<u32>,
 ) -> io::Result<()> {
-    let mut matched = Vec::new();
+    let mut paths = Vec::new();
     let mut documents = Vec::new();
     for source in sources {
         match source {
-            Source::Context(pattern) => matched.extend(expand(context, pattern)?),
+            Source::Context(pattern) => paths.extend(expand(context, pattern)?),
             Source::Document { name, content } => documents.push((name, content)),
         }
     }
-    let is_directory = dest.ends_with('/') || matched.len() + documents.len() > 1;
+    let is_directory = dest.ends_with('/') || paths.len() + documents.len() > 1;
     let dest = Path::new(dest);
     let destination = |name: &OsStr| {
         if is_directory || root.is_directory(dest) { dest.join(name) } else { dest.to_owned() }
     };
-    for source in matched {
+    for source in paths {
         // Follow a source that is a link. Links below a source directory are copied as links.
-        let opened = open_in_context(context, &source)?;
-        let from = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
+        let source_file = open_in_context(context, &source)?;
+        let from = Path::new("/proc/self/fd").join(source_file.as_raw_fd().to_string());
         if from.is_dir() {
             copy_tree(root, &from, dest, mode)?;
         } else {
@@ -80,7 +80,7 @@ fn expand(context: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
             Component::CurDir | Component::RootDir => continue,
             Component::ParentDir | Component::Prefix(_) => return Err(no_match(pattern)),
         };
-        let mut next = Vec::new();
+        let mut matching = Vec::new();
         for path in &paths {
             if part.contains(['*', '?', '[', '\\']) {
                 let mut names: Vec<_> = fs::read_dir(context.join(path))
@@ -88,17 +88,17 @@ fn expand(context: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
                     .map(|entry| entry.map(|entry| entry.file_name()))
                     .collect::<io::Result<_>>()?;
                 names.sort();
-                next.extend(
+                matching.extend(
                     names
                         .into_iter()
                         .filter(|name| glob::matches(&part, &name.to_string_lossy()))
                         .map(|name| path.join(name)),
                 );
             } else if context.join(path).join(&*part).symlink_metadata().is_ok() {
-                next.push(path.join(&*part));
+                matching.push(path.join(&*part));
             }
         }
-        paths = next;
+        paths = matching;
     }
     if paths.is_empty() { Err(no_match(pattern)) } else { Ok(paths) }
 }
@@ -122,11 +122,11 @@ fn open_in_context(context: &Path, path: &Path) -> io::Result<OwnedFd> {
 /// Copies the content of one directory over another.
 fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Result<()> {
     let is_new = !root.is_directory(dest);
-    let top = root.directory(dest)?;
+    let target = root.directory(dest)?;
     // With a trailing slash, the kernel follows the link of the descriptor.
     let from = &from.join("");
     if is_new || mode.is_some() {
-        rooted::set_mode(&top, mode.unwrap_or(fs::metadata(from)?.permissions().mode() & 0o7777))?;
+        rooted::set_mode(&target, mode.unwrap_or(fs::metadata(from)?.permissions().mode() & 0o7777))?;
     }
     let mut directories = Vec::new();
     for entry in WalkDir::new(from).min_depth(1).sort_by_file_name() {

@@ -21,10 +21,10 @@ pub fn matches(pattern: &str, name: &str) -> bool {
                 pattern_index += length;
                 name_index += 1;
             }
-            (None, Some((position, from))) if from < name.len() => {
-                star = Some((position, from + 1));
-                pattern_index = position + 1;
-                name_index = from + 1;
+            (None, Some((star_index, match_end))) if match_end < name.len() => {
+                star = Some((star_index, match_end + 1));
+                pattern_index = star_index + 1;
+                name_index = match_end + 1;
             }
             _ => return false,
         }
@@ -37,7 +37,7 @@ fn match_item(pattern: &[char], c: char) -> Option<usize> {
         ['?', ..] => Some(1),
         ['\\', escaped, ..] => (*escaped == c).then_some(2),
         ['[', rest @ ..] => match_class(rest, c).map(|length| length + 1),
-        [plain, ..] => (*plain == c).then_some(1),
+        [literal, ..] => (*literal == c).then_some(1),
         [] => None,
     }
 }

@@ -43,11 +43,11 @@ use rustix::{
 use crate::{
     canary,
     messages::{Messages, StandardOutput, with_context},
+    restrictions::Restrictions,
     rooted::Root,
     sandbox::confine,
     steps::{self, BuildPaths},
     sys,
-    walls::Walls,
 };
 
 /// Abstract name of the runner's socket in the pod's network namespace.
@@ -64,10 +64,10 @@ pub fn run() -> io::Result<()> {
     let file = unlinked_file(Path::new("/tmp/.farrier-messages"))?;
     let messages = Arc::new(Messages::in_file(file.try_clone()?));
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
-    let (served, file) = (Arc::clone(&messages), Arc::new(file));
+    let (shared_messages, file) = (Arc::clone(&messages), Arc::new(file));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let (messages, file) = (Arc::clone(&served), Arc::clone(&file));
+            let (messages, file) = (Arc::clone(&shared_messages), Arc::clone(&file));
             thread::spawn(move || serve_follower(&messages, &file, stream));
         }
     });
@@ -80,7 +80,7 @@ pub fn run() -> io::Result<()> {
 fn build(messages: &Messages) -> io::Result<Outcome> {
     let plan: Plan =
         fs::read(PLAN).and_then(|bytes| decode(&bytes)).map_err(|error| with_context(PLAN, error))?;
-    let landlock = confine(plan.limits.processes, &Walls::BOTH)?;
+    let landlock = confine(plan.limits.processes, &Restrictions::BOTH)?;
     messages.send(&Message::Canary(Canary { refused: canary::attempt_all(true)?, landlock }))?;
     steps::run(
         messages,
@@ -108,24 +108,24 @@ fn unlinked_file(path: &Path) -> io::Result<File> {
 }
 
 /// Sends a follower all messages from its requested offset up to the last message.
-fn serve_follower(messages: &Messages, file: &File, mut to: UnixStream) -> io::Result<()> {
-    to.set_read_timeout(Some(FOLLOWER_TIMEOUT))?;
-    to.set_write_timeout(Some(FOLLOWER_TIMEOUT))?;
+fn serve_follower(messages: &Messages, file: &File, mut stream: UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(FOLLOWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(FOLLOWER_TIMEOUT))?;
     let mut offset = [0; 8];
-    to.read_exact(&mut offset)?;
+    stream.read_exact(&mut offset)?;
     let mut offset = u64::from_be_bytes(offset);
     let mut buffer = vec![0; 256 << 10];
     loop {
         let progress = messages.wait_for_more(offset, BEAT);
         if offset < progress.length {
-            let most = usize::try_from(progress.length - offset).unwrap_or(usize::MAX).min(buffer.len());
-            let read = file.read_at(&mut buffer[..most], offset)?;
-            to.write_all(&buffer[..read])?;
+            let length = usize::try_from(progress.length - offset).unwrap_or(usize::MAX).min(buffer.len());
+            let read = file.read_at(&mut buffer[..length], offset)?;
+            stream.write_all(&buffer[..read])?;
             offset += read as u64;
         } else if progress.is_complete {
             return Ok(());
         } else {
-            to.write_all(&0_u32.to_be_bytes())?;
+            stream.write_all(&0_u32.to_be_bytes())?;
         }
     }
 }
@@ -137,11 +137,11 @@ pub fn follow(offset: &str) -> io::Result<()> {
     let offset: u64 = offset.parse().map_err(|_| io::Error::other("the offset is not a number"))?;
     // No step can take the name of the socket, because process 1 binds it before the first step and until the pod ends.
     let address = SocketAddr::from_abstract_name(SOCKET)?;
-    let mut from =
+    let mut stream =
         UnixStream::connect_addr(&address).map_err(|error| with_context("ask the runner", error))?;
     // From here on this process has no more privileges than a step.
-    confine(None, &Walls::BOTH)?;
-    from.write_all(&offset.to_be_bytes())?;
+    confine(None, &Restrictions::BOTH)?;
+    stream.write_all(&offset.to_be_bytes())?;
     let has_progress = Arc::new(AtomicBool::new(true));
     let watched = Arc::clone(&has_progress);
     thread::spawn(move || {
@@ -152,7 +152,7 @@ pub fn follow(offset: &str) -> io::Result<()> {
     });
     let mut buffer = vec![0; 256 << 10];
     loop {
-        match from.read(&mut buffer)? {
+        match stream.read(&mut buffer)? {
             0 => return Ok(()),
             read => StandardOutput.write_all(&buffer[..read])?,
         }

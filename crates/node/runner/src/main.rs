@@ -9,9 +9,11 @@ mod copy;
 mod filter;
 mod glob;
 mod in_pod;
-mod landlock_wall;
+mod landlock_rules;
 mod messages;
 mod payload;
+#[cfg_attr(feature = "breakable", path = "testing/restrictions.rs")]
+mod restrictions;
 mod root;
 mod rooted;
 mod sandbox;
@@ -19,17 +21,15 @@ mod steps;
 mod sys;
 mod usage;
 mod usage_monitor;
-#[cfg_attr(feature = "breakable", path = "testing/walls.rs")]
-mod walls;
 
 use std::{io, process::ExitCode};
 
 use messages::Messages;
+use restrictions::Restrictions;
 use runner::wire::{Message, Outcome};
-use walls::Walls;
 
-fn exit_code(ended: io::Result<()>) -> ExitCode {
-    let Err(error) = ended else { return ExitCode::SUCCESS };
+fn exit_code(result: io::Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
     let _ = rustix::io::write(rustix::stdio::stderr(), format!("farrier-runner: {error}\n").as_bytes());
     ExitCode::FAILURE
 }
@@ -42,11 +42,11 @@ fn main() -> ExitCode {
         ["pod"] => return exit_code(in_pod::run()),
         ["follow", offset] => return exit_code(in_pod::follow(offset)),
         ["map-owners", arguments @ ..] => return exit_code(sandbox::map_owners(arguments)),
-        ["sandbox", options @ ..] if let Some(walls) = Walls::from_options(options) => {
-            sandbox::enter(&messages, &walls)
+        ["sandbox", options @ ..] if let Some(enabled) = Restrictions::parse(options) => {
+            sandbox::enter(&messages, &enabled)
         }
-        ["init", scratch, lowers, options @ ..] if let Some(walls) = Walls::from_options(options) => {
-            sandbox::init(&messages, scratch, lowers, &walls).map(Some)
+        ["init", scratch, lowers, options @ ..] if let Some(enabled) = Restrictions::parse(options) => {
+            sandbox::init(&messages, scratch, lowers, &enabled).map(Some)
         }
         _ => {
             let _ = rustix::io::write(
@@ -56,11 +56,11 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let last = match outcome {
+    let sent = match outcome {
         Ok(Some(outcome)) => messages.send(&Message::End(outcome)),
         Ok(None) => Ok(()),
         Err(error) => messages.send(&Message::End(Outcome::Broken(error.to_string()))),
     };
     // An error means that farrier no longer runs.
-    if last.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if sent.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

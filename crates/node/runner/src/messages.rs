@@ -20,7 +20,7 @@ use rustix::{
 #[derive(Default)]
 pub struct Messages {
     state: Mutex<State>,
-    more: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct State {
     progress: Progress,
 }
 
-/// How much was sent.
+/// Progress of the messages to farrier.
 #[derive(Clone, Copy, Default)]
 pub struct Progress {
     /// Number of bytes sent, in complete frames.
@@ -43,7 +43,7 @@ impl Messages {
     /// the pod's log.
     pub fn in_file(file: File) -> Self {
         let state = State { file: Some(file), ..State::default() };
-        Self { state: Mutex::new(state), more: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Sends one message.
@@ -62,14 +62,14 @@ impl Messages {
             // Ignore errors, because the reader of the log may have disconnected.
             let _ = StandardOutput.write_all(text);
         }
-        self.more.notify_all();
+        self.changed.notify_all();
         Ok(())
     }
 
     /// Waits until more than `length` bytes or the last message were sent, but not longer than `timeout`.
     pub fn wait_for_more(&self, length: u64, timeout: Duration) -> Progress {
         let is_unchanged = |state: &mut State| state.progress.length <= length && !state.progress.is_complete;
-        let waited = self.more.wait_timeout_while(self.lock(), timeout, is_unchanged);
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_unchanged);
         waited.unwrap_or_else(PoisonError::into_inner).0.progress
     }
 

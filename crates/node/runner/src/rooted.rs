@@ -75,7 +75,7 @@ pub fn remove_file(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
 /// Returns the type of a directory entry without following links. Returns `None` if the entry does not exist.
 pub fn entry_type(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
     match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
+        Ok(status) => Ok(Some(FileType::from_raw_mode(status.st_mode))),
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -88,10 +88,10 @@ pub fn set_mode(directory: &OwnedFd, bits: u32) -> io::Result<()> {
 
 /// Sets the modification time of a directory that [`Root`] opened.
 pub fn set_modified(directory: &OwnedFd, time: SystemTime) -> io::Result<()> {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let modified = Timespec {
-        tv_sec: since.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: since.subsec_nanos().into(),
+        tv_sec: since_epoch.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: since_epoch.subsec_nanos().into(),
     };
     let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
     let times = Timestamps { last_access: omit, last_modification: modified };

@@ -40,20 +40,20 @@ use rustix::{
 };
 
 use crate::{
-    canary, filter, landlock_wall,
+    canary, filter, landlock_rules,
     messages::{Messages, StandardInput, with_context},
+    restrictions::{self, Restrictions},
     root,
     rooted::Root,
     steps::{self, BuildPaths},
     sys,
-    walls::{self, Walls},
 };
 
 /// Default limit of concurrent processes. Limits of the node apply in addition.
 const DEFAULT_MAX_PROCESSES: u64 = 16 << 10;
 
 /// Runs the outer process. Returns `None` if process 1 has already sent the outcome.
-pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> {
+pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<Outcome>> {
     // This process must die with farrier.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
@@ -63,7 +63,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
         // Only root can drop supplementary groups. Another user keeps its groups, and gains no access by them.
         set_thread_groups(&[]).map_err(|error| with_context("drop all supplementary groups", error))?;
     }
-    walls::leak(walls)?;
+    restrictions::leak(enabled)?;
     let trees = if maps_owners { LowerDirs::detach(&lowers)? } else { LowerDirs::Owned(lowers) };
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -89,15 +89,15 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     let count = trees.attach(&scratch)?;
     fcntl_setfd(&scratch, FdFlags::empty())?;
     let mut init = Command::new("/proc/self/exe");
-    init.arg("init").arg(scratch.as_raw_fd().to_string()).arg(count.to_string()).args(walls::options(walls));
-    let mut init = init.env_clear().stdin(Stdio::inherit()).spawn()?;
+    init.args(["init", &scratch.as_raw_fd().to_string(), &count.to_string()]);
+    let mut init = init.args(restrictions::options(enabled)).env_clear().stdin(Stdio::inherit()).spawn()?;
     drop(scratch);
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let ended = init.wait()?;
-    if ended.success() {
+    let status = init.wait()?;
+    if status.success() {
         return Ok(None);
     }
-    Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {ended}"))))
+    Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {status}"))))
 }
 
 /// Lower directories of the overlay, by the state of their move into the sandbox's mount namespace.
@@ -148,8 +148,8 @@ impl LowerDirs {
         if output.status.success() {
             return Ok(Self::Mapped(mounts));
         }
-        let why = String::from_utf8_lossy(&output.stderr);
-        Err(io::Error::other(format!("{MAP_OWNERS}: {}", why.trim())))
+        let message = String::from_utf8_lossy(&output.stderr);
+        Err(io::Error::other(format!("{MAP_OWNERS}: {}", message.trim())))
     }
 
     /// Mounts the trees below the scratch directory, the uppermost first, and returns their number.
@@ -160,13 +160,13 @@ impl LowerDirs {
         for (number, tree) in trees.iter().enumerate() {
             let mount_point = lower_path(&path_of(scratch), number);
             fs::create_dir(&mount_point)?;
-            let attached = match &self {
+            let result = match &self {
                 Self::Mapped(_) => {
                     move_mount(tree, "", CWD, &mount_point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
                 }
                 _ => mount_bind(path_of(tree), &mount_point),
             };
-            attached.map_err(|error| with_context("mount the toolchain and headers", error))?;
+            result.map_err(|error| with_context("mount the toolchain and headers", error))?;
         }
         Ok(trees.len())
     }
@@ -200,14 +200,14 @@ fn path_of(file: &OwnedFd) -> PathBuf {
 }
 
 /// Runs process 1 of the sandbox.
-pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> io::Result<Outcome> {
+pub fn init(messages: &Messages, scratch: &str, lowers: &str, enabled: &Restrictions) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::remove_signal_handlers();
     umask(Mode::from_raw_mode(0o022));
-    let number: RawFd = scratch.parse().map_err(io::Error::other)?;
+    let scratch_number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
-    sys::close_inherited([number].into_iter().chain(walls::leaked(walls)))?;
-    let scratch = sys::inherited(number);
+    sys::close_inherited([scratch_number].into_iter().chain(restrictions::leaked(enabled)))?;
+    let scratch = sys::inherited(scratch_number);
     sethostname(b"farrier").map_err(|error| with_context("set the sandbox's host name", error))?;
     let plan: Plan = read_frame(&mut StandardInput)?;
     let scratch_path = path_of(&scratch);
@@ -217,9 +217,9 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> 
     unpack(Path::new(root::CONTEXT)).map_err(|error| with_context("unpack the build context", error))?;
     root::seal()?;
     drop_capabilities().map_err(|error| with_context("drop all capabilities", error))?;
-    let all_walls = walls.filter;
-    let landlock = confine(plan.limits.processes, walls)?;
-    messages.send(&Message::Canary(Canary { refused: canary::attempt_all(all_walls)?, landlock }))?;
+    let requires_all = enabled.filter;
+    let landlock = confine(plan.limits.processes, enabled)?;
+    messages.send(&Message::Canary(Canary { refused: canary::attempt_all(requires_all)?, landlock }))?;
     let root = Root::open(Path::new("/"))?;
     steps::run(messages, &plan, &BuildPaths { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
 }
@@ -245,7 +245,7 @@ fn drop_capabilities() -> io::Result<()> {
 
 /// Restricts this process and its children beyond dropped capabilities: with resource limits, Landlock and the seccomp filter.
 /// Returns the Landlock ABI in force, or 0 without Landlock.
-pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
+pub fn confine(processes: Option<u64>, enabled: &Restrictions) -> io::Result<u32> {
     // Keep the caller's limit if it is lower, because an unprivileged process cannot raise a hard limit.
     let lower_limit = |resource, value: u64| {
         let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
@@ -256,9 +256,9 @@ pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
         .map_err(|error| with_context("limit processes", error))?;
     // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let landlock = if walls.landlock { landlock_wall::restrict()? } else { 0 };
-    if walls.filter {
-        filter::install(landlock >= landlock_wall::FIRST_ABI_WITH_TRUNCATE)?;
+    let landlock = if enabled.landlock { landlock_rules::restrict()? } else { 0 };
+    if enabled.filter {
+        filter::install(landlock >= landlock_rules::FIRST_ABI_WITH_TRUNCATE)?;
     }
     Ok(landlock)
 }

@@ -89,8 +89,8 @@ fn run_step(messages: &Messages, paths: &BuildPaths<'_>, action: &Action) -> io:
 /// Writes a script to a new file, which replaces any earlier file, and returns the file's path.
 fn write_script(root: &Root, script: &str) -> io::Result<String> {
     let (directory, name) = SCRIPT_PATH;
-    let opened = root.directory(Path::new(directory))?;
-    let mut file = File::from(rooted::create(opened.as_fd(), OsStr::new(name))?);
+    let directory_file = root.directory(Path::new(directory))?;
+    let mut file = File::from(rooted::create(directory_file.as_fd(), OsStr::new(name))?);
     file.write_all(script.as_bytes())?;
     file.set_permissions(Permissions::from_mode(0o755))?;
     Ok(format!("{directory}/{name}"))

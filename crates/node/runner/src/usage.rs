@@ -30,10 +30,10 @@ pub fn disk_usage(top: &Path, is_enough: impl Fn(&DiskUsage) -> bool) -> DiskUsa
     let mut sum = DiskUsage::default();
     for entry in WalkDir::new(top).min_depth(1).max_depth(MAX_DEPTH).max_open(MAX_DEPTH) {
         match entry.and_then(|entry| Ok((entry.depth(), entry.metadata()?))) {
-            Ok((depth, found)) => {
+            Ok((depth, metadata)) => {
                 sum.inodes += 1;
-                sum.bytes += found.blocks() * 512;
-                sum.is_too_deep |= depth == MAX_DEPTH && found.is_dir();
+                sum.bytes += metadata.blocks() * 512;
+                sum.is_too_deep |= depth == MAX_DEPTH && metadata.is_dir();
             }
             Err(error) => match error.io_error().and_then(Errno::from_io_error) {
                 // The entry was removed or replaced during the count.
@@ -52,21 +52,21 @@ pub fn disk_usage(top: &Path, is_enough: impl Fn(&DiskUsage) -> bool) -> DiskUsa
 /// Returns the bytes of private memory (resident or swapped) of all processes except process 1, plus shared memory.
 pub fn memory() -> u64 {
     let Ok(processes) = fs::read_dir("/proc") else { return 0 };
-    let own: u64 = processes
+    let private_memory: u64 = processes
         .filter_map(|process| {
             let process = process.ok()?;
             let number = process.file_name().to_str()?.parse::<u32>().ok()?;
             // A process that ends during the count uses nothing.
             let status = fs::read_to_string(process.path().join("status")).ok()?;
-            (number > 1).then(|| own_memory(&status))
+            (number > 1).then(|| process_memory(&status))
         })
         .sum();
-    own + shared_memory()
+    private_memory + shared_memory()
 }
 
 /// Returns the sum of `RssAnon` and `VmSwap` in `/proc/PID/status` in bytes. Neither counts shared memory: the seccomp filter refuses
 /// anonymous shared memory, and files of shared memory are in `/dev/shm`.
-fn own_memory(status: &str) -> u64 {
+fn process_memory(status: &str) -> u64 {
     let fields = status.lines().filter_map(|line| {
         let text = line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("VmSwap:"))?;
         text.trim().strip_suffix(" kB")?.parse::<u64>().ok()
@@ -75,8 +75,8 @@ fn own_memory(status: &str) -> u64 {
 }
 
 fn shared_memory() -> u64 {
-    let Ok(found) = statvfs("/dev/shm") else { return 0 };
-    found.f_blocks.saturating_sub(found.f_bfree).saturating_mul(found.f_frsize)
+    let Ok(statistics) = statvfs("/dev/shm") else { return 0 };
+    statistics.f_blocks.saturating_sub(statistics.f_bfree).saturating_mul(statistics.f_frsize)
 }
 
 /// Free bytes and inodes of a file system.
@@ -89,9 +89,9 @@ pub struct FreeSpace {
 impl FreeSpace {
     /// Measures the file system at a path. A file system without a fixed number of inodes never runs out of them.
     pub fn at(path: &Path) -> io::Result<Self> {
-        let found = statvfs(path)?;
-        let inodes = if found.f_files == 0 { u64::MAX } else { found.f_favail };
-        Ok(Self { bytes: found.f_bavail.saturating_mul(found.f_frsize), inodes })
+        let statistics = statvfs(path)?;
+        let inodes = if statistics.f_files == 0 { u64::MAX } else { statistics.f_favail };
+        Ok(Self { bytes: statistics.f_bavail.saturating_mul(statistics.f_frsize), inodes })
     }
 }
 
@@ -143,6 +143,6 @@ mod tests {
     #[test]
     fn private_memory_is_the_sum_of_rss_anon_and_swap() {
         let status = "Name:\tcc1\nVmSwap:\t      8 kB\nRssAnon:\t    1024 kB\nRssFile:\t 512 kB\n";
-        assert_eq!(own_memory(status), 1032 << 10);
+        assert_eq!(process_memory(status), 1032 << 10);
     }
 }

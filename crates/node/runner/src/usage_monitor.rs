@@ -99,20 +99,20 @@ impl DiskMeter {
     /// Returns the bytes and inodes that the build has written. Counts again if a new count is due, or if the build may have exceeded
     /// a limit since the last count.
     fn disk_usage(&mut self) -> DiskUsage {
-        let now = FreeSpace::at(Path::new("/")).unwrap_or(self.free);
+        let free = FreeSpace::at(Path::new("/")).unwrap_or(self.free);
         let decrease = u64::saturating_sub;
-        let may_exceed = decrease(self.free.bytes, now.bytes) > remaining(self.limits.disk, self.last.bytes)
-            || decrease(self.free.inodes, now.inodes) > remaining(self.limits.inodes, self.last.inodes);
+        let may_exceed = decrease(self.free.bytes, free.bytes) > remaining(self.limits.disk, self.last.bytes)
+            || decrease(self.free.inodes, free.inodes) > remaining(self.limits.inodes, self.last.inodes);
         let started = Instant::now();
         if may_exceed || started >= self.next_count {
             let exceeds = |sum: &DiskUsage| exceeded(self.limits, *sum).is_some();
             self.last = disk_usage(&self.top, exceeds);
             if self.last.is_incomplete {
                 // Charge the build everything that the file system has lost, because a part of its files cannot be counted.
-                self.last.bytes = self.last.bytes.max(decrease(self.free_at_start.bytes, now.bytes));
-                self.last.inodes = self.last.inodes.max(decrease(self.free_at_start.inodes, now.inodes));
+                self.last.bytes = self.last.bytes.max(decrease(self.free_at_start.bytes, free.bytes));
+                self.last.inodes = self.last.inodes.max(decrease(self.free_at_start.inodes, free.inodes));
             }
-            self.free = now;
+            self.free = free;
             self.next_count = Instant::now() + started.elapsed() * RECOUNT_FACTOR;
         }
         self.last

@@ -97,11 +97,11 @@ pub fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
 }
 
 /// Reads one frame and decodes its message. Reads nothing beyond the frame.
-pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
+pub fn read_frame<T: DeserializeOwned>(reader: &mut impl Read) -> io::Result<T> {
     let mut length = [0; 4];
-    from.read_exact(&mut length)?;
+    reader.read_exact(&mut length)?;
     let mut bytes = vec![0; checked_length(length)?];
-    from.read_exact(&mut bytes)?;
+    reader.read_exact(&mut bytes)?;
     decode(&bytes)
 }
 

@@ -1,5 +1,5 @@
-//! Forecast of an unload: what holds each module, which network interfaces go down with it, and what the node or a pod
-//! would lose.
+//! Forecast of an unload: the users of each module, the network interfaces that go down with it, and the losses of
+//! the node and its pods.
 
 use std::{
     fmt, fs,
@@ -14,7 +14,7 @@ use crate::{
     files,
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
-    personality::mofed::sriov::State,
+    personality::mofed::sriov::NetworkState,
     pods::PodInterfaces,
     routes::{Network, TrafficUse},
     storage::{self, StorageUse},
@@ -64,7 +64,7 @@ impl<'a> ForecastRequest<'a> {
 pub(crate) struct UnloadForecast {
     name: String,
     /// Holders that prevent the unload.
-    held: Vec<Holder>,
+    holders: Vec<Holder>,
     /// Losses of the node or of a pod that are not allowed.
     losses: Vec<Loss>,
     /// Network interfaces that go down with the module.
@@ -76,7 +76,7 @@ pub(crate) struct UnloadForecast {
 impl UnloadForecast {
     /// Whether the unload would fail or be refused.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.held.is_empty() || !self.losses.is_empty()
+        !self.holders.is_empty() || !self.losses.is_empty()
     }
 
     /// Whether the unload fails, takes an interface down or loses settings.
@@ -87,35 +87,26 @@ impl UnloadForecast {
     /// Holders and losses, for farrier: it evicts the pods among them.
     fn holders(&self) -> impl Iterator<Item = Holder> {
         let lost =
-            self.losses.iter().map(|Loss { pod, what, .. }| Holder { pod: pod.clone(), what: what.clone() });
-        let all = self.held.iter().cloned().chain(lost);
+            self.losses.iter().map(|loss| Holder { pod: loss.pod.clone(), what: loss.resource.clone() });
+        let all = self.holders.iter().cloned().chain(lost);
         all.map(|Holder { pod, what }| Holder { pod, what: format!("{}: {what}", self.name) })
     }
 }
 
 impl fmt::Display for UnloadForecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, held, losses, down, unrestored } = self;
-        match (held.is_empty(), losses.is_empty(), down.is_empty()) {
+        let Self { name, holders, losses, down, unrestored } = self;
+        let held = holders.iter().map(|holder| holder.what.as_str()).collect::<Vec<_>>().join("; ");
+        let lost = join_losses(losses);
+        match (holders.is_empty(), losses.is_empty(), down.is_empty()) {
             (true, true, false) => {
                 write!(f, "module {name} can be unloaded, which takes down {}", down.join("; "))
             }
             (true, true, true) => write!(f, "module {name} can be unloaded"),
-            (true, false, _) => {
-                write!(f, "the unload of module {name} would disrupt {}", join_losses(losses))
-            }
-            (false, true, _) => {
-                let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
-                write!(f, "module {name} cannot be unloaded: {}", held.join("; "))
-            }
+            (true, false, _) => write!(f, "the unload of module {name} would disrupt {lost}"),
+            (false, true, _) => write!(f, "module {name} cannot be unloaded: {held}"),
             (false, false, _) => {
-                let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
-                write!(
-                    f,
-                    "module {name} cannot be unloaded: {}; and would disrupt {}",
-                    held.join("; "),
-                    join_losses(losses)
-                )
+                write!(f, "module {name} cannot be unloaded: {held}; and would disrupt {lost}")
             }
         }?;
         if unrestored.is_empty() {
@@ -144,7 +135,7 @@ pub(crate) fn run(node: &Node<'_>, request: &ForecastRequest<'_>) -> Result<(), 
         // The kubelet bind-mounts this file, so write it in place instead of renaming another file over it.
         fs::write(node.paths.at(path), to_text(&holders)).map_err(Error::on("write", *path))?;
     }
-    if forecasts.iter().any(|forecast| !forecast.held.is_empty()) {
+    if forecasts.iter().any(|forecast| !forecast.holders.is_empty()) {
         return Err(Error::new(
             "not all of these modules can be unloaded",
             "stop the processes that use them, unmount their file systems, or drain the node",
@@ -205,10 +196,10 @@ fn forecast(
         let down = state.interfaces_of(&name);
         let mut losses = state.losses(&name, &down, driver_pod);
         losses.retain(|loss| !allowed.contains(loss.disruption));
-        let held = state.holders(&name, !losses.is_empty(), driver_pod);
-        let unrestored = if name == "mlx5_core" { State::unrestorable(node) } else { Vec::new() };
+        let holders = state.holders(&name, !losses.is_empty(), driver_pod);
+        let unrestored = if name == "mlx5_core" { NetworkState::unrestorable(node) } else { Vec::new() };
         let down = down.iter().map(InterfaceUse::to_string).collect();
-        UnloadForecast { name, held, losses, down, unrestored }
+        UnloadForecast { name, holders, losses, down, unrestored }
     });
     Ok(forecasts.collect())
 }
@@ -242,7 +233,7 @@ impl<'a> NodeState<'a> {
         interfaces.map(|(_, path)| InterfaceUse::of(&self.network, path)).collect()
     }
 
-    /// Lists what the node and its pods lose with a module and its interfaces `down`.
+    /// Lists the losses of the node and its pods without a module and its interfaces `down`.
     fn losses(&self, module: &str, down: &[InterfaceUse], driver_pod: Option<&str>) -> Vec<Loss> {
         let mut losses: Vec<Loss> = down.iter().filter_map(InterfaceUse::loss).collect();
         let is_lost = |storage: &&StorageUse| {
@@ -250,27 +241,28 @@ impl<'a> NodeState<'a> {
                 |server| down.iter().any(|interface| self.network.carries(&interface.path, server));
             storage.modules.contains(module) || storage.servers.iter().copied().any(is_reached)
         };
-        let lost = self.storage.iter().filter(is_lost).map(|storage| storage.what.clone());
-        losses.extend(lost.map(|what| Loss { disruption: Disruption::Storage, pod: None, what }));
+        let lost = self.storage.iter().filter(is_lost).map(|storage| storage.description.clone());
+        losses.extend(lost.map(|resource| Loss { disruption: Disruption::Storage, pod: None, resource }));
         let is_driver_pod = |loss: &Loss| driver_pod.is_some() && loss.pod.as_deref() == driver_pod;
-        let of_pods = self.pods.losses(&self.node.paths, module).into_iter();
-        losses.extend(of_pods.filter(|loss| !is_driver_pod(loss)));
+        let pod_losses = self.pods.losses(&self.node.paths, module).into_iter();
+        losses.extend(pod_losses.filter(|loss| !is_driver_pod(loss)));
         losses
     }
 
-    /// Lists what prevents the unload of a module. References without a visible process count only if the module has
+    /// Lists the users that prevent the unload of a module. References without a visible process count only if the module has
     /// no losses, which may explain them.
     fn holders(&self, module: &str, has_losses: bool, driver_pod: Option<&str>) -> Vec<Holder> {
         let mut holders = Vec::new();
         let in_use = [unload::in_use, unload::virtual_functions_in_use];
         for error in in_use.iter().filter_map(|in_use| in_use(self.node, &self.loaded, module)) {
-            let Error::InUse { by, references, .. } = error else { continue };
-            let others = by.iter().filter(|user| driver_pod.is_none() || user.pod.as_deref() != driver_pod);
+            let Error::InUse { users, references, .. } = error else { continue };
+            let others =
+                users.iter().filter(|user| driver_pod.is_none() || user.pod.as_deref() != driver_pod);
             holders
                 .extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
-            if by.is_empty() && holders.is_empty() && !has_losses {
+            if users.is_empty() && holders.is_empty() && !has_losses {
                 let user = self.storage.iter().find(|storage| storage.modules.contains(module));
-                let user = user.map_or("an unknown user", |storage| &storage.what);
+                let user = user.map_or("an unknown user", |storage| &storage.description);
                 holders.push(Holder { pod: None, what: format!("{references} reference(s) of {user}") });
             }
         }
@@ -293,17 +285,17 @@ impl InterfaceUse {
 
     /// Returns the node's loss if the interface is its uplink.
     fn loss(&self) -> Option<Loss> {
-        let uplinks: Vec<&str> =
-            self.uses.iter().filter(|found| found.is_uplink).map(|found| found.what.as_str()).collect();
-        let what = format!("interface {} ({})", self.name, uplinks.join(", "));
-        (!uplinks.is_empty()).then_some(Loss { disruption: Disruption::Uplink, pod: None, what })
+        let uplinks = self.uses.iter().filter(|traffic| traffic.is_uplink);
+        let uplinks: Vec<&str> = uplinks.map(|traffic| traffic.description.as_str()).collect();
+        let resource = format!("interface {} ({})", self.name, uplinks.join(", "));
+        (!uplinks.is_empty()).then_some(Loss { disruption: Disruption::Uplink, pod: None, resource })
     }
 }
 
 impl fmt::Display for InterfaceUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "interface {}", self.name)?;
-        let uses: Vec<&str> = self.uses.iter().map(|found| found.what.as_str()).collect();
+        let uses: Vec<&str> = self.uses.iter().map(|traffic| traffic.description.as_str()).collect();
         if uses.is_empty() { Ok(()) } else { write!(f, " ({})", uses.join(", ")) }
     }
 }

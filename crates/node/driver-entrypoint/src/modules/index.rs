@@ -85,7 +85,7 @@ impl Index {
     /// Error for a module that no tree has; lists the searched trees.
     pub(crate) fn missing_error(&self, name: &str, needed_by: Option<&str>) -> Error {
         let needed_by = needed_by.map(|by| format!(", which {by} needs,")).unwrap_or_default();
-        let trees: Vec<String> = self.trees.iter().map(|place| place.display().to_string()).collect();
+        let trees: Vec<String> = self.trees.iter().map(|tree| tree.display().to_string()).collect();
         Error::new(
             format!(
                 "module {}{needed_by} is missing for kernel {}: looked in {}",
@@ -108,23 +108,23 @@ fn module_files(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error>
     if let Some(list) = read_text(&directory.join("modules.dep"))? {
         let names = list.lines().filter_map(|line| Some(line.split_once(':')?.0));
         // Paths in `modules.dep` are relative to the tree, unless it was built in an unusual way.
-        let found = names.map(|name| resolve_link(directory, directory.join(name)));
-        files.extend(found.filter(|file| file.is_file()));
+        let listed = names.map(|name| resolve_link(directory, directory.join(name)));
+        files.extend(listed.filter(|file| file.is_file()));
         if origin == Origin::Host && !files.is_empty() {
             return Ok(files);
         }
     }
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     // Directory symlinks such as `build` and `source`, which lead to whole kernel trees, are not followed. Symlinks to
     // modules count as files: weak-updates contains nothing else.
     for entry in WalkDir::new(directory) {
         let entry = if_exists(entry.map_err(io::Error::from));
         let entry = entry.map_err(Error::on("read", directory.to_string_lossy()))?.map(DirEntry::into_path);
-        found.extend(entry.filter(|path| ModuleFile::of(path, origin).is_some()));
+        paths.extend(entry.filter(|path| ModuleFile::of(path, origin).is_some()));
     }
-    found.sort_by_cached_key(|file| (search_rank(directory, file), file.clone()));
-    let found = found.into_iter().map(|file| resolve_link(directory, file));
-    files.extend(found.filter(|file| file.is_file()));
+    paths.sort_by_cached_key(|file| (search_rank(directory, file), file.clone()));
+    let paths = paths.into_iter().map(|file| resolve_link(directory, file));
+    files.extend(paths.filter(|file| file.is_file()));
     Ok(files)
 }
 
@@ -132,17 +132,17 @@ fn module_files(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error>
 /// target is relative to the root that the tree comes from, so it is looked up next to the tree.
 fn resolve_link(directory: &Path, file: PathBuf) -> PathBuf {
     let target = fs::read_link(&file).unwrap_or_default();
-    let below = ["/lib/modules", "/usr/lib/modules"].iter().find_map(|top| target.strip_prefix(top).ok());
-    match below.zip(directory.parent()) {
-        Some((below, top)) => top.join(below),
+    let relative = ["/lib/modules", "/usr/lib/modules"].iter().find_map(|top| target.strip_prefix(top).ok());
+    match relative.zip(directory.parent()) {
+        Some((relative, top)) => top.join(relative),
         None => file,
     }
 }
 
 /// Rank in depmod's default order (`search updates extra built-in weak-updates`).
 fn search_rank(directory: &Path, file: &Path) -> usize {
-    let below = file.strip_prefix(directory).unwrap_or(file);
-    match below.components().next().and_then(|first| first.as_os_str().to_str()) {
+    let relative = file.strip_prefix(directory).unwrap_or(file);
+    match relative.components().next().and_then(|first| first.as_os_str().to_str()) {
         Some("updates") => 0,
         Some("extra") => 1,
         Some("weak-updates") => 3,

@@ -53,17 +53,17 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Loads those dependencies of a module that come from the `from` tree, but not the module itself. The plan treats only
+    /// Loads those dependencies of a module that come from `tree`, but not the module itself. The plan treats only
     /// the modules in `loaded` as loaded.
-    pub(crate) fn load_deps(&self, name: &str, from: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
+    pub(crate) fn load_deps(&self, name: &str, tree: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let mut inserted = Vec::new();
         let name = kernel_name(name);
         for step in self.plan(&name, loaded)? {
             // Skip modules that directly depend on a module of the other tree. They are loaded later.
             let depends = step.file.info()?.depends;
-            let ready =
-                depends.iter().all(|need| self.index.file(need).is_none_or(|file| file.origin == from));
-            if step.file.origin == from && step.name != name && ready && self.insert(&step)? {
+            let is_ready =
+                depends.iter().all(|need| self.index.file(need).is_none_or(|file| file.origin == tree));
+            if step.file.origin == tree && step.name != name && is_ready && self.insert(&step)? {
                 inserted.push(step.name);
             }
         }

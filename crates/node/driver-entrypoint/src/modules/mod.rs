@@ -1,4 +1,4 @@
-//! Kernel modules: finding their files, reading what is loaded, loading and unloading.
+//! Kernel modules: finding their files, reading the list of loaded modules, loading and unloading.
 
 pub(crate) mod index;
 pub(crate) mod load;

@@ -24,15 +24,15 @@ pub(crate) struct Parameters {
 const HOST_ROOTS: [&str; 2] = ["/host", "/proc/1/root"];
 
 impl Parameters {
-    /// Reads what the host itself loads its modules with: its `modprobe.d` and the kernel's command line. Also
+    /// Reads the parameters of the host's own modules: its `modprobe.d` and the kernel's command line. Also
     /// returns whether the host's `/etc` is visible.
     pub(crate) fn of_host(paths: &Paths) -> (Self, bool) {
-        let is_hosts = |root: &&&str| {
+        let is_host_root = |root: &&&str| {
             let id = |path: &str| fs::metadata(paths.at(path)).map(|data| (data.dev(), data.ino())).ok();
             // Without hostPID, process 1 is the container's own.
             id(root) != id("/") && paths.at(root).join("etc").is_dir()
         };
-        let root = HOST_ROOTS.iter().find(is_hosts);
+        let root = HOST_ROOTS.iter().find(is_host_root);
         let mut parameters = Self::default();
         if let Some(root) = root {
             parameters.add_directories(paths, root);

@@ -1,4 +1,4 @@
-//! Unloads modules, and reports what prevents an unload.
+//! Unloads modules, and reports the users that prevent an unload.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Unloads a module. Returns whether it was loaded.
 pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
     let name = kernel_name(name);
-    let mut tries = 1;
+    let mut attempts = 1;
     let mut progress = |time: Duration| {
         node.log.warn(format!(
             "still waiting for the kernel to unload module {name} ({} s): see dmesg on the node. The kernel cannot be \
@@ -28,7 +28,7 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
         if !loaded.contains(&name) {
             return Ok(false);
         }
-        if tries == 1 {
+        if attempts == 1 {
             node.log.step(format!("unloading module {name}"));
         }
         if let Some(error) = virtual_functions_in_use(node, &loaded, &name) {
@@ -40,8 +40,8 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
                 return Ok(true);
             }
             Err(Errno::NOENT) => return Ok(false),
-            Err(Errno::AGAIN | Errno::BUSY) if tries < MAX_ATTEMPTS && has_no_holders(&loaded, &name) => {
-                tries += 1;
+            Err(Errno::AGAIN | Errno::BUSY) if attempts < MAX_ATTEMPTS && has_no_holders(&loaded, &name) => {
+                attempts += 1;
                 node.kernel.pause(RETRY_INTERVAL);
             }
             Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(unload_error(node, &name, errno)?),
@@ -53,13 +53,13 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
 /// Unloads modules in this order and stops at the first failure; modules that are not loaded are skipped. Returns the
 /// names of the unloaded modules.
 pub(crate) fn unload_all<S: AsRef<str>>(node: &Node<'_>, names: &[S]) -> Result<Vec<String>, Error> {
-    let mut done = Vec::new();
+    let mut unloaded = Vec::new();
     for name in names {
         if unload(node, name.as_ref())? {
-            done.push(kernel_name(name.as_ref()));
+            unloaded.push(kernel_name(name.as_ref()));
         }
     }
-    Ok(done)
+    Ok(unloaded)
 }
 
 /// Reports references that no module holds, with the processes behind them.
@@ -68,8 +68,8 @@ pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Err
     let references =
         module.references.checked_sub(module.holders.len()).filter(|&references| references > 0)?;
     let name = kernel_name(name);
-    let by = users::processes(&node.paths, &users::devices(&node.paths, loaded, &name));
-    Some(Error::InUse { name, references, by })
+    let users = users::processes(&node.paths, &users::devices(&node.paths, loaded, &name));
+    Some(Error::InUse { name, references, users })
 }
 
 /// Like [`in_use`], for drivers such as `vfio_pci` that are bound to virtual functions of the module's devices. The
@@ -83,7 +83,7 @@ pub(crate) fn virtual_functions_in_use(node: &Node<'_>, loaded: &Loaded, name: &
 /// visible process may belong to modules that are unloaded first. If no module uses the module, such references are an
 /// error unless they are dropped within the retries.
 pub(crate) fn check_users(node: &Node<'_>, name: &str) -> Result<(), Error> {
-    let mut tries = 1;
+    let mut attempts = 1;
     loop {
         let loaded = Loaded::read(&node.paths)?;
         if let Some(error) = virtual_functions_in_use(node, &loaded, name) {
@@ -91,11 +91,11 @@ pub(crate) fn check_users(node: &Node<'_>, name: &str) -> Result<(), Error> {
         }
         match in_use(node, &loaded, name) {
             None => return Ok(()),
-            Some(Error::InUse { by, .. }) if by.is_empty() && !has_no_holders(&loaded, name) => {
+            Some(Error::InUse { users, .. }) if users.is_empty() && !has_no_holders(&loaded, name) => {
                 return Ok(());
             }
-            Some(Error::InUse { by, .. }) if by.is_empty() && tries < MAX_ATTEMPTS => {
-                tries += 1;
+            Some(Error::InUse { users, .. }) if users.is_empty() && attempts < MAX_ATTEMPTS => {
+                attempts += 1;
                 node.kernel.pause(RETRY_INTERVAL);
             }
             Some(error) => return Err(error),
@@ -111,7 +111,7 @@ fn unload_error(node: &Node<'_>, name: &str, errno: Errno) -> Result<Error, Erro
     let loaded = Loaded::read(&node.paths)?;
     Ok(match loaded.get(name) {
         Some(module) if !module.holders.is_empty() => {
-            Error::Held { name: name.to_owned(), by: module.holders.iter().cloned().collect() }
+            Error::Held { name: name.to_owned(), users: module.holders.iter().cloned().collect() }
         }
         _ => in_use(node, &loaded, name).unwrap_or_else(|| Error::unload_refused(name, errno)),
     })

@@ -39,7 +39,7 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
         name if name.contains("vdpa") => &["/dev/vhost-vdpa"],
         name if name.contains("fwctl") => &["/dev/fwctl"],
         name if name.starts_with("vfio") => &["/dev/vfio/"],
-        name if ["ib_", "rdma", "mlx"].iter().any(|start| name.starts_with(start)) || uses_rdma() => {
+        name if ["ib_", "rdma", "mlx"].iter().any(|prefix| name.starts_with(prefix)) || uses_rdma() => {
             &["/dev/infiniband/"]
         }
         _ => &[],
@@ -51,7 +51,7 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
         let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
         Some(format!("/dev/{name}"))
     });
-    well_known.iter().map(|&start| start.to_owned()).chain(driven).collect()
+    well_known.iter().map(|&prefix| prefix.to_owned()).chain(driven).collect()
 }
 
 /// Modules of other drivers that are bound to virtual functions of the module's devices.
@@ -79,9 +79,9 @@ pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<User> {
         let command = text(entry.join("comm")).unwrap_or_default();
         Some(User { id, command, pod: pod_of(entry), device })
     };
-    let mut found: Vec<User> = entries(paths.at("/proc")).iter().filter_map(|entry| process(entry)).collect();
-    found.sort_by_key(|user| user.id);
-    found
+    let mut users: Vec<User> = entries(paths.at("/proc")).iter().filter_map(|entry| process(entry)).collect();
+    users.sort_by_key(|user| user.id);
+    users
 }
 
 /// Parses the pod's UID from a process's cgroup: `kubepods-burstable-pod<uid>.slice`, where `_` replaces `-`, or

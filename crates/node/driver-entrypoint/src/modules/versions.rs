@@ -38,7 +38,7 @@ impl Driver {
     /// Candidate paths of the driver's `Module.symvers` for the running kernel.
     fn table_paths(self, node: &Node<'_>) -> Vec<PathBuf> {
         let release = node.kernel.release();
-        let places = match self {
+        let directories = match self {
             Self::Gpu => {
                 // An image for several kernels exposes the table of only one of them, so ignore it.
                 if entries(node.paths.at("/run/nvidia/driver/lib/modules")).len() > 1 {
@@ -55,13 +55,13 @@ impl Driver {
             Self::Ofed => {
                 let top = node.paths.at("/run/mellanox/drivers/usr/src/ofa_kernel");
                 // The layout is `<architecture>/<release>` or `<release>`; `default` is a link to one of these.
-                let mut places: Vec<PathBuf> =
-                    entries(&top).into_iter().map(|place| place.join(&release)).collect();
-                places.extend([top.join(&release), top.join("default")]);
-                places
+                let mut directories: Vec<PathBuf> =
+                    entries(&top).into_iter().map(|directory| directory.join(&release)).collect();
+                directories.extend([top.join(&release), top.join("default")]);
+                directories
             }
         };
-        places.into_iter().map(|place| place.join("Module.symvers")).collect()
+        directories.into_iter().map(|directory| directory.join("Module.symvers")).collect()
     }
 }
 
@@ -105,17 +105,17 @@ impl ExportedVersions {
 /// Refuses a module if it, or a module to be loaded for it, was compiled against drivers other than the loaded ones.
 pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Result<(), Error> {
     let Loader { node, .. } = loader;
-    let in_kernel = Loaded::read(&node.paths)?;
+    let loaded = Loaded::read(&node.paths)?;
     let mut exported = ExportedVersions::default();
     for driver in drivers {
-        if !driver.table_paths(node).iter().any(|table| exported.add(table, &in_kernel)) {
+        if !driver.table_paths(node).iter().any(|table| exported.add(table, &loaded)) {
             node.log.step(format!(
                 "{} exposes no Module.symvers for this kernel: whether {name} was compiled against it is left to the kernel",
                 driver.name()
             ));
         }
     }
-    for step in loader.plan(name, &in_kernel)?.into_iter().filter(|step| !step.optional) {
+    for step in loader.plan(name, &loaded)?.into_iter().filter(|step| !step.optional) {
         let info = step.file.info()?;
         if info.versions.is_empty() {
             node.log.step(format!("module {} has no symbol versions to compare", step.name));

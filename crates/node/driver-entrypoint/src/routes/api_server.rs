@@ -27,22 +27,22 @@ pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<(IpAddr, u16
     let listening: BTreeSet<u16> =
         sockets.iter().filter(|socket| socket.state == LISTENING).map(|socket| socket.local_port).collect();
     let kubelets = kubelet_processes(paths);
-    let of_kubelet: BTreeSet<String> = kubelets.iter().flat_map(|process| socket_inodes(process)).collect();
+    let kubelet_inodes: BTreeSet<String> = kubelets.iter().flat_map(|path| socket_inodes(path)).collect();
     let configured = kubeconfig_servers(paths);
-    let is_api = |to: &&Socket| {
-        let is_elsewhere = !to.remote_address.is_loopback() && to.remote_address != to.local_address;
-        let is_clients = to.state == ESTABLISHED && is_elsewhere && !listening.contains(&to.local_port);
-        let is_guess = kubelets.is_empty() && to.user == "0" && to.remote_port == HTTPS_PORT;
+    let is_api = |socket: &&Socket| {
+        let is_remote = !socket.remote_address.is_loopback() && socket.remote_address != socket.local_address;
+        let is_client = socket.state == ESTABLISHED && is_remote && !listening.contains(&socket.local_port);
+        let is_guess = kubelets.is_empty() && socket.user == "0" && socket.remote_port == HTTPS_PORT;
         let is_configured = configured.iter().any(|(address, port)| {
-            *port == to.remote_port && address.is_none_or(|address| address == to.remote_address)
+            *port == socket.remote_port && address.is_none_or(|address| address == socket.remote_address)
         });
-        to.state == ESTABLISHED && to.remote_port == API_PORT
-            || is_clients && (of_kubelet.contains(&to.inode) || is_guess || is_configured)
+        socket.state == ESTABLISHED && socket.remote_port == API_PORT
+            || is_client && (kubelet_inodes.contains(&socket.inode) || is_guess || is_configured)
     };
-    let connected = sockets.iter().filter(is_api).map(|to| (to.remote_address, to.remote_port));
+    let connected = sockets.iter().filter(is_api).map(|socket| (socket.remote_address, socket.remote_port));
     // The configured servers count even if the node is not connected at the moment.
-    let written = configured.iter().filter_map(|(address, port)| Some(((*address)?, *port)));
-    connected.chain(written).collect()
+    let configured_servers = configured.iter().filter_map(|(address, port)| Some(((*address)?, *port)));
+    connected.chain(configured_servers).collect()
 }
 
 /// Lists the servers in the kubelet's configuration on the host, if the manifest mounts the host's `/etc`. Each entry has

@@ -26,7 +26,7 @@ pub(crate) struct Network {
 /// A use of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrafficUse {
-    pub(crate) what: String,
+    pub(crate) description: String,
     /// Whether the node loses its connection to the cluster without it.
     pub(crate) is_uplink: bool,
 }
@@ -41,14 +41,14 @@ struct Route {
 
 impl Route {
     fn leads_to(&self, address: IpAddr) -> bool {
-        let differ = match (self.network, address) {
+        let difference = match (self.network, address) {
             (IpAddr::V4(network), IpAddr::V4(address)) => {
                 u128::from(network.to_bits() ^ address.to_bits()) << 96
             }
             (IpAddr::V6(network), IpAddr::V6(address)) => network.to_bits() ^ address.to_bits(),
             (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return false,
         };
-        differ.leading_zeros() >= self.prefix
+        difference.leading_zeros() >= self.prefix
     }
 }
 
@@ -68,21 +68,24 @@ impl Network {
     /// Lists the uses of an interface, directly or through a bond, a VLAN or a bridge on top of it.
     pub(crate) fn uses(&self, interface: &Path) -> Vec<TrafficUse> {
         let names = self.with_stacked(interface);
-        let by = |name: &str| {
+        let via = |name: &str| {
             let is_itself = interface.file_name().is_some_and(|device| device == name);
             if is_itself { String::new() } else { format!(" by {name}") }
         };
-        let own = self.routes.iter().filter(|route| names.contains(&route.interface));
+        let interface_routes = self.routes.iter().filter(|route| names.contains(&route.interface));
         let mut uses = Vec::new();
-        if let Some(route) = own.clone().find(|route| self.is_default(route)) {
-            let what = format!("the node's default route{}", by(&route.interface));
-            uses.push(TrafficUse { what, is_uplink: true });
-        } else if let Some(route) = own.clone().next() {
-            uses.push(TrafficUse { what: format!("routes{}", by(&route.interface)), is_uplink: false });
+        if let Some(route) = interface_routes.clone().find(|route| self.is_default(route)) {
+            let description = format!("the node's default route{}", via(&route.interface));
+            uses.push(TrafficUse { description, is_uplink: true });
+        } else if let Some(route) = interface_routes.clone().next() {
+            let description = format!("routes{}", via(&route.interface));
+            uses.push(TrafficUse { description, is_uplink: false });
         }
-        if let Some(server) = self.servers_through(interface).next() {
-            let what = format!("the connection to the API server at {server}");
-            uses.push(TrafficUse { what, is_uplink: true });
+        let is_carried = |(address, _): &&(IpAddr, u16)| self.is_routed_by(&names, *address);
+        if let Some((address, port)) = self.servers.iter().find(is_carried) {
+            let server = std::net::SocketAddr::new(*address, *port);
+            let description = format!("the connection to the API server at {server}");
+            uses.push(TrafficUse { description, is_uplink: true });
         }
         uses
     }
@@ -108,11 +111,11 @@ impl Network {
 
     /// Whether the route is a default route, and none of the same generation has a lower metric.
     fn is_default(&self, route: &Route) -> bool {
-        let same = self
+        let default_routes = self
             .routes
             .iter()
             .filter(|other| other.prefix == 0 && other.network.is_ipv4() == route.network.is_ipv4());
-        route.prefix == 0 && same.map(|other| other.metric).min() == Some(route.metric)
+        route.prefix == 0 && default_routes.map(|other| other.metric).min() == Some(route.metric)
     }
 
     /// Returns the names of an interface and of the interfaces on top of it. A port of Open vSwitch has no links to the bridges that
@@ -121,8 +124,8 @@ impl Network {
         let mut names = BTreeSet::new();
         add_stacked(interface, &mut names);
         if names.contains(OVS_DATAPATH) {
-            let of_routes = self.routes.iter().map(|route| route.interface.as_str());
-            let internal = of_routes.filter(|name| has_nothing_below(&interface.with_file_name(name)));
+            let route_names = self.routes.iter().map(|route| route.interface.as_str());
+            let internal = route_names.filter(|name| has_nothing_below(&interface.with_file_name(name)));
             names.extend(internal.map(str::to_owned));
         }
         names

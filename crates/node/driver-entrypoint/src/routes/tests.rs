@@ -7,7 +7,7 @@ use crate::testing::Bench;
 
 fn uses(bench: &Bench, name: &str) -> Vec<String> {
     let uses = Network::read(&bench.node().paths).uses(&bench.at(&format!("/sys/class/net/{name}")));
-    uses.into_iter().map(|found| found.what).collect()
+    uses.into_iter().map(|found| found.description).collect()
 }
 
 const HEAD: &str = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n";

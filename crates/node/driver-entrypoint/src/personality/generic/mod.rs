@@ -104,21 +104,20 @@ impl Container<'_> {
             self.set_up(signals)?;
             return self.confirm(signals, loaded);
         }
-        let failure = self.failure()?;
+        let failure = self.failure_record()?;
         failure.check()?;
         forecast::check(node, &to_unload, &options.allowed)?;
         self.host_modules.save(&host_names)?;
         self.api_servers().record(&to_unload)?;
         self.blacklist().write();
-        let bound: Vec<String> =
+        let bound_devices: Vec<String> =
             to_unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
-        let replaced = unload::unload_all(node, &to_unload).and_then(|_| self.load(signals, loaded));
-        let replaced = replaced.and_then(|()| devices::check_bound(node, &bound));
+        let result = unload::unload_all(node, &to_unload).and_then(|_| self.load(signals, loaded));
+        let result = result.and_then(|()| devices::check_bound(node, &bound_devices));
         self.blacklist().remove();
-        let replaced = replaced.and_then(|()| self.set_up(signals));
-        let replaced = replaced.and_then(|()| self.api_servers().await_answers(signals));
-        failure.update(&replaced);
-        replaced
+        let result = result.and_then(|()| self.set_up(signals));
+        failure.update(&result);
+        result
     }
 
     /// Waits for the API servers if a container was killed before they answered. Adds the image's modules to `loaded` if they do
@@ -146,7 +145,7 @@ impl Container<'_> {
         self.wait(&self.options.ready_when, "get ready", signals)
     }
 
-    fn failure(&self) -> Result<FailureRecord<'_>, Error> {
+    fn failure_record(&self) -> Result<FailureRecord<'_>, Error> {
         let Self { node, options, loader, .. } = self;
         let image = failure::digest(loader, &self.image_modules_where(|_| true), &format!("{options:?}"))?;
         Ok(FailureRecord { node, file: options.file("failed"), image })
@@ -167,15 +166,15 @@ impl Container<'_> {
             node.log.step(format!("module {name} of an image stays loaded: the host's are not restored yet"));
             return Ok(());
         }
-        let mut restored = Ok(());
+        let mut result = Ok(());
         if !host_names.is_empty() {
             node.log.step("restoring the host's modules");
-            restored = self.host_modules.load(&host_names).and_then(|()| self.host_modules.clear());
+            result = self.host_modules.load(&host_names).and_then(|()| self.host_modules.clear());
         }
         if options.firmware {
             self.firmware().restore_search_path(node)?;
         }
-        restored
+        result
     }
 
     /// Unloads the modules in `loaded` that nothing else uses. A killed container also leaves the image's dependencies
@@ -200,9 +199,9 @@ impl Container<'_> {
     /// Finds a loaded module of an image in the place of one of the host's modules `host_names`.
     fn find_remaining_module(&self, host_names: &[String]) -> Result<Option<String>, Error> {
         let loaded = Loaded::read(&self.node.paths)?;
-        let stays = |name: &str| self.loader.is_image_build(&loaded, name) || self.is_stale(&loaded, name);
+        let is_left = |name: &str| self.loader.is_image_build(&loaded, name) || self.is_stale(&loaded, name);
         let replaces_host = |name: &String| self.options.modules.contains(name) || host_names.contains(name);
-        Ok(self.image_modules_where(stays).into_iter().find(replaces_host))
+        Ok(self.image_modules_where(is_left).into_iter().find(replaces_host))
     }
 
     fn load(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
@@ -259,10 +258,10 @@ impl Container<'_> {
 
     /// Filters the requested modules and their dependencies from the image. Errors about missing modules are ignored
     /// here; loading reports them.
-    fn image_modules_where(&self, is_wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    fn image_modules_where(&self, filter: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let with_dependencies =
             |name: &String| self.loader.image_modules_for(name).unwrap_or_else(|_| vec![name.clone()]);
-        self.options.modules.iter().flat_map(with_dependencies).filter(|name| is_wanted(name)).collect()
+        self.options.modules.iter().flat_map(with_dependencies).filter(|name| filter(name)).collect()
     }
 
     /// Whether the loaded module belongs neither to the image nor to the host. Without the host's tree this is unknown,
@@ -277,11 +276,11 @@ impl Container<'_> {
     }
 
     /// Waits until all conditions hold.
-    fn wait(&self, conditions: &[Condition], what_for: &str, signals: &mut dyn Signals) -> Result<(), Error> {
+    fn wait(&self, conditions: &[Condition], purpose: &str, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, .. } = self;
         for condition in conditions {
             if !condition.is_met(&node.paths) {
-                node.log.step(format!("waiting for {condition}, to {what_for}"));
+                node.log.step(format!("waiting for {condition}, to {purpose}"));
             }
             while !condition.is_met(&node.paths) {
                 signals.check()?;
@@ -294,18 +293,18 @@ impl Container<'_> {
     /// Runs the program; its output goes to the container's log. If the container is asked to end, the program and its
     /// children are killed.
     fn run_after(&self, program: &str, signals: &mut dyn Signals) -> Result<(), Error> {
-        let failed = |error: io::Error| {
+        let run_error = |error: io::Error| {
             Error::new(format!("run {program}: {error}"), "the image must contain it at this path")
         };
         let mut command = Command::new(program);
-        let mut child = command.args(&self.options.modules).process_group(0).spawn().map_err(failed)?;
+        let mut child = command.args(&self.options.modules).process_group(0).spawn().map_err(run_error)?;
         let status = loop {
-            if let Some(status) = child.try_wait().map_err(failed)? {
+            if let Some(status) = child.try_wait().map_err(run_error)? {
                 break status;
             }
             if let Err(error) = signals.check() {
                 let killed = kill_process_group(Pid::from_child(&child), Signal::KILL);
-                killed.map_err(io::Error::from).and_then(|()| child.wait()).map_err(failed)?;
+                killed.map_err(io::Error::from).and_then(|()| child.wait()).map_err(run_error)?;
                 return Err(error);
             }
             self.node.kernel.pause(POLL_INTERVAL);
@@ -318,7 +317,7 @@ impl Container<'_> {
     }
 
     fn firmware(&self) -> Firmware<'_> {
-        Firmware { host_path: &self.firmware_path, part: "" }
+        Firmware { host_path: &self.firmware_path, subdir: "" }
     }
 
     fn blacklist(&self) -> Blacklist<'_> {

@@ -45,16 +45,16 @@ impl Parameter {
     }
 }
 
-/// Filters out parameters that still have the value that the driver loaded with (`fresh`). `fresh` is unknown for the
+/// Filters out parameters that still have the value that the driver loaded with (`defaults`). `defaults` is unknown for the
 /// driver that the node booted with. In that case generic parameters count as set by the user, because they mean the
 /// same to every driver. Driver-specific parameters do not count.
-pub(super) fn changed_parameters(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
-    let changed = now.into_iter().filter_map(|mut now| {
-        match fresh.iter().find(|fresh| fresh.is_same_parameter(&now)) {
-            Some(fresh) if !fresh.set && fresh.value == now.value => None,
+pub(super) fn changed_parameters(current: Vec<Parameter>, defaults: &[Parameter]) -> Vec<Parameter> {
+    let changed = current.into_iter().filter_map(|mut current| {
+        match defaults.iter().find(|defaults| defaults.is_same_parameter(&current)) {
+            Some(defaults) if !defaults.set && defaults.value == current.value => None,
             known => {
-                now.set |= known.is_some();
-                Some(now)
+                current.set |= known.is_some();
+                Some(current)
             }
         }
     });
@@ -100,16 +100,16 @@ impl<'a> Devlink<'a> {
 
     /// Restores parameters whose values have changed; reloads a device if one of its `driverinit` parameters was
     /// restored.
-    pub(super) fn restore(&self, wanted: &[Parameter]) {
-        let mut devices: Vec<String> = wanted.iter().map(|parameter| parameter.device.clone()).collect();
+    pub(super) fn restore(&self, saved: &[Parameter]) {
+        let mut devices: Vec<String> = saved.iter().map(|parameter| parameter.device.clone()).collect();
         devices.dedup();
-        let now = self.parameters(&devices);
+        let current = self.parameters(&devices);
         for device in &devices {
             let mut needs_reload = false;
-            for wanted in wanted.iter().filter(|wanted| wanted.device == *device) {
-                let Parameter { name, mode, value, set, .. } = wanted;
-                let there =
-                    now.iter().find(|now| now.is_same_parameter(wanted)).map(|now| now.value.as_str());
+            for saved in saved.iter().filter(|saved| saved.device == *device) {
+                let Parameter { name, mode, value, set, .. } = saved;
+                let current = current.iter().find(|current| current.is_same_parameter(saved));
+                let current_value = current.map(|current| current.value.as_str());
                 let arguments: [&str; 10] = [
                     "dev",
                     "param",
@@ -122,10 +122,10 @@ impl<'a> Devlink<'a> {
                     "cmode",
                     mode.name(),
                 ];
-                match there {
-                    Some(there) if there == value => {}
-                    Some(there) if !set => self.node.log.warn(format!(
-                        "{device}: {name} was {value}, and is {there} now. Whether it was set by hand or was \
+                match current_value {
+                    Some(current_value) if current_value == value => {}
+                    Some(current_value) if !set => self.node.log.warn(format!(
+                        "{device}: {name} was {value}, and is {current_value} now. Whether it was set by hand or was \
                          the previous driver's default is unknown; to restore it: devlink {}",
                         arguments.join(" ")
                     )),
@@ -154,12 +154,12 @@ impl<'a> Devlink<'a> {
 
     fn set(&self, arguments: &[&str]) -> bool {
         let joined = arguments.join(" ");
-        let done = self.run(arguments);
-        match &done {
+        let result = self.run(arguments);
+        match &result {
             Ok(_) => self.node.log.step(format!("devlink {joined}")),
             Err(error) => self.node.log.warn(format!("devlink {joined}: {error}")),
         }
-        done.is_ok()
+        result.is_ok()
     }
 
     fn run(&self, arguments: &[&str]) -> Result<String, String> {
@@ -182,8 +182,8 @@ fn parse_parameters(text: &str) -> Vec<Parameter> {
     for line in text.lines() {
         let arguments: Vec<&str> = line.split_whitespace().collect();
         match *arguments {
-            [found] if found.contains('/') => device = found.trim_end_matches(':'),
-            ["name", found, "type", kind, ..] => (name, set) = (found, kind == "generic"),
+            [word] if word.contains('/') => device = word.trim_end_matches(':'),
+            ["name", word, "type", kind, ..] => (name, set) = (word, kind == "generic"),
             ["cmode", mode, "value", value, ..] => {
                 let [device, name, value] = [device, name, value].map(str::to_owned);
                 parameters.extend(Mode::of(mode).map(|mode| Parameter { device, name, mode, value, set }));

@@ -12,7 +12,7 @@ mod tests;
 mod udev;
 
 pub(crate) use settings::Settings;
-use sriov::State;
+use sriov::NetworkState;
 use stack::{Comparison, PEER_MEMORY, Stack};
 
 use crate::{
@@ -106,7 +106,7 @@ impl Container<'_> {
         let Self { node, stack, .. } = self;
         node.log.step("the loaded drivers match this image: not reloaded");
         // Left by an attempt that failed before it unloaded the driver.
-        if State::load_if_unloaded(node, &self.state_file("sriov")).is_none() {
+        if NetworkState::load_if_unloaded(node, &self.state_file("sriov")).is_none() {
             files::remove(node, &self.state_file("sriov"))?;
         }
         // A container that was killed while loading left the remaining modules to this one.
@@ -159,7 +159,7 @@ impl Container<'_> {
     /// change if it fails.
     fn replace(&self, loaded: &Loaded, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
-        let failure = self.failure()?;
+        let failure = self.failure_record()?;
         // If the driver is not loaded, another attempt cannot interrupt the network.
         if loaded.contains("mlx5_core") {
             failure.check()?;
@@ -178,36 +178,27 @@ impl Container<'_> {
         let unloaded = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write();
-        let replaced = self.exchange(loaded, &to_unload, &unloaded, signals);
-        failure.update(&replaced);
+        let result = self.swap_drivers(loaded, &to_unload, &unloaded);
+        failure.update(&result);
         files::remove(node, &self.state_file("replacing"))?;
         self.blacklist().remove();
-        replaced
+        result
     }
 
-    fn exchange(
-        &self,
-        loaded: &Loaded,
-        to_unload: &[String],
-        unloaded: &[String],
-        signals: &mut dyn Signals,
-    ) -> Result<(), Error> {
+    fn swap_drivers(&self, loaded: &Loaded, to_unload: &[String], unloaded: &[String]) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
-        let bound: Vec<String> =
+        let bound_devices: Vec<String> =
             to_unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
-        let exchanged = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
-        let exchanged = exchanged.and_then(|()| stack.check_loaded());
-        let exchanged = exchanged.and_then(|()| devices::check_bound(node, &bound));
-        let exchanged = exchanged.and_then(|()| self.set_network(true));
-        let exchanged = exchanged.and_then(|()| self.api_servers.await_answers(signals));
-        match exchanged {
-            Ok(()) => self.forget_network(),
-            Err(error) => {
-                self.undo_replacement(unloaded);
-                Err(error)
-            }
+        let result = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
+        let result = result.and_then(|()| stack.check_loaded());
+        let result = result.and_then(|()| devices::check_bound(node, &bound_devices));
+        if result.is_err() {
+            node.log.warn("the drivers could not be replaced: restoring the host's");
+            node.log.warn_of(self.undo_replacement(unloaded));
+            node.log.warn_of(self.restore_network(false));
         }
+        result
     }
 
     /// Replaces the image's drivers with the host's.
@@ -252,7 +243,7 @@ impl Container<'_> {
         let was_interrupted = self.node.paths.at(&self.state_file("replacing")).exists();
         let is_needed = |name: &str| was_interrupted || matches!(name, "mlx5_core" | "ib_core");
         if !names.iter().any(|name| !loaded.contains(name) && is_needed(name)) {
-            let has_settings = State::load_if_unloaded(self.node, &self.state_file("sriov")).is_some();
+            let has_settings = NetworkState::load_if_unloaded(self.node, &self.state_file("sriov")).is_some();
             return if has_settings { self.restore_network(true) } else { Ok(()) };
         }
         self.node
@@ -315,10 +306,10 @@ impl Container<'_> {
     /// driver is kept, because it predates the unload.
     fn save_network(&self, loaded: &Loaded) -> Result<(), Error> {
         let file = self.state_file("sriov");
-        if State::load_if_unloaded(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
+        if NetworkState::load_if_unloaded(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
             return Ok(());
         }
-        let state = State::read(self.node, &self.state_file("devlink"));
+        let state = NetworkState::read(self.node, &self.state_file("devlink"));
         if state.is_empty() {
             return Ok(());
         }
@@ -326,35 +317,22 @@ impl Container<'_> {
         state.save(self.node, &file)
     }
 
-    /// Restores the network state saved from the previous driver, and removes it. `fresh`: whether the driver was just loaded.
-    /// Without a loaded driver, leaves the state to the next container.
-    fn restore_network(&self, fresh: bool) -> Result<(), Error> {
-        self.set_network(fresh)?;
-        self.forget_network()
-    }
-
-    /// Restores the saved network state, and keeps it for the case that the replacement is undone.
-    fn set_network(&self, fresh: bool) -> Result<(), Error> {
-        let state = State::load(self.node, &self.state_file("sriov"));
-        if self.has_driver()? && (fresh || state.is_some()) {
+    /// Restores the network state saved from the previous driver. `just_loaded` is whether the driver was just loaded. Without
+    /// a loaded driver, leaves the state to the next container.
+    fn restore_network(&self, just_loaded: bool) -> Result<(), Error> {
+        if !Loaded::read(&self.node.paths)?.contains("mlx5_core") {
+            return Ok(());
+        }
+        let file = self.state_file("sriov");
+        let state = NetworkState::load(self.node, &file);
+        if just_loaded || state.is_some() {
             let state = state.unwrap_or_default();
             state.restore(self.node, self.settings.bind_delay, &self.state_file("devlink"));
         }
         Ok(())
     }
 
-    fn forget_network(&self) -> Result<(), Error> {
-        if self.has_driver()? {
-            files::remove(self.node, &self.state_file("sriov"))?;
-        }
-        Ok(())
-    }
-
-    fn has_driver(&self) -> Result<bool, Error> {
-        Ok(Loaded::read(&self.node.paths)?.contains("mlx5_core"))
-    }
-
-    fn failure(&self) -> Result<FailureRecord<'_>, Error> {
+    fn failure_record(&self) -> Result<FailureRecord<'_>, Error> {
         let image = failure::digest(&self.stack.loader, &self.stack.own_modules()?, "")?;
         Ok(FailureRecord { node: self.node, file: self.state_file("failed"), image })
     }

@@ -6,7 +6,7 @@
 //! - switchdev mode, with the representors' MTU and whether they are up
 //! - settings of interfaces, where no network manager restores them (see [`links`])
 //!
-//! Some settings need programs of the image; without them the log says so. Addresses of virtual functions need OFED's
+//! Some settings need programs of the image; a missing program is logged. Addresses of virtual functions need OFED's
 //! files or `ip`, switchdev mode needs OFED's file or `devlink`. Names of representors, and their membership in bridges,
 //! are left to the host's udev and network manager.
 
@@ -39,7 +39,7 @@ const POLLS_PER_SECOND: u32 = 10;
 
 /// Saved state of a node's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct NetworkState {
     /// Identifies the load of the driver that this state was read from; see [`driver_load_id`].
     driver_load: u64,
     /// Devlink parameters, sorted by device.
@@ -88,18 +88,18 @@ struct VirtualFunction {
     links: Vec<Link>,
 }
 
-impl State {
-    /// Reads the current state. `fresh` is the file with the parameters recorded when this driver was loaded.
-    pub(crate) fn read(node: &Node<'_>, fresh: &str) -> Self {
+impl NetworkState {
+    /// Reads the current state. `defaults_file` has the parameters that were recorded when this driver was loaded.
+    pub(crate) fn read(node: &Node<'_>, defaults_file: &str) -> Self {
         let devlink = Devlink::of(node);
         let devices = devices(node);
         let physical = devices.iter().map(|device| PhysicalFunction::read(node, devlink.as_ref(), device));
         let physical = physical.collect();
         let parameters = devlink.map(|devlink| devlink.parameters(&devices)).unwrap_or_default();
         let driver_load = driver_load_id(node);
-        let fresh = text(node.paths.at(fresh)).map(|text| Self::parse(&text));
-        let fresh = fresh.filter(|fresh| fresh.driver_load == driver_load);
-        let parameters = changed_parameters(parameters, &fresh.unwrap_or_default().parameters);
+        let defaults = text(node.paths.at(defaults_file)).map(|text| Self::parse(&text));
+        let defaults = defaults.filter(|defaults| defaults.driver_load == driver_load);
+        let parameters = changed_parameters(parameters, &defaults.unwrap_or_default().parameters);
         Self { driver_load, parameters, physical }
     }
 
@@ -187,8 +187,8 @@ impl State {
     }
 
     /// Restores the state after a reload. Failures are logged and the rest continues: a partly restored network is
-    /// better than none. The parameters that the devices have before are recorded in the file `fresh`.
-    pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, fresh: &str) {
+    /// better than none. The parameters that the devices have before are recorded in the file `defaults_file`.
+    pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, defaults_file: &str) {
         let restorer = Restorer { node, polls: wait_seconds * POLLS_PER_SECOND, devlink: Devlink::of(node) };
         // The driver was not unloaded; only interfaces that other modules created on its devices are gone.
         if self.driver_load != 0 && self.driver_load == driver_load_id(node) {
@@ -199,7 +199,7 @@ impl State {
             return;
         }
         // Before virtual functions are created: a device that is reinitialized for its parameters loses them.
-        self.restore_parameters(node, restorer.devlink.as_ref(), fresh);
+        self.restore_parameters(node, restorer.devlink.as_ref(), defaults_file);
         for physical in &self.physical {
             restorer.restore_function(physical);
         }
@@ -215,8 +215,8 @@ impl State {
         restorer.restore_links(&self.physical);
     }
 
-    /// Restores the devlink parameters, after the values that the devices have now are recorded in the file `fresh`.
-    fn restore_parameters(&self, node: &Node<'_>, devlink: Option<&Devlink<'_>>, fresh: &str) {
+    /// Restores the devlink parameters, after the values that the devices have now are recorded in the file `defaults_file`.
+    fn restore_parameters(&self, node: &Node<'_>, devlink: Option<&Devlink<'_>>, defaults_file: &str) {
         let Some(devlink) = devlink else {
             if !self.parameters.is_empty() {
                 node.log.warn("this image has no devlink: parameters of devices are not restored");
@@ -229,8 +229,8 @@ impl State {
             parameter.set =
                 self.parameters.iter().any(|wanted| wanted.set && wanted.is_same_parameter(parameter));
         }
-        let fresh_state = Self { driver_load: driver_load_id(node), parameters, physical: Vec::new() };
-        node.log.warn_of(fresh_state.save(node, fresh));
+        let defaults = Self { driver_load: driver_load_id(node), parameters, physical: Vec::new() };
+        node.log.warn_of(defaults.save(node, defaults_file));
         devlink.restore(&self.parameters);
     }
 }
@@ -242,16 +242,16 @@ impl PhysicalFunction {
         let number = text(path.join("sriov_numvfs")).and_then(|number| number.parse().ok());
         let number = number.unwrap_or_default();
         let representors = interface.iter().flat_map(|interface| representors(node, interface));
-        let representors: Vec<Representor> = representors.map(|(_, found)| found).collect();
+        let representors: Vec<Representor> = representors.map(|(_, representor)| representor).collect();
         // mlx5 has a switch ID in legacy mode, too (since Linux 5.10), but representors only in switchdev mode.
         let mode = devlink.and_then(|devlink| devlink.is_switchdev(device));
         let attribute = |name: &str| interface.as_ref().and_then(|path| text(path.join(name)));
-        let compat = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");
+        let compat_mode = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");
         Self {
             device: device.to_owned(),
             up: interface.as_deref().is_some_and(is_up),
             mtu: attribute("mtu").unwrap_or_else(no_value),
-            switchdev: mode.or_else(compat).unwrap_or(!representors.is_empty()),
+            switchdev: mode.or_else(compat_mode).unwrap_or(!representors.is_empty()),
             number,
             functions: (0..number).filter_map(|index| virtual_function(node, &path, index)).collect(),
             vf_settings: interface.iter().flat_map(|path| vf_settings::read(node, path)).collect(),
@@ -297,13 +297,13 @@ impl VirtualFunction {
 /// when their physical function is restored.
 fn devices(node: &Node<'_>) -> Vec<String> {
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
-    let of_bus = |bus: PathBuf| {
-        let found = entries(bus.join("drivers/mlx5_core")).into_iter();
-        let found = found.filter(|entry| entry.is_dir() && !entry.ends_with("module"));
-        let found = found.filter(|device| !device.join("physfn").exists()).collect::<Vec<_>>();
-        found.into_iter().filter_map(move |device| Some(format!("{}/{}", name(&bus)?, name(&device)?)))
+    let devices_of_bus = |bus: PathBuf| {
+        let devices = entries(bus.join("drivers/mlx5_core")).into_iter();
+        let devices = devices.filter(|entry| entry.is_dir() && !entry.ends_with("module"));
+        let devices = devices.filter(|device| !device.join("physfn").exists()).collect::<Vec<_>>();
+        devices.into_iter().filter_map(move |device| Some(format!("{}/{}", name(&bus)?, name(&device)?)))
     };
-    entries(node.paths.at("/sys/bus")).into_iter().flat_map(of_bus).collect()
+    entries(node.paths.at("/sys/bus")).into_iter().flat_map(devices_of_bus).collect()
 }
 
 /// Path in sysfs of a device by its devlink name.
@@ -315,10 +315,10 @@ fn sysfs_path(node: &Node<'_>, device: &str) -> PathBuf {
 /// Finds the interface of the function itself. Representors of other functions and IPoIB interfaces of other partitions are
 /// below the same device. Port names of representors contain `pf`, such as `pf0vf3` and `c1pf0sf2`.
 fn own_interface(device: &Path) -> Option<PathBuf> {
-    let stands_for_another = |path: &PathBuf| {
+    let is_of_another = |path: &PathBuf| {
         text(path.join("phys_port_name")).is_some_and(|name| name.contains("pf")) || is_ipoib_child(path)
     };
-    entries(device.join("net")).into_iter().find(|interface| !stands_for_another(interface))
+    entries(device.join("net")).into_iter().find(|interface| !is_of_another(interface))
 }
 
 /// Whether this is an IPoIB interface (`ARPHRD_INFINIBAND`) of another partition, on top of the device's own. Those that

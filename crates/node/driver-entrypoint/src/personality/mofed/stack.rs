@@ -1,4 +1,4 @@
-//! The RDMA stack: which modules to load, which to unload first, and what prevents that. [`super`] orchestrates the
+//! The RDMA stack: the modules to load, the modules to unload first, and the obstacles to that. [`super`] orchestrates the
 //! steps.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use crate::{
 const START_MODULES: [&str; 8] =
     ["mlx5_core", "mlx5_ib", "ib_umad", "ib_uverbs", "ib_ipoib", "rdma_cm", "rdma_ucm", "ib_cm"];
 
-/// Modules whose `srcversion` tells whether the image's drivers are loaded.
+/// Modules whose `srcversion` shows whether the image's drivers are loaded.
 const COMPARED_MODULES: [&str; 3] = ["mlx5_core", "mlx5_ib", "ib_core"];
 
 /// Modules of the in-tree stack. They are unloaded even if the image has no replacement.
@@ -71,10 +71,10 @@ impl Stack<'_> {
             let Some(file) = self.index().image_file(module) else { continue };
             let image = file.info()?;
             if !loaded.is_file(&self.node.paths, module, &image) {
-                let there = loaded.get(module).map(|module| module.source_version.clone());
+                let loaded_version = loaded.get(module).map(|module| module.source_version.clone());
                 let image = Some(image.source_version).filter(|version| !version.is_empty());
                 let image = image.unwrap_or_else(|| "another, without a srcversion,".to_owned());
-                return Ok(Comparison::Differs { module, loaded: there, image });
+                return Ok(Comparison::Differs { module, loaded: loaded_version, image });
             }
         }
         Ok(Comparison::Same)
@@ -93,14 +93,14 @@ impl Stack<'_> {
         let listed: BTreeSet<String> = listed.collect();
         seeds.extend(listed.iter().cloned());
         let in_tree = IN_TREE_MODULES.split_whitespace();
-        let known = |name: &str| {
+        let is_known = |name: &str| {
             listed.contains(name)
                 || self.index().image_file(name).is_some()
                 || in_tree.clone().any(|other| other == name)
                 || PEER_MEMORY.contains(&name)
         };
         let mut order = loaded.with_holders(&seeds);
-        if let Some(name) = order.iter().find(|name| !known(name)) {
+        if let Some(name) = order.iter().find(|name| !is_known(name)) {
             return Err(unknown_user(loaded, &order, name));
         }
         for name in &order {
@@ -125,9 +125,9 @@ impl Stack<'_> {
         for name in self.modules_to_load() {
             self.loader.load(name)?;
         }
-        let again = unloaded.iter().rev();
+        let to_reload = unloaded.iter().rev();
         let auxiliary = self.settings.auxiliary.iter();
-        for name in again.chain(auxiliary) {
+        for name in to_reload.chain(auxiliary) {
             if self.index().image_file(name).is_some() {
                 let loaded = self.loader.load(name);
                 // Storage modules are required, because the node used them before. The other modules are optional, so a failure is
@@ -164,8 +164,8 @@ impl Stack<'_> {
     /// Names the image's modules that make up the stack.
     pub(super) fn own_modules(&self) -> Result<BTreeSet<String>, Error> {
         let mut names = BTreeSet::new();
-        for wanted in self.modules_to_load() {
-            names.extend(self.loader.image_modules_for(wanted)?);
+        for name in self.modules_to_load() {
+            names.extend(self.loader.image_modules_for(name)?);
         }
         Ok(names)
     }

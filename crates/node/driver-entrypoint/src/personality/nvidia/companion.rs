@@ -89,7 +89,7 @@ struct PollState {
     loaded_against: Option<String>,
     /// Whether OFED's ready file was ever seen. Once seen, its absence means that OFED is not ready.
     ofed_file_seen: bool,
-    /// The missing drivers, and the number of polls since they are missing.
+    /// The missing drivers, and the number of polls for which they have been missing.
     waiting: Option<(Missing, u32)>,
     is_ready: bool,
 }
@@ -223,9 +223,9 @@ impl<'a> Companion<'a> {
                 if name == self.module
                     && matches!(refusal.errno, Errno::NOENT | Errno::INVAL | Errno::NOEXEC) =>
             {
-                let both = if self.ofed == Ofed::Unused { "" } else { "OFED and the " };
+                let ofed_text = if self.ofed == Ofed::Unused { "" } else { "OFED and the " };
                 let hint = format!(
-                    "{name} was not compiled against the {both}GPU driver that is loaded here: build its \
+                    "{name} was not compiled against the {ofed_text}GPU driver that is loaded here: build its \
                      image with those drivers in spec.needs, and roll them out together"
                 );
                 Error::new(error.to_string(), hint)

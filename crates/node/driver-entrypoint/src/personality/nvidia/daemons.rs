@@ -117,13 +117,13 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
         let Some(pid) = running(&node.paths, daemon) else { continue };
         // Ignore the error of a daemon that has just ended.
         let _ = kill_process(pid, Signal::TERM);
-        let is_gone = (0..MAX_POLLS).any(|poll| {
+        let has_ended = (0..MAX_POLLS).any(|poll| {
             if poll > 0 {
                 node.kernel.pause(POLL_INTERVAL);
             }
             running(&node.paths, daemon).is_none()
         });
-        if !is_gone {
+        if !has_ended {
             return Err(Error::new(
                 format!("{name} (process {pid}) does not end after SIGTERM, and uses the driver"),
                 "inspect that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",

@@ -43,17 +43,17 @@ const UNLOAD_ORDER: [&str; 8] = [
 const MAX_POLLS: u32 = 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Indexes the modules of this image, of the tree `more`, and of the host. The operator's DaemonSet does not mount the
+/// Indexes the modules of this image, of the tree `extra_tree`, and of the host. The operator's DaemonSet does not mount the
 /// host's modules. It does share the host's PID namespace (`hostPID`), so the root of process 1 is the host's root.
-pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Error> {
+pub(crate) fn index(node: &Node<'_>, extra_tree: Option<&str>) -> Result<Index, Error> {
     let release = node.kernel.release();
     let mut trees = vec![(Origin::Image, node.paths.image_modules(&release))];
-    trees.extend(more.map(|tree| (Origin::Host, node.paths.at(tree).join(&release))));
+    trees.extend(extra_tree.map(|tree| (Origin::Host, node.paths.at(tree).join(&release))));
     trees.push((Origin::Host, node.paths.host_modules(&release)));
     // Without hostPID this is the container's own root, or it does not exist.
-    let hosts = node.paths.at("/proc/1/root/lib/modules").join(&release);
-    if hosts.is_dir() {
-        trees.push((Origin::Host, hosts));
+    let host_tree = node.paths.at("/proc/1/root/lib/modules").join(&release);
+    if host_tree.is_dir() {
+        trees.push((Origin::Host, host_tree));
     }
     Index::read(&release, &trees)
 }
@@ -86,24 +86,24 @@ const OTHER_DRIVERS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"
 /// Checks, before the old driver is unloaded, that it leaves a GPU that no other driver holds.
 pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
     let gpus = devices::gpus(&node.paths);
-    let held = |gpu: &Gpu| {
+    let describe_holder = |gpu: &Gpu| {
         let driver = gpu
             .driver
             .as_ref()
             .filter(|driver| OTHER_DRIVERS.contains(&driver.replace('-', "_").as_str()))?;
         Some(format!("{} is bound to {driver}", gpu.address))
     };
-    let held_gpus: Vec<String> = gpus.iter().filter_map(held).collect();
+    let held_gpus: Vec<String> = gpus.iter().filter_map(describe_holder).collect();
     if held_gpus.is_empty() {
         return Ok(());
     }
-    let found = held_gpus.join(", ");
+    let list = held_gpus.join(", ");
     if held_gpus.len() < gpus.len() {
-        node.log.warn(format!("other drivers hold some of the GPUs: {found}"));
+        node.log.warn(format!("other drivers hold some of the GPUs: {list}"));
         return Ok(());
     }
     Err(Error::new(
-        format!("no GPU is left for this driver: {found}"),
+        format!("no GPU is left for this driver: {list}"),
         "put that driver on the node's blacklist and reboot, or unbind it (echo ADDRESS > \
          /sys/bus/pci/drivers/DRIVER/unbind), and start again",
     ))
@@ -136,7 +136,7 @@ fn modules_to_load(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
     names
 }
 
-/// Replaces the kernel's error `ENODEV` with one that explains what to do.
+/// Replaces the kernel's error `ENODEV` with one that has a hint.
 fn explain_missing_gpu(node: &Node<'_>, error: Error) -> Error {
     let refusal = match error {
         Error::Refused { name, refusal, .. } if name == "nvidia" && refusal.errno == Errno::NODEV => refusal,
@@ -183,15 +183,15 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lists what prevents the unload of each of the driver's modules.
+/// Lists the obstacles to the unload of the driver's modules.
 fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<Error> {
     let mut obstacles = Vec::new();
     for name in UNLOAD_ORDER {
         let Some(module) = loaded.get(name) else { continue };
         let others = module.holders.iter().filter(|holder| !UNLOAD_ORDER.contains(&holder.as_str()));
-        let by: Vec<String> = others.cloned().collect();
-        if !by.is_empty() {
-            obstacles.push(Error::Held { name: name.to_owned(), by });
+        let users: Vec<String> = others.cloned().collect();
+        if !users.is_empty() {
+            obstacles.push(Error::Held { name: name.to_owned(), users });
         }
         obstacles.extend(unload::in_use(node, loaded, name));
     }

@@ -29,7 +29,7 @@ use crate::{
 const MELLANOX: &str = "0x15b3";
 
 /// GSP firmware; it is copied to a directory below the exposed root.
-const FIRMWARE: Firmware<'_> = Firmware { host_path: "/run/nvidia/driver/lib/firmware", part: "nvidia" };
+const FIRMWARE: Firmware<'_> = Firmware { host_path: "/run/nvidia/driver/lib/firmware", subdir: "nvidia" };
 
 /// Polling interval while the start waits.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -157,13 +157,13 @@ fn has_mellanox_device(node: &Node<'_>) -> bool {
 /// Starts the optional tools and the fabric manager. Only the fabric manager is essential, for GPUs behind switches.
 /// Its failure ends the start, as with the operators' images.
 fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
-    for started in daemons::start_tools(&node.paths) {
-        match started {
+    for result in daemons::start_tools(&node.paths) {
+        match result {
             StartResult::Success(name) => node.log.step(format!("started {name}")),
             StartResult::Absent(name) => {
                 node.log.step(format!("the image has no {name}, which is not an error"));
             }
-            StartResult::Failed(name, why) => node.log.warn(format!("continuing without {name}: {why}")),
+            StartResult::Failed(name, error) => node.log.warn(format!("continuing without {name}: {error}")),
         }
     }
     let Some(manager) = daemons::fabric_manager(&node.paths) else { return Ok(()) };
@@ -175,9 +175,9 @@ fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error
         StartResult::Absent(name) => node.log.warn(format!(
             "this node has NVSwitches and the image has no {name}: without a fabric manager CUDA does not start here"
         )),
-        StartResult::Failed(name, why) => {
+        StartResult::Failed(name, error) => {
             return Err(Error::new(
-                format!("{name} does not start: {why}"),
+                format!("{name} does not start: {error}"),
                 "its log is /var/log/fabricmanager.log; its version must be the driver's",
             ));
         }

@@ -36,8 +36,8 @@ impl Command {
         match command {
             "init" | "load" => options(command, rest, &["-m", "--max-threads"]).map(|_| Self::Init),
             "update" => {
-                let valued = ["-k", "--kernel", "-m", "--max-threads", "-s", "--sign", "-t", "--tag"];
-                let kernel = options(command, rest, &valued)?;
+                let with_value = ["-k", "--kernel", "-m", "--max-threads", "-s", "--sign", "-t", "--tag"];
+                let kernel = options(command, rest, &with_value)?;
                 match kernel {
                     Some(release) if !is_release(&release) => {
                         Err(format!("{release:?} is not a kernel release"))
@@ -52,22 +52,22 @@ impl Command {
     }
 }
 
-/// Parses a command's options and returns the value of `-k`. `valued` lists the options that take a value.
-fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<String>, String> {
+/// Parses a command's options and returns the value of `-k`. `with_value` lists the options that take a value.
+fn options(command: &str, arguments: &[&str], with_value: &[&str]) -> Result<Option<String>, String> {
     let mut kernel = None;
     let mut words = arguments.iter();
     while let Some(&word) = words.next() {
-        let (option, attached) = match word.split_once('=') {
+        let (option, attached_value) = match word.split_once('=') {
             Some((option, value)) if option.starts_with("--") => (option, Some(value)),
             _ => (word, None),
         };
-        if valued.contains(&option) {
-            let value = attached.or_else(|| words.next().copied());
+        if with_value.contains(&option) {
+            let value = attached_value.or_else(|| words.next().copied());
             let value = value.ok_or_else(|| format!("option {option} needs a value"))?;
             if matches!(option, "-k" | "--kernel") {
                 kernel = Some(value.to_owned());
             }
-        } else if valued.is_empty() || !matches!(word, "-a" | "--accept-license") {
+        } else if with_value.is_empty() || !matches!(word, "-a" | "--accept-license") {
             return Err(format!("{command} does not take {word:?}"));
         }
     }
@@ -76,8 +76,8 @@ fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<
 
 /// Whether the text is a plausible kernel release. It becomes part of a path, so `/` is not allowed.
 fn is_release(release: &str) -> bool {
-    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '~');
-    release.len() <= 64 && release.starts_with(|c: char| c.is_ascii_digit()) && release.chars().all(known)
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '~');
+    release.len() <= 64 && release.starts_with(|c: char| c.is_ascii_digit()) && release.chars().all(allowed)
 }
 
 /// Settings that the operator passes in the environment.

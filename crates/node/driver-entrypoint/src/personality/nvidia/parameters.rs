@@ -16,16 +16,16 @@ const MAX_SIZE: usize = 4096;
 pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
     for name in modules {
         let path = format!("/drivers/{name}.conf");
-        let refused = |why: String| {
+        let invalid = |reason: String| {
             Error::new(
-                format!("the parameters of {name} in {path} cannot be used: {why}"),
+                format!("the parameters of {name} in {path} cannot be used: {reason}"),
                 "correct the ConfigMap that spec.driver.kernelModuleConfig names: one or more NAME=VALUE per line",
             )
         };
         let read = if_exists(fs::read(node.paths.at(&path)));
-        let Some(bytes) = read.map_err(|error| refused(error.to_string()))? else { continue };
-        let text = String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8 text".to_owned()))?;
-        let words = parse(&text).map_err(refused)?;
+        let Some(bytes) = read.map_err(|error| invalid(error.to_string()))? else { continue };
+        let text = String::from_utf8(bytes).map_err(|_| invalid("it is not UTF-8 text".to_owned()))?;
+        let words = parse(&text).map_err(invalid)?;
         if !words.is_empty() {
             node.log.step(format!("parameters of {name} from {path}: {}", words.join(" ")));
         }
@@ -33,7 +33,7 @@ pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Parses the parameters of a file; the error says what is wrong.
+/// Parses the parameters of a file; the error describes the problem.
 fn parse(text: &str) -> Result<Vec<&str>, String> {
     if text.len() > MAX_SIZE {
         return Err(format!("it has {} bytes, more than {MAX_SIZE}", text.len()));
@@ -90,13 +90,13 @@ mod tests {
 
     #[test]
     fn invalid_parameters_are_refused_with_their_line() {
-        let refused = |text: &str| parse(text).unwrap_err();
-        assert_eq!(refused("a=1\nb=\u{0}"), "line 2 contains a control character");
-        assert_eq!(refused("a=\"1"), "a quotation mark in line 1 is not closed");
-        assert_eq!(refused("a=1\n=2"), r#""=2" in line 2 is not NAME=VALUE"#);
-        assert_eq!(refused("a;b=2"), r#""a;b=2" in line 1 is not NAME=VALUE"#);
-        assert_eq!(refused("options nvidia a=1 (see docs)"), r#""(see" in line 1 is not NAME=VALUE"#);
-        assert_eq!(refused(&"a".repeat(5000)), "it has 5000 bytes, more than 4096");
+        let invalid = |text: &str| parse(text).unwrap_err();
+        assert_eq!(invalid("a=1\nb=\u{0}"), "line 2 contains a control character");
+        assert_eq!(invalid("a=\"1"), "a quotation mark in line 1 is not closed");
+        assert_eq!(invalid("a=1\n=2"), r#""=2" in line 2 is not NAME=VALUE"#);
+        assert_eq!(invalid("a;b=2"), r#""a;b=2" in line 1 is not NAME=VALUE"#);
+        assert_eq!(invalid("options nvidia a=1 (see docs)"), r#""(see" in line 1 is not NAME=VALUE"#);
+        assert_eq!(invalid(&"a".repeat(5000)), "it has 5000 bytes, more than 4096");
     }
 
     #[test]

@@ -28,16 +28,16 @@ pub(crate) fn is_enabled(node: &Node<'_>) -> bool {
 /// Labels the files of the exposed `/dev`. Returns the number of changed labels.
 pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Error> {
     let devices = node.paths.at(state::ROOT).join("dev");
-    let failed = |path: &Path| Error::on("label for SELinux", node.paths.container_path(path));
-    let mut labelled = 0;
+    let label_error = |path: &Path| Error::on("label for SELinux", node.paths.container_path(path));
+    let mut labeled = 0;
     for entry in WalkDir::new(&devices) {
-        let entry = entry.map_err(|error| failed(error.path().unwrap_or(&devices))(error.into()))?;
+        let entry = entry.map_err(|error| label_error(error.path().unwrap_or(&devices))(error.into()))?;
         // Skip symlinks; their targets have their own labels.
         if !entry.path_is_symlink() {
-            labelled += usize::from(label(entry.path()).map_err(failed(entry.path()))?);
+            labeled += usize::from(label(entry.path()).map_err(label_error(entry.path()))?);
         }
     }
-    Ok(labelled)
+    Ok(labeled)
 }
 
 fn label(path: &Path) -> io::Result<bool> {
@@ -49,8 +49,8 @@ fn label(path: &Path) -> io::Result<bool> {
         Err(errno) => return Err(errno.into()),
     };
     let label = buffer.get(..length).unwrap_or_default();
-    let Some(wanted) = std::str::from_utf8(label).ok().and_then(with_type) else { return Ok(false) };
-    lsetxattr(path, ATTRIBUTE, wanted.as_bytes(), XattrFlags::empty())?;
+    let Some(new_label) = std::str::from_utf8(label).ok().and_then(with_type) else { return Ok(false) };
+    lsetxattr(path, ATTRIBUTE, new_label.as_bytes(), XattrFlags::empty())?;
     Ok(true)
 }
 
@@ -69,9 +69,9 @@ mod tests {
 
     #[test]
     fn only_the_type_of_a_label_changes() {
-        let wanted = "system_u:object_r:container_file_t:s0:c1,c2";
-        assert_eq!(with_type("system_u:object_r:device_t:s0:c1,c2\0").as_deref(), Some(wanted));
-        assert_eq!(with_type(wanted), None);
+        let new_label = "system_u:object_r:container_file_t:s0:c1,c2";
+        assert_eq!(with_type("system_u:object_r:device_t:s0:c1,c2\0").as_deref(), Some(new_label));
+        assert_eq!(with_type(new_label), None);
         assert_eq!(with_type("unlabelled"), None);
     }
 
@@ -94,8 +94,8 @@ mod tests {
         bench.write("/run/nvidia/driver/dev/nvidia-caps/nvidia-cap1", "");
         std::os::unix::fs::symlink("/nowhere", bench.at("/run/nvidia/driver/dev/fd")).unwrap();
         // Without SELinux no file has a label. With SELinux four labels change: two files and two directories.
-        let labelled = label_devices(&bench.node()).unwrap();
-        assert!(matches!(labelled, 0 | 4), "{labelled}");
+        let labeled = label_devices(&bench.node()).unwrap();
+        assert!(matches!(labeled, 0 | 4), "{labeled}");
         let error = label_devices(&Bench::new().node()).unwrap_err();
         assert!(error.to_string().starts_with("label for SELinux /run/nvidia/driver/dev: "), "{error}");
     }

@@ -38,18 +38,18 @@ pub(crate) fn clear(node: &Node<'_>) -> Result<(), Error> {
 }
 
 /// Whether the GPU driver is ready for modules that depend on it. The status file decides if it exists. Without it,
-/// `probed` demands the file of the operator's startup probe; pass false if the driver's container has no such probe.
-pub(crate) fn is_gpu_ready(node: &Node<'_>, loaded: &Loaded, probed: bool) -> bool {
-    let says_so = match files::text(node.paths.at(DAEMONS_STATUS_FILE)) {
+/// and if the driver's container has the operator's startup probe (`has_probe`), that probe's file must exist.
+pub(crate) fn is_gpu_ready(node: &Node<'_>, loaded: &Loaded, has_probe: bool) -> bool {
+    let is_marked_ready = match files::text(node.paths.at(DAEMONS_STATUS_FILE)) {
         Some(word) => word == "Ready",
-        None => !probed || node.paths.at(PROBE_FILE).exists(),
+        None => !has_probe || node.paths.at(PROBE_FILE).exists(),
     };
-    says_so && loaded.contains("nvidia")
+    is_marked_ready && loaded.contains("nvidia")
 }
 
 /// Whether OFED is ready. The host's own OFED is ready once its modules are loaded.
-pub(crate) fn is_ofed_ready(node: &Node<'_>, loaded: &Loaded, of_host: bool) -> bool {
-    if of_host { loaded.contains("mlx5_core") } else { node.paths.at(OFED_READY).exists() }
+pub(crate) fn is_ofed_ready(node: &Node<'_>, loaded: &Loaded, is_host_ofed: bool) -> bool {
+    if is_host_ofed { loaded.contains("mlx5_core") } else { node.paths.at(OFED_READY).exists() }
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn the_gpu_driver_is_ready_if_its_status_file_and_module_exist() {
         let bench = with_modules(&["nvidia"]);
-        let ready = |probed| is_gpu_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), probed);
+        let ready = |probe| is_gpu_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), probe);
         assert!(!ready(true));
         assert!(ready(false), "without a startup probe there is no file to wait for");
         bench.write(PROBE_FILE, "");
@@ -82,8 +82,7 @@ mod tests {
     #[test]
     fn ofed_is_ready_by_its_file_and_the_hosts_by_its_module() {
         let bench = with_modules(&["mlx5_core"]);
-        let ready =
-            |of_host| is_ofed_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), of_host);
+        let ready = |host| is_ofed_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), host);
         assert!(ready(true) && !ready(false));
         bench.write(OFED_READY, "");
         bench.write("/proc/modules", "");

@@ -1,6 +1,6 @@
 //! `ocp_dtk_entrypoint`: the command that the GPU Operator runs on OpenShift for drivers that it does not know as
 //! precompiled. The operator adds a container of the cluster's driver toolkit to the pod. That container is meant to
-//! compile what the driver's container provides in a shared directory (`controllers/object_controls.go`,
+//! compile the sources that the driver's container provides in a shared directory (`controllers/object_controls.go`,
 //! `assets/state-driver` of the operator). farrier's images need no compilation. The toolkit's container therefore gets
 //! this program, which reports that the driver is built, and waits.
 
@@ -38,9 +38,9 @@ pub(crate) fn provide_program(node: &Node<'_>) -> Result<(), Error> {
     if !node.paths.at(SHARED).is_dir() || node.paths.at(&prepared).exists() {
         return Ok(());
     }
-    let place = format!("{SHARED}/ocp_dtk_entrypoint");
+    let target = format!("{SHARED}/ocp_dtk_entrypoint");
     // `fs::copy` preserves the executable permission.
-    fs::copy(node.paths.at(PROGRAM), node.paths.at(&place)).map_err(Error::on("write", place.as_str()))?;
+    fs::copy(node.paths.at(PROGRAM), node.paths.at(&target)).map_err(Error::on("write", target.as_str()))?;
     files::write(node, &prepared, "")?;
     node.log.step("the driver toolkit's container has nothing to compile");
     Ok(())

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use self::ip::{Ip, Shown};
+use self::ip::{Ip, IpOutput};
 use super::{super::devlink, flags, link_target_name};
 use crate::{
     files::{entries, name_of, program, text},
@@ -88,20 +88,20 @@ impl Link {
         is_name.then(|| Some(Self::new(Kind::of(kind)?, device, words.join(" "))))?
     }
 
-    /// Whether this setting makes the `wanted` one unnecessary. A network manager may choose the metric of a route and
-    /// the priority of a rule itself.
-    fn covers(&self, wanted: &Self) -> bool {
+    /// Whether an interface with this setting does not need the `saved` one. A network manager may choose the metric of a
+    /// route and the priority of a rule itself.
+    fn covers(&self, saved: &Self) -> bool {
         let is_same = match self.kind {
             Kind::Master | Kind::Vlan => true,
-            Kind::Setting | Kind::Neighbor => self.words == wanted.words,
-            Kind::Address => self.words.split(' ').next() == wanted.words.split(' ').next(),
-            Kind::Route => ip::route_key(&self.words) == ip::route_key(&wanted.words),
-            Kind::Rule => ip::rule_key(&self.words) == ip::rule_key(&wanted.words),
+            Kind::Setting | Kind::Neighbor => self.words == saved.words,
+            Kind::Address => self.words.split(' ').next() == saved.words.split(' ').next(),
+            Kind::Route => ip::route_key(&self.words) == ip::route_key(&saved.words),
+            Kind::Rule => ip::rule_key(&self.words) == ip::rule_key(&saved.words),
         };
-        is_same && self.kind == wanted.kind && self.device == wanted.device
+        is_same && self.kind == saved.kind && self.device == saved.device
     }
 
-    /// Routes by a gateway need the routes to the gateway.
+    /// Position in the order of restoration. Routes through a gateway need the routes to the gateway.
     fn order(&self) -> (Kind, bool) {
         (self.kind, self.kind == Kind::Route && self.words.contains(" via "))
     }
@@ -114,22 +114,22 @@ pub(super) type Saved<'a> = (PathBuf, &'a [Link]);
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let mut links = read_with(node, &Ip::of(node).map(|ip| ip.show()).unwrap_or_default(), interface);
     for (device, name) in names(interface, &vlans(node, interface)) {
-        let found = settings::read(node, &name, device != "-").into_iter();
-        links.extend(found.map(|words| Link::new(Kind::Setting, &device, words)));
+        let settings_of_device = settings::read(node, &name, device != "-").into_iter();
+        links.extend(settings_of_device.map(|words| Link::new(Kind::Setting, &device, words)));
     }
     links
 }
 
 /// Reads everything but the attributes and sysctls.
-fn read_with(node: &Node<'_>, shown: &Shown, interface: &Path) -> Vec<Link> {
+fn read_with(node: &Node<'_>, output: &IpOutput, interface: &Path) -> Vec<Link> {
     let master = link_target_name(&interface.join("master")).filter(|name| name != OVS_DATAPATH);
     let mut links: Vec<Link> = master.map(|name| Link::new(Kind::Master, &name, "")).into_iter().collect();
     let vlans = vlans(node, interface);
     links.extend(vlans.iter().cloned());
     for (device, name) in names(interface, &vlans) {
-        let addresses = shown.addresses(&name);
-        let (routes, rules) = shown.routes_and_rules(&name, &addresses);
-        let neighbors = shown.neighbors(&name);
+        let addresses = output.addresses(&name);
+        let (routes, rules) = output.routes_and_rules(&name, &addresses);
+        let neighbors = output.neighbors(&name);
         for (kind, all) in [
             (Kind::Address, addresses),
             (Kind::Neighbor, neighbors),
@@ -151,57 +151,58 @@ fn names(interface: &Path, vlans: &[Link]) -> Vec<(String, String)> {
 
 /// Restores the attributes and sysctls of an interface that is still down, because some have no effect later. Failures
 /// show in [`restore`].
-pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, wanted: &[Link]) {
-    for link in wanted.iter().filter(|link| link.kind == Kind::Setting && link.device == "-") {
+pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, saved: &[Link]) {
+    for link in saved.iter().filter(|link| link.kind == Kind::Setting && link.device == "-") {
         let _ = settings::write(node, &name_of(interface), &link.words);
     }
 }
 
-/// Restores what is missing of interfaces. Polls up to `polls` times for a network manager to do so.
-pub(super) fn restore(node: &Node<'_>, wanted: &[Saved<'_>], polls: u32) {
+/// Restores the missing settings of interfaces. First polls up to `polls` times, because a network manager may restore them.
+pub(super) fn restore(node: &Node<'_>, saved: &[Saved<'_>], polls: u32) {
     let ip = Ip::of(node);
-    let missing = || {
-        let shown = ip.as_ref().map(Ip::show).unwrap_or_default();
-        let mut missing: Vec<(&Path, &Link)> = Vec::new();
-        for (interface, links) in wanted.iter().filter(|(_, links)| !links.is_empty()) {
-            let now = read_with(node, &shown, interface);
-            let is_set = |link: &Link| match link.kind {
-                Kind::Setting => settings::is_set(node, &device_name(link, interface), &link.words),
-                _ => now.iter().any(|now| now.covers(link)),
-            };
-            let absent = links.iter().filter(|link| !is_set(link));
-            for link in absent {
-                // Two interfaces may have a rule in common.
-                let is_known = link.kind == Kind::Rule
-                    && missing.iter().any(|(_, other)| other.kind == Kind::Rule && other.words == link.words);
-                if !is_known {
-                    missing.push((interface.as_path(), link));
-                }
-            }
-        }
-        missing.sort_by_key(|(_, link)| link.order());
-        missing
-    };
     for _ in 0..polls {
-        if missing().is_empty() {
+        if missing_links(node, ip.as_ref(), saved).is_empty() {
             return;
         }
         node.kernel.pause(POLL_INTERVAL);
     }
-    // The kernel adds some with others, such as routes with addresses.
-    let mut left = missing();
-    while let Some(order) = left.first().map(|(_, link)| link.order()) {
-        for (interface, link) in left.iter().take_while(|(_, link)| link.order() == order) {
+    let mut missing = missing_links(node, ip.as_ref(), saved);
+    while let Some(order) = missing.first().map(|(_, link)| link.order()) {
+        for (interface, link) in missing.iter().take_while(|(_, link)| link.order() == order) {
             match set(node, ip.as_ref(), interface, link) {
-                Ok(done) => node.log.step(format!("{done}, because no network manager did")),
+                Ok(message) => node.log.step(format!("{message}, because no network manager did")),
                 Err(error) => {
                     node.log.warn(format!("{} of {}: {error}", link.to_line().trim(), name_of(interface)));
                 }
             }
         }
-        left = missing();
-        left.retain(|(_, link)| link.order() > order);
+        // The kernel adds some settings with others, such as routes with addresses.
+        missing = missing_links(node, ip.as_ref(), saved);
+        missing.retain(|(_, link)| link.order() > order);
     }
+}
+
+/// Lists the saved settings that the interfaces do not have now, in the order in which they are restored.
+fn missing_links<'a>(node: &Node<'_>, ip: Option<&Ip>, saved: &'a [Saved<'_>]) -> Vec<(&'a Path, &'a Link)> {
+    let output = ip.map(Ip::show).unwrap_or_default();
+    let mut missing: Vec<(&Path, &Link)> = Vec::new();
+    for (interface, links) in saved.iter().filter(|(_, links)| !links.is_empty()) {
+        let current = read_with(node, &output, interface);
+        let is_set = |link: &Link| match link.kind {
+            Kind::Setting => settings::is_set(node, &device_name(link, interface), &link.words),
+            _ => current.iter().any(|current| current.covers(link)),
+        };
+        for link in links.iter().filter(|link| !is_set(link)) {
+            // Two interfaces may have a rule in common.
+            let is_listed = link.kind == Kind::Rule
+                && missing.iter().any(|(_, other)| other.kind == Kind::Rule && other.words == link.words);
+            if !is_listed {
+                missing.push((interface.as_path(), link));
+            }
+        }
+    }
+    missing.sort_by_key(|(_, link)| link.order());
+    missing
 }
 
 /// Names the interfaces on top of an interface that [`restore`] does not create again, such as macvlans.
@@ -256,18 +257,18 @@ fn add_to_bond(node: &Node<'_>, interface: &Path, bond: &str) -> Result<String, 
     let name = name_of(interface);
     let slaves = node.paths.at("/sys/class/net").join(bond).join("bonding/slaves");
     let down = fs::write(interface.join("flags"), format!("{:#x}", flags(interface) & !1));
-    let added = down.and_then(|()| fs::write(slaves, format!("+{name}")));
-    added.map(|()| format!("added {name} to {bond} again")).map_err(|error| error.to_string())
+    let result = down.and_then(|()| fs::write(slaves, format!("+{name}")));
+    result.map(|()| format!("added {name} to {bond} again")).map_err(|error| error.to_string())
 }
 
 /// VLANs on top of an interface, from the kernel's table: name, ID, and the interface below.
 fn vlans(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let table = text(node.paths.at("/proc/1/net/vlan/config")).unwrap_or_default();
-    let own = name_of(interface);
+    let interface_name = name_of(interface);
     let parse_vlan = |line: &str| {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
         let [name, id, below] = fields[..] else { return None };
-        (below == own).then(|| Link::new(Kind::Vlan, name, id))
+        (below == interface_name).then(|| Link::new(Kind::Vlan, name, id))
     };
     table.lines().filter_map(parse_vlan).collect()
 }

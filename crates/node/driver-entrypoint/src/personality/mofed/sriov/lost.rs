@@ -9,7 +9,7 @@ use crate::{
     node::Node,
 };
 
-/// Lists what is lost.
+/// Lists the lost settings.
 pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
     let mut lost = Vec::new();
     let functions = entries(node.paths.at("/sys/bus/auxiliary/devices"));
@@ -27,8 +27,8 @@ pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
         lost.extend(uppers.map(|upper| format!("{upper} on {}", name_of(interface))));
     }
     if !interfaces.is_empty() && program(&node.paths, "ip").is_none() {
-        let what = "addresses, routes, neighbors and the settings of virtual functions";
-        lost.push(format!("{what}, because this image has no ip (iproute2)"));
+        let settings = "addresses, routes, neighbors and the settings of virtual functions";
+        lost.push(format!("{settings}, because this image has no ip (iproute2)"));
     }
     lost
 }

@@ -27,10 +27,10 @@ impl Restorer<'_> {
     pub(super) fn restore_function(&self, physical: &PhysicalFunction) {
         let PhysicalFunction { device, switchdev, number, functions, .. } = physical;
         let path = sysfs_path(self.node, device);
-        let wanted = number.to_string();
+        let count = number.to_string();
         // Virtual functions that were created in the meantime stay.
-        if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&wanted) {
-            self.write(&path.join("sriov_numvfs"), &wanted);
+        if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&count) {
+            self.write(&path.join("sriov_numvfs"), &count);
         }
         if let Some(interface) = Some(device)
             .filter(|_| !physical.vf_settings.is_empty())
@@ -88,19 +88,19 @@ impl Restorer<'_> {
         self.set_up_state(&interface, *up);
     }
 
-    /// Restores what no network manager restores. One wait serves all interfaces, and a route over two of them needs both.
+    /// Restores the settings that no network manager restores. All interfaces share one wait, and a route may use two of them.
     pub(super) fn restore_links(&self, physical: &[PhysicalFunction]) {
-        let own = physical.iter().map(|physical| (physical.device.clone(), physical.links.as_slice()));
+        let devices = physical.iter().map(|physical| (physical.device.clone(), physical.links.as_slice()));
         let functions = physical.iter().flat_map(|physical| &physical.functions);
         let functions =
             functions.map(|function| (format!("pci/{}", function.pci), function.links.as_slice()));
-        let saved = own.chain(functions).filter(|(_, links)| !links.is_empty());
-        let found = saved
+        let saved = devices.chain(functions).filter(|(_, links)| !links.is_empty());
+        let links_by_interface = saved
             .filter_map(|(device, links)| Some((own_interface(&sysfs_path(self.node, &device))?, links)));
-        links::restore(self.node, &found.collect::<Vec<_>>(), self.polls);
+        links::restore(self.node, &links_by_interface.collect::<Vec<_>>(), self.polls);
     }
 
-    /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or asks the `ip` program where this driver has none. Returns
+    /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or runs the `ip` program if this driver has no such files. Returns
     /// whether the function has its address.
     fn set_addresses(&self, device: &Path, index: usize, function: &VirtualFunction) -> bool {
         let directory = device.join(format!("sriov/{index}"));
@@ -108,7 +108,7 @@ impl Restorer<'_> {
             .filter(|guid| *guid != "-" && !guid.chars().all(|c| "0:".contains(c)));
         let mac = Some(function.mac.as_str()).filter(|mac| *mac != "-");
         let values = [("mac", "mac", mac), ("node", "node_guid", guid), ("port", "port_guid", guid)];
-        let mut all = true;
+        let mut have_addresses = true;
         for (file, word, value) in values {
             let Some(value) = value else { continue };
             let path = directory.join(file);
@@ -116,10 +116,10 @@ impl Restorer<'_> {
                 self.write(&path, value);
             } else if file == "mac" || mac.is_none() {
                 // The node and port GUIDs of an Ethernet device are not essential.
-                all &= self.set_address_with_ip(device, index, word, value);
+                have_addresses &= self.set_address_with_ip(device, index, word, value);
             }
         }
-        all
+        have_addresses
     }
 
     fn set_address_with_ip(&self, device: &Path, index: usize, word: &str, value: &str) -> bool {
@@ -149,17 +149,17 @@ impl Restorer<'_> {
     }
 
     /// Restores the representors. They appear after the change to switchdev mode, one for each function.
-    pub(super) fn restore_representors(&self, interface: &Path, wanted: &[Representor]) {
-        let mut found = representors(self.node, interface);
+    pub(super) fn restore_representors(&self, interface: &Path, saved: &[Representor]) {
+        let mut current = representors(self.node, interface);
         for _ in 0..self.polls {
-            if found.len() >= wanted.len() && found.iter().all(|(path, _)| self.is_named(path)) {
+            if current.len() >= saved.len() && current.iter().all(|(path, _)| self.is_named(path)) {
                 break;
             }
             self.node.kernel.pause(POLL_INTERVAL);
-            found = representors(self.node, interface);
+            current = representors(self.node, interface);
         }
-        for Representor { port, up, mtu } in wanted {
-            match found.iter().find(|(_, found)| found.port == *port) {
+        for Representor { port, up, mtu } in saved {
+            match current.iter().find(|(_, current)| current.port == *port) {
                 Some((path, _)) => {
                     self.write(&path.join("mtu"), mtu);
                     self.set_up_state(path, *up);
@@ -170,10 +170,10 @@ impl Restorer<'_> {
     }
 
     fn write_bind_file(&self, pci: &str, file: &str) {
-        let bound = sysfs_path(self.node, &format!("pci/{pci}")).join("driver");
-        let driver = link_target_name(&bound).unwrap_or_else(|| "mlx5_core".to_owned());
+        let driver_link = sysfs_path(self.node, &format!("pci/{pci}")).join("driver");
+        let driver = link_target_name(&driver_link).unwrap_or_else(|| "mlx5_core".to_owned());
         // A function that is bound to another driver, for example for a virtual machine, is left to that driver.
-        if driver == "mlx5_core" && (file == "bind" || bound.exists()) {
+        if driver == "mlx5_core" && (file == "bind" || driver_link.exists()) {
             self.write(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
         }
     }
@@ -190,28 +190,28 @@ impl Restorer<'_> {
 
     fn set_up_state(&self, interface: &Path, up: bool) {
         let flags = flags(interface);
-        let wanted = if up { flags | 1 } else { flags & !1 };
-        if wanted != flags {
-            self.write(&interface.join("flags"), &format!("{wanted:#x}"));
+        let new_flags = if up { flags | 1 } else { flags & !1 };
+        if new_flags != flags {
+            self.write(&interface.join("flags"), &format!("{new_flags:#x}"));
         }
     }
 
     /// Whether udev has named the interface. Before Linux 6.2 an interface that is up cannot be renamed.
     fn is_named(&self, interface: &Path) -> bool {
-        let at = |path: &str| self.node.paths.at(&format!("/run/udev/{path}"));
-        let data = text(interface.join("ifindex")).and_then(|number| text(at(&format!("data/n{number}"))));
-        data.is_some_and(|data| !data.contains("ID_RENAMING=1")) || !at("control").exists()
+        let udev = |path: &str| self.node.paths.at(&format!("/run/udev/{path}"));
+        let data = text(interface.join("ifindex")).and_then(|number| text(udev(&format!("data/n{number}"))));
+        data.is_some_and(|data| !data.contains("ID_RENAMING=1")) || !udev("control").exists()
     }
 
     /// Waits until the interface of a device exists and udev has named it.
     pub(super) fn wait_for_interface(&self, device: &str) -> Option<PathBuf> {
         let device = sysfs_path(self.node, device);
         let poll = |_| {
-            let found = own_interface(&device).filter(|interface| self.is_named(interface));
-            if found.is_none() {
+            let interface = own_interface(&device).filter(|interface| self.is_named(interface));
+            if interface.is_none() {
                 self.node.kernel.pause(POLL_INTERVAL);
             }
-            found
+            interface
         };
         (0..self.polls).find_map(poll).or_else(|| own_interface(&device))
     }

@@ -71,8 +71,8 @@ fn devlink(bench: &Bench, mode: &str, value: &str) {
 const DEVICE: &str = "pci/0000:08:00.0";
 const FRESH: &str = "/run/mellanox/drivers/.devlink";
 
-fn saved(bench: &Bench) -> State {
-    State::read(&bench.node(), FRESH)
+fn saved(bench: &Bench) -> NetworkState {
+    NetworkState::read(&bench.node(), FRESH)
 }
 
 /// Changes the state as a reload of the driver does.
@@ -93,7 +93,7 @@ fn a_device_is_restored_after_a_reload() {
     let node = bench.node();
     let state = saved(&bench);
     assert_eq!(state.summary(), "1 device(s), 1 virtual function(s), 0 devlink parameter(s)");
-    assert_eq!(State::parse(&state.to_text()), state);
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
     reload(&bench);
     state.restore(&node, 4, FRESH);
     let text = |path: String| bench.read(&path).unwrap();
@@ -116,7 +116,7 @@ fn a_device_without_virtual_functions_is_restored() {
     let mode = format!("{PF}/net/enp8s0f0/compat/devlink/mode");
     bench.write(&mode, "switchdev\n");
     let node = bench.node();
-    let state = State::parse(&saved(&bench).to_text());
+    let state = NetworkState::parse(&saved(&bench).to_text());
     assert_eq!(state.summary(), "1 device(s), 0 virtual function(s), 0 devlink parameter(s)");
     reload(&bench);
     bench.write(&mode, "legacy");
@@ -159,7 +159,7 @@ fn fresh_parameters_are_known_until_the_driver_is_unloaded() {
     devlink(&bench, "legacy", "true");
     let values = || saved(&bench).parameters.into_iter().map(|found| found.value).collect::<Vec<_>>();
     assert_eq!(values(), ["true"], "the user may have set the value");
-    State::default().restore(&bench.node(), 4, FRESH);
+    NetworkState::default().restore(&bench.node(), 4, FRESH);
     assert_eq!(values(), [""; 0]);
     devlink(&bench, "legacy", "false");
     assert_eq!(values(), ["false"]);
@@ -179,11 +179,11 @@ fn saved_state_is_ignored_while_the_driver_stays_loaded() {
     bench.write("/sys/module/mlx5_core/srcversion", "");
     let state = saved(&bench);
     state.save(&bench.node(), KEPT).unwrap();
-    assert_eq!(State::load_if_unloaded(&bench.node(), KEPT), None);
+    assert_eq!(NetworkState::load_if_unloaded(&bench.node(), KEPT), None);
     fs::rename(bench.at("/sys/module/mlx5_core"), bench.at("/sys/gone")).unwrap();
-    assert_eq!(State::load_if_unloaded(&bench.node(), KEPT).as_ref(), Some(&state));
+    assert_eq!(NetworkState::load_if_unloaded(&bench.node(), KEPT).as_ref(), Some(&state));
     bench.write("/sys/module/mlx5_core/srcversion", "");
-    assert_eq!(State::load_if_unloaded(&bench.node(), KEPT), Some(state));
+    assert_eq!(NetworkState::load_if_unloaded(&bench.node(), KEPT), Some(state));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_switch_is_restored_with_its_parameters_and_representors() {
     representor(&bench);
     devlink(&bench, "switchdev", "true");
     let state = saved(&bench);
-    assert_eq!(State::parse(&state.to_text()), state);
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
     reload(&bench);
     bench.write(&format!("{REPRESENTOR}/mtu"), "1500");
     bench.write(&format!("{REPRESENTOR}/flags"), "0x1002");
@@ -223,7 +223,7 @@ fn virtual_functions_do_not_need_an_interface() {
     fs::remove_dir_all(bench.at(&format!("{PF}/net"))).unwrap();
     let state = saved(&bench);
     assert_eq!(state.summary(), "1 device(s), 1 virtual function(s), 0 devlink parameter(s)");
-    assert_eq!(State::parse(&state.to_text()), state);
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
     bench.write(&format!("{PF}/sriov_numvfs"), "0\n");
     state.restore(&bench.node(), 4, FRESH);
     assert_eq!(bench.read(&format!("{PF}/sriov_numvfs")).unwrap(), "1");
@@ -262,7 +262,7 @@ fn interfaces_are_set_up_when_udev_has_named_them() {
 
 #[test]
 fn text_in_another_format_is_ignored() {
-    assert!(State::parse("physical pci/../../x true 1500 false 1\nphysical pci true 1500 false 1\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
+    assert!(NetworkState::parse("physical pci/../../x true 1500 false 1\nphysical pci true 1500 false 1\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
 }
 
 /// An `ip` program whose node has these addresses and routes, and which records the changes that it is asked for.
@@ -305,7 +305,7 @@ fn settings_that_no_network_manager_restores_are_restored() {
     );
     let state = saved(&bench);
     let text = state.to_text();
-    assert_eq!(State::parse(&text), state, "{text}");
+    assert_eq!(NetworkState::parse(&text), state, "{text}");
     ip(&bench, "", "");
     bench.write("/proc/1/net/vlan/config", "");
     fs::remove_file(bench.at(&format!("{PF}/net/enp8s0f0/master"))).unwrap();
@@ -388,7 +388,7 @@ fn settings_of_virtual_functions_are_restored() {
         fs::remove_dir_all(bench.at(&format!("{VF}/{directory}"))).unwrap();
     }
     let state = saved(&bench);
-    assert_eq!(State::parse(&state.to_text()), state);
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
     reload(&bench);
     program(FRESH_FUNCTION);
     state.restore(&bench.node(), 1, FRESH);
@@ -415,7 +415,7 @@ fn a_function_for_virtual_machines_gets_its_driver_back() {
     fs::remove_file(bench.at(&driver)).unwrap();
     link(&bench, "/sys/bus/pci/drivers/vfio-pci", &driver);
     let state = saved(&bench);
-    assert_eq!(State::parse(&state.to_text()), state);
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
     // The kernel creates the functions again, and binds them to the driver of the device.
     fs::remove_file(bench.at(&driver)).unwrap();
     link(&bench, "/sys/bus/pci/drivers/mlx5_core", &driver);
@@ -430,13 +430,13 @@ fn a_function_for_virtual_machines_gets_its_driver_back() {
 fn settings_lost_with_the_driver_are_named() {
     let bench = bench();
     assert_eq!(
-        State::unrestorable(&bench.node()),
+        NetworkState::unrestorable(&bench.node()),
         [
             "addresses, routes, neighbors and the settings of virtual functions, because this image has no ip (iproute2)"
         ]
     );
     ip(&bench, "", "");
-    assert_eq!(State::unrestorable(&bench.node()), [""; 0]);
+    assert_eq!(NetworkState::unrestorable(&bench.node()), [""; 0]);
     fs::create_dir_all(bench.at("/sys/bus/auxiliary/devices/mlx5_core.sf.4")).unwrap();
     fs::create_dir_all(bench.at("/sys/bus/auxiliary/devices/mlx5_core.eth.0")).unwrap();
     fs::create_dir_all(bench.at(&format!("{PF}/net/enp8s0f0/upper_macvlan0"))).unwrap();
@@ -450,7 +450,7 @@ fn settings_lost_with_the_driver_are_named() {
         bench.write(&format!("/sys/class/net/{name}/{file}"), text);
     }
     assert_eq!(
-        State::unrestorable(&bench.node()),
+        NetworkState::unrestorable(&bench.node()),
         ["1 sub-function(s)", "IPoIB interface ib0.8001", "IPoIB interface storage", "macvlan0 on enp8s0f0",]
     );
 }

@@ -10,19 +10,19 @@ use crate::{
 
 /// Reads the settings, each as the arguments that follow `ip link set dev INTERFACE vf`.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<String> {
-    let shown = run(node, &["link", "show", "dev", &name_of(interface)]).unwrap_or_default();
-    shown.lines().filter_map(|line| parse(line.trim())).flatten().collect()
+    let output = run(node, &["link", "show", "dev", &name_of(interface)]).unwrap_or_default();
+    output.lines().filter_map(|line| parse(line.trim())).flatten().collect()
 }
 
-/// Sets what the new driver has otherwise. Devices refuse what they do not have, which the log names.
-pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[String]) {
-    let now = read(node, interface);
-    for words in wanted.iter().filter(|words| !now.contains(words)) {
+/// Sets the settings that differ from the saved ones. Logs those that a device does not support.
+pub(super) fn restore(node: &Node<'_>, interface: &Path, saved: &[String]) {
+    let current = read(node, interface);
+    for words in saved.iter().filter(|words| !current.contains(words)) {
         let name = name_of(interface);
-        let set = ["link", "set", "dev", &name, "vf"].into_iter().chain(words.split(' ')).collect::<Vec<_>>();
-        match run(node, &set) {
-            Ok(_) => node.log.step(format!("ip {}", set.join(" "))),
-            Err(error) => node.log.warn(format!("ip {}: {error}", set.join(" "))),
+        let args: Vec<_> = ["link", "set", "dev", &name, "vf"].into_iter().chain(words.split(' ')).collect();
+        match run(node, &args) {
+            Ok(_) => node.log.step(format!("ip {}", args.join(" "))),
+            Err(error) => node.log.warn(format!("ip {}: {error}", args.join(" "))),
         }
     }
 }
@@ -31,15 +31,15 @@ pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[String]) {
 /// vlan protocol 802.1ad, max_tx_rate 100Mbps, spoof checking off, link-state auto, trust off`.
 fn parse(line: &str) -> Option<Vec<String>> {
     let mut parts = line.strip_prefix("vf ")?.split(", ");
-    let own: Vec<&str> = parts.next()?.split_whitespace().collect();
+    let address_words: Vec<&str> = parts.next()?.split_whitespace().collect();
     let parts: Vec<&str> = parts.collect();
     let value = |name: &str| parts.iter().find_map(|part| part.strip_prefix(name)?.strip_prefix(' '));
     let rate =
         |name: &str| value(name).and_then(|value| value.strip_suffix("Mbps")).filter(|rate| *rate != "0");
     let is_set = |address: &&str| !address.chars().all(|c| "0:".contains(c));
-    let number = own.first()?;
+    let number = address_words.first()?;
     // The address of an InfiniBand function is longer, and follows from its GUIDs.
-    let mac = own.get(2).copied().filter(|mac| mac.len() == 17).filter(is_set);
+    let mac = address_words.get(2).copied().filter(|mac| mac.len() == 17).filter(is_set);
     let groups: [&[(&str, Option<&str>)]; 9] = [
         &[("mac", mac)],
         &[("vlan", value("vlan")), ("qos", value("qos")), ("proto", value("vlan protocol"))],

@@ -10,7 +10,7 @@ const AUTOMATIC_PROTOCOLS: [&str; 4] = ["kernel", "dhcp", "ra", "redirect"];
 /// Routing tables of every node.
 const COMMON_TABLES: [&str; 3] = ["local", "main", "default"];
 
-/// States of a route that are shown, and not set.
+/// States of a route that `ip` shows but does not accept as arguments.
 const ROUTE_STATES: [&str; 8] =
     ["linkdown", "dead", "pervasive", "offload", "trap", "rt_offload", "rt_trap", "rt_offload_failed"];
 
@@ -21,9 +21,9 @@ pub(super) struct Ip {
     pub(super) program: PathBuf,
 }
 
-/// Output of the program for all interfaces, in lines. Routes and rules have their address family.
+/// Lines of the program's output for all interfaces. Routes and rules come with their address family.
 #[derive(Default)]
-pub(super) struct Shown {
+pub(super) struct IpOutput {
     addresses: Vec<String>,
     neighbors: Vec<String>,
     proxies: Vec<String>,
@@ -36,10 +36,10 @@ impl Ip {
         Some(Self { program: program(&node.paths, "ip")? })
     }
 
-    pub(super) fn show(&self) -> Shown {
+    pub(super) fn show(&self) -> IpOutput {
         let lines = |words: &[&str]| -> Vec<String> {
-            let shown = devlink::run(&self.program, words).unwrap_or_default();
-            shown.lines().map(str::to_owned).collect()
+            let output = devlink::run(&self.program, words).unwrap_or_default();
+            output.lines().map(str::to_owned).collect()
         };
         let of_family = |family: &'static str, words: &[&str]| {
             let lines = lines(&[&["-o", family], words].concat()).into_iter();
@@ -47,7 +47,7 @@ impl Ip {
         };
         let of_both =
             |words: &[&str]| FAMILIES.into_iter().flat_map(|family| of_family(family, words)).collect();
-        Shown {
+        IpOutput {
             addresses: lines(&["-o", "address", "show"]),
             neighbors: lines(&["neighbor", "show", "nud", "permanent"]),
             proxies: lines(&["neighbor", "show", "proxy"]),
@@ -57,13 +57,13 @@ impl Ip {
     }
 }
 
-impl Shown {
+impl IpOutput {
     /// Static addresses of an interface.
     pub(super) fn addresses(&self, name: &str) -> Vec<String> {
         self.addresses.iter().filter_map(|line| parse_address(line, name)).collect()
     }
 
-    /// Permanent neighbors of an interface, and those that it answers for.
+    /// Permanent neighbors of an interface, and its proxy entries.
     pub(super) fn neighbors(&self, name: &str) -> Vec<String> {
         let device = format!(" dev {name} ");
         let permanent = self.neighbors.iter().filter(|line| !line.contains("extern_learn"));
@@ -91,8 +91,8 @@ impl Shown {
                         && attribute(&route.split(' ').collect::<Vec<_>>(), "table") == Some(table)
                 })
             };
-            let named = ["iif", "oif"].iter().any(|word| attribute(words, word) == Some(name));
-            named || table.is_some_and(has_route)
+            let names_interface = ["iif", "oif"].iter().any(|word| attribute(words, word) == Some(name));
+            names_interface || table.is_some_and(has_route)
         };
         let rules = self.rules.iter().filter_map(|(family, line)| {
             let (priority, rule) = line.split_once(':')?;
@@ -128,17 +128,17 @@ fn attribute<'a>(words: &[&'a str], name: &str) -> Option<&'a str> {
 fn parse_address(line: &str, name: &str) -> Option<String> {
     let line = line.split('\\').next()?;
     let mut words = line.split_whitespace().skip(1);
-    words.next().filter(|found| *found == name)?;
+    words.next().filter(|interface| *interface == name)?;
     let words: Vec<&str> = words.skip(1).collect();
     if words.contains(&"dynamic") || attribute(&words, "scope") != Some("global") {
         return None;
     }
-    let pairs = ["peer", "metric", "brd"];
-    let pairs = pairs.into_iter().filter_map(|name| Some([name, attribute(&words, name)?]));
+    let attributes = ["peer", "metric", "brd"];
+    let attributes = attributes.into_iter().filter_map(|name| Some([name, attribute(&words, name)?]));
     let flag = words.iter().copied().filter(|word| *word == "noprefixroute");
     let label = words.last().filter(|word| word.strip_prefix(name).is_some_and(|rest| rest.starts_with(':')));
     let label = label.into_iter().flat_map(|label| ["label", label]);
-    let words = words.first().copied().into_iter().chain(pairs.flatten()).chain(flag).chain(label);
+    let words = words.first().copied().into_iter().chain(attributes.flatten()).chain(flag).chain(label);
     Some(words.collect::<Vec<_>>().join(" "))
 }
 
@@ -163,17 +163,17 @@ fn parse_route(line: &str, name: &str, addresses: &[String]) -> Option<String> {
         return None;
     }
     let has_nexthops = words.contains(&"nexthop");
-    let mut kept = Vec::new();
-    let mut rest = words.into_iter();
-    while let Some(word) = rest.next() {
+    let mut arguments = Vec::new();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
         match word {
             // Nexthop objects are lost with their interface; the route has their gateway and interface, too.
-            "nhid" => _ = rest.next(),
-            "dev" if !has_nexthops => _ = rest.next(),
+            "nhid" => _ = words.next(),
+            "dev" if !has_nexthops => _ = words.next(),
             "" => {}
             word if ROUTE_STATES.contains(&word) => {}
-            word => kept.push(word),
+            word => arguments.push(word),
         }
     }
-    Some(kept.join(" "))
+    Some(arguments.join(" "))
 }

@@ -19,17 +19,17 @@ const ATTRIBUTES: [&str; 8] = [
 /// Directories of `/proc/sys/net` with a directory for each interface, and `default` for new ones.
 const SYSCTLS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
 
-/// Sysctls that follow the interface's MTU, or have other units for another sysctl.
+/// Sysctls that follow the interface's MTU, or repeat another sysctl in other units.
 const IGNORED: [&str; 4] = ["mtu", "base_reachable_time", "retrans_time", "unres_qlen"];
 
 /// Reads the settings of an interface that differ from the defaults of new interfaces; the MTU only with `with_mtu`.
 pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut settings = Vec::new();
     for name in ATTRIBUTES.into_iter().filter(|name| with_mtu || *name != "mtu") {
         let value = text(node.paths.at("/sys/class/net").join(interface).join(name));
         // An alias may be any text.
         let value = value.filter(|value| !matches!(value.as_str(), "" | "0") && !value.contains('\n'));
-        found.extend(value.map(|value| format!("{name} {value}")));
+        settings.extend(value.map(|value| format!("{name} {value}")));
     }
     for tree in SYSCTLS {
         let directory = node.paths.at("/proc/sys/net").join(tree);
@@ -39,13 +39,13 @@ pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<Stri
                 continue;
             }
             let Some(value) = text(&path).filter(|value| !value.contains('\n')) else { continue };
-            // Other network namespaces than the node's have no defaults of neighbors.
+            // Only the node's own network namespace has defaults for neighbors.
             if text(directory.join("default").join(&name)).as_ref() != Some(&value) {
-                found.push(format!("{tree}/{name} {value}"));
+                settings.push(format!("{tree}/{name} {value}"));
             }
         }
     }
-    found
+    settings
 }
 
 /// Whether an interface has a setting.

@@ -138,7 +138,7 @@ fn an_interface_that_comes_back_has_all_that_it_had() {
             ip -6 neighbor add 2001:db8::7 lladdr 02:00:00:00:00:07 router dev v0 nud permanent");
         let before = facts(&bench);
         let state = saved(&bench);
-        assert_eq!(State::parse(&state.to_text()), state);
+        assert_eq!(NetworkState::parse(&state.to_text()), state);
 
         sh("ip link del v0; ip link del w0");
         sh(CREATE);
@@ -200,6 +200,6 @@ fn interfaces_on_top_that_do_not_come_back_are_named() {
         sh(CREATE);
         let bench = namespace.bench(&["v0"]);
         sh("ip link add link v0 name mac0 type macvlan");
-        assert_eq!(State::unrestorable(&bench.node()), ["mac0 on v0"]);
+        assert_eq!(NetworkState::unrestorable(&bench.node()), ["mac0 on v0"]);
     });
 }

@@ -1,4 +1,4 @@
-//! Landlock, one of the two walls around a build; the other one is the seccomp filter (`filter`). Landlock denies access to files
+//! Landlock, which restricts a build together with the seccomp filter (`filter`). Landlock denies access to files
 //! outside the root, even to a process that holds a descriptor of a directory outside.
 
 use std::io;
@@ -34,13 +34,13 @@ pub fn restrict() -> io::Result<u32> {
 }
 
 fn restrict_to(root: PathFd) -> Result<LandlockStatus, RulesetError> {
-    let everything = AccessFs::from_all(NEWEST);
+    let all_access = AccessFs::from_all(NEWEST);
     let restricted = Ruleset::default()
-        .handle_access(everything)?
+        .handle_access(all_access)?
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
         .create()?
-        .add_rule(PathBeneath::new(root, everything))?
+        .add_rule(PathBeneath::new(root, all_access))?
         .restrict_self()?;
     Ok(restricted.landlock)
 }
