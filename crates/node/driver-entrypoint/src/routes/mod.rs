@@ -81,9 +81,7 @@ impl Network {
             let description = format!("routes{}", via(&route.interface));
             uses.push(TrafficUse { description, is_uplink: false });
         }
-        let is_carried = |(address, _): &&(IpAddr, u16)| self.is_routed_by(&names, *address);
-        if let Some((address, port)) = self.servers.iter().find(is_carried) {
-            let server = std::net::SocketAddr::new(*address, *port);
+        if let Some(server) = self.servers_through(interface).next() {
             let description = format!("the connection to the API server at {server}");
             uses.push(TrafficUse { description, is_uplink: true });
         }

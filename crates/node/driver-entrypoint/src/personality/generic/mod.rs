@@ -116,6 +116,7 @@ impl Container<'_> {
         let result = result.and_then(|()| devices::check_bound(node, &bound_devices));
         self.blacklist().remove();
         let result = result.and_then(|()| self.set_up(signals));
+        let result = result.and_then(|()| self.api_servers().await_answers(signals));
         failure.update(&result);
         result
     }
@@ -125,7 +126,7 @@ impl Container<'_> {
     fn confirm(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
         let confirmed = self.api_servers().await_answers(signals);
         if confirmed.is_err() {
-            self.failure()?.update(&confirmed);
+            self.failure_record()?.update(&confirmed);
             let state = Loaded::read(&self.node.paths)?;
             loaded.extend(self.image_modules_where(|name| self.loader.is_image_build(&state, name)));
         }

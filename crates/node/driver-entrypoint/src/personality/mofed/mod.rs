@@ -117,7 +117,7 @@ impl Container<'_> {
         let confirmed = self.api_servers.await_answers(signals);
         if confirmed.is_err() {
             self.undo_replacement(&self.host_modules.names());
-            self.failure()?.update(&confirmed);
+            self.failure_record()?.update(&confirmed);
             return confirmed;
         }
         self.restore_network(false)
@@ -178,14 +178,20 @@ impl Container<'_> {
         let unloaded = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write();
-        let result = self.swap_drivers(loaded, &to_unload, &unloaded);
+        let result = self.swap_drivers(loaded, &to_unload, &unloaded, signals);
         failure.update(&result);
         files::remove(node, &self.state_file("replacing"))?;
         self.blacklist().remove();
         result
     }
 
-    fn swap_drivers(&self, loaded: &Loaded, to_unload: &[String], unloaded: &[String]) -> Result<(), Error> {
+    fn swap_drivers(
+        &self,
+        loaded: &Loaded,
+        to_unload: &[String],
+        unloaded: &[String],
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
         let bound_devices: Vec<String> =
@@ -193,12 +199,13 @@ impl Container<'_> {
         let result = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
         let result = result.and_then(|()| stack.check_loaded());
         let result = result.and_then(|()| devices::check_bound(node, &bound_devices));
-        if result.is_err() {
-            node.log.warn("the drivers could not be replaced: restoring the host's");
-            node.log.warn_of(self.undo_replacement(unloaded));
-            node.log.warn_of(self.restore_network(false));
+        let result = result.and_then(|()| self.set_network(true));
+        let result = result.and_then(|()| self.api_servers.await_answers(signals));
+        if let Err(error) = result {
+            self.undo_replacement(unloaded);
+            return Err(error);
         }
-        result
+        self.forget_network()
     }
 
     /// Replaces the image's drivers with the host's.
@@ -317,19 +324,32 @@ impl Container<'_> {
         state.save(self.node, &file)
     }
 
-    /// Restores the network state saved from the previous driver. `just_loaded` is whether the driver was just loaded. Without
-    /// a loaded driver, leaves the state to the next container.
+    /// Restores the network state saved from the previous driver, and removes it. `just_loaded` is whether the driver was just
+    /// loaded. Without a loaded driver, leaves the state to the next container.
     fn restore_network(&self, just_loaded: bool) -> Result<(), Error> {
-        if !Loaded::read(&self.node.paths)?.contains("mlx5_core") {
-            return Ok(());
-        }
-        let file = self.state_file("sriov");
-        let state = NetworkState::load(self.node, &file);
-        if just_loaded || state.is_some() {
+        self.set_network(just_loaded)?;
+        self.forget_network()
+    }
+
+    /// Restores the saved network state, and keeps it for the case that the replacement is undone.
+    fn set_network(&self, just_loaded: bool) -> Result<(), Error> {
+        let state = NetworkState::load(self.node, &self.state_file("sriov"));
+        if self.has_driver()? && (just_loaded || state.is_some()) {
             let state = state.unwrap_or_default();
             state.restore(self.node, self.settings.bind_delay, &self.state_file("devlink"));
         }
         Ok(())
+    }
+
+    fn forget_network(&self) -> Result<(), Error> {
+        if self.has_driver()? {
+            files::remove(self.node, &self.state_file("sriov"))?;
+        }
+        Ok(())
+    }
+
+    fn has_driver(&self) -> Result<bool, Error> {
+        Ok(Loaded::read(&self.node.paths)?.contains("mlx5_core"))
     }
 
     fn failure_record(&self) -> Result<FailureRecord<'_>, Error> {
