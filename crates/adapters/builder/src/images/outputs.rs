@@ -34,8 +34,8 @@ impl StoredImage<'_> {
             let artifact = maker.make(parts, repository, digest, *output).await?;
             parts.may_write()?;
             sent += self.push_document(&artifact).await?;
-            let made = StoredImage { parts, repository, digest: &artifact.digest };
-            sent += made.sign(image.metadata.name.as_str(), &[]).await?;
+            let output_image = StoredImage { parts, repository, digest: &artifact.digest };
+            sent += output_image.sign(image.metadata.name.as_str(), &[]).await?;
         }
         Ok(sent)
     }
