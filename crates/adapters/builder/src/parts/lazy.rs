@@ -73,7 +73,7 @@ impl LazyEngine {
 /// from the same bytes even if the file changes.
 #[derive(Clone, Debug, Default)]
 pub struct LazyEntrypoint {
-    given: Option<PathBuf>,
+    path: Option<PathBuf>,
     programs: Arc<[Program; 2]>,
 }
 
@@ -86,8 +86,8 @@ struct Program {
 
 impl LazyEntrypoint {
     /// Uses the given file, or the one next to farrier's executable.
-    pub fn new(given: Option<PathBuf>) -> Self {
-        Self { given, ..Self::default() }
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self { path, ..Self::default() }
     }
 
     fn program(&self, arch: Architecture) -> &Program {
@@ -98,7 +98,7 @@ impl LazyEntrypoint {
     /// exists, that one is returned.
     pub async fn binary(&self, arch: Architecture) -> Result<&Arc<Entrypoint>> {
         let read = || async {
-            let path = find_entrypoint(self.given.as_deref(), arch)?;
+            let path = find_entrypoint(self.path.as_deref(), arch)?;
             Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
         };
         self.program(arch).binary.get_or_try_init(read).await

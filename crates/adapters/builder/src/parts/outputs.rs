@@ -1,4 +1,4 @@
-//! What is published beside an image.
+//! Outputs of an image, which are published as its referrers.
 
 use farrier_core::image::{Digest, HostOutput, Repository};
 use oci::Artifact;

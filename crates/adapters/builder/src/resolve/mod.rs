@@ -36,33 +36,32 @@ pub async fn resolve_more(
     resolved: &mut Resolved,
 ) {
     let known = &resolved.images;
-    let all = images;
     // Collected, because a closure held across an `await` would make the future not `Send`.
-    let images: Vec<_> = images
+    let lookups: Vec<_> = images
         .iter()
         .copied()
         .filter(|image| !known.contains_key(&image.metadata.name))
         .map(|image| async move { (image.metadata.name.clone(), resolve_image(parts, image).await) })
         .collect();
-    for (name, outcome) in stream::iter(images).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
+    for (name, outcome) in stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
-    resolve_trees(parts, all, targets, &mut resolved.trees).await;
-    let mut unknown_headers = Vec::new();
+    resolve_trees(parts, images, targets, &mut resolved.trees).await;
+    let mut header_lookups = Vec::new();
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
         if !resolved.headers.contains_key(target) {
             let source = family.spec.headers_for(target, resolved.system(target));
-            unknown_headers.push(async move {
+            header_lookups.push(async move {
                 let look = || parts.fetcher.headers().identity(&source, target);
                 (target.clone(), parts.retry("look up headers", look).await)
             });
         }
     }
-    // Each lookup asks the store, so run them concurrently.
+    // Each lookup sends requests to the store, so run them concurrently.
     for (target, outcome) in
-        stream::iter(unknown_headers).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
+        stream::iter(header_lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
@@ -78,15 +77,15 @@ pub async fn resolve_more(
         let outcome = outcome.map(|found| found.identity).map_err(|error| {
             let detail = with_hint(&error);
             match error {
-                // The registry of the images is at fault, whatever is looked up there.
+                // The store failed, so it is unknown whether the headers exist.
                 TargetError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
                 _ => SkipReason::Headers { detail },
             }
         });
         resolved.headers.insert(target, outcome);
     }
-    resolve_toolchains(parts, all, targets, resolved).await;
-    resolve_header_texts(parts, all, targets, resolved).await;
+    resolve_toolchains(parts, images, targets, resolved).await;
+    resolve_header_texts(parts, images, targets, resolved).await;
 }
 
 /// Resolves the toolchains, after the headers, which can determine them.
