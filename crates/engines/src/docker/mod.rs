@@ -96,12 +96,12 @@ impl DockerEngine {
         } else {
             return Err("only unix:// and tcp:// addresses are supported".to_owned());
         };
-        let answer = |error: Error| match error {
+        let describe_error = |error: Error| match error {
             Error::SocketNotFoundError(_) => "no such socket".to_owned(),
             error => root_cause(&error),
         };
-        let client = client.map_err(answer)?.negotiate_version().await.map_err(answer)?;
-        let version = client.version().await.map_err(answer)?;
+        let client = client.map_err(describe_error)?.negotiate_version().await.map_err(describe_error)?;
+        let version = client.version().await.map_err(describe_error)?;
         let is_podman = version.components.iter().flatten().any(|part| part.name.contains("Podman"));
         let name = if is_podman { "podman" } else { "docker" };
         Ok(Self {
@@ -160,7 +160,7 @@ impl DockerEngine {
                     break Err(EngineError::Canceled);
                 }
                 item = stream.next() => match item {
-                    Some(Ok(info)) => output.take(info),
+                    Some(Ok(info)) => output.process(info),
                     Some(Err(error)) => break Err(output.failure(error)),
                     None => break output.image(),
                 }
@@ -169,7 +169,7 @@ impl DockerEngine {
         if built.as_ref().is_err_and(EngineError::is_transient) {
             run.unobserved.store(true, Ordering::Relaxed);
         }
-        // If the context could not be read, that error is the cause of the daemon's and explains more.
+        // If the context could not be read, that error caused the daemon's error and explains the failure better.
         match writer.await {
             Ok(Err(error)) if built.is_err() && !job.cancel.is_cancelled() && !is_send_failure(&error) => {
                 Err(error)
@@ -185,7 +185,7 @@ impl DockerEngine {
         let deadline = tokio::time::Instant::now() + CANCEL_GRACE;
         loop {
             if let Err(error) = self.remove_containers(run).await {
-                tracing::debug!(error = %error_chain(&error), "cannot remove containers of a cancelled build yet");
+                tracing::debug!(error = %error_chain(&error), "cannot remove containers of a canceled build yet");
             }
             let pause = (tokio::time::Instant::now() + Duration::from_millis(100)).min(deadline);
             match tokio::time::timeout_at(pause, async { while stream.next().await.is_some() {} }).await {
@@ -199,7 +199,7 @@ impl DockerEngine {
         }
     }
 
-    async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
+    async fn export_payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "modules", &[]).await?;
         // This container is never started. Docker's API gives access to an image's files only through a container.
         let body = ContainerCreateBody {
@@ -223,12 +223,12 @@ impl DockerEngine {
         .await
     }
 
-    async fn archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
+    async fn export_archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "", &[]).await?;
         bridge::save(self.streaming.export_image(&image), dest, &job.cancel, fault("export the image")).await
     }
 
-    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<()> {
+    async fn tag_build(&self, run: &Run, job: &BuildJob, name: &str) -> Result<()> {
         let image = self.build(run, job, "", &[(CACHE_LABEL, "base")]).await?;
         let (repo, tag) = split_tag(name);
         let options =
@@ -242,7 +242,7 @@ impl DockerEngine {
         match self.sweep(&run).await {
             Ok(()) => run.note.into_iter().for_each(Note::forget),
             Err(error) => {
-                tracing::warn!(build = %run.id, error = %error_chain(&error), "something of this build is left in the engine until the next one begins");
+                tracing::warn!(build = %run.id, error = %error_chain(&error), "containers or images of this build remain in the engine; the next build removes them");
             }
         }
     }
@@ -300,16 +300,16 @@ impl DockerEngine {
     /// Runs the Dockerfile and keeps its final image under a local name, labeled `farrier.dev/cache=base`.
     pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<()> {
         let run = self.begin(&job.id).await?;
-        let named = self.named(&run, job, name).await;
+        let result = self.tag_build(&run, job, name).await;
         self.clean(run).await;
-        named
+        result
     }
 
     /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into the empty directory `dest`, and leaves nothing in the
     /// engine.
     pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
-        let result = self.payload(&run, job, dest).await;
+        let result = self.export_payload(&run, job, dest).await;
         self.clean(run).await;
         result
     }
@@ -318,7 +318,7 @@ impl DockerEngine {
     /// engine.
     pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
-        let result = self.archive(&run, job, dest).await;
+        let result = self.export_archive(&run, job, dest).await;
         self.clean(run).await;
         result
     }
