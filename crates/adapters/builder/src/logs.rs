@@ -120,7 +120,7 @@ fn parse_name(image: &ImageName, name: &str) -> Option<(KernelRelease, String)> 
         let is_hash = hash.len() == HASH_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_hash.then(|| (&stem[..end], platform))
     })?;
-    // Another image's name can begin with this image's name. Then the text here does not start with a number.
+    // Another image's name can begin with this image's name. Then `release` starts with the rest of that name.
     let (major, _) = release.split_once('.')?;
     let release = release.parse().ok().filter(|_| major.bytes().all(|byte| byte.is_ascii_digit()))?;
     Some((release, platform.to_owned()))

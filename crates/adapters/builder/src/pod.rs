@@ -282,7 +282,8 @@ fn write_context(
 }
 
 /// Writes the top layer. It makes the build's user the owner of every existing directory, and of those that the plan
-/// names, so that steps can write where root could. Exceptions are `/`, whose owner no layer sets, and the runner's own directory.
+/// names, so that steps can write where root could. Exceptions are `/`, whose owner no layer sets, and the runner's own
+/// directory.
 fn write_top_layer(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
     let mut directories: BTreeMap<PathBuf, u32> = BTreeMap::new();
     for lower in lowers {

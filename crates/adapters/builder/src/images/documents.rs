@@ -125,8 +125,8 @@ impl StoredImage<'_> {
         Ok(claims)
     }
 
-    /// Returns the image's document of a kind. If there are several, returns the last one in the registry's list, which is
-    /// usually the newest.
+    /// Returns the image's document of a kind. If there are several, returns the last one in the registry's list, which
+    /// is usually the newest.
     pub async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);

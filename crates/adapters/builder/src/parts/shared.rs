@@ -293,7 +293,7 @@ impl Parts {
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(Some(reference));
         }
-        // The image's own registry is authoritative, because the tag may have moved there. Offline, use the latest copy.
+        // Its own registry is authoritative, because the tag may have moved there. Offline, use the latest copy.
         let copy = if self.fetcher.is_offline() { self.copy_of(&reference).await? } else { None };
         let digest = match copy {
             Some((_, digest)) => Some(digest),
