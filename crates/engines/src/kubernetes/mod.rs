@@ -130,7 +130,7 @@ impl Kubernetes {
         if !detach.is_cancelled() {
             delete(&jobs, &name).await;
         }
-        outcome.map(|confined| Confinement { limits: LIMITS.into(), ..confined })
+        outcome.map(|confinement| Confinement { limits: LIMITS.into(), ..confinement })
     }
 
     /// Creates the Job, or takes over an existing one of another farrier or of this one before a restart. A finished Job is
