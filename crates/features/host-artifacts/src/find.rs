@@ -68,9 +68,9 @@ async fn look_up(
     let Some(stored) = stored else { return Ok(None) };
     let Ok(facts) = ImageFacts::from_manifest(&stored.bytes) else { return Ok(None) };
     Ok(match (facts.kernel_release, release) {
-        (Some(found), Some(wanted)) if found != *wanted => None,
+        (Some(kernel), Some(requested)) if kernel != *requested => None,
         (Some(_), _) => Some(stored.digest),
-        (None, Some(wanted)) => facts.members.get(wanted).cloned(),
+        (None, Some(requested)) => facts.members.get(requested).cloned(),
         (None, None) => None,
     })
 }
