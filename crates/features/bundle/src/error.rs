@@ -94,11 +94,11 @@ impl BundleError {
         Self::Unusable { path: path.to_owned(), message, hint }
     }
 
-    /// Creates the error for damage to the entry `what`, which has these bytes of the file.
-    pub(super) fn damaged(path: &Path, bytes: &Range<u64>, what: &str, reason: &str) -> Self {
+    /// Creates the error for damage to an entry, which is at these bytes of the file.
+    pub(super) fn damaged(path: &Path, bytes: &Range<u64>, entry: &str, reason: &str) -> Self {
         let Range { start, end } = bytes;
         let message =
-            format!("is damaged at bytes {start} to {}, in {what}: {reason}", end.saturating_sub(1));
+            format!("is damaged at bytes {start} to {}, in {entry}: {reason}", end.saturating_sub(1));
         let hint = "copy it again and compare its sha256; nothing was pushed";
         Self::Unusable { path: path.to_owned(), message, hint }
     }
@@ -120,7 +120,7 @@ impl BundleError {
             Self::Immutable(..) => {
                 return Some(format!(
                     "set `immutableTags: true` for this host in site.yaml, or exempt these tags from immutability: {MOVING}; then \
-                     import again: what was sent is not sent again"
+                     import again: content that the registry has is not sent again"
                 ));
             }
             Self::BaseMissing { .. } => "import that bundle first, or export again without --since",

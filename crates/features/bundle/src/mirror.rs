@@ -90,11 +90,11 @@ enum Input<'a> {
 }
 
 /// Stores the inputs of the selected images one by one; a failure does not stop the others. Inputs that are already
-/// stored are not sent again. Calls `tell` with each outcome.
+/// stored are not sent again. Calls `on_report` with each outcome.
 pub async fn mirror_inputs(
     parts: &Parts,
     selection: &Selection,
-    tell: &mut (dyn FnMut(&MirrorReport) + Send),
+    on_report: &mut (dyn FnMut(&MirrorReport) + Send),
 ) -> Vec<MirrorReport> {
     let needed = needed(&parts.definitions, selection);
     // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
@@ -102,20 +102,20 @@ pub async fn mirror_inputs(
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
-    reports.iter().for_each(&mut *tell);
+    reports.iter().for_each(&mut *on_report);
     for input in &inputs {
         if parts.cancel.is_cancelled() {
             return reports;
         }
         let report = match mirror_input(parts, input).await {
-            Ok(kept) => MirrorReport::Stored(kept),
+            Ok(stored) => MirrorReport::Stored(stored),
             Err(error) => MirrorReport::Failed(missing_of(input.what(), &error)),
         };
-        tell(&report);
+        on_report(&report);
         reports.push(report);
     }
     if let Some(report) = keep_own_definitions(parts).await {
-        tell(&report);
+        on_report(&report);
         reports.push(report);
     }
     reports
@@ -162,7 +162,7 @@ async fn inputs_of<'a>(
     let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
     let mut missing: Vec<MissingInput> =
         unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect();
-    let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign());
+    let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign_images());
     let mut packages = |root: &PackageRoot, arch: Architecture| {
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
@@ -180,14 +180,17 @@ async fn inputs_of<'a>(
         let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
         if let Toolchain::Image(image) = &family.spec.toolchain {
             // An invalid name is reported when the image is copied.
-            let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
-            copies.insert(named.map_or_else(|_| image.to_string(), |named| named.to_string()));
+            let reference = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
+            copies.insert(reference.map_or_else(|_| image.to_string(), |reference| reference.to_string()));
         }
-        let built =
-            images.iter().filter(|image| needed.kernels_of(image).any(|of_image| of_image == *kernel));
-        let toolchains = built.filter_map(|image| image.spec.toolchain(family).ok());
-        let roots = toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel));
-        inputs.extend(roots.filter_map(|root| packages(&root, kernel.arch)));
+        for image in images {
+            if needed.kernels_of(image).any(|other| other == *kernel)
+                && let Ok(toolchain) = image.spec.toolchain(family)
+                && let Some(root) = PackageRoot::of_toolchain(&toolchain, kernel)
+            {
+                inputs.extend(packages(&root, kernel.arch));
+            }
+        }
     }
     for (image, base) in bases {
         let what = || format!("runtime base of {}", image.metadata.name);
@@ -353,9 +356,10 @@ impl Input<'_> {
         match (self, &source.from) {
             (Self::Source(spec), _) => has_same_content(spec, source),
             (Self::Copy(text), SourceOrigin::Image(image)) => {
-                let named =
-                    |kernel| image.for_kernel(kernel).is_ok_and(|(named, _)| named.to_string() == *text);
-                kernels.iter().any(named)
+                let is_copy = |kernel| {
+                    image.for_kernel(kernel).is_ok_and(|(reference, _)| reference.to_string() == *text)
+                };
+                kernels.iter().any(is_copy)
             }
             _ => false,
         }

@@ -49,16 +49,16 @@ impl Volume {
     }
 }
 
-/// Path of a file beside the bundle, whose name has a further ending.
-pub(super) fn beside(bundle: &Path, end: &str) -> PathBuf {
+/// Path of a file beside the bundle: the bundle's path with a suffix.
+pub(super) fn with_suffix(bundle: &Path, suffix: &str) -> PathBuf {
     let mut path = bundle.as_os_str().to_owned();
-    path.push(end);
+    path.push(suffix);
     path.into()
 }
 
 /// Path of a part, or of the whole file without a number.
 pub(super) fn part(file: &Path, number: Option<usize>) -> PathBuf {
-    beside(file, &number.map(|number| format!(".{number:03}")).unwrap_or_default())
+    with_suffix(file, &number.map(|number| format!(".{number:03}")).unwrap_or_default())
 }
 
 /// Number of a part according to its name.
@@ -86,8 +86,8 @@ pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
         let files = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
         parts = files.collect::<io::Result<_>>()?;
         parts.retain(|file| {
-            let same = file.with_extension("").file_name() == name.file_name();
-            number(file).is_some() && (path.is_dir() || same)
+            let is_same = file.with_extension("").file_name() == name.file_name();
+            number(file).is_some() && (path.is_dir() || is_same)
         });
         if parts.is_empty() {
             return Err(BundleError::NotABundle(name, "the directory has no parts of a bundle".to_owned()));
@@ -181,9 +181,9 @@ impl Write for VolumeWriter {
         if part_at == self.parts.len() {
             self.parts.push(File::create(part(&self.base, self.number()))?);
         }
-        let most = data.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+        let limit = data.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
         let file = self.parts.get(part_at).ok_or(io::ErrorKind::NotFound)?;
-        let count = file.write_at(&data[..most], offset)?;
+        let count = file.write_at(&data[..limit], offset)?;
         self.at += count as u64;
         Ok(count)
     }

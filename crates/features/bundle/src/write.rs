@@ -15,9 +15,9 @@ use super::{
     entry::{self, blob_name},
     frame::{FrameWriter, Packing, write_frame},
     index::{Blob, BundleIndex},
-    read::{Section, read_blob},
+    read::{HEAD_ENTRIES, Section, read_blob},
     trailer::Trailer,
-    volume::{Volume, VolumeWriter, beside, part},
+    volume::{Volume, VolumeWriter, part, with_suffix},
 };
 
 /// Size of the write buffer in bytes.
@@ -35,7 +35,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Opens `FILE.partial` or its parts of `split` bytes, keeps the complete frames of an earlier run, and truncates the
-    /// rest.
+    /// file after them.
     pub(super) fn open(
         to: &Path,
         split: Option<u64>,
@@ -47,7 +47,7 @@ impl Writer {
                 return Err(BundleError::Exists(existing));
             }
         }
-        let mut files = VolumeWriter::open(&beside(to, ".partial"), split)?;
+        let mut files = VolumeWriter::open(&with_suffix(to, ".partial"), split)?;
         let bytes = index.to_bytes()?;
         let mut head = Vec::new();
         let mut frames = Vec::new();
@@ -71,7 +71,7 @@ impl Writer {
 
     /// Number of the index's blobs that the file already has.
     pub(super) fn kept(&self) -> usize {
-        self.frames.len() - 3
+        self.frames.len() - HEAD_ENTRIES
     }
 
     /// Writes the next blob. Content that does not match the blob's size or digest is an error, and its frame is not
@@ -84,12 +84,12 @@ impl Writer {
         writer.write_all(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
         writer.write_all(&start)?;
         io::copy(&mut content.by_ref().take(blob.size - start.len() as u64), &mut writer)?;
-        // Reads the end of the content: a further byte changes its digest.
+        // Read the end of the content, too: a surplus byte changes its size and digest.
         io::copy(&mut content.by_ref().take(1), &mut io::sink())?;
-        let (_, found, size) = content.into_parts();
-        if found != blob.digest || size != blob.size {
+        let (_, digest, size) = content.into_parts();
+        if digest != blob.digest || size != blob.size {
             let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
-            return Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found }.into());
+            return Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found: digest }.into());
         }
         writer.write_all(entry::padding(blob.size))?;
         writer.finish()?;
@@ -102,7 +102,7 @@ impl Writer {
     /// Completes the archive and renames it to its destination. Returns its length and the index's digest.
     pub(super) fn finish(mut self) -> Result<(u64, Digest)> {
         let mut end = Vec::new();
-        write_frame(&mut end, &entry::END)?;
+        write_frame(&mut end, &entry::TAR_END)?;
         self.frames.push(end.len() as u64);
         let trailer = Trailer { frames: std::mem::take(&mut self.frames), index: self.index.clone() };
         end.extend(trailer.to_bytes());
