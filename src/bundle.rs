@@ -10,7 +10,7 @@ use std::{
 use clap::{Args, Subcommand};
 use farrier_builder::images;
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, ContentKind, RequestedContent, Since, Target};
+use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, Since, Target};
 use farrier_core::image::{Definitions, Digest, ImageReference, Memory};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
@@ -158,7 +158,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let mut wanted = Vec::new();
     for content in contents {
         let repository = select::repository(location, &content.repository)?;
-        wanted.push(RequestedContent { repository, registry: Arc::clone(registry), content });
+        wanted.push(ContentRequest { repository, registry: Arc::clone(registry), content });
     }
     if let Some(reference) = &args.farrier_image {
         wanted.push(farrier_image(&session.global, reference).await?);
@@ -200,7 +200,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
 }
 
 /// Finds farrier's own image in its registry.
-async fn farrier_image(global: &Global, reference: &str) -> Result<RequestedContent> {
+async fn farrier_image(global: &Global, reference: &str) -> Result<ContentRequest> {
     let reference: ImageReference = settings::parse("--farrier-image", reference)?;
     let ImageReference { repository, version } = &reference;
     let Some(host) = repository.host() else {
@@ -214,7 +214,7 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<RequestedCont
     let tag = version.tag().cloned();
     let content =
         Content { kind: ContentKind::Farrier, repository: "farrier".to_owned(), tag, digest: found.digest };
-    Ok(RequestedContent { content, repository: repository.clone(), registry })
+    Ok(ContentRequest { content, repository: repository.clone(), registry })
 }
 
 async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {

@@ -109,24 +109,23 @@ pub(super) async fn save<E>(
 ) -> Result<()> {
     let temporary = NamedTempFile::new_in(directory_of(dest))?;
     let mut file = File::from_std(temporary.reopen()?);
-    let with_path =
-        |error: io::Error| io::Error::new(error.kind(), format!("write {}: {error}", dest.display()));
+    let wrap = |error: io::Error| io::Error::new(error.kind(), format!("write {}: {error}", dest.display()));
     let write = async {
         let mut stream = pin!(stream);
         while let Some(chunk) = stream.next().await {
             match chunk {
-                Ok(chunk) => file.write_all(&chunk).await.map_err(with_path)?,
+                Ok(chunk) => file.write_all(&chunk).await.map_err(wrap)?,
                 Err(error) => return Err(failed(error)),
             }
         }
-        Ok(file.flush().await.map_err(with_path)?)
+        Ok(file.flush().await.map_err(wrap)?)
     };
     tokio::select! {
         biased;
         () = cancel.cancelled() => return Err(EngineError::Canceled),
         written = write => written?,
     }
-    temporary.persist(dest).map_err(|error| with_path(error.error))?;
+    temporary.persist(dest).map_err(|error| wrap(error.error))?;
     Ok(())
 }
 

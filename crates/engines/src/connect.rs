@@ -106,9 +106,8 @@ fn sockets(choice: EngineChoice, env: &EngineEnv) -> Vec<(&'static str, String)>
     let EngineEnv { docker_host, runtime_dir, .. } = env;
     let docker = || ("docker", docker_host.clone().unwrap_or_else(|| DOCKER_SOCKET.to_owned()));
     let podman = || {
-        let user_socket = runtime_dir.as_ref().map(|dir| dir.join("podman/podman.sock"));
-        user_socket
-            .into_iter()
+        let user = runtime_dir.as_ref().map(|dir| dir.join("podman/podman.sock"));
+        user.into_iter()
             .chain([PathBuf::from(PODMAN_SOCKET)])
             .map(|path| ("podman", format!("unix://{}", path.display())))
     };

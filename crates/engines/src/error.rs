@@ -40,13 +40,11 @@ pub enum EngineError {
     /// may succeed.
     #[error("{message}")]
     Pod { message: String, hint: String, is_transient: bool },
-    /// The payload cannot be unpacked.
     #[error("payload refused")]
     Payload(#[from] farrier_local::archive::UnpackError),
     /// An I/O error on this machine.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The job was canceled.
     #[error("build canceled")]
     Canceled,
 }

@@ -77,11 +77,7 @@ impl RunnerSession<'_> {
                 Message::Step(step) => {
                     splitter.finish(|line| self.log.line(line));
                     let steps = self.plan.steps.len();
-                    self.log.line(&format!(
-                        "Step {}/{steps} : {}",
-                        u64::from(step) + 1,
-                        self.step_text(step)
-                    ));
+                    self.log.line(&format!("Step {}/{steps} : {}", u64::from(step) + 1, self.text(step)));
                 }
                 Message::Output(bytes) => splitter.feed(&bytes, |line| self.log.line(line)),
                 Message::Payload(bytes) => {
@@ -113,13 +109,13 @@ impl RunnerSession<'_> {
             Outcome::Done { .. } if outcome == *received => Ok(()),
             Outcome::Done { .. } => Err(self.fault("receive the payload", damaged())),
             Outcome::Failed { step, why } => {
-                Err(EngineError::Step(format!("{}: {why}", shortened(self.step_text(step)))))
+                Err(EngineError::Step(format!("{}: {why}", shortened(self.text(step)))))
             }
             Outcome::Limit { step, why } => {
-                Err(EngineError::Limit(format!("{}: {why}", shortened(self.step_text(step)))))
+                Err(EngineError::Limit(format!("{}: {why}", shortened(self.text(step)))))
             }
             Outcome::DiskFull { step, why } => {
-                let action = format!("run {}", shortened(self.step_text(step)));
+                let action = format!("run {}", shortened(self.text(step)));
                 Err(EngineError::DiskFull { engine: self.engine, action, message: why })
             }
             Outcome::Broken(why) => Err(self.fault("run a build", io::Error::other(why))),
@@ -130,7 +126,7 @@ impl RunnerSession<'_> {
         EngineError::engine(self.engine, action, source)
     }
 
-    fn step_text(&self, step: u32) -> &str {
+    fn text(&self, step: u32) -> &str {
         let step = usize::try_from(step).ok().and_then(|step| self.plan.steps.get(step));
         step.map_or("a step", |step| &step.text)
     }

@@ -22,7 +22,7 @@ use farrier_bundle as bundle;
 use farrier_bundle::{
     Bundle, BundleError, Content, ContentKind,
     ContentKind::{Image, Mirror, Referrer, Signature},
-    Exported, ImportOutcome, Meter, Phase, RequestedContent, Since, Target, Verified,
+    ContentRequest, Exported, ImportOutcome, Meter, Phase, Since, Target, Verified,
 };
 use farrier_core::{
     facts::{CheckReportDocument, ImageFacts, media_type},
@@ -154,9 +154,9 @@ impl Site {
     ) -> Result<Exported, BundleError> {
         let contents =
             bundle::with_referrers(contents.to_vec(), &self.location, self.registry.as_ref()).await?;
-        let wanted: Vec<RequestedContent> = contents
+        let wanted: Vec<ContentRequest> = contents
             .into_iter()
-            .map(|content| RequestedContent {
+            .map(|content| ContentRequest {
                 repository: self.location.repository(&content.repository).unwrap(),
                 registry: Arc::clone(&self.registry),
                 content,
@@ -451,11 +451,11 @@ async fn a_layout_directory_can_be_either_side() {
     let registry = connect(&location, &RegistryOptions::default());
     let target = Target { location: location.clone(), registry: Arc::clone(&registry) };
     bundle::import(&verify(&file).unwrap(), &target, &Silent).await.unwrap();
-    let wanted: Vec<RequestedContent> = bundle::with_referrers(contents, &location, registry.as_ref())
+    let wanted: Vec<ContentRequest> = bundle::with_referrers(contents, &location, registry.as_ref())
         .await
         .unwrap()
         .into_iter()
-        .map(|content| RequestedContent {
+        .map(|content| ContentRequest {
             repository: location.repository(&content.repository).unwrap(),
             registry: Arc::clone(&registry),
             content,

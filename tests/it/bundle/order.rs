@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, Content, ContentKind, Order, RequestedContent, Since};
+use farrier_bundle::{Bundle, Content, ContentKind, ContentRequest, Order, Since};
 use farrier_core::{
     facts::{annotations::IDENTITY, media_type},
     image::Digest,
@@ -36,7 +36,7 @@ async fn source(site: &Site, identity: &str) -> Content {
 /// Exports one content with an order, as `farrier bundle export` does.
 async fn export(site: &Site, content: Content, origin: &str, to: &Path, since: Option<&Since>) -> Order {
     let repository = site.location.repository(&content.repository).unwrap();
-    let wanted = [RequestedContent { content, repository, registry: Arc::clone(&site.registry) }];
+    let wanted = [ContentRequest { content, repository, registry: Arc::clone(&site.registry) }];
     let mut collection = bundle::collect(&wanted, ORIGIN, since).await.unwrap();
     assert!(collection.put_in_order(&site.target(), origin, since).await.unwrap().is_none());
     bundle::export(collection, to, None, Arc::new(Silent)).await.unwrap();

@@ -117,16 +117,13 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
 
 /// Checks that module `nvidia`, if there is one, has the version of the user space. Otherwise the module refuses that
 /// user space on the node (`NVRM: API mismatch`).
-fn check_module_version(modules: &[ModuleReport], user_space_version: &str) -> Result<()> {
+fn check_module_version(modules: &[ModuleReport], expected: &str) -> Result<()> {
     let module = modules.iter().find(|module| module.name == "nvidia");
-    match module
-        .and_then(|module| module.about.version.as_ref())
-        .filter(|version| *version != user_space_version)
-    {
+    match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != expected) {
         None => Ok(()),
-        Some(module_version) => Err(TargetError::unmet(
+        Some(actual) => Err(TargetError::unmet(
             format!(
-                "module nvidia has version {module_version}, but the user space of the runtime base has {user_space_version}"
+                "module nvidia has version {actual}, but the user space of the runtime base has {expected}"
             ),
             "compile the installer's own modules (`kernel-open` or `kernel`), or sources of the same version",
         )),

@@ -217,8 +217,7 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 /// Ensures that the engine has the toolchain, and returns its name there.
 async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
     let parts = job.parts;
-    let root = PackageRoot::of_toolchain(toolchain, &job.cell.target);
-    let Some(root) = root else {
+    let Some(root) = PackageRoot::of_toolchain(toolchain, &job.cell.target) else {
         // Use the digest from the input hash, even if the tag has moved since.
         let reference: ImageReference = job.cell.toolchain.parse()?;
         if engine.has_image(&reference.to_string()).await? {

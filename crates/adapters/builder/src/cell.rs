@@ -18,7 +18,7 @@ use crate::{
 /// Returns the cell of one image for one kernel. Its needs must be published.
 pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
     let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
-    let resolved = resolve_for(parts, &images, target).await;
+    let resolved = resolved(parts, &images, target).await;
     let location = image_location(parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location));
     let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
     let subject = || format!("{name} for {target}");
@@ -44,7 +44,7 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
 /// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
 pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<String> {
     let image = find(&parts.definitions, name)?;
-    let resolved = resolve_for(parts, &[image], target).await;
+    let resolved = resolved(parts, &[image], target).await;
     let location = image_location(&parts.location);
     let inputs = CellInputs { definitions: &parts.definitions, resolved: &resolved, location: &location };
     plan::dockerfile_for(&inputs, image, target)
@@ -60,7 +60,7 @@ fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> Targ
     }
 }
 
-async fn resolve_for(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
+async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
     let targets = BTreeSet::from([target.clone()]);
     let mut resolved = resolve(parts, images, &targets).await;
     look_up_sources(parts, images, &targets, &mut resolved).await;

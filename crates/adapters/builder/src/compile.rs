@@ -64,8 +64,7 @@ pub(super) async fn compile(
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
-    // The deadline applies to the steps only, because a build may wait for capacity in a cluster. The token is canceled
-    // when the steps start.
+    // Canceled when the steps start. The deadline applies to the steps only, because a build may first wait for capacity.
     let begun = CancellationToken::new();
     if !matches!(base, PreparedBase::InCluster(..)) {
         job.stage(Stage::Compile);
@@ -99,10 +98,8 @@ pub(super) async fn compile(
     let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
-            let compiler = missing_compiler(job, &compile_inputs.headers, &probe);
-            return Err(
-                compiler.unwrap_or_else(|| step_failed(&log, message, &log_path, &cell.target.release))
-            );
+            let cause = missing_compiler(job, &compile_inputs.headers, &probe);
+            return Err(cause.unwrap_or_else(|| step_failed(&log, message, &log_path, &cell.target.release)));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());

@@ -277,14 +277,13 @@ fn modpost(line: &str) -> Option<Diagnosis> {
 
 /// Recognizes errors of GNU ld and lld.
 fn linker(line: &str) -> Option<Diagnosis> {
-    let is_symbol_error =
-        line.contains(": undefined reference to ") || line.contains(": multiple definition of ");
+    let bad_symbol = line.contains(": undefined reference to ") || line.contains(": multiple definition of ");
     let tool = line.split(": ").next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
     let is_linker =
         tool == "ld" || tool.starts_with("ld.") || tool.ends_with("-ld") || tool.ends_with("-ld.bfd");
     let phrases = ["cannot find ", "error: ", "unrecognized option", "final link failed"];
     let is_link_failure = is_linker && phrases.iter().any(|phrase| line.contains(phrase));
-    (is_symbol_error || is_link_failure).then(|| message_only(line))
+    (bad_symbol || is_link_failure).then(|| message_only(line))
 }
 
 /// Parses `FILE:LINE: *** TEXT.  Stop.` and `make: *** TEXT.  Stop.`
@@ -310,26 +309,22 @@ fn patch(line: &str) -> Option<Diagnosis> {
 /// Recognizes missing commands, files, interpreters and hosts.
 fn missing(line: &str) -> Option<Diagnosis> {
     let line = line.trim();
-    let is_dash_error = line.ends_with(": not found")
+    let dash = line.ends_with(": not found")
         && (line.starts_with("/bin/")
             || line.starts_with("sh: ")
             || line.contains(": line ")
             || is_numbered(line));
-    let is_bash_error = [": command not found", ": Permission denied"].iter().any(|end| line.ends_with(end))
+    let bash = [": command not found", ": Permission denied"].iter().any(|end| line.ends_with(end))
         && !line.starts_with("find: ");
-    let is_make_error = line.starts_with("make") && line.ends_with(": No such file or directory");
+    let make = line.starts_with("make") && line.ends_with(": No such file or directory");
     let phrases = [
         "bad interpreter",
         "ModuleNotFoundError: ",
         "Can't locate ",
         "ERROR: Kernel configuration is invalid",
     ];
-    (is_dash_error
-        || is_bash_error
-        || is_make_error
-        || phrases.iter().any(|phrase| line.contains(phrase))
-        || hints::is_network(line))
-    .then(|| message_only(line))
+    (dash || bash || make || phrases.iter().any(|phrase| line.contains(phrase)) || hints::is_network(line))
+        .then(|| message_only(line))
 }
 
 /// Whether the line has dash's form `SCRIPT: 3: MESSAGE`.

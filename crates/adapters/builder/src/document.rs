@@ -37,11 +37,7 @@ use crate::{
 const PACKAGES: &str = "packages";
 
 /// Creates the documents of an image.
-pub(super) async fn document(
-    job: &Job<'_>,
-    checked: &CheckedPayload,
-    new_image: &Image,
-) -> Result<Documents> {
+pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Image) -> Result<Documents> {
     let Job { parts, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content, report } = checked;
     let mut materials = sources(job).await?;
@@ -72,7 +68,7 @@ pub(super) async fn document(
         ..Material::new(Role::Need, need.name.as_str())
     }));
     materials.extend(module_certificate(job, report));
-    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &new_image.base) {
+    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &built.base) {
         materials.push(base_material(job, spec, base).await?);
     }
     if image.spec.contains_entrypoint() {
@@ -87,7 +83,7 @@ pub(super) async fn document(
         subject: Subject {
             name: cell.image.to_string(),
             version: cell.version.clone(),
-            digest: new_image.assembled.digest.clone(),
+            digest: built.assembled.digest.clone(),
             target: Some(cell.target.clone()),
             architecture: cell.target.arch,
             input_hash: cell.input_hash,
@@ -100,9 +96,9 @@ pub(super) async fn document(
         modules,
         confinement: payload.confinement.clone(),
     };
-    let mut documents = Documents::of(&provenance, &new_image.assembled.manifest)?;
-    documents.claims.insert(0, Claim::of_report(&new_image.check_report.content)?);
-    documents.artifacts.insert(0, new_image.check_report.clone());
+    let mut documents = Documents::of(&provenance, &built.assembled.manifest)?;
+    documents.claims.insert(0, Claim::of_report(&built.check_report.content)?);
+    documents.artifacts.insert(0, built.check_report.clone());
     Ok(documents)
 }
 

@@ -72,15 +72,13 @@ impl Attempts {
 
     /// Removes earlier attempts at these inputs.
     fn forget(&self, inputs: InputHash) {
-        for (name, note) in self.0.dead() {
-            if inputs_of(&name) == Some(inputs) {
-                note.forget();
-            }
+        for (_, note) in self.0.dead().into_iter().filter(|(name, _)| inputs_of(name) == Some(inputs)) {
+            note.forget();
         }
     }
 
     /// Returns the start times of running attempts, by inputs.
-    fn start_times(&self) -> BTreeMap<InputHash, Timestamp> {
+    fn under_way(&self) -> BTreeMap<InputHash, Timestamp> {
         let start_time = |(name, note): (String, fs_err::File)| {
             let modified = note.metadata().and_then(|metadata| metadata.modified()).ok()?;
             Some((inputs_of(&name)?, modified.try_into().ok()?))
@@ -105,11 +103,10 @@ pub async fn builds_elsewhere(parts: &Parts, plan: &Plan) -> Activity {
     if builds.peek().is_none() {
         return Activity::new();
     }
-    let (start_times, usual_times) =
-        (Attempts::in_cache(&parts.cache).start_times(), build_times(parts).await);
+    let (living, times) = (Attempts::in_cache(&parts.cache).under_way(), build_times(parts).await);
     let activity = |cell: &std::sync::Arc<Cell>| {
-        let began = start_times.get(&cell.input_hash).copied();
-        let usual = usual_times.usual(&cell.image, cell.target.arch);
+        let began = living.get(&cell.input_hash).copied();
+        let usual = times.usual(&cell.image, cell.target.arch);
         let stage = began.map(|_| Stage::Elsewhere);
         let build = BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() };
         ((cell.image.clone(), cell.target.clone()), build)

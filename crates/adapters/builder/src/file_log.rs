@@ -105,12 +105,12 @@ struct CappedFile {
     written: usize,
     end: VecDeque<String>,
     end_bytes: usize,
-    omitted_lines: u64,
+    omitted: u64,
 }
 
 impl CappedFile {
     fn new(file: LineWriter<File>, limits: LogLimits) -> Self {
-        Self { file, limits, written: 0, end: VecDeque::new(), end_bytes: 0, omitted_lines: 0 }
+        Self { file, limits, written: 0, end: VecDeque::new(), end_bytes: 0, omitted: 0 }
     }
 
     fn line(&mut self, line: &str) -> std::io::Result<()> {
@@ -124,21 +124,17 @@ impl CappedFile {
         while self.end_bytes > self.limits.end {
             let Some(first) = self.end.pop_front() else { break };
             self.end_bytes -= first.len() + 1;
-            self.omitted_lines += 1;
+            self.omitted += 1;
         }
         Ok(())
     }
 
     /// Writes the lines that were kept from the end.
     fn finish(&mut self) -> std::io::Result<()> {
-        if self.omitted_lines > 0 {
-            writeln!(
-                self.file,
-                "[farrier: {} lines are omitted here: the log is too long]",
-                self.omitted_lines
-            )?;
+        if self.omitted > 0 {
+            writeln!(self.file, "[farrier: {} lines are omitted here: the log is too long]", self.omitted)?;
         }
-        self.omitted_lines = 0;
+        self.omitted = 0;
         for line in std::mem::take(&mut self.end) {
             writeln!(self.file, "{line}")?;
         }

@@ -22,13 +22,12 @@ const MAX_BYTES: u64 = 64 << 20;
 pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) -> Result<()> {
     let (arch, root, toolchain) = (job.cell.target.arch, headers.root.clone(), toolchain.to_owned());
     let Ok(build) = find_build(&root, &job.cell.target.release) else { return Ok(()) };
-    let Some((tool, required, available)) =
-        blocking(move || find_incompatible_tool(&root, &build, &toolchain, arch)).await?
+    let Some((tool, needs, has)) = blocking(move || newer_tool(&root, &build, &toolchain, arch)).await?
     else {
         return Ok(());
     };
     let message = format!(
-        "{tool} of the header set needs glibc 2.{required}, but the toolchain of family {} has 2.{available}",
+        "{tool} of the header set needs glibc 2.{needs}, but the toolchain of family {} has 2.{has}",
         job.family.metadata.name
     );
     let hint = "build the tree's tools on a system that is as old as the toolchain (`make modules_prepare` there), and import the \
@@ -37,7 +36,7 @@ pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) 
 }
 
 /// Returns the first tool that needs a newer glibc, with the required and the available version (`x` of `2.x`).
-fn find_incompatible_tool(
+fn newer_tool(
     headers: &Path,
     build: &Path,
     toolchain: &Path,
@@ -46,16 +45,14 @@ fn find_incompatible_tool(
     let debian = format!("{}-linux-gnu", arch.gnu_name());
     let library_dirs =
         [format!("usr/lib/{debian}"), format!("lib/{debian}"), "usr/lib64".to_owned(), "lib64".to_owned()];
-    let mut available = None;
+    let mut has = None;
     for dir in library_dirs {
-        available = available.max(newest_glibc(toolchain, &PathBuf::from(dir).join("libc.so.6"))?);
+        has = has.max(newest_glibc(toolchain, &PathBuf::from(dir).join("libc.so.6"))?);
     }
-    let Some(available) = available else { return Ok(None) };
+    let Some(has) = has else { return Ok(None) };
     for tool in TOOLS {
-        if let Some(required) =
-            newest_glibc(headers, &build.join(tool))?.filter(|required| *required > available)
-        {
-            return Ok(Some((tool, required, available)));
+        if let Some(needs) = newest_glibc(headers, &build.join(tool))?.filter(|needs| *needs > has) {
+            return Ok(Some((tool, needs, has)));
         }
     }
     Ok(None)
@@ -89,7 +86,7 @@ mod tests {
             fs::create_dir_all(place.parent().unwrap()).unwrap();
             fs::write(place, format!("\x7fELF\0{names}\0")).unwrap();
         };
-        let found = || find_incompatible_tool(&headers, build, &toolchain, Architecture::Amd64).unwrap();
+        let found = || newer_tool(&headers, build, &toolchain, Architecture::Amd64).unwrap();
         write(headers.join(build).join(TOOLS[0]), "GLIBC_2.2.5\0GLIBC_2.34");
         write(headers.join(build).join(TOOLS[1]), "GLIBC_2.38\0GLIBC_PRIVATE\0glibc GLIBC_2.99");
         assert_eq!(found(), None, "a toolchain without glibc");

@@ -158,11 +158,10 @@ async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> 
     let needed = cell(job.parts, name, &job.cell.target).await?;
     let mut image = needed.reference.clone();
     let found = job.parts.look_up_for(&image, needed.target.arch).await?;
-    let found = found.filter(|found| found.is_of(&needed));
-    let found = found.ok_or_else(|| need_not_found(&image))?;
+    let published = found.filter(|found| found.is_of(&needed)).ok_or_else(|| need_not_found(&image))?;
     let exposed =
-        found.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
-    image.version = Version::Digest(found.digest);
+        published.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
+    image.version = Version::Digest(published.digest);
     Ok(NeededImage { name: name.clone(), image, exposed, compiled_against: false })
 }
 

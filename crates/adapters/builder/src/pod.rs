@@ -281,9 +281,8 @@ fn write_context(
     write_tar(None, &[ContextEntry { dest, from: from.clone() }], out)
 }
 
-/// Writes the top layer. It makes the build's user the owner of every existing directory, and of those that the plan
-/// names, so that steps can write where root could. Exceptions are `/`, whose owner no layer sets, and the runner's own
-/// directory.
+/// Writes the top layer. It makes the build's user the owner of all directories of the lower layers and the plan, so that
+/// steps can write where root could. Exceptions are `/`, whose owner no layer sets, and the runner's own directory.
 fn write_top_layer(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
     let mut directories: BTreeMap<PathBuf, u32> = BTreeMap::new();
     for lower in lowers {
@@ -295,15 +294,14 @@ fn write_top_layer(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl 
             }
         }
     }
-    let plan_paths = plan.steps.iter().filter_map(|step| match &step.action {
+    let paths = plan.steps.iter().filter_map(|step| match &step.action {
         Action::Directory(path) => Some(path.as_str()),
         Action::Copy { dest, .. } => Some(dest.trim_end_matches('/')),
         Action::Run(_) => None,
     });
     // Use only the first path component: a copy's destination may be a file, in a directory that already exists.
-    let tops = plan_paths
-        .filter_map(|path| path.trim_start_matches('/').split('/').next())
-        .filter(|top| !top.is_empty());
+    let tops =
+        paths.filter_map(|path| path.trim_start_matches('/').split('/').next()).filter(|top| !top.is_empty());
     for top in tops.chain(WRITTEN) {
         let exists = lowers.iter().any(|lower| lower.join(top).symlink_metadata().is_ok());
         if !exists {

@@ -37,10 +37,7 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
 /// as a conflict. If the inputs cannot be looked up, the build is treated as current.
 async fn ensure_current(job: &Job<'_>) -> Result<()> {
     match cell(job.parts, &job.cell.image, &job.cell.target).await {
-        Ok(current) => match current.changed_since(job.cell) {
-            Some(changed) => ensure_planned(false, changed),
-            None => Ok(()),
-        },
+        Ok(current) => current.changed_since(job.cell).map_or(Ok(()), |input| ensure_planned(false, input)),
         Err(TargetError::Canceled) => Err(TargetError::Canceled),
         Err(error) => {
             let (subject, error) = (job.cell.subject(), error_chain(&error));

@@ -29,19 +29,15 @@ impl DockerEngine {
         let quiet_rounds = if run.unobserved.load(Ordering::Relaxed) { QUIET_ROUNDS } else { 1 };
         let mut quiet = 0;
         for _ in 0..MAX_ROUNDS {
-            let all_removed = self.remove_containers(run).await? & self.remove_images(run).await?;
+            let clean = self.remove_containers(run).await? & self.remove_images(run).await?;
             // The next round retries what could not be removed.
-            quiet = if all_removed { quiet + 1 } else { 0 };
+            quiet = if clean { quiet + 1 } else { 0 };
             if quiet == quiet_rounds {
                 return Ok(());
             }
             tokio::time::sleep(PAUSE).await;
         }
-        Err(EngineError::engine(
-            super::EngineKind::Docker,
-            "clean up",
-            "containers or images could not be removed",
-        ))
+        Err(EngineError::engine(super::EngineKind::Docker, "clean up", "containers or images remain"))
     }
 
     /// Removes the run's containers, running or not. Returns whether none is left.
@@ -53,13 +49,13 @@ impl DockerEngine {
         };
         let containers =
             self.client.list_containers(Some(options)).await.map_err(fault("list containers"))?;
-        let mut all_removed = true;
+        let mut clean = true;
         for id in containers.into_iter().filter_map(|container| container.id) {
             let options = RemoveContainerOptions { v: true, force: true, link: false };
             let removed = self.client.remove_container(&id, Some(options)).await;
-            all_removed &= is_removed(removed, "remove a container")?;
+            clean &= is_removed(removed, "remove a container")?;
         }
-        Ok(all_removed)
+        Ok(clean)
     }
 
     /// Lists the kept images of all runs.
@@ -83,13 +79,12 @@ impl DockerEngine {
         let options =
             ListImagesOptions { all: true, filters: Some(by_label(run)), ..ListImagesOptions::default() };
         let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
-        let mut all_removed = true;
+        let mut clean = true;
         for id in children_first(&images) {
             let options = RemoveImageOptions { force: true, noprune: true, platforms: None };
-            all_removed &=
-                is_removed(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
+            clean &= is_removed(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
         }
-        Ok(all_removed)
+        Ok(clean)
     }
 }
 

@@ -86,11 +86,9 @@ pub struct InCluster<'a> {
     pub least_landlock: u32,
     /// Steps and limits, as stored in the image.
     pub plan: Plan,
-    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
     /// Receives the phase of the build.
     pub phases: &'a (dyn Fn(Phase) + Send + Sync),
-    /// Cancels the build.
     pub cancel: CancellationToken,
     /// If canceled in addition to `cancel`, the Job keeps running and a successor takes it over.
     pub detach: CancellationToken,

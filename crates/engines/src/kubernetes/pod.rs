@@ -154,8 +154,7 @@ fn ended(end: End, name: &str, reason: Option<&str>, message: Option<&str>) -> P
     let details: Vec<&str> =
         [reason, message].into_iter().flatten().filter(|details| !details.is_empty()).collect();
     let is_transient = end == End::Transient;
-    let hint =
-        if is_transient { "farrier retries automatically" } else { "run `kubectl describe pod` for details" };
+    let hint = if is_transient { "farrier retries automatically" } else { "see `kubectl describe pod`" };
     PodState::Ended(EngineError::Pod {
         message: format!("pod {name} ended without a result: {}", details.join(": ")),
         hint: hint.to_owned(),

@@ -104,10 +104,8 @@ impl<'a> Wait<'a> {
                     return Ok(name);
                 }
                 PodState::Ended(error) => return Err(error),
-                PodState::Waiting(why) => self.report_waiting(why),
-                PodState::WithoutImage(why) => {
-                    self.report_waiting(format!("its node cannot pull the image: {why}"))
-                }
+                PodState::Waiting(why) => self.report(why),
+                PodState::WithoutImage(why) => self.report(format!("its node cannot pull the image: {why}")),
             }
         }
     }
@@ -126,13 +124,12 @@ impl<'a> Wait<'a> {
         }
         let selector = format!("involvedObject.kind=Job,involvedObject.name={name}");
         let events = self.events.list(&ListParams::default().fields(&selector)).await.ok()?;
-        let of_job =
-            |event: &Event| event.involved_object.uid.as_ref().is_none_or(|involved| involved == uid);
+        let of_job = |event: &Event| event.involved_object.uid.as_ref().is_none_or(|id| id == uid);
         let events: Vec<Event> = events.items.into_iter().filter(of_job).collect();
         Some(state_without_pod(name, &events))
     }
 
-    fn report_waiting(&mut self, why: String) {
+    fn report(&mut self, why: String) {
         if self.reported.as_ref() != Some(&why) {
             (self.phases)(Phase::Waiting(&why));
             self.reported = Some(why);

@@ -18,9 +18,9 @@ use rustix::fs::getxattr;
 /// Mount point of cgroup v2.
 const MOUNT: &str = "/sys/fs/cgroup";
 /// Name of the group in the subtree that holds farrier itself.
-const FARRIER_GROUP: &str = "farrier";
+const FARRIER: &str = "farrier";
 /// Prefix of the names of build groups; farrier's process ID and a counter follow.
-const BUILD_PREFIX: &str = "build-";
+const PREFIX: &str = "build-";
 
 /// A subtree that is delegated to farrier.
 #[derive(Debug)]
@@ -34,8 +34,7 @@ impl Subtree {
     /// contains other processes.
     pub(super) fn find() -> Option<Self> {
         let own = own_group(&fs::read_to_string("/proc/self/cgroup").ok()?)?;
-        let top =
-            if own.file_name().is_some_and(|name| name == FARRIER_GROUP) { own.parent()? } else { &own };
+        let top = if own.file_name().is_some_and(|name| name == FARRIER) { own.parent()? } else { &own };
         if !is_delegated(top) {
             return None;
         }
@@ -49,7 +48,7 @@ impl Subtree {
     }
 
     fn prepare(top: &Path) -> io::Result<Self> {
-        let own = top.join(FARRIER_GROUP);
+        let own = top.join(FARRIER);
         if !own.exists() {
             fs::create_dir(&own)?;
         }
@@ -62,7 +61,7 @@ impl Subtree {
     /// Creates the group of a build.
     pub(super) fn group(&self, limits: Limits) -> io::Result<Group> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("{BUILD_PREFIX}{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("{PREFIX}{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let group = Group(self.0.join(name));
         fs::create_dir(&group.0)?;
         let text = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
@@ -106,8 +105,7 @@ fn remove_stale_groups(top: &Path) -> io::Result<()> {
     for entry in fs::read_dir(top)? {
         let entry = entry?;
         let name = entry.file_name();
-        let Some((process, _)) =
-            name.to_str().and_then(|name| name.strip_prefix(BUILD_PREFIX)?.split_once('-'))
+        let Some((process, _)) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-'))
         else {
             continue;
         };

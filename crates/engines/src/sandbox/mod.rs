@@ -49,16 +49,13 @@ pub struct InPlace {
     pub plan: Plan,
     /// Lower directories of the overlay, the uppermost first. [`Owner::chown_tree`] must have set their ownership.
     pub lowers: Vec<PathBuf>,
-    /// The build context.
     pub context: Vec<ContextEntry>,
     /// Directory for everything that the build writes; it must not exist yet. It is not removed after the build: the caller
     /// removes it together with its parent.
     pub scratch: PathBuf,
-    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
     /// Lowest Landlock ABI that the site accepts.
     pub least_landlock: u32,
-    /// Cancels the build.
     pub cancel: CancellationToken,
 }
 

@@ -20,7 +20,7 @@ use super::{BootError, BootLimits, Result, console::Console, protocol::Transcrip
 /// nested hosts `/dev/kvm` exists but guests hang: the first boot check there waits for this timeout.
 const KVM_START_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time for the machine to restart after the last record, before it is killed.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(5);
+const EXIT_TIME: Duration = Duration::from_secs(5);
 
 /// Number of QEMU's threads that can be busy: its main loop and one virtual processor.
 const THREADS: u64 = 2;
@@ -121,9 +121,8 @@ impl Machine<'_> {
                 (0, false) => console = None,
                 (length, true) => {
                     if run.transcript.push(report_buffer.get(..length).unwrap_or_default()) {
-                        let timeout =
-                            if run.transcript.ended() { RESTART_TIMEOUT } else { self.limits.module_time };
-                        deadline = end.min(Instant::now() + timeout);
+                        let wait = if run.transcript.ended() { EXIT_TIME } else { self.limits.module_time };
+                        deadline = end.min(Instant::now() + wait);
                     }
                 }
                 (length, false) => run.console.push(console_buffer.get(..length).unwrap_or_default()),

@@ -26,7 +26,7 @@ const MAX_DEPTH: usize = 4;
 
 /// Content to put into a bundle, and its source.
 #[derive(Clone)]
-pub struct RequestedContent {
+pub struct ContentRequest {
     /// The content as listed in the bundle.
     pub content: Content,
     /// Source repository.
@@ -57,15 +57,11 @@ struct Collector {
 }
 
 /// Looks up all contents. `from` describes their origin; `since` is the bundle that the site already has.
-pub async fn collect(
-    requested: &[RequestedContent],
-    from: &str,
-    since: Option<&Since>,
-) -> Result<Collection> {
+pub async fn collect(requests: &[ContentRequest], from: &str, since: Option<&Since>) -> Result<Collection> {
     let mut collector = Collector::default();
     let mut contents = BTreeMap::new();
-    for item in requested {
-        contents.insert(item.content.clone(), collector.content(item).await?);
+    for request in requests {
+        contents.insert(request.content.clone(), collector.content(request).await?);
     }
     let Collector { manifests, mut blobs, sources } = collector;
     if let Some(since) = since {
@@ -106,7 +102,7 @@ impl Collection {
     }
 }
 
-impl RequestedContent {
+impl ContentRequest {
     /// Fetches a manifest of the repository.
     async fn manifest(&self, digest: &Digest) -> Result<Manifest> {
         let Self { repository, registry, .. } = self;
@@ -122,14 +118,14 @@ impl RequestedContent {
 
 impl Collector {
     /// Records a content with all manifests and blobs that it names.
-    async fn content(&mut self, requested: &RequestedContent) -> Result<Listed> {
-        let RequestedContent { content, repository, registry } = requested;
+    async fn content(&mut self, request: &ContentRequest) -> Result<Listed> {
+        let ContentRequest { content, repository, registry } = request;
         let mut sizes = BTreeMap::new();
         let mut queue = vec![(content.digest.clone(), 0)];
         while let Some((digest, depth)) = queue.pop() {
             let manifest = match self.manifests.entry(digest.clone()) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(requested.manifest(&digest).await?),
+                Entry::Vacant(new) => new.insert(request.manifest(&digest).await?),
             };
             let mut add_blob = |digest: &Digest, size: u64, manifest: Option<&String>| {
                 let blob = self.blobs.entry(digest.clone()).or_insert_with(|| Blob {

@@ -46,10 +46,8 @@ pub enum BundleError {
     /// The site's policy does not let these images and sources leave the site.
     #[error("licenses forbid the bundle: {}", .0.iter().map(String::as_str).collect::<Vec<_>>().join("; "))]
     Restricted(BTreeSet<String>),
-    /// The output file already exists.
     #[error("{0} already exists")]
     Exists(PathBuf),
-    /// Another farrier is writing the same bundle.
     #[error("another farrier is writing {0}")]
     Busy(PathBuf),
     /// The index of the previous bundle is unreadable: file and reason.
@@ -76,13 +74,10 @@ pub enum BundleError {
     /// A manifest or index is invalid: name and cause.
     #[error("{0} is not valid")]
     Manifest(String, #[source] ImageError),
-    /// The bundle's index cannot be written.
     #[error("write the bundle's index")]
     Index(#[from] ImageError),
-    /// Local file I/O failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The registry failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }

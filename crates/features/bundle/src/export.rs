@@ -38,10 +38,9 @@ struct BlobReader<'a> {
 
 impl Read for BlobReader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let fetch_stopped =
-            || io::Error::new(io::ErrorKind::BrokenPipe, "fetching the bundle's blobs stopped");
+        let closed = || io::Error::new(io::ErrorKind::BrokenPipe, "fetching the bundle's blobs stopped");
         while self.chunk.as_ref().is_some_and(Bytes::is_empty) {
-            self.chunk = self.from.blocking_recv().ok_or_else(fetch_stopped)?;
+            self.chunk = self.from.blocking_recv().ok_or_else(closed)?;
         }
         let Some(chunk) = &mut self.chunk else { return Ok(0) };
         let count = chunk.len().min(to.len());

@@ -71,7 +71,7 @@ pub struct Target {
 }
 
 /// A blob and the repositories that must have it.
-struct BlobUpload<'a> {
+struct BlobPush<'a> {
     blob: &'a Blob,
     /// Names below the registry's prefix.
     repositories: BTreeSet<&'a str>,
@@ -82,7 +82,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     let index = verified.bundle.index();
     let mut contents = Vec::new();
     for listed in &index.contents {
-        contents.push((listed.content.clone(), target.expected_outcome(verified, &listed.content).await?));
+        contents.push((listed.content.clone(), target.outcome(verified, &listed.content).await?));
     }
     let is_pending =
         |outcome: &ImportOutcome| matches!(outcome, ImportOutcome::Pushed | ImportOutcome::Moved { .. });
@@ -92,11 +92,10 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     target.check_base(verified, &blobs).await?;
     target.check_moving_tags(&contents).await?;
 
-    let carried = || blobs.iter().filter(|blob_upload| blob_upload.blob.is_carried());
-    meter.begin(Phase::Push, carried().map(|blob_upload| blob_upload.blob.size).sum());
+    let carried = || blobs.iter().filter(|push| push.blob.is_carried());
+    meter.begin(Phase::Push, carried().map(|push| push.blob.size).sum());
     // Collected first, because a stream that borrows from a closure's argument is not `Send` for all lifetimes.
-    let pushes: Vec<_> =
-        blobs.iter().map(|blob_upload| target.push_blob(verified, blob_upload, meter)).collect();
+    let pushes: Vec<_> = blobs.iter().map(|push| target.push_blob(verified, push, meter)).collect();
     let sent: Vec<u64> =
         futures::stream::iter(pushes).buffer_unordered(MAX_CONCURRENT_UPLOADS).try_collect().await?;
     // Before the first tag moves, so that an interrupted import rules out older bundles, too.
@@ -110,14 +109,14 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // again, because the uploads may have taken hours.
     for (content, outcome) in contents.iter_mut().rev().filter(|(_, outcome)| is_pending(outcome)) {
         if content.tag.is_some() {
-            *outcome = target.expected_outcome(verified, content).await?;
+            *outcome = target.outcome(verified, content).await?;
         }
         if !is_pending(outcome) {
             continue;
         }
         match target.push_content(verified, content, outcome).await {
             Ok(true) => {}
-            Ok(false) => *outcome = target.expected_outcome(verified, content).await?,
+            Ok(false) => *outcome = target.outcome(verified, content).await?,
             Err(error) => {
                 return Err(target.explain_refusal(&target.repository(&content.repository)?, error).await);
             }
@@ -128,7 +127,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
 }
 
 /// Blobs of these contents, each with the repositories that need it.
-fn blobs_to_push<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<BlobUpload<'a>> {
+fn blobs_to_push<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<BlobPush<'a>> {
     let mut needed: BTreeMap<&Digest, BTreeSet<&str>> = BTreeMap::new();
     for content in contents {
         for digest in manifests_of(verified, &content.digest) {
@@ -141,7 +140,7 @@ fn blobs_to_push<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Bl
     let mut uploads = Vec::new();
     for blob in verified.bundle.index().blobs.iter().filter(|blob| blob.manifest.is_none()) {
         if let Some(repositories) = needed.remove(&blob.digest) {
-            uploads.push(BlobUpload { blob, repositories });
+            uploads.push(BlobPush { blob, repositories });
         }
     }
     uploads
@@ -172,11 +171,7 @@ impl Target {
 
     /// Determines the outcome of importing one content now. Existing content under its tag is complete, because
     /// registries enforce that.
-    pub(super) async fn expected_outcome(
-        &self,
-        verified: &Verified,
-        content: &Content,
-    ) -> Result<ImportOutcome> {
+    pub(super) async fn outcome(&self, verified: &Verified, content: &Content) -> Result<ImportOutcome> {
         let Content { repository, tag, digest, .. } = content;
         let repository = &self.repository(repository)?;
         let Some(tag) = tag else { return self.untagged(verified, repository, digest).await };
@@ -217,11 +212,9 @@ impl Target {
     }
 
     /// Checks that the registry has the blobs that the bundle omits because its base has them.
-    async fn check_base(&self, verified: &Verified, blobs: &[BlobUpload<'_>]) -> Result<()> {
+    async fn check_base(&self, verified: &Verified, blobs: &[BlobPush<'_>]) -> Result<()> {
         let mut missing = Vec::new();
-        for BlobUpload { blob, repositories } in
-            blobs.iter().filter(|blob_upload| !blob_upload.blob.is_carried())
-        {
+        for BlobPush { blob, repositories } in blobs.iter().filter(|push| !push.blob.is_carried()) {
             let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
             if self.find(&blob.digest, names).await?.is_none() {
                 missing.push(&blob.digest);
@@ -255,39 +248,34 @@ impl Target {
     }
 
     /// Ensures that every repository has the blob. Returns the number of bytes sent.
-    async fn push_blob(
-        &self,
-        verified: &Verified,
-        blob_upload: &BlobUpload<'_>,
-        meter: &dyn Meter,
-    ) -> Result<u64> {
-        let BlobUpload { blob, repositories } = blob_upload;
+    async fn push_blob(&self, verified: &Verified, push: &BlobPush<'_>, meter: &dyn Meter) -> Result<u64> {
+        let BlobPush { blob, repositories } = push;
         let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
-        let mut source_repository = self.find(&blob.digest, names).await?;
+        let mut source = self.find(&blob.digest, names).await?;
         let mut sent = 0;
         for name in repositories {
             let repository = self.repository(name)?;
-            if source_repository.as_ref() == Some(&repository)
+            if source.as_ref() == Some(&repository)
                 || self.registry.has_blob(&repository, &blob.digest).await?
             {
-                source_repository.get_or_insert(repository);
+                source.get_or_insert(repository);
                 continue;
             }
-            if let Some(from) = &source_repository
+            if let Some(from) = &source
                 && self.registry.mount_blob(&repository, &blob.digest, from).await?
             {
                 continue;
             }
-            let upload = match (verified.frames.get(&blob.digest), &source_repository) {
+            let upload = match (verified.frames.get(&blob.digest), &source) {
                 (Some(frame), _) => {
-                    let source: Arc<dyn BlobSource> = Arc::new(verified.bundle.source(*frame, blob));
-                    self.registry.push(&repository, &blob.digest, BlobContent::Source(&source)).await?
+                    let content: Arc<dyn BlobSource> = Arc::new(verified.bundle.source(*frame, blob));
+                    self.registry.push(&repository, &blob.digest, BlobContent::Source(&content)).await?
                 }
                 (None, Some(from)) => self.copy_blob(&blob.digest, blob.size, from, &repository).await?,
                 (None, None) => return Err(BundleError::Absent(format!("blob {}", blob.digest))),
             };
             sent += upload.bytes();
-            source_repository.get_or_insert(repository);
+            source.get_or_insert(repository);
         }
         if blob.is_carried() {
             meter.advance(blob.size);

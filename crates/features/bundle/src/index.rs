@@ -170,11 +170,10 @@ impl BundleIndex {
         if !self.contents.is_sorted_by(|a, b| a.content < b.content) {
             return Some("its contents are not sorted, or named twice".to_owned());
         }
-        let is_relative_name =
+        let is_relative =
             |repository: &String| repository.parse::<Repository>().is_ok_and(|r| r.host().is_none());
         for Blob { digest, size, manifest, repositories, base } in &self.blobs {
-            let problem = if repositories.is_empty() || !repositories.iter().chain(base).all(is_relative_name)
-            {
+            let problem = if repositories.is_empty() || !repositories.iter().chain(base).all(is_relative) {
                 "has no repository, or one with an invalid name"
             } else if manifest.as_deref().is_some_and(|kind| !media_type::MANIFESTS.contains(&kind)) {
                 "is a manifest of an unknown kind"

@@ -37,7 +37,7 @@ mod verify;
 mod volume;
 mod write;
 
-pub use collect::{Collection, RequestedContent, collect};
+pub use collect::{Collection, ContentRequest, collect};
 pub use contents::{Content, ContentKind, Needed, Selection, needed};
 pub use definitions::write_definitions;
 pub use error::{BundleError, Result};

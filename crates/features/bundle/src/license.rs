@@ -79,9 +79,7 @@ pub fn ensure_exportable<'a>(
 ) -> Result<(), BundleError> {
     let mut refused = BTreeSet::new();
     for License { image, source, license: _, redistribute } in licenses {
-        let Some(redistribute) = redistribute.filter(|terms| !policy.may_export(image, *terms)) else {
-            continue;
-        };
+        let Some(redistribute) = redistribute.filter(|r| !policy.may_export(image, *r)) else { continue };
         let of_source = source.as_ref().map(|source| format!(", source {source}")).unwrap_or_default();
         refused.insert(format!("image {image}{of_source} (redistribute: {})", <&str>::from(redistribute)));
     }

@@ -97,8 +97,7 @@ pub async fn mirror_inputs(
     on_report: &mut (dyn FnMut(&MirrorReport) + Send),
 ) -> Vec<MirrorReport> {
     let needed = needed(&parts.definitions, selection);
-    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
-    // `inputs_of`, from each kernel's headers.
+    // Resolve only the images' versions, which select the runtime bases. Each kernel's headers select the toolchain.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
@@ -125,8 +124,6 @@ pub async fn mirror_inputs(
 /// included.
 pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
     let needed = needed(&parts.definitions, selection);
-    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
-    // `inputs_of`, from each kernel's headers.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
     let (mut found, mut carried) = (Vec::new(), Vec::new());

@@ -28,9 +28,8 @@ impl Target {
                 continue;
             }
             let (repository, version) = (self.repository(&content.repository)?, Version::Tag(tag.clone()));
-            let Some(stored) = self.registry.manifest(&repository, &version).await? else { continue };
-            let written =
-                self.registry.push_manifest(&repository, &version, &stored.media_type, &stored.bytes);
+            let Some(old) = self.registry.manifest(&repository, &version).await? else { continue };
+            let written = self.registry.push_manifest(&repository, &version, &old.media_type, &old.bytes);
             if let Err(error) = written.await {
                 return Err(self.explain_refusal(&repository, error.into()).await);
             }

@@ -116,9 +116,8 @@ impl Collection {
         }
         let now = Timestamp::now().as_second();
         let base = since.and_then(|since| since.index.order.clone()).filter(|order| order.origin == origin);
-        let earlier =
-            newest.map(|newest| newest.order).into_iter().chain(base).map(|order| order.counter + 1);
-        let counter = earlier.chain(u64::try_from(now)).max().unwrap_or_default();
+        let next = newest.map(|newest| newest.order).into_iter().chain(base).map(|order| order.counter + 1);
+        let counter = next.chain(u64::try_from(now)).max().unwrap_or_default();
         let time = Timestamp::from_second(now).unwrap_or_default();
         let order = Order { origin: origin.to_owned(), counter, time };
         if let Some(problem) = order.problem() {
@@ -135,8 +134,7 @@ impl Collection {
 }
 
 impl Target {
-    /// Compares the bundle with the newest accepted bundle of its exporter. If the bundle is older, returns the newest
-    /// order, and the tags that would move back.
+    /// Returns the newest accepted order, and the tags that would move back, if that order is newer than the bundle's.
     pub async fn older(&self, verified: &Verified) -> Result<Option<Older>> {
         let index = verified.bundle.index();
         let order = index.order.clone();
@@ -153,9 +151,7 @@ impl Target {
             if !content.has_moving_tag() {
                 continue;
             }
-            let ImportOutcome::Moved { previous } = self.expected_outcome(verified, content).await? else {
-                continue;
-            };
+            let ImportOutcome::Moved { previous } = self.outcome(verified, content).await? else { continue };
             let new = verified.manifests.get(&content.digest);
             let (Some(tag), Some(new)) = (&content.tag, new) else { continue };
             let name = &content.repository;

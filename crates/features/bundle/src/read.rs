@@ -113,10 +113,8 @@ impl Bundle {
 
     /// Checks that the first frames hold exactly the entries that the index implies.
     fn check_head(&self, index_bytes: &[u8]) -> Result<()> {
-        let head = self
-            .index
-            .head()
-            .map_err(|error| self.damaged(HEAD_ENTRIES - 1, INDEX_NAME, &error.to_string()))?;
+        let head =
+            self.index.head().map_err(|e| self.damaged(HEAD_ENTRIES - 1, INDEX_NAME, &e.to_string()))?;
         for (frame, (name, content)) in head.iter().enumerate() {
             if *name == INDEX_NAME && content != index_bytes {
                 return Err(self.damaged(frame, name, "it is not in the form that farrier writes"));

@@ -45,9 +45,8 @@ impl Bundle {
         if is_tar {
             let layout = scratch.path().join("layout");
             fs::create_dir(&layout)?;
-            let not_a_bundle =
-                |error: UnpackError| BundleError::NotABundle(name.clone(), error_chain(&error));
-            unpack_tar(from, &layout, &LIMITS).map_err(not_a_bundle)?;
+            let refuse = |error: UnpackError| BundleError::NotABundle(name.clone(), error_chain(&error));
+            unpack_tar(from, &layout, &LIMITS).map_err(refuse)?;
             return repack(&layout, scratch.path(), &name);
         }
         if !is_pipe {

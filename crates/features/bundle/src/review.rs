@@ -23,8 +23,8 @@ pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> 
     let adds_command = bundled.as_ref().is_none_or(|bundled| !bundled.is_subset(&existing));
     let text = |path: PathBuf| {
         Ok::<_, BundleError>(match fs::symlink_metadata(&path) {
-            Ok(metadata) if metadata.is_file() => String::from_utf8_lossy(&fs::read(path)?).into_owned(),
-            Ok(metadata) if metadata.is_symlink() => {
+            Ok(meta) if meta.is_file() => String::from_utf8_lossy(&fs::read(path)?).into_owned(),
+            Ok(meta) if meta.is_symlink() => {
                 format!("a link to {}\n", fs::read_link(path)?.display())
             }
             _ => String::new(),

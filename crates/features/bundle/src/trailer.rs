@@ -52,10 +52,8 @@ impl Trailer {
     /// Returns the offset of the trailer in a file of `length` bytes, computed from the file's last [`FIXED`] bytes.
     pub(super) fn start(length: u64, last: &[u8]) -> Result<u64, TrailerError> {
         let field = |offset: usize| last.get(offset..offset + 8)?.try_into().ok().map(u64::from_le_bytes);
-        let (Some(frames), Some(file_length)) = (field(32), field(40)) else {
-            return Err(TrailerError::Truncated);
-        };
-        if !last.ends_with(MAGIC) || file_length != length {
+        let (Some(frames), Some(size)) = (field(32), field(40)) else { return Err(TrailerError::Truncated) };
+        if !last.ends_with(MAGIC) || size != length {
             return Err(TrailerError::Truncated);
         }
         if frames > MAX_FRAMES {

@@ -72,8 +72,7 @@ impl Bundle {
         outcomes.sort_by_key(|(at, _)| *at);
         let contents = outcomes.into_iter().map(|(_, content)| content).collect::<Result<Vec<_>>>()?;
         self.compare(HEAD_ENTRIES + blobs.len(), "the end of the tar", &entry::TAR_END)?;
-        let frames =
-            blobs.iter().enumerate().map(|(at, blob)| (blob.digest.clone(), HEAD_ENTRIES + at)).collect();
+        let frames = blobs.iter().map(|blob| blob.digest.clone()).zip(HEAD_ENTRIES..).collect();
         let mut manifests = BTreeMap::new();
         for (blob, content) in blobs.iter().zip(contents) {
             if let (Some(media_type), Some(bytes)) = (&blob.manifest, content) {
@@ -108,9 +107,9 @@ impl Bundle {
             self.index().blobs.iter().map(|blob| (&blob.digest, blob)).collect();
         for (digest, manifest) in manifests {
             let Some(holder) = known.get(digest) else { continue };
-            let referenced_blobs = blobs_of(&manifest.parsed).map(|blob| (blob, false));
+            let children = manifest.parsed.children().iter().map(|child| (child, true));
             for (referenced, is_manifest) in
-                referenced_blobs.chain(manifest.parsed.children().iter().map(|m| (m, true)))
+                blobs_of(&manifest.parsed).map(|blob| (blob, false)).chain(children)
             {
                 let fits = known.get(&referenced.digest).is_some_and(|blob| {
                     blob.size == referenced.size

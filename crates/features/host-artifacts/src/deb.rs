@@ -115,12 +115,10 @@ fn data(payload: &HostPayload) -> Entries {
 fn overrides_of(payload: &HostPayload) -> String {
     let kernel = Path::new("lib/modules").join(payload.release.as_str());
     let line = |path: &PathBuf| {
-        let relative = path
-            .strip_prefix(&kernel)
-            .ok()
-            .filter(|relative| relative.starts_with(module_dir(&payload.name)))?;
-        let (stem, _) = relative.file_name()?.to_str()?.split_once(".ko")?;
-        Some(format!("override {stem} * {}\n", relative.parent()?.display()))
+        let inner =
+            path.strip_prefix(&kernel).ok().filter(|inner| inner.starts_with(module_dir(&payload.name)))?;
+        let (stem, _) = inner.file_name()?.to_str()?.split_once(".ko")?;
+        Some(format!("override {stem} * {}\n", inner.parent()?.display()))
     };
     payload.files.keys().filter_map(line).collect()
 }

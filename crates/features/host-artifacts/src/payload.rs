@@ -88,10 +88,7 @@ fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<
     let site = image.parts.module_signer.as_ref();
     let known = site.filter(|site| site.fingerprint() == signer.certificate);
     known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
-        let why = format!(
-            "has modules signed with certificate {}, which this site does not have",
-            signer.certificate
-        );
+        let why = format!("has modules signed with unknown certificate {}", signer.certificate);
         unmet(image, &why, "name it as moduleSigning.certificate in site.yaml, or pull where it is named")
     })
 }
@@ -100,9 +97,7 @@ fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<
 fn is_signed_by(tree: &Path, signer: &ModuleSignerFact) -> payload::Result<bool> {
     let modules = payload::read_modules(tree, &DecompressionBudget::without_build())?;
     let by_key = |signature: &Signature| matches!(signature, Signature::By(by) if by.key_id == signer.key_id);
-    Ok(modules
-        .iter()
-        .any(|payload_module| payload_module.module.as_ref().is_ok_and(|module| by_key(&module.signature))))
+    Ok(modules.iter().any(|file| file.module.as_ref().is_ok_and(|module| by_key(&module.signature))))
 }
 
 fn host_files(tree: &Path, name: &ImageName, release: &KernelRelease) -> Result<BTreeMap<PathBuf, PathBuf>> {

@@ -52,7 +52,7 @@ pub async fn pull(
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Clients maintain the lists of referrers, so an entry may be of another kind.
         let Some((layer, name)) = output_layer(&manifest, digest, output) else { continue };
-        if let Err(why) = check_signature(StoredImage { digest: &stored.digest, ..image }, signers).await? {
+        if let Err(why) = verify(StoredImage { digest: &stored.digest, ..image }, signers).await? {
             refused.push(format!("{}: {why}", stored.digest));
             continue;
         }
@@ -64,7 +64,7 @@ pub async fn pull(
         let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
         return Err(unmet(image, &why, "pass the key that signed it with --key, or publish it again"));
     }
-    if let Err(why) = check_signature(image, signers).await? {
+    if let Err(why) = verify(image, signers).await? {
         let why = format!("is not signed with an accepted key: {why}");
         return Err(unmet(image, &why, "pass the key that signed it with --key"));
     }
@@ -79,10 +79,7 @@ pub async fn pull(
 }
 
 /// Whether enough of the keys signed a manifest. The inner error is the reason if not.
-async fn check_signature(
-    image: StoredImage<'_>,
-    signers: Option<&RequiredSigners>,
-) -> Result<Result<(), String>> {
+async fn verify(image: StoredImage<'_>, signers: Option<&RequiredSigners>) -> Result<Result<(), String>> {
     match signers {
         Some(signers) => image.signed_by(signers).await,
         None => Ok(Ok(())),

@@ -15,14 +15,12 @@ use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, TargetError, entries, image_l
 pub async fn contents(parts: &Parts, images: &BTreeSet<String>, known: &mut BTreeMap<String, ImageContents>) {
     known.retain(|image, _| images.contains(image) && image.contains("@sha256:"));
     let prefix = format!("{}/", image_location(&parts.location).prefix.trim_end_matches('/'));
-    let missing = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
-    let found = stream::iter(
-        missing.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))),
-    )
-    .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
-    .buffer_unordered(MAX_CONCURRENT_REQUESTS)
-    .collect::<Vec<_>>()
-    .await;
+    let new = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
+    let found = stream::iter(new.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
+        .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+        .collect::<Vec<_>>()
+        .await;
     known.extend(found.into_iter().flatten());
 }
 

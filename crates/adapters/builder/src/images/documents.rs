@@ -146,8 +146,7 @@ impl StoredImage<'_> {
         Ok(statement.map(|statement| provenance::named_inputs(&statement.predicate)).unwrap_or_default())
     }
 
-    /// Whether the image's list of referrers (fallback tag) names a referrer of this artifact type that the registry
-    /// has deleted.
+    /// Whether the list under the image's fallback tag names a referrer of this type that the registry has deleted.
     pub(super) async fn is_referrer_deleted(self, media_type: &str) -> Result<bool> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);

@@ -45,7 +45,7 @@ pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &
     let today = day(Timestamp::now());
     let failed_recently = last.failed.is_some_and(|failed| failed.elapsed() < RETRY_DELAY);
     let is_recorded =
-        last.written.as_ref().is_some_and(|(day, written)| *day == today && kernels.is_subset(written));
+        matches!(&last.written, Some((day, known)) if *day == today && kernels.is_subset(known));
     if kernels.is_empty() || failed_recently || is_recorded {
         return;
     }

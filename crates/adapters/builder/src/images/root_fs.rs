@@ -65,10 +65,10 @@ pub(crate) async fn runtime_base(
         RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
             let root = base_root(parts, base, sources, &cell.version).await?;
             let root = root.ok_or_else(|| TargetError::definition_gone(cell.image.as_str()))?;
-            ensure_planned_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
+            cell_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Minimal(spec) => {
-            ensure_planned_root_fs(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
+            cell_root_fs(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Image(text) => {
             // Use the digest from the input hash, because the tag may have moved.
@@ -93,8 +93,7 @@ pub async fn base_root(
 /// Returns the digest and the file of the toolchain's layer. The root file system is taken from the registry, or
 /// created and published.
 pub async fn root_fs_layer(parts: &Parts, root: &PackageRoot, cell: &Cell) -> Result<(Digest, PathBuf)> {
-    let reference =
-        ensure_planned_root_fs(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
+    let reference = cell_root_fs(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
     let base = base_image(parts, &reference, cell.target.arch).await?;
     let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
     Ok((layer.digest.clone(), parts.blob_file(&base.repository, layer).await?))
@@ -247,7 +246,7 @@ fn root_fs_image(
 
 /// Ensures that the registry has a cell's root file system, and returns its reference by digest. Fails if the content
 /// differs from the content in the input hash, because someone may have replaced the image.
-async fn ensure_planned_root_fs(
+async fn cell_root_fs(
     parts: &Parts,
     spec: RootFsSpec<'_>,
     cell: &Cell,
@@ -349,7 +348,7 @@ pub(crate) async fn toolchain_tree(
     let arch = cell.target.arch;
     let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
         Some(root) => {
-            ensure_planned_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
+            cell_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
         }
         // `cell.toolchain` contains the digest from the input hash, because the tag may have moved.
         None => parts.mirrored_reference(cell.toolchain.parse()?).await?,

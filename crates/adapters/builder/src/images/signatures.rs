@@ -131,7 +131,7 @@ impl StoredImage<'_> {
         is_enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
     ) -> Result<FoundSignatures> {
         let mut found = FoundSignatures::default();
-        let add_all = |found: &mut FoundSignatures, all: Vec<ReadResult<ImageSignature>>| {
+        let add = |found: &mut FoundSignatures, all: Vec<ReadResult<ImageSignature>>| {
             for signature in all {
                 match signature {
                     Ok(signature) => found.add(self.digest, &signature, keys.iter().copied()),
@@ -139,13 +139,10 @@ impl StoredImage<'_> {
                 }
             }
         };
-        add_all(&mut found, self.tagged_signatures().await?);
+        add(&mut found, self.tagged_signatures().await?);
         if !is_enough(&found) {
             let bundled = self.bundled(Some(SIGNED_PREDICATE)).await?;
-            add_all(
-                &mut found,
-                bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect(),
-            );
+            add(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
         }
         Ok(found)
     }

@@ -92,7 +92,7 @@ async fn identity(
     if let SourceOrigin::Image(image) = &source.from {
         return Ok(PrebuiltImage::find(parts, image, target).await?.identity());
     }
-    let source = source.for_kernel(target).map_err(no_source_for_kernel)?;
+    let source = source.for_kernel(target).map_err(no_source)?;
     let look = || parts.fetcher.sources().identity(&source);
     let SourceIdentity { identity, version } = parts.retry("look up source", look).await?;
     match (required_version, version.as_deref()) {
@@ -116,11 +116,11 @@ pub(crate) async fn fetch_source(
     if let SourceOrigin::Image(image) = &source.from {
         return PrebuiltImage::find(parts, image, target).await?.fetch(parts, target).await;
     }
-    let source = source.for_kernel(target).map_err(no_source_for_kernel)?;
+    let source = source.for_kernel(target).map_err(no_source)?;
     parts.retry("fetch source", || parts.fetcher.sources().fetch(&source)).await
 }
 
-fn no_source_for_kernel(why: String) -> TargetError {
+fn no_source(why: String) -> TargetError {
     TargetError::unmet(
         why,
         "exclude this kernel with `kernels` and `release` of the image, or name another source",
@@ -139,9 +139,8 @@ struct PrebuiltImage {
 
 impl PrebuiltImage {
     async fn find(parts: &Parts, source: &SourceImage, target: &KernelTarget) -> Result<Self> {
-        let (wanted, path) = source
-            .for_kernel(target)
-            .map_err(|missing| no_source_for_kernel(format!("there is no {missing}")))?;
+        let (wanted, path) =
+            source.for_kernel(target).map_err(|missing| no_source(format!("there is no {missing}")))?;
         let absent = || {
             let hint =
                 "publish it for this kernel, or exclude the kernel with `kernels` and `release` of the image";

@@ -70,8 +70,7 @@ pub async fn look_up_root_fs(
         let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
         for image in images {
             let Ok(toolchain) = image.spec.toolchain(family) else { continue };
-            let root = PackageRoot::of_toolchain(&toolchain, target);
-            let Some(root) = root else { continue };
+            let Some(root) = PackageRoot::of_toolchain(&toolchain, target) else { continue };
             let key = toolchain_key(image, family, target, resolved.system(target));
             let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };
             let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);

@@ -51,7 +51,6 @@ pub struct VerifyCheck {
     pub result: CheckResult,
     /// Details of the result.
     pub message: String,
-    /// Suggested remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<&'static str>,
 }

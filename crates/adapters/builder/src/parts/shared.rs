@@ -387,11 +387,9 @@ pub async fn entries(
         return Ok(images);
     }
     for entry in &index.manifests {
-        let is_platform = |arch: &Architecture| entry.platform == Some(Platform::is_platform(arch.as_str()));
+        let is_linux = |arch: &Architecture| entry.platform == Some(Platform::linux(arch.as_str()));
         let architecture = entry.platform.as_ref().and_then(|platform| platform.architecture.parse().ok());
-        let Some(architecture) =
-            architecture.filter(is_platform).filter(|architecture| seen.insert(*architecture))
-        else {
+        let Some(architecture) = architecture.filter(is_linux).filter(|arch| seen.insert(*arch)) else {
             return Ok(BTreeMap::new());
         };
         // Skip a missing image: the next reconcile publishes it.
