@@ -34,7 +34,7 @@ pub struct EngineEnv {
     pub docker_host: Option<String>,
     /// `XDG_RUNTIME_DIR`: the directory with the socket of a user's Podman.
     pub runtime_dir: Option<PathBuf>,
-    /// Directory of notes about leftovers of runs in a daemon, which the next run removes; `None` if nothing is built.
+    /// Directory of notes about runs in a daemon. The next run removes what dead runs have left. `None`: nothing is built.
     pub notes: Option<PathBuf>,
     /// `FARRIER_RUNNER`: the runner of sandboxes and pods; `None` selects the one next to farrier's own program.
     pub runner: Option<PathBuf>,

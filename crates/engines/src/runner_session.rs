@@ -21,7 +21,7 @@ use super::{
 const MAX_PAYLOAD_MESSAGES: usize = 8;
 
 /// Source of a runner's messages.
-pub(super) trait Source {
+pub(super) trait MessageSource {
     /// Returns the next message. After an error no message follows.
     async fn next(&mut self) -> Result<Message>;
 }
@@ -41,7 +41,7 @@ type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
 
 impl RunnerSession<'_> {
     /// Processes messages up to the last one, and unpacks the payload into `dest`. Returns the confinement of the build.
-    pub(super) async fn run(&self, source: &mut impl Source, dest: &Path) -> Result<Confinement> {
+    pub(super) async fn run(&self, source: &mut impl MessageSource, dest: &Path) -> Result<Confinement> {
         let (sender, payload) = mpsc::channel(MAX_PAYLOAD_MESSAGES);
         // A payload is complete only when the runner confirms it: any other end stops the unpacking.
         let stop = self.cancel.child_token();
@@ -49,7 +49,7 @@ impl RunnerSession<'_> {
             let outcome = tokio::select! {
                 biased;
                 () = stop.cancelled() => Err(EngineError::Canceled),
-                outcome = self.process_messages(source, sender) => outcome,
+                outcome = self.process(source, sender) => outcome,
             };
             if outcome.is_err() {
                 stop.cancel();
@@ -63,7 +63,7 @@ impl RunnerSession<'_> {
         }
     }
 
-    async fn process_messages(&self, source: &mut impl Source, mut payload: Payload) -> Result<Confinement> {
+    async fn process(&self, source: &mut impl MessageSource, mut payload: Payload) -> Result<Confinement> {
         let mut splitter = LineSplitter::default();
         let (mut size, mut hash) = (0, Sha256::new());
         let mut confinement = Confinement::default();
@@ -164,7 +164,7 @@ mod tests {
         fn line(&self, _: &str) {}
     }
 
-    impl Source for vec::IntoIter<Message> {
+    impl MessageSource for vec::IntoIter<Message> {
         async fn next(&mut self) -> Result<Message> {
             Iterator::next(self).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof).into())
         }

@@ -59,7 +59,7 @@ impl DockerEngine {
     }
 
     /// Lists the kept images of all runs.
-    pub async fn kept(&self) -> Result<Vec<KeptImage>> {
+    pub async fn kept_images(&self) -> Result<Vec<KeptImage>> {
         let filters = HashMap::from([("label".to_owned(), vec![format!("{CACHE_LABEL}=base")])]);
         let options =
             ListImagesOptions { filters: Some(filters), shared_size: true, ..ListImagesOptions::default() };
@@ -68,7 +68,7 @@ impl DockerEngine {
     }
 
     /// Removes a kept image. The daemon refuses if a container uses it.
-    pub async fn remove(&self, name: &str) -> Result<()> {
+    pub async fn remove_kept_image(&self, name: &str) -> Result<()> {
         let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
         is_removed(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
     }

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     EngineError, Result,
-    runner_session::{Source, read_frame},
+    runner_session::{MessageSource, read_frame},
 };
 
 /// Timeout of a silent connection, which counts as dead because the runner sends heartbeats.
@@ -104,7 +104,7 @@ impl<'a> Follower<'a> {
     }
 }
 
-impl Source for Follower<'_> {
+impl MessageSource for Follower<'_> {
     async fn next(&mut self) -> Result<Message> {
         loop {
             if self.pod.is_none() {

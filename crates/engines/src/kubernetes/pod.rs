@@ -83,8 +83,8 @@ pub fn state_without_pod(job: &str, events: &[Event]) -> PodState {
 }
 
 /// Returns the state of a build whose Job or pod was deleted by another client.
-pub fn deleted(job: &str, what: &str) -> PodState {
-    ended(End::Transient, &format!("of Job {job}"), None, Some(what))
+pub fn deleted(job: &str, reason: &str) -> PodState {
+    ended(End::Transient, &format!("of Job {job}"), None, Some(reason))
 }
 
 fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> {

@@ -114,10 +114,10 @@ impl<'a> Wait<'a> {
     async fn check_job(&self, has_pod: bool) -> Option<PodState> {
         let JobId { name, uid } = &self.job;
         match self.jobs.get_opt(name).await {
-            Ok(found) if found.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
+            Ok(job) if job.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
                 return Some(deleted(name, "its Job was deleted"));
             }
-            Ok(Some(found)) if !has_pod && is_over(&found) => return Some(deleted(name, "it was deleted")),
+            Ok(Some(job)) if !has_pod && is_over(&job) => return Some(deleted(name, "it was deleted")),
             // The Job's Events explain why it has no pod. After a failed request the state is unknown.
             Ok(_) if !has_pod => {}
             Ok(_) | Err(_) => return None,
@@ -138,9 +138,9 @@ impl<'a> Wait<'a> {
 }
 
 /// Error for a missing permission in the namespace of builds.
-pub(super) fn missing_permission(what: &str) -> EngineError {
+pub(super) fn missing_permission(detail: &str) -> EngineError {
     EngineError::Pod {
-        message: format!("the cluster denies farrier access to the pod of a build: {what}"),
+        message: format!("the cluster denies farrier access to the pod of a build: {detail}"),
         hint: "deploy/ has the Role for the namespace of builds".to_owned(),
         is_transient: false,
     }

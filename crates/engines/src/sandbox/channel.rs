@@ -17,7 +17,7 @@ use crate::{
     ContextEntry, EngineError, Result,
     bridge::stream_from_writer,
     context,
-    runner_session::{Source, read_frame},
+    runner_session::{MessageSource, read_frame},
 };
 
 /// Connection to one runner, which requests its plan and context after it has created its namespaces.
@@ -76,7 +76,7 @@ impl<'a> SandboxChannel<'a> {
     }
 }
 
-impl Source for SandboxChannel<'_> {
+impl MessageSource for SandboxChannel<'_> {
     async fn next(&mut self) -> Result<Message> {
         loop {
             let frame = read_frame(&mut self.stdout).await;
