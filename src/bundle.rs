@@ -171,7 +171,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let target = Target { location: location.clone(), registry: Arc::clone(registry) };
     let origin = args.origin.as_ref().unwrap_or(&from);
-    if let Some(error) = collection.put_in_order(&target, origin, since.as_ref()).await? {
+    if let Some(error) = collection.assign_order(&target, origin, since.as_ref()).await? {
         output::message(&format!("note: the clock alone orders this bundle: {}", error_chain(&error)));
     }
     let split = args.split.map(Memory::bytes);

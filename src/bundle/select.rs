@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use farrier_builder::parts::Parts;
-use farrier_bundle::{BundleError, Content, ContentKind, FoundInputs, License, contents::in_order, needed};
+use farrier_bundle::{
+    BundleError, Content, ContentKind, FoundInputs, License, contents::sort_contents, needed,
+};
 use farrier_bundle::{MissingInput, Selection, ensure_exportable, find_inputs, licenses};
 use farrier_core::{
     facts::ImageFacts,
@@ -67,7 +69,7 @@ pub(super) async fn contents(
     }
     licensed.extend(licenses(parts, &found).await?);
     ensure_exportable(&licensed, &parts.definitions.site.policy)?;
-    Ok(Some((in_order(found), licensed)))
+    Ok(Some((sort_contents(found), licensed)))
 }
 
 fn tell(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {

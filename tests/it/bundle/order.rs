@@ -38,7 +38,7 @@ async fn export(site: &Site, content: Content, origin: &str, to: &Path, since: O
     let repository = site.location.repository(&content.repository).unwrap();
     let wanted = [ContentRequest { content, repository, registry: Arc::clone(&site.registry) }];
     let mut collection = bundle::collect(&wanted, ORIGIN, since).await.unwrap();
-    assert!(collection.put_in_order(&site.target(), origin, since).await.unwrap().is_none());
+    assert!(collection.assign_order(&site.target(), origin, since).await.unwrap().is_none());
     bundle::export(collection, to, None, Arc::new(Silent)).await.unwrap();
     Bundle::open(to).unwrap().index().order.clone().unwrap()
 }

@@ -150,7 +150,7 @@ impl Collector {
                 }
             }
         }
-        let (artifact_type, facts) = match self.manifests.get(&content.digest).map(|found| &found.parsed) {
+        let (artifact_type, facts) = match self.manifests.get(&content.digest).map(|entry| &entry.parsed) {
             Some(AnyManifest::Image(image)) => {
                 (image.artifact_type.clone(), ImageFacts::from_annotations(&image.annotations).ok())
             }

@@ -212,7 +212,7 @@ impl<'a> Needed<'a> {
 }
 
 /// Sorts contents in the order in which a site needs them, without duplicates.
-pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
+pub fn sort_contents(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
     contents.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
@@ -340,7 +340,7 @@ mod tests {
         let referrer = content(ContentKind::Referrer, None);
         let (image, source) =
             (content(ContentKind::Image, Some("1")), content(ContentKind::Source, Some("2")));
-        let list = in_order([referrer.clone(), image.clone(), image.clone(), source.clone()]);
+        let list = sort_contents([referrer.clone(), image.clone(), image.clone(), source.clone()]);
         assert_eq!(list, [source, image, referrer]);
         let text = serde_json::to_string(&list).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Content>>(&text).unwrap(), list);

@@ -35,8 +35,8 @@ pub fn write_definitions(
 ) -> Result<Option<usize>> {
     let index = verified.bundle.index();
     // The newest export comes last.
-    let found = index.contents.iter().rfind(|listed| listed.content.kind == ContentKind::Definitions);
-    let Some(manifest) = found.and_then(|listed| verified.manifests.get(&listed.content.digest)) else {
+    let newest = index.contents.iter().rfind(|listed| listed.content.kind == ContentKind::Definitions);
+    let Some(manifest) = newest.and_then(|listed| verified.manifests.get(&listed.content.digest)) else {
         return Ok(None);
     };
     fs::create_dir_all(to)?;

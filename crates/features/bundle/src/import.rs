@@ -175,19 +175,19 @@ impl Target {
         let Content { repository, tag, digest, .. } = content;
         let repository = &self.repository(repository)?;
         let Some(tag) = tag else { return self.untagged(verified, repository, digest).await };
-        let found = self.registry.manifest(repository, &Version::Tag(tag.clone())).await?;
-        let Some(found) = found else { return Ok(ImportOutcome::Pushed) };
-        if found.digest == *digest {
+        let current = self.registry.manifest(repository, &Version::Tag(tag.clone())).await?;
+        let Some(current) = current else { return Ok(ImportOutcome::Pushed) };
+        if current.digest == *digest {
             return Ok(ImportOutcome::Present);
         }
         if content.has_moving_tag() {
-            return Ok(ImportOutcome::Moved { previous: found.digest });
+            return Ok(ImportOutcome::Moved { previous: current.digest });
         }
         let new = verified.manifests.get(digest).filter(|_| content.is_joined());
-        Ok(match new.map_or(Joined::Foreign, |new| Joined::of(&found.bytes, &new.bytes)) {
+        Ok(match new.map_or(Joined::Foreign, |new| Joined::of(&current.bytes, &new.bytes)) {
             Joined::Whole => ImportOutcome::Present,
-            Joined::New | Joined::Both(_) => ImportOutcome::Moved { previous: found.digest },
-            Joined::Foreign => ImportOutcome::Conflict { holds: found.digest },
+            Joined::New | Joined::Both(_) => ImportOutcome::Moved { previous: current.digest },
+            Joined::Foreign => ImportOutcome::Conflict { holds: current.digest },
         })
     }
 

@@ -145,8 +145,9 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }
-    let is_carried = |source: &SourceSpec| carried.iter().any(|input| input.has(source, &selection.kernels));
-    FoundInputs { contents: contents::in_order(found), licenses: needed.licenses(is_carried), missing }
+    let is_carried =
+        |source: &SourceSpec| carried.iter().any(|input| input.is_content_of(source, &selection.kernels));
+    FoundInputs { contents: contents::sort_contents(found), licenses: needed.licenses(is_carried), missing }
 }
 
 /// Inputs to store, and inputs that cannot be determined.
@@ -301,18 +302,18 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
             return at(parts, ContentKind::Mirror, &copy).await;
         }
     };
-    let mut found = Vec::new();
+    let mut contents = Vec::new();
     for content in named(parts, kind.into(), kind.repository(), tag.as_str()).await? {
         // The input has an immutable content tag as well as the moving tag.
-        found.extend(content_tag_of(parts, kind, &content).await?);
-        found.push(content);
+        contents.extend(content_tag_of(parts, kind, &content).await?);
+        contents.push(content);
     }
     if let Input::Packages(root, arch) = input {
         // The image that was published from this root file system.
         let (name, tag) = root_fs_tag(&root.key(*arch))?;
-        found.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
+        contents.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
     }
-    Ok(found)
+    Ok(contents)
 }
 
 /// The content under its immutable tag, if the store has one for it.
@@ -349,7 +350,7 @@ fn name_of(parts: &Parts, reference: &ImageReference) -> String {
 
 impl Input<'_> {
     /// Whether this input is the source's content for one of the kernels.
-    fn has(&self, source: &SourceSpec, kernels: &BTreeSet<KernelTarget>) -> bool {
+    fn is_content_of(&self, source: &SourceSpec, kernels: &BTreeSet<KernelTarget>) -> bool {
         match (self, &source.from) {
             (Self::Source(spec), _) => has_same_content(spec, source),
             (Self::Copy(text), SourceOrigin::Image(image)) => {

@@ -99,10 +99,10 @@ impl fmt::Display for Older {
 }
 
 impl Collection {
-    /// Gives the bundle its order, and records it in the exporter's registry. The same contents as in the newest export
+    /// Assigns the bundle an order, and records the order in the exporter's registry. The same contents as in the newest export
     /// get the same order, so an interrupted export resumes. Returns the error of a registry that refuses the record;
     /// the counter then comes from the clock.
-    pub async fn put_in_order(
+    pub async fn assign_order(
         &mut self,
         exporter: &Target,
         origin: &str,

@@ -173,13 +173,13 @@ fn find_index(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, 
     if length < 4 || file.read_exact_at(&mut magic, 0).is_err() || magic != ZSTD {
         return Err(not_a_bundle("it is not compressed with zstd"));
     }
-    let mut at = 0;
+    let mut offset = 0;
     for _ in 0..HEAD_ENTRIES {
         let wrong = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => BundleError::truncated(path, length, "ends within its head"),
-            _ => BundleError::damaged(path, &(at..length), "its head", &error.to_string()),
+            _ => BundleError::damaged(path, &(offset..length), "its head", &error.to_string()),
         };
-        let mut reader = FrameReader::new(Section::new(Arc::clone(file), at, length)).map_err(wrong)?;
+        let mut reader = FrameReader::new(Section::new(Arc::clone(file), offset, length)).map_err(wrong)?;
         let mut header = tar::Header::new_old();
         reader.read_exact(header.as_mut_bytes()).map_err(wrong)?;
         let size = header.size().map_err(|_| not_a_bundle("it does not begin with a tar header"))?;
@@ -191,11 +191,11 @@ fn find_index(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, 
         let mut content = vec![0; usize::try_from(size).unwrap_or_default()];
         reader.read_exact(&mut content).map_err(wrong)?;
         if header.path_bytes().as_ref() == INDEX_NAME.as_bytes() {
-            return Ok((content, at..at + reader.consumed()));
+            return Ok((content, offset..offset + reader.consumed()));
         }
         io::copy(&mut reader.by_ref().take(TAR_BLOCK as u64), &mut io::sink()).map_err(wrong)?;
         reader.expect_end().map_err(wrong)?;
-        at += reader.consumed();
+        offset += reader.consumed();
     }
     Err(not_a_bundle(&format!("{INDEX_NAME} is not among its first entries")))
 }
@@ -264,25 +264,25 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut on_chunk: impl FnMut(&
 #[derive(Clone, Debug)]
 pub(super) struct Section {
     file: Arc<Volume>,
-    at: u64,
+    offset: u64,
     end: u64,
 }
 
 impl Section {
-    pub(super) fn new(file: Arc<Volume>, at: u64, end: u64) -> Self {
-        Self { file, at, end }
+    pub(super) fn new(file: Arc<Volume>, offset: u64, end: u64) -> Self {
+        Self { file, offset, end }
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.end - self.at
+        self.end - self.offset
     }
 }
 
 impl Read for Section {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let limit = to.len().min(usize::try_from(self.len()).unwrap_or(usize::MAX));
-        let count = self.file.read_at(&mut to[..limit], self.at)?;
-        self.at += count as u64;
+        let count = self.file.read_at(&mut to[..limit], self.offset)?;
+        self.offset += count as u64;
         Ok(count)
     }
 }

@@ -44,9 +44,9 @@ pub async fn with_referrers(
                     continue;
                 }
                 let version = Version::Tag(tag.clone());
-                if let Some(found) = registry.manifest(&repository, &version).await? {
+                if let Some(stored) = registry.manifest(&repository, &version).await? {
                     let (kind, tag) = (ContentKind::Signature, Some(tag.clone()));
-                    queue.push(Content { kind, repository: name.clone(), tag, digest: found.digest });
+                    queue.push(Content { kind, repository: name.clone(), tag, digest: stored.digest });
                 }
             }
         }

@@ -15,7 +15,7 @@ use super::{BundleError, Result};
 /// Templates in a definitions directory.
 const TEMPLATES: &str = "templates";
 
-/// Differences to review between the new files and the files at `to`; empty if none of them matter.
+/// Differences to review between the new files and the files at `to`; empty if none needs a review.
 pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> {
     let mut differences = String::new();
     let existing = commands(to).unwrap_or_default();

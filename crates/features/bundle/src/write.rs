@@ -29,7 +29,7 @@ pub(super) struct Writer {
     out: BufWriter<VolumeWriter>,
     frames: Vec<u64>,
     /// Offset of the next frame.
-    at: u64,
+    offset: u64,
     index: Digest,
 }
 
@@ -63,10 +63,10 @@ impl Writer {
             files.truncate(0)?;
             files.write_all(&head)?;
         }
-        let at = frames.iter().sum();
-        files.truncate(at)?;
+        let offset = frames.iter().sum();
+        files.truncate(offset)?;
         let out = BufWriter::with_capacity(BUFFER, files);
-        Ok(Self { to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
+        Ok(Self { to: to.to_owned(), out, frames, offset, index: Digest::of(&bytes) })
     }
 
     /// Number of the index's blobs that the file already has.
@@ -93,9 +93,9 @@ impl Writer {
         }
         writer.write_all(entry::padding(blob.size))?;
         writer.finish()?;
-        let end = self.out.get_ref().at + self.out.buffer().len() as u64;
-        self.frames.push(end - self.at);
-        self.at = end;
+        let end = self.out.get_ref().offset + self.out.buffer().len() as u64;
+        self.frames.push(end - self.offset);
+        self.offset = end;
         Ok(())
     }
 
@@ -108,7 +108,7 @@ impl Writer {
         end.extend(trailer.to_bytes());
         self.out.write_all(&end)?;
         self.out.into_inner().map_err(io::IntoInnerError::into_error)?.finish(&self.to)?;
-        Ok((self.at + end.len() as u64, self.index))
+        Ok((self.offset + end.len() as u64, self.index))
     }
 }
 
@@ -129,15 +129,15 @@ fn kept_frames(
         return Ok(None);
     }
     meter.begin(Phase::Resume, length);
-    let mut at = head.len() as u64;
-    meter.advance(at);
+    let mut offset = head.len() as u64;
+    meter.advance(offset);
     let mut frames = Vec::new();
     for blob in index.carried() {
-        let section = Section::new(Arc::clone(file), at, length);
+        let section = Section::new(Arc::clone(file), offset, length);
         // A damaged frame is written again.
         let Ok(frame) = read_blob(section, blob, |_| {}) else { break };
         meter.advance(frame);
-        at += frame;
+        offset += frame;
         frames.push(frame);
     }
     meter.end();
