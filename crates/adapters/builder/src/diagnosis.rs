@@ -170,8 +170,8 @@ impl Diagnoser {
 
 /// Returns the file that an `In file included from FILE:1:` line or its continuation names.
 fn included_from(line: &str) -> Option<&str> {
-    let rest = line.trim_start().strip_prefix("In file included ").unwrap_or(line).trim_start();
-    rest.strip_prefix("from ")?.split(':').next()
+    let sources = line.trim_start().strip_prefix("In file included ").unwrap_or(line).trim_start();
+    sources.strip_prefix("from ")?.split(':').next()
 }
 
 /// Returns a file's name without directory and extension.
@@ -188,12 +188,12 @@ fn is_command_output(line: &str) -> bool {
 /// Whether the engine quotes the Dockerfile in this line. The text of a step may contain the words of an error.
 fn is_engine_echo(line: &str) -> bool {
     // Podman prefixes the stage: `[1/3] STEP 2/3: RUN make`.
-    let step = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+    let step = match line.strip_prefix('[').and_then(|prefixed| prefixed.split_once("] ")) {
         Some((stage, step)) if stage.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/') => step,
         _ => line,
     };
     let number = step.strip_prefix("Step ").or_else(|| step.strip_prefix("STEP "));
-    number.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    number.is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
         || line.starts_with("The command '")
         || line.starts_with("Error: building at STEP ")
 }
@@ -309,7 +309,7 @@ fn patch(line: &str) -> Option<Diagnosis> {
 /// Recognizes missing commands, files, interpreters and hosts.
 fn missing(line: &str) -> Option<Diagnosis> {
     let line = line.trim();
-    let dash = line.ends_with(": not found")
+    let shell = line.ends_with(": not found")
         && (line.starts_with("/bin/")
             || line.starts_with("sh: ")
             || line.contains(": line ")
@@ -323,7 +323,7 @@ fn missing(line: &str) -> Option<Diagnosis> {
         "Can't locate ",
         "ERROR: Kernel configuration is invalid",
     ];
-    (dash || bash || make || phrases.iter().any(|phrase| line.contains(phrase)) || hints::is_network(line))
+    (shell || bash || make || phrases.iter().any(|phrase| line.contains(phrase)) || hints::is_network(line))
         .then(|| message_only(line))
 }
 

@@ -219,8 +219,8 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
     Ok(material)
 }
 
-/// Returns the digest and packages of the toolchain. The published toolchain is used if it is as trusted as the one
-/// that was used, otherwise the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
+/// Returns the digest and packages of the toolchain: of the published one, if it is as trusted as the toolchain that the
+/// build used, otherwise of the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
 /// longer than both. Nothing is fetched only for documentation.
 async fn toolchain_packages(
     parts: &Parts,
@@ -228,8 +228,8 @@ async fn toolchain_packages(
     root: &PackageRoot,
     used: Option<&Digest>,
 ) -> Result<Option<(Digest, PackageList)>> {
-    let found = published_root_fs(parts, root, arch).await?;
-    if let Some((reference, _)) = found.filter(|(_, unverified)| unverified.as_ref() == used) {
+    let published = published_root_fs(parts, root, arch).await?;
+    if let Some((reference, _)) = published.filter(|(_, unverified)| unverified.as_ref() == used) {
         let base = base_image(parts, &reference, arch).await?;
         let digest = base.image.layers.first().map(|layer| layer.digest.clone());
         let packages = packages_of(parts, &base).await?;

@@ -128,14 +128,14 @@ fn parse_name(image: &ImageName, name: &str) -> Option<(KernelRelease, String)> 
 
 fn all(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
     let Some(entries) = if_there(fs::read_dir(cache.root().join(KIND)))? else { return Ok(Vec::new()) };
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for entry in entries {
         let entry = entry?;
         // Skip an entry that was removed in the meantime.
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
-        found.extend(modified.ok().zip(entry.file_name().into_string().ok()));
+        files.extend(modified.ok().zip(entry.file_name().into_string().ok()));
     }
-    Ok(found)
+    Ok(files)
 }
 
 /// Reads a log that may still be growing.

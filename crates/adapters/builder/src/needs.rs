@@ -109,7 +109,7 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
         let Need::Tree { name, tree } = need else { continue };
         let found = parts.fetcher.host_tree(tree, &cell.target).await?;
         let HostTree { root, digest, symvers, origin } = match found {
-            HostTreeLookup::Found(found) => found,
+            HostTreeLookup::Found(host_tree) => host_tree,
             HostTreeLookup::Missing { looked_for, hint } => {
                 return Err(TargetError::headers_missing(&looked_for, hint));
             }

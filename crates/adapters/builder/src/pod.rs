@@ -184,7 +184,7 @@ async fn publish(
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
 }
 
-/// Returns the toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, so that
+/// Returns the toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, which
 /// must be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
 fn for_pod(base: &Base) -> Base {
     let mut base = base.clone();

@@ -73,7 +73,7 @@ pub(super) fn is_network(line: &str) -> bool {
 
 /// Returns the release in a message about a missing `/lib/modules/RELEASE/build`.
 fn missing_build_release(line: &str) -> Option<&str> {
-    let (release, rest) = line.split_once("/lib/modules/")?.1.split_once("/build")?;
-    let is_missing = rest.contains("No such file or directory") || line.contains("No rule to make target");
+    let (release, message) = line.split_once("/lib/modules/")?.1.split_once("/build")?;
+    let is_missing = message.contains("No such file or directory") || line.contains("No rule to make target");
     (is_missing && !release.is_empty() && !release.contains(['/', ' ', '$'])).then_some(release)
 }

@@ -132,8 +132,8 @@ impl StoredImage<'_> {
         let registry = parts.registry_of(repository);
         for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
         {
-            if let Some(found) = self.read_document(&referrer.digest, kind).await? {
-                return Ok(Some(found));
+            if let Some(content) = self.read_document(&referrer.digest, kind).await? {
+                return Ok(Some(content));
             }
         }
         Ok(None)

@@ -130,8 +130,8 @@ pub(super) async fn unverified_root_fs(
     arch: Architecture,
 ) -> Result<Option<Digest>> {
     let key = key_of(parts, spec, arch).await?;
-    if let Some(found) = published(parts, &key, arch).await? {
-        return Ok(found.unverified);
+    if let Some(root_fs) = published(parts, &key, arch).await? {
+        return Ok(root_fs.unverified);
     }
     if parts.fetcher.root_fs().made_here(&key, arch)?.is_some() {
         return Ok(None);
@@ -147,8 +147,8 @@ pub(crate) async fn published_root_fs(
     root: &PackageRoot,
     arch: Architecture,
 ) -> Result<Option<(ImageReference, Option<Digest>)>> {
-    let found = published(parts, &root.key(arch), arch).await?;
-    Ok(found.map(|found| (found.reference, found.unverified)))
+    let root_fs = published(parts, &root.key(arch), arch).await?;
+    Ok(root_fs.map(|root_fs| (root_fs.reference, root_fs.unverified)))
 }
 
 /// Returns the reason why this machine cannot create a root file system of packages; `None` if it can, or if the root

@@ -71,17 +71,17 @@ impl StoredImage<'_> {
     async fn layers_under(
         self,
         tag: Option<Tag>,
-        (media_type, what): (&str, &str),
+        (media_type, name): (&str, &str),
     ) -> Result<Vec<(Descriptor, ReadResult<Vec<u8>>)>> {
-        let mut found = Vec::new();
-        let Some(tag) = tag else { return Ok(found) };
-        let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(found) };
+        let mut contents = Vec::new();
+        let Some(tag) = tag else { return Ok(contents) };
+        let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(contents) };
         let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
         for layer in layers.take(MAX_LAYERS) {
-            let read = self.read(&layer, what).await?;
-            found.push((layer, read));
+            let read = self.read(&layer, name).await?;
+            contents.push((layer, read));
         }
-        Ok(found)
+        Ok(contents)
     }
 
     /// Signatures under the image's signature tag.
@@ -99,7 +99,7 @@ impl StoredImage<'_> {
     async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
-        let mut found = Vec::new();
+        let mut envelopes = Vec::new();
         let referrers = registry.referrers(repository, digest, None).await?.into_iter();
         let candidates = referrers.filter(|referrer| provenance::may_be_bundle(referrer, predicate_type));
         for candidate in candidates.take(MAX_LAYERS) {
@@ -110,17 +110,17 @@ impl StoredImage<'_> {
             let Some(layer) = layer else { continue };
             match self.read(layer, "signature bundle").await? {
                 // Bundles can contain other things than statements.
-                Ok(bytes) => found.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
-                Err(why) => found.push(Err(why)),
+                Ok(bytes) => envelopes.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
+                Err(why) => envelopes.push(Err(why)),
             }
         }
-        Ok(found)
+        Ok(envelopes)
     }
 
     /// Whether the signature tag has a signature by this key.
     pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool> {
-        let found = self.tagged_signatures().await?;
-        Ok(found.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
+        let signatures = self.tagged_signatures().await?;
+        Ok(signatures.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
     }
 
     /// Finds signatures by the keys, first under the signature tag. Reads the bundles only if `is_enough` returns false for the
@@ -189,7 +189,7 @@ impl StoredImage<'_> {
         let mut cached = FoundSignatures::default();
         for key in &keys {
             let record = self.parts.cache.read_record::<bool>(SIGNED, &self.record_key(key));
-            if record.is_ok_and(|found| found == Some(true)) {
+            if record.is_ok_and(|is_signed| is_signed == Some(true)) {
                 cached.add_signer(key);
             }
         }
@@ -290,7 +290,7 @@ pub async fn look_up_signatures(
     // An unusable key counts as no signature; the attempt to sign reports the reason.
     let own = own_key(parts).await;
     let required = required_signers(parts).await.map_err(|error| error_chain(&error));
-    let found = stream::iter(missing)
+    let states = stream::iter(missing)
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);
             async move {
@@ -311,5 +311,5 @@ pub async fn look_up_signatures(
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
-    known.extend(found);
+    known.extend(states);
 }

@@ -334,12 +334,12 @@ async fn read_document(
     kind: &DocumentKind,
 ) -> Result<Result<Option<Vec<u8>>, Finding>> {
     let image = StoredImage { parts, repository: subject.repository, digest: image_digest };
-    let found = image.find_document(kind).await;
-    if matches!(found, Ok(None)) && image.is_referrer_deleted(kind.media_type).await? {
+    let document = image.find_document(kind).await;
+    if matches!(document, Ok(None)) && image.is_referrer_deleted(kind.media_type).await? {
         return Ok(Err(Finding::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
     }
-    match found {
-        Ok(found) => Ok(Ok(found)),
+    match document {
+        Ok(document) => Ok(Ok(document)),
         Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
             Ok(Err(Finding::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
         }
@@ -396,15 +396,15 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
     let (mut problems, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;
     for (kernel, digest) in &subject.facts.members {
-        let found = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
-            Ok(found) => found,
+        let content = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
+            Ok(content) => content,
             Err(finding) => {
                 hint = finding.hint;
                 problems.push(format!("report for {kernel}: {}", finding.why));
                 continue;
             }
         };
-        let report = found.and_then(|found| serde_json::from_slice::<Value>(&found).ok());
+        let report = content.and_then(|content| serde_json::from_slice::<Value>(&content).ok());
         match report.as_ref().map(|report| report["report"]["verdict"].as_str().unwrap_or("none")) {
             Some("loads") => {}
             Some("unknown") if subject.allows_unknown => unknown.push(kernel.to_string()),

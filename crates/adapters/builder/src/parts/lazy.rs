@@ -106,11 +106,11 @@ impl LazyEntrypoint {
 
     /// Returns the architectures for which a binary exists.
     pub async fn architectures(&self) -> Result<BTreeSet<Architecture>> {
-        let mut found = BTreeSet::new();
+        let mut architectures = BTreeSet::new();
         for arch in [Architecture::Amd64, Architecture::Arm64] {
-            found.insert(self.binary(arch).await?.arch);
+            architectures.insert(self.binary(arch).await?.arch);
         }
-        Ok(found)
+        Ok(architectures)
     }
 
     /// Writes the entrypoint layer for an image of the architecture.

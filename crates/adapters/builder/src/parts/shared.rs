@@ -178,8 +178,8 @@ impl Parts {
     pub async fn refuses_anonymous(&self, image: &ImageReference) -> bool {
         let options = RegistryOptions { net: self.fetcher.net().clone(), ..RegistryOptions::default() };
         let anonymous = connect(&self.location, &options);
-        let found = anonymous.manifest(&image.repository, &image.version).await;
-        matches!(found, Err(RegistryError::Denied { .. }))
+        let outcome = anonymous.manifest(&image.repository, &image.version).await;
+        matches!(outcome, Err(RegistryError::Denied { .. }))
     }
 
     /// Returns the client for a repository: the configured registry if farrier publishes to the repository, otherwise a
@@ -271,8 +271,8 @@ impl Parts {
     /// Returns the digest of an image's mirror copy, if there is one.
     async fn copy_of(&self, reference: &ImageReference) -> Result<Option<(Repository, Digest)>> {
         let Some(mirror) = self.mirror_repository(reference)? else { return Ok(None) };
-        let found = self.registry_of_needs(&mirror).manifest(&mirror, &reference.version).await?;
-        Ok(found.map(|found| (mirror, found.digest)))
+        let copy = self.registry_of_needs(&mirror).manifest(&mirror, &reference.version).await?;
+        Ok(copy.map(|copy| (mirror, copy.digest)))
     }
 
     /// Returns the reference to fetch an image from: its mirror copy, if there is one, pinned by digest.
@@ -297,7 +297,7 @@ impl Parts {
         let copy = if self.fetcher.is_offline() { self.copy_of(&reference).await? } else { None };
         let digest = match copy {
             Some((_, digest)) => Some(digest),
-            None => self.manifest(&reference).await?.map(|found| found.digest),
+            None => self.manifest(&reference).await?.map(|stored| stored.digest),
         };
         let repository = reference.repository;
         Ok(digest.map(|digest| ImageReference { repository, version: Version::Digest(digest) }))

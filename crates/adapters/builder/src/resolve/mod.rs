@@ -72,9 +72,9 @@ pub async fn resolve_more(
             resolved.without_headers.extend(missing.clone().map(|looked_for| (target.clone(), looked_for)));
             let refused = refused.clone().map(Unverified::Refused);
             let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
-            resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
+            resolved.unverified_headers.extend(unverified.map(|unverified| (target.clone(), unverified)));
         }
-        let outcome = outcome.map(|found| found.identity).map_err(|error| {
+        let outcome = outcome.map(|headers| headers.identity).map_err(|error| {
             let detail = with_hint(&error);
             match error {
                 // The store failed, so it is unknown whether the headers exist.
@@ -103,8 +103,8 @@ async fn resolve_toolchains(
             if !resolved.toolchains.contains_key(&key) {
                 let outcome = match image.spec.toolchain(family) {
                     Ok(toolchain) => {
-                        let found = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
-                        found.map_err(|error| {
+                        let identity = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
+                        identity.map_err(|error| {
                             resolved.unreachable |= error.is_unanswered();
                             with_hint(&error)
                         })
@@ -145,7 +145,7 @@ async fn resolve_header_texts(
     {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         let answers: Vec<Result<bool, String>> = match outcome {
-            Ok(Lookup::Found(found)) => found.into_iter().map(Ok).collect(),
+            Ok(Lookup::Found(contained)) => contained.into_iter().map(Ok).collect(),
             Ok(Lookup::Missing { looked_for, hint }) => {
                 vec![Err(format!("there is no {looked_for} ({hint})")); texts.len()]
             }
@@ -268,7 +268,7 @@ pub(crate) async fn resolve_trees(
 
 async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget) -> Result<Digest, String> {
     match parts.fetcher.host_tree(tree, target).await {
-        Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
+        Ok(HostTreeLookup::Found(tree)) => Ok(tree.digest),
         Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
         Err(error) => {
             let hint = error.hint().map(|hint| format!(": {hint}")).unwrap_or_default();
