@@ -11,7 +11,7 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// No engine answers, or the chosen one does not: each tried engine with its error.
+    /// No engine responds, or the chosen engine does not. Contains each tried engine with its error.
     #[error("no build engine: {0}")]
     Unavailable(String),
     /// A step of the Dockerfile failed, or the Dockerfile cannot be run: the engine's message, with the step and its exit

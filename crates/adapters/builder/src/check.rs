@@ -1,4 +1,4 @@
-//! The check stage predicts what the kernel's module loader says about a payload, and applies the definition's policy.
+//! The check stage predicts whether the kernel's module loader accepts a payload, and applies the definition's policy.
 //! Modules are signed between the static check and the boot check.
 
 use std::sync::Arc;

@@ -179,7 +179,7 @@ fn stem(path: &str) -> Option<String> {
     Some(Path::new(path).file_stem()?.to_str()?.to_owned())
 }
 
-/// Whether the line may be what a failed command printed, and not make's own output.
+/// Whether the line may be output of a failed command, as opposed to output of make.
 fn is_command_output(line: &str) -> bool {
     let word = line.split([':', '[']).next().unwrap_or_default();
     !line.trim().is_empty() && !line.starts_with(' ') && !word.starts_with("make")
@@ -333,7 +333,7 @@ fn is_numbered(line: &str) -> bool {
     !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Recognizes what scripts print before they fail.
+/// Recognizes error messages of scripts.
 fn script(line: &str) -> Option<Diagnosis> {
     let line = line.trim_start_matches(['*', '!', ' ']);
     let word = line.split([':', '!', ' ']).next().unwrap_or_default();

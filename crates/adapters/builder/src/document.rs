@@ -157,7 +157,7 @@ pub fn source_material(
     material
 }
 
-/// Returns what a definition states about its image, or about one of its sources.
+/// Returns the supplier, the license and the redistribution terms of an image or of one of its sources.
 pub fn terms(
     image: &DriverImage,
     license: Option<&LicenseExpression>,

@@ -62,7 +62,7 @@ pub(super) fn ensure_planned(is_same: bool, input: impl Into<String>) -> Result<
 pub(super) struct NeedInputs {
     /// Entries for the build context.
     pub(super) context: Vec<ContextEntry>,
-    /// Symbol tables of the images compiled against, then of the images that those need at load time.
+    /// Symbol tables of the images that the build compiles against, then of the images that these need when loaded.
     pub(super) tables: Vec<NeededTable>,
     /// Directories with the modules that must be loaded first, if the definition asks for a boot check.
     pub(super) modules: Vec<PathBuf>,

@@ -34,7 +34,7 @@ async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
 }
 
 /// Parses `localhost/farrier/KIND:KEY` into a cache entry with its last use on this machine. For an image that a
-/// farrier with another cache made, the creation time stands in for the last use.
+/// farrier with another cache made, the creation time replaces the last use.
 fn entry(
     image: &KeptImage,
     last_use: impl Fn(&str, &str) -> Result<Option<SystemTime>, CacheError>,

@@ -1,4 +1,4 @@
-//! The needs stage fetches what an image is compiled against. Exposed trees of published images are fetched by digest
+//! The needs stage fetches the trees that an image is compiled against. Exposed trees of published images are fetched by digest
 //! and verified. Trees that the user provides hold, for example, the headers of a host's own driver.
 
 use std::{
@@ -59,7 +59,7 @@ fn need_not_found(image: &ImageReference) -> TargetError {
     )
 }
 
-/// Fetches what the cell needs, unless it is cached.
+/// Fetches the needs of the cell that are not cached.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
     let mut needed = NeedInputs::default();
     if job.cell.needs.is_empty() {

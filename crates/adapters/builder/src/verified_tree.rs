@@ -8,7 +8,7 @@ use farrier_local::cache::CacheError;
 use crate::parts::{Parts, Result};
 
 /// Returns an item whose tree is in the cache. If build steps run as the owner of the trees, the tree is compared with
-/// its record. A changed tree is made again from its source.
+/// its record. A changed tree is created again from its source.
 pub(super) async fn verified_tree<T, F>(
     parts: &Parts,
     get: impl Fn() -> F,

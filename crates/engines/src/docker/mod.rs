@@ -58,7 +58,7 @@ pub struct DockerEngine {
     /// Client for builds and other long responses.
     streaming: Docker,
     description: String,
-    /// Notes about runs that may have left something; `None` if nothing is built.
+    /// Notes about runs that may have left containers or images; `None` if nothing is built.
     notes: Option<Notes>,
 }
 
@@ -78,7 +78,7 @@ impl Run {
         Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false), note: None }
     }
 
-    /// A run of an ended process, whose builder was not seen to finish.
+    /// A run of a process that has ended. Its builder may still be working.
     fn dead(nonce: String, note: Note) -> Self {
         Self { id: nonce.clone(), nonce, unobserved: AtomicBool::new(true), note: Some(note) }
     }
@@ -86,7 +86,7 @@ impl Run {
 
 impl DockerEngine {
     /// Connects and negotiates the API version. `address` is `unix://PATH` or `tcp://HOST:PORT`. `notes` is the directory
-    /// for notes about what runs may leave behind.
+    /// for notes about runs that may leave containers or images.
     pub(super) async fn connect(address: &str, notes: Option<&Path>) -> Result<Self, String> {
         let seconds = CONNECT_TIMEOUT.as_secs();
         let client = if address.starts_with("tcp://") || address.starts_with("http://") {
@@ -112,7 +112,7 @@ impl DockerEngine {
         })
     }
 
-    /// Begins a run. First removes what dead runs have left, because the daemon is now reachable (again).
+    /// Begins a run. First removes the leftovers of dead runs, because the daemon is reachable now.
     async fn begin(&self, id: &str) -> Result<Run> {
         let mut run = Run::new(id);
         if let Some(notes) = &self.notes {
@@ -236,7 +236,7 @@ impl DockerEngine {
         self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))
     }
 
-    /// Removes what a run left, except for an image that it named. A failure only logs a warning, because the run's own
+    /// Removes the containers and images of a run, except for a kept image. A failure only logs a warning, because the run's own
     /// outcome matters more. The next run tries again.
     async fn clean(&self, run: Run) {
         match self.sweep(&run).await {

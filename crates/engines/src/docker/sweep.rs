@@ -92,7 +92,7 @@ fn by_label(run: &Run) -> HashMap<String, Vec<String>> {
     HashMap::from([("label".to_owned(), vec![format!("{RUN_LABEL}={}", run.nonce)])])
 }
 
-/// Whether an object is gone, through this call or an earlier one. 409 means that it is in use or is already being removed.
+/// Whether an object was removed by this call or an earlier one. 409 means that it is in use or is already being removed.
 fn is_removed<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool> {
     match removed {
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(true),

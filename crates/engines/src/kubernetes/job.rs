@@ -64,8 +64,8 @@ fn processors(build: BuildSpec) -> u64 {
     build.cpus.thousandths().div_ceil(1000).max(1)
 }
 
-/// Environment variable that steps get in addition to the Dockerfile's. nproc(1) reads it; otherwise it would count the
-/// node's processors.
+/// Environment variable that steps get in addition to the Dockerfile's. Without it, nproc(1) counts the node's
+/// processors.
 pub fn environment(build: BuildSpec) -> (String, String) {
     ("OMP_NUM_THREADS".to_owned(), processors(build).to_string())
 }

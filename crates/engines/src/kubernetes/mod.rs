@@ -131,7 +131,7 @@ impl Kubernetes {
         outcome.map(|confinement| Confinement { limits: LIMITS.into(), ..confinement })
     }
 
-    /// Creates the Job, or takes over an existing one of another farrier or of this one before a restart. A finished Job is
+    /// Creates the Job, or takes over a Job that another farrier, or this one before a restart, has created. A finished Job is
     /// deleted and created again, because its result is lost.
     async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<JobId> {
         let manifest = job::manifest(spec).map_err(|error| fault("compose a Job", error))?;

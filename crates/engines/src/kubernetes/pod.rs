@@ -14,7 +14,7 @@ pub enum PodState {
     WithoutImage(String),
     /// Running: the runner can be reached.
     Running,
-    /// Ended, by itself or from outside.
+    /// Ended, evicted or deleted.
     Ended(EngineError),
 }
 

@@ -1,4 +1,4 @@
-//! Waits until the pod of a build runs, and reports what it waits for.
+//! Waits until the pod of a build runs, and reports the reasons for the wait.
 
 use std::{pin::pin, time::Duration};
 
@@ -74,7 +74,7 @@ impl<'a> Wait<'a> {
                     Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
                         (String::new(), PodState::Ended(missing_permission(&status.message)))
                     }
-                    // The watcher restarts by itself.
+                    // The watcher restarts automatically.
                     Some(Err(error)) => {
                         tracing::debug!(job = self.job.name, %error, "pods of a build cannot be watched");
                         continue;

@@ -1,4 +1,4 @@
-//! Determines what a site needs for some images and kernels: build inputs and published content.
+//! Determines the build inputs and published content that a site needs for some images and kernels.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -25,7 +25,7 @@ use super::{
 const LIMITS: Limits = Limits { entries: 1 << 20, bytes: 1 << 45, depth: 8 };
 
 impl Bundle {
-    /// Opens what a site received: `-` for standard input; a file or its parts in any order; a tar that is not
+    /// Opens a bundle as a site received it: `-` for standard input; a file or its parts in any order; a tar that is not
     /// compressed; a directory with parts or with an unpacked layout. Other forms than a bundle's file are packed again
     /// in a temporary directory, and every digest is verified as in a file.
     pub fn receive(paths: &[PathBuf]) -> Result<Self> {

@@ -105,7 +105,7 @@ pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     Ok((name, parts))
 }
 
-/// Writes a bundle's files. They keep what an earlier run wrote until [`Self::truncate`].
+/// Writes a bundle's files. The content of an earlier run stays until [`Self::truncate`].
 pub(super) struct VolumeWriter {
     base: PathBuf,
     /// Size of a part in bytes; `None` for one file.

@@ -61,7 +61,7 @@ async fn look_up(
     arch: Architecture,
 ) -> Result<Option<Digest>> {
     let stored = match parts.registry.image(repository, version, arch.as_str()).await {
-        // The tag holds something else.
+        // The tag holds no image.
         Err(RegistryError::Image(_)) => None,
         stored => stored?,
     };

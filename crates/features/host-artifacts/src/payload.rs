@@ -1,4 +1,4 @@
-//! Reads what a host needs from a published image: modules, firmware, and the certificate of the modules' signatures.
+//! Reads the files for a host from a published image: modules, firmware, and the certificate of the modules' signatures.
 
 use std::{
     collections::BTreeMap,

@@ -36,8 +36,8 @@ pub struct Pulled {
 }
 
 /// Writes an output of an image to the file `to`; by default to the working directory, under the output's own name. An output that
-/// the registry lacks is made from the image, with the same bytes. With `signers`, the output must be signed, or the image that it
-/// is made from.
+/// the registry lacks is made from the image, with the same bytes. With `signers`, the published output, or
+/// else the image, must be signed.
 pub async fn pull(
     image: StoredImage<'_>,
     output: HostOutput,

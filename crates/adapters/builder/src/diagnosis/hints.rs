@@ -1,9 +1,9 @@
-//! Advice about lines whose cause is outside the source file that they name.
+//! Advice about failures whose cause is outside the file that the message names.
 
 /// Advice about a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// The sources asked for the headers of this release.
+    /// The sources use the headers of this kernel release.
     Release(String),
     /// General advice.
     Text(&'static str),

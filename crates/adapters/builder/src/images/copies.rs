@@ -140,8 +140,8 @@ async fn copy_blob(
     Ok(())
 }
 
-/// Tag of a copy: the original's tag, or for an original named by digest a tag made from the digest. A registry might
-/// delete an untagged copy as unused.
+/// Tag of a copy: the original's tag, or a tag made from the digest if the original is referenced by digest. A registry
+/// might delete an untagged copy as unused.
 pub fn copy_tag(reference: &ImageReference) -> Result<Tag> {
     match &reference.version {
         Version::Tag(tag) => Ok(tag.clone()),

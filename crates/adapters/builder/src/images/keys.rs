@@ -86,7 +86,7 @@ pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
     Ok(Some(RequiredSigners::one("imageSigning", key)))
 }
 
-/// Whether the site names any keys for images. The key files need not be readable here.
+/// Whether the site names any keys for images. This process may be unable to read the key files.
 pub(super) fn has_keys(parts: &Parts) -> bool {
     let site = &parts.definitions.site;
     site.image_signing.is_some() || !site.policy.require_signed.is_empty()

@@ -109,7 +109,7 @@ impl StoredImage<'_> {
             let layer = manifest.as_ref().and_then(|manifest| provenance::bundle_layer(manifest, digest));
             let Some(layer) = layer else { continue };
             match self.read(layer, "signature bundle").await? {
-                // Bundles can contain other things than statements.
+                // Bundles can contain other content than statements.
                 Ok(bytes) => envelopes.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
                 Err(why) => envelopes.push(Err(why)),
             }

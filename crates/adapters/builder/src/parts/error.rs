@@ -31,7 +31,7 @@ pub enum FindingKind {
     Tampered,
     /// The kernel would refuse the modules.
     Refused,
-    /// The check cannot tell whether the modules load, and the definition does not accept that.
+    /// The verdict of the check is `unknown`, which the definition denies.
     Unknown,
     /// In the boot check the kernel did not load the modules.
     BootRefused,

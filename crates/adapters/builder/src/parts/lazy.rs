@@ -63,7 +63,7 @@ impl LazyEngine {
         }
     }
 
-    /// Whether a build may fall back to another engine than the one that was found.
+    /// Whether a build may use another engine if the found engine does not support it.
     pub(crate) fn may_fall_back(&self) -> bool {
         self.choice == EngineChoice::Auto
     }
