@@ -2,7 +2,13 @@
 //! QEMU opens no socket, display or network, runs in its seccomp sandbox, and is killed when the future that runs it is
 //! dropped. A limit on its processor time ends it also when farrier itself was killed.
 
-use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    path::Path,
+    process::Stdio,
+    time::Duration,
+};
 
 use driver_entrypoint::report::Key;
 use farrier_core::kernel::Architecture;
@@ -138,7 +144,8 @@ impl Machine<'_> {
         let programs: Vec<OsString> =
             requested.map_or_else(|| names.iter().map(OsString::from).collect(), |path| vec![path]);
         for program in &programs {
-            let has_sandbox = has_sandbox(program).await;
+            // Test for the sandbox before a guest runs, because a guest can influence QEMU's later output.
+            let has_sandbox = supports(program, &SANDBOX).await;
             match self.command(program, accelerator, has_sandbox).spawn() {
                 Ok(child) => {
                     limit_processor_time(&child, self.limits.time);
@@ -201,11 +208,10 @@ fn limit_processor_time(child: &Child, time: Duration) {
     }
 }
 
-/// Whether this QEMU was built with its sandbox. Tested before a guest runs, because a guest can influence QEMU's later
-/// output.
-async fn has_sandbox(program: &OsString) -> bool {
+/// Whether QEMU exists and supports the options.
+async fn supports(program: impl AsRef<OsStr>, options: &[&str]) -> bool {
     let mut command = Command::new(program);
-    command.args(SANDBOX).arg("-version").kill_on_drop(true);
+    command.args(options).arg("-version").kill_on_drop(true);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
     status.is_ok_and(|status| status.success())
 }
@@ -214,10 +220,7 @@ async fn has_sandbox(program: &OsString) -> bool {
 pub async fn find_emulator(arch: Architecture) -> Result<&'static str> {
     let (names, package) = candidates(arch);
     for name in names {
-        let mut command = Command::new(name);
-        command.arg("-version").kill_on_drop(true);
-        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
-        if status.is_ok_and(|status| status.success()) {
+        if supports(name, &[]).await {
             return Ok(name);
         }
     }

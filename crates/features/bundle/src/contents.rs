@@ -123,11 +123,10 @@ pub fn needed<'a>(definitions: &'a Definitions, selection: &'a Selection) -> Nee
     let images = all.into_values().collect();
     let mut needed = Needed { images, kernels_by_image: kernels_by_image.as_ref(), ..Needed::default() };
     for kernel in kernels {
-        let Some(family) = match_family(&definitions.families, kernel) else {
-            needed.unmatched_kernels.push(kernel);
-            continue;
-        };
-        needed.kernels.push((kernel, family));
+        match match_family(&definitions.families, kernel) {
+            Some(family) => needed.kernels.push((kernel, family)),
+            None => needed.unmatched_kernels.push(kernel),
+        }
     }
     for image in needed.images.clone() {
         for source in &image.spec.sources {

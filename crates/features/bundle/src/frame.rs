@@ -75,10 +75,8 @@ impl<W: Write> FrameWriter<W> {
     /// Encodes the pending bytes as one block.
     fn block(&mut self) -> io::Result<()> {
         let block = &self.pending[..];
-        self.remaining = self
-            .remaining
-            .checked_sub(block.len() as u64)
-            .ok_or_else(|| io::Error::other("more bytes than were announced"))?;
+        let remaining = self.remaining.checked_sub(block.len() as u64);
+        self.remaining = remaining.ok_or_else(|| io::Error::other("more bytes than were announced"))?;
         match &mut self.encoder {
             Encoder::Stored(out) => {
                 // `Block_Header`: last block, type 0 (raw), size.

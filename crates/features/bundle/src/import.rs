@@ -84,8 +84,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     for listed in &index.contents {
         contents.push((listed.content.clone(), target.outcome(verified, &listed.content).await?));
     }
-    let is_pending =
-        |outcome: &ImportOutcome| matches!(outcome, ImportOutcome::Pushed | ImportOutcome::Moved { .. });
+    let is_pending = |o: &ImportOutcome| matches!(o, ImportOutcome::Pushed | ImportOutcome::Moved { .. });
     let pending: Vec<&Content> =
         contents.iter().filter(|(_, outcome)| is_pending(outcome)).map(|(content, _)| content).collect();
     let blobs = blobs_to_push(verified, &pending);
@@ -101,8 +100,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // Before the first tag moves, so that an interrupted import rules out older bundles, too.
     target.accept(verified).await?;
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
-    for (content, _) in contents.iter().filter(|(content, outcome)| content.is_image() && is_pending(outcome))
-    {
+    for (content, _) in contents.iter().filter(|(content, o)| content.is_image() && is_pending(o)) {
         target.push_manifests(verified, content).await?;
     }
     // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
@@ -114,7 +112,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
         if !is_pending(outcome) {
             continue;
         }
-        match target.push_content(verified, content, outcome).await {
+        match target.push_content(verified, content, matches!(outcome, ImportOutcome::Moved { .. })).await {
             Ok(true) => {}
             Ok(false) => *outcome = target.outcome(verified, content).await?,
             Err(error) => {
@@ -174,7 +172,10 @@ impl Target {
     pub(super) async fn outcome(&self, verified: &Verified, content: &Content) -> Result<ImportOutcome> {
         let Content { repository, tag, digest, .. } = content;
         let repository = &self.repository(repository)?;
-        let Some(tag) = tag else { return self.untagged(verified, repository, digest).await };
+        let Some(tag) = tag else {
+            let is_present = self.has_untagged(verified, repository, digest).await?;
+            return Ok(if is_present { ImportOutcome::Present } else { ImportOutcome::Pushed });
+        };
         let current = self.registry.manifest(repository, &Version::Tag(tag.clone())).await?;
         let Some(current) = current else { return Ok(ImportOutcome::Pushed) };
         if current.digest == *digest {
@@ -191,24 +192,23 @@ impl Target {
         })
     }
 
-    /// Determines the outcome for a manifest without a tag. A referrer is present if the registry also lists it.
-    async fn untagged(
+    /// Whether the registry has a manifest. A referrer counts only if the registry also lists it.
+    async fn has_untagged(
         &self,
         verified: &Verified,
         repository: &Repository,
         digest: &Digest,
-    ) -> Result<ImportOutcome> {
+    ) -> Result<bool> {
         if self.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_none() {
-            return Ok(ImportOutcome::Pushed);
+            return Ok(false);
         }
         let subject = match verified.manifests.get(digest).map(|manifest| &manifest.parsed) {
             Some(AnyManifest::Image(image)) => image.subject.as_ref(),
             _ => None,
         };
-        let Some(subject) = subject else { return Ok(ImportOutcome::Present) };
+        let Some(subject) = subject else { return Ok(true) };
         let referrers = self.registry.referrers(repository, &subject.digest, None).await?;
-        let is_listed = referrers.iter().any(|referrer| referrer.digest == *digest);
-        Ok(if is_listed { ImportOutcome::Present } else { ImportOutcome::Pushed })
+        Ok(referrers.iter().any(|referrer| referrer.digest == *digest))
     }
 
     /// Checks that the registry has the blobs that the bundle omits because its base has them.
@@ -299,16 +299,12 @@ impl Target {
 
     /// Pushes the manifests, then the tag; the manifests of images were pushed before. Returns `false` if the tag keeps
     /// its content.
-    async fn push_content(
-        &self,
-        verified: &Verified,
-        content: &Content,
-        outcome: &ImportOutcome,
-    ) -> Result<bool> {
+    async fn push_content(&self, verified: &Verified, content: &Content, moves: bool) -> Result<bool> {
         let Content { kind: _, repository, tag, digest } = content;
         let (repository, manifest) = (self.repository(repository)?, verified.manifests.get(digest));
-        if let (ImportOutcome::Moved { .. }, true, Some(tag), Some(new)) =
-            (outcome, content.is_joined(), tag, manifest)
+        if moves
+            && content.is_joined()
+            && let (Some(tag), Some(new)) = (tag, manifest)
         {
             let new = (&*new.media_type, &new.bytes[..]);
             return Ok(join(self.registry.as_ref(), &repository, tag, new).await?);

@@ -167,12 +167,11 @@ impl Target {
     /// Records that the site accepted the bundle.
     pub(super) async fn accept(&self, verified: &Verified) -> Result<()> {
         let Some(order) = verified.bundle.index().order.clone() else { return Ok(()) };
-        match self.newest(Role::Accepted, &order.origin).await? {
-            Some(newest) if newest.order.counter >= order.counter => Ok(()),
-            _ => {
-                self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await
-            }
+        let newest = self.newest(Role::Accepted, &order.origin).await?;
+        if newest.is_some_and(|newest| newest.order.counter >= order.counter) {
+            return Ok(());
         }
+        self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await
     }
 
     /// Newest recorded order of an exporter.

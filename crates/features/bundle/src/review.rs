@@ -36,10 +36,7 @@ pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> 
         if is_template || (is_definition && adds_command) {
             let (old, new) = (text(to.join(file))?, text(from.join(file))?);
             let name = file.display().to_string().replace(is_deceptive, "");
-            differences.push_str("--- ");
-            differences.push_str(&name);
-            differences.push('\n');
-            differences.push_str(&diff(&old, &new));
+            differences.extend(["--- ", &name, "\n", &diff(&old, &new)]);
         }
     }
     Ok(differences)
