@@ -2,13 +2,7 @@
 //! QEMU opens no socket, display or network, runs in its seccomp sandbox, and is killed when the future that runs it is
 //! dropped. A limit on its processor time ends it also when farrier itself was killed.
 
-use std::{
-    ffi::{OsStr, OsString},
-    io,
-    path::Path,
-    process::Stdio,
-    time::Duration,
-};
+use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
 
 use driver_entrypoint::report::Key;
 use farrier_core::kernel::Architecture;
@@ -209,7 +203,7 @@ fn limit_processor_time(child: &Child, time: Duration) {
 }
 
 /// Whether QEMU exists and supports the options.
-async fn supports(program: impl AsRef<OsStr>, options: &[&str]) -> bool {
+async fn supports(program: impl AsRef<std::ffi::OsStr>, options: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(options).arg("-version").kill_on_drop(true);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().await;

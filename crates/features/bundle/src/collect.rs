@@ -106,12 +106,10 @@ impl ContentRequest {
     /// Fetches a manifest of the repository.
     async fn manifest(&self, digest: &Digest) -> Result<Manifest> {
         let Self { repository, registry, .. } = self;
-        let reference = || format!("{repository}@{digest}");
+        let name = || format!("{repository}@{digest}");
         let stored = registry.manifest(repository, &Version::Digest(digest.clone())).await?;
-        let StoredManifest { bytes, media_type, .. } =
-            stored.ok_or_else(|| BundleError::Absent(reference()))?;
-        let parsed =
-            AnyManifest::parse(&bytes).map_err(|source| BundleError::Manifest(reference(), source))?;
+        let StoredManifest { bytes, media_type, .. } = stored.ok_or_else(|| BundleError::Absent(name()))?;
+        let parsed = AnyManifest::parse(&bytes).map_err(|source| BundleError::Manifest(name(), source))?;
         Ok(Manifest { bytes, media_type, parsed })
     }
 }

@@ -320,9 +320,7 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
 async fn content_tag_of(parts: &Parts, kind: InputKind, content: &Content) -> Result<Option<Content>> {
     let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
     let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
-    let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else {
-        return Ok(None);
-    };
+    let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else { return Ok(None) };
     Ok(Some(Content { tag: Some(tag), ..content.clone() }))
 }
 

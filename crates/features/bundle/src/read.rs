@@ -211,9 +211,7 @@ pub(super) fn check_version(path: &Path, index: &[u8]) -> Result<()> {
     let path = path.to_owned();
     let Version { format_version, made_by } = match serde_json::from_slice(index) {
         Ok(version) => version,
-        Err(error) => {
-            return Err(BundleError::NotABundle(path, format!("{INDEX_NAME}: {error}")));
-        }
+        Err(error) => return Err(BundleError::NotABundle(path, format!("{INDEX_NAME}: {error}"))),
     };
     if format_version <= u64::from(FORMAT) {
         return Ok(());
