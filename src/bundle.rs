@@ -10,7 +10,7 @@ use std::{
 use clap::{Args, Subcommand};
 use farrier_builder::images;
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, ContentKind, Since, Target, Wanted};
+use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, Since, Target};
 use farrier_core::image::{Definitions, Digest, ImageReference, Memory};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
@@ -167,11 +167,11 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let mut collection = bundle::collect(&exports, &from, since.as_ref()).await?;
     collection.licensed_as(licenses);
     if let Some(key) = &key {
-        collection.signed_with(key);
+        collection.set_signer(key);
     }
     let target = Target { location: location.clone(), registry: Arc::clone(registry) };
     let origin = args.origin.as_ref().unwrap_or(&from);
-    if let Some(error) = collection.put_in_order(&target, origin, since.as_ref()).await? {
+    if let Some(error) = collection.assign_order(&target, origin, since.as_ref()).await? {
         output::message(&format!("note: the clock alone orders this bundle: {}", error_chain(&error)));
     }
     let split = args.split.map(Memory::bytes);
@@ -200,7 +200,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
 }
 
 /// Finds farrier's own image in its registry.
-async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
+async fn farrier_image(global: &Global, reference: &str) -> Result<ContentRequest> {
     let reference: ImageReference = settings::parse("--farrier-image", reference)?;
     let ImageReference { repository, version } = &reference;
     let Some(host) = repository.host() else {

@@ -44,7 +44,7 @@ pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit> {
     };
     let report = images::verify(&parts, &reference, signers.as_ref(), args.deep).await?;
     session.show(&report, |report| output::verify::text(report, &reference))?;
-    Ok(if report.is_in_order() { Exit::Done } else { Exit::Failed })
+    Ok(if report.has_no_problems() { Exit::Done } else { Exit::Failed })
 }
 
 /// Returns the registry of an image, and the image's reference in it.

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use farrier_builder::parts::Parts;
-use farrier_bundle::{BundleError, Content, ContentKind, FoundInputs, License, contents::in_order, needed};
+use farrier_bundle::{
+    BundleError, Content, ContentKind, FoundInputs, License, contents::sort_contents, needed,
+};
 use farrier_bundle::{MissingInput, Selection, ensure_exportable, find_inputs, licenses};
 use farrier_core::{
     facts::ImageFacts,

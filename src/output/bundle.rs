@@ -1,6 +1,6 @@
 //! Output of `farrier bundle`.
 
-use farrier_bundle::{Bundle, BundleIndex, Content, ContentKind, Imported, License, Listed, Taken};
+use farrier_bundle::{Bundle, BundleIndex, Content, ContentKind, ImportOutcome, Imported, License, Listed};
 use farrier_core::image::Digest;
 use farrier_store::registry::RegistryLocation;
 use indicatif::HumanBytes;
@@ -106,7 +106,7 @@ struct ImportRow<'a> {
     #[serde(flatten)]
     content: &'a Content,
     #[serde(flatten)]
-    taken: &'a Taken,
+    taken: &'a ImportOutcome,
 }
 
 /// Result of an import, for `-o json`.
@@ -144,10 +144,10 @@ impl<'a> ImportReport<'a> {
 pub fn imported(imported: &Imported) -> String {
     let rows = imported.contents.iter().map(|(content, taken)| {
         let outcome = match taken {
-            Taken::Pushed => "pushed".to_owned(),
-            Taken::Present => "there already".to_owned(),
-            Taken::Moved { held } => format!("pushed; the tag held {held} before"),
-            Taken::Conflict { holds } => format!("conflict: the tag holds {holds}"),
+            ImportOutcome::Pushed => "pushed".to_owned(),
+            ImportOutcome::Present => "there already".to_owned(),
+            ImportOutcome::Moved { previous } => format!("pushed; the tag held {previous} before"),
+            ImportOutcome::Conflict { holds } => format!("conflict: the tag holds {holds}"),
         };
         [content.kind.to_string(), name(content), outcome]
     });

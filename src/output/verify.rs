@@ -31,7 +31,7 @@ fn image_text(report: &VerifyReport, name: &str) -> String {
             text.extend(["hint (", check.check, "): ", hint, "\n"]);
         }
     }
-    let verdict = match (report.verified, report.is_in_order()) {
+    let verdict = match (report.verified, report.has_no_problems()) {
         (true, _) => "verified",
         (false, true) => "in order, but NOT verified",
         (false, false) => "NOT verified",

@@ -156,7 +156,7 @@ fn an_engine_that_is_not_running() {
         site.finish(site.command(&["run", "--once"]).env("DOCKER_HOST", &address).spawn().unwrap()).exits(3);
     insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
     failed    hello for KERNEL: no build engine: docker at unix://SITE/dead.sock: Connection refused (os error 111)
-              hint: make what the sandbox lacks possible, or start the Docker daemon (`systemctl start docker`) or Podman's socket; --engine chooses one of them
+              hint: enable what the sandbox lacks, or start the Docker daemon (`systemctl start docker`) or Podman's socket; --engine chooses one of them
     ");
     assert_eq!((site.manifests(), site.tags("hello").len()), (before, 0));
 }

@@ -27,29 +27,31 @@ use super::{EngineError, Result};
 /// Size of a chunk in bytes.
 const CHUNK: usize = 256 * 1024;
 /// Capacity of the pipe between the two sides, in bytes.
-const UNDER_WAY: usize = 2 << 20;
+const PIPE_CAPACITY: usize = 2 << 20;
 
 /// Writing half of a byte stream that blocking code fills.
 pub(super) type StreamWriter = BufWriter<SyncIoBridge<DuplexStream>>;
 
 /// Runs a blocking writer on a separate thread and returns its output as a stream. If the writer fails, the stream ends with
-/// an error, so that a reader never mistakes a part for the whole.
+/// an error, so that a reader notices the truncation.
 pub(super) fn stream_from_writer<E: Send + 'static>(
     write: impl FnOnce(&mut StreamWriter) -> Result<(), E> + Send + 'static,
 ) -> (impl Stream<Item = io::Result<Bytes>> + Send + 'static, JoinHandle<Result<(), E>>) {
-    let (to, from) = tokio::io::duplex(UNDER_WAY);
-    let (done, is_done) = oneshot::channel();
+    let (write_end, read_end) = tokio::io::duplex(PIPE_CAPACITY);
+    let (completed, completion) = oneshot::channel();
     let writer = tokio::task::spawn_blocking(move || {
-        let mut writer = BufWriter::with_capacity(CHUNK, SyncIoBridge::new(to));
+        let mut writer = BufWriter::with_capacity(CHUNK, SyncIoBridge::new(write_end));
         let result = write(&mut writer);
         if result.is_ok() && writer.flush().is_ok() {
-            let _ = done.send(());
+            let _ = completed.send(());
         }
         result
     });
-    let failure = || io::Error::other("the build context could not be read");
-    let end = stream::once(is_done).filter_map(move |done| ready(done.err().map(|_| Err(failure()))));
-    (ReaderStream::with_capacity(from, CHUNK).chain(end), writer)
+    // A failed writer drops the sender. The stream then ends with this error.
+    let failure = stream::once(completion).filter_map(|completed| {
+        ready(completed.is_err().then(|| Err(io::Error::other("the build context could not be read"))))
+    });
+    (ReaderStream::with_capacity(read_end, CHUNK).chain(failure), writer)
 }
 
 /// Unpacks a tar stream that contains `out/...` into the empty directory `dest`. It unpacks into a sibling directory first,
@@ -60,12 +62,12 @@ pub(super) async fn unpack_out<E>(
     cancel: &CancellationToken,
     failed: impl FnOnce(E) -> EngineError,
 ) -> Result<()> {
-    let (mut to, from) = tokio::io::duplex(UNDER_WAY);
-    let beside = tempfile::Builder::new().prefix(".unpack-").tempdir_in(directory_of(dest))?;
-    let place = beside.path().to_owned();
+    let (mut write_end, read_end) = tokio::io::duplex(PIPE_CAPACITY);
+    let temporary = tempfile::Builder::new().prefix(".unpack-").tempdir_in(directory_of(dest))?;
+    let unpack_dir = temporary.path().to_owned();
     let unpacker = tokio::task::spawn_blocking(move || {
-        let mut reader = SyncIoBridge::new(from);
-        archive::unpack_tar(&mut reader, &place, &Limits::default())?;
+        let mut reader = SyncIoBridge::new(read_end);
+        archive::unpack_tar(&mut reader, &unpack_dir, &Limits::default())?;
         // The padding follows the end of the archive: read it too, or the writer would get EPIPE.
         io::copy(&mut reader, &mut io::sink()).map_err(UnpackError::Damaged)?;
         Ok::<_, UnpackError>(())
@@ -74,7 +76,7 @@ pub(super) async fn unpack_out<E>(
         let mut stream = pin!(stream);
         while let Some(chunk) = stream.next().await {
             // A reader that stopped early reports the reason itself.
-            if to.write_all(&chunk?).await.is_err() {
+            if write_end.write_all(&chunk?).await.is_err() {
                 break;
             }
         }
@@ -85,12 +87,12 @@ pub(super) async fn unpack_out<E>(
         () = cancel.cancelled() => Err(EngineError::Canceled),
         result = forward => result.map_err(failed),
     };
-    drop(to);
+    drop(write_end);
     let outcome = unpacker.await.map_err(io::Error::from)?;
     // The stream's own error is the cause of a truncated archive, so it takes precedence.
     forwarded?;
     outcome?;
-    let out = beside.path().join("out");
+    let out = temporary.path().join("out");
     match out.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => Ok(fs_err::rename(&out, dest)?),
         Ok(_) => Err(EngineError::Step("the modules stage's /out is not a directory".to_owned())),
@@ -107,23 +109,23 @@ pub(super) async fn save<E>(
 ) -> Result<()> {
     let temporary = NamedTempFile::new_in(directory_of(dest))?;
     let mut file = File::from_std(temporary.reopen()?);
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("write {}: {error}", dest.display()));
+    let wrap = |error: io::Error| io::Error::new(error.kind(), format!("write {}: {error}", dest.display()));
     let write = async {
         let mut stream = pin!(stream);
         while let Some(chunk) = stream.next().await {
             match chunk {
-                Ok(chunk) => file.write_all(&chunk).await.map_err(named)?,
+                Ok(chunk) => file.write_all(&chunk).await.map_err(wrap)?,
                 Err(error) => return Err(failed(error)),
             }
         }
-        Ok(file.flush().await.map_err(named)?)
+        Ok(file.flush().await.map_err(wrap)?)
     };
     tokio::select! {
         biased;
         () = cancel.cancelled() => return Err(EngineError::Canceled),
         written = write => written?,
     }
-    temporary.persist(dest).map_err(|error| named(error.error))?;
+    temporary.persist(dest).map_err(|error| wrap(error.error))?;
     Ok(())
 }
 

@@ -34,7 +34,7 @@ pub struct EngineEnv {
     pub docker_host: Option<String>,
     /// `XDG_RUNTIME_DIR`: the directory with the socket of a user's Podman.
     pub runtime_dir: Option<PathBuf>,
-    /// Directory of notes about leftovers of runs in a daemon, which the next run removes; `None` if nothing is built.
+    /// Directory of notes about runs in a daemon. The next run removes what dead runs have left. `None`: nothing is built.
     pub notes: Option<PathBuf>,
     /// `FARRIER_RUNNER`: the runner of sandboxes and pods; `None` selects the one next to farrier's own program.
     pub runner: Option<PathBuf>,
@@ -50,21 +50,21 @@ pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine> {
     if matches!(choice, EngineChoice::Auto | EngineChoice::Sandbox) {
         match Sandbox::connect(env.runner.as_deref(), env.scratch.as_deref()).await {
             Ok(sandbox) => return Ok(Engine::Sandbox(Arc::new(sandbox))),
-            Err(answer) => tried.note("sandbox", &answer),
+            Err(error) => tried.note("sandbox", &error),
         }
     }
     if choice == EngineChoice::Kubernetes {
         match kubernetes(env).await {
             Ok(engine) => return Ok(Engine::Kubernetes(Arc::new(engine))),
-            Err(answer) => tried.note("kubernetes", &answer),
+            Err(error) => tried.note("kubernetes", &error),
         }
     }
-    let refused = tried.0.clone();
+    let sandbox_error = tried.0.clone();
     let daemon = connect_daemon(choice, env, tried).await?;
-    if !refused.is_empty() {
+    if !sandbox_error.is_empty() {
         // The daemon's container is the weaker boundary, so the fallback is not silent.
         tracing::warn!(
-            reason = refused,
+            reason = sandbox_error,
             "the sandbox cannot be used here: builds run in the daemon's containers"
         );
     }
@@ -84,7 +84,7 @@ async fn connect_daemon(choice: EngineChoice, env: &EngineEnv, mut tried: Tried)
     for (name, address) in sockets(choice, env) {
         match DockerEngine::connect(&address, env.notes.as_deref()).await {
             Ok(engine) => return Ok(engine),
-            Err(answer) => tried.note(&format!("{name} at {address}"), &answer),
+            Err(error) => tried.note(&format!("{name} at {address}"), &error),
         }
     }
     Err(EngineError::Unavailable(tried.0))
@@ -95,9 +95,9 @@ async fn connect_daemon(choice: EngineChoice, env: &EngineEnv, mut tried: Tried)
 struct Tried(String);
 
 impl Tried {
-    fn note(&mut self, place: &str, answer: &str) {
+    fn note(&mut self, engine: &str, error: &str) {
         let separator = if self.0.is_empty() { "" } else { "; " };
-        let _ = write!(self.0, "{separator}{place}: {answer}");
+        let _ = write!(self.0, "{separator}{engine}: {error}");
     }
 }
 
@@ -106,8 +106,8 @@ fn sockets(choice: EngineChoice, env: &EngineEnv) -> Vec<(&'static str, String)>
     let EngineEnv { docker_host, runtime_dir, .. } = env;
     let docker = || ("docker", docker_host.clone().unwrap_or_else(|| DOCKER_SOCKET.to_owned()));
     let podman = || {
-        let own = runtime_dir.as_ref().map(|dir| dir.join("podman/podman.sock"));
-        own.into_iter()
+        let user = runtime_dir.as_ref().map(|dir| dir.join("podman/podman.sock"));
+        user.into_iter()
             .chain([PathBuf::from(PODMAN_SOCKET)])
             .map(|path| ("podman", format!("unix://{}", path.display())))
     };

@@ -17,7 +17,7 @@ use super::{ContextEntry, Result};
 pub(super) const DOCKERFILE: &str = ".farrier.Dockerfile";
 
 /// A file, directory or link of the context.
-struct Found {
+struct ContextItem {
     /// Path in the context.
     dest: PathBuf,
     /// Path on this machine.
@@ -26,16 +26,16 @@ struct Found {
 }
 
 /// File with the paths that a builder excludes from the context: this file and the Dockerfile, which only the builder reads.
-const IGNORED: &str = ".dockerignore";
+const IGNORE_FILE: &str = ".dockerignore";
 
 /// Writes the context as tar while walking it: entries sorted by name, owned by root, with their modes. Files keep their
 /// modification times. Directories and links get the epoch, because their times depend on the machine that unpacked them. A
 /// builder gets the Dockerfile too; in-place engines have already parsed it.
 pub fn write_tar(dockerfile: Option<&str>, entries: &[ContextEntry], out: &mut impl Write) -> Result<()> {
     let mut tar = Builder::new(out);
-    let ignored = format!("{DOCKERFILE}\n{IGNORED}\n");
-    let own = dockerfile.map(|text| [(DOCKERFILE, text), (IGNORED, ignored.as_str())]);
-    for (name, text) in own.into_iter().flatten() {
+    let ignored = format!("{DOCKERFILE}\n{IGNORE_FILE}\n");
+    let builder_files = dockerfile.map(|text| [(DOCKERFILE, text), (IGNORE_FILE, ignored.as_str())]);
+    for (name, text) in builder_files.into_iter().flatten() {
         let mut header = Header::new_gnu();
         header.set_mode(0o644);
         header.set_uid(0);
@@ -45,13 +45,13 @@ pub fn write_tar(dockerfile: Option<&str>, entries: &[ContextEntry], out: &mut i
         tar.append_data(&mut header, name, text.as_bytes())?;
     }
     for entry in entries {
-        walk(entry, |found| append(&mut tar, found))?;
+        walk(entry, |item| append(&mut tar, item))?;
     }
     Ok(tar.finish()?)
 }
 
-fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
-    let Found { dest, from, metadata } = found;
+fn append(tar: &mut Builder<impl Write>, item: &ContextItem) -> io::Result<()> {
+    let ContextItem { dest, from, metadata } = item;
     let mut header = Header::new_gnu();
     header.set_metadata_in_mode(metadata, HeaderMode::Complete);
     header.set_uid(0);
@@ -81,8 +81,8 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
 }
 
 /// Visits an entry and everything below it except version-control data: directories before their content, names in order.
-fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<()> {
-    let dest = checked(&entry.dest)?;
+fn walk(entry: &ContextEntry, mut visit: impl FnMut(&ContextItem) -> io::Result<()>) -> Result<()> {
+    let dest = checked_dest(&entry.dest)?;
     for item in walk_source(WalkDir::new(&entry.from).sort_by_file_name()) {
         let item = item.map_err(io::Error::from)?;
         // Follow the entry itself if it is a link. Links below the entry stay links.
@@ -95,23 +95,23 @@ fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -
             let reason = format!("{path} is neither file, directory nor symbolic link");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
         }
-        let below = item.path().strip_prefix(&entry.from).map_err(io::Error::other)?;
+        let relative = item.path().strip_prefix(&entry.from).map_err(io::Error::other)?;
         let (dest, from) = if item.depth() == 0 {
             (dest.to_owned(), fs::canonicalize(item.path())?)
         } else {
-            (dest.join(below), item.path().to_owned())
+            (dest.join(relative), item.path().to_owned())
         };
-        visit(&Found { dest, from, metadata })?;
+        visit(&ContextItem { dest, from, metadata })?;
     }
     Ok(())
 }
 
 /// Checks that the destination of an entry is relative and inside the context.
-fn checked(dest: &str) -> Result<&Path> {
+fn checked_dest(dest: &str) -> Result<&Path> {
     let path = Path::new(dest);
-    let inside = path.components().all(|part| matches!(part, Component::Normal(_)));
-    if dest.is_empty() || [DOCKERFILE, IGNORED].contains(&dest) || !inside {
-        let reason = format!("{dest} is not a place inside the build context");
+    let is_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
+    if dest.is_empty() || [DOCKERFILE, IGNORE_FILE].contains(&dest) || !is_inside {
+        let reason = format!("{dest} is not a path inside the build context");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
     }
     Ok(path)
@@ -190,10 +190,10 @@ mod tests {
 
     #[test]
     fn places_outside_the_context_are_refused() {
-        for dest in ["", "/etc", "../x", "a/../../b", DOCKERFILE, IGNORED] {
-            assert!(checked(dest).is_err(), "{dest}");
+        for dest in ["", "/etc", "../x", "a/../../b", DOCKERFILE, IGNORE_FILE] {
+            assert!(checked_dest(dest).is_err(), "{dest}");
         }
-        assert!(checked("kernel/usr/src").is_ok());
+        assert!(checked_dest("kernel/usr/src").is_ok());
     }
 
     #[test]

@@ -15,10 +15,10 @@ pub(super) fn label_stages(dockerfile: &str, labels: &[(&str, &str)]) -> String 
     let stages = instructions(dockerfile).into_iter().filter(|instruction| instruction.is("from"));
     let starts: BTreeSet<usize> = stages.filter_map(|stage| stage.last).collect();
     let mut out = String::with_capacity(dockerfile.len() + 256);
-    for (place, line) in dockerfile.lines().enumerate() {
+    for (number, line) in dockerfile.lines().enumerate() {
         out.push_str(line);
         out.push('\n');
-        if starts.contains(&place) {
+        if starts.contains(&number) {
             out.push_str(&label);
         }
     }

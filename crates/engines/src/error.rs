@@ -11,7 +11,7 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// No engine answers, or the chosen one does not: each tried engine with its error.
+    /// No engine responds, or the chosen engine does not. Contains each tried engine with its error.
     #[error("no build engine: {0}")]
     Unavailable(String),
     /// A step of the Dockerfile failed, or the Dockerfile cannot be run: the engine's message, with the step and its exit
@@ -39,22 +39,20 @@ pub enum EngineError {
     /// The pod of a build ended without a result, or cannot be created: the cluster's message, a remedy, and whether a retry
     /// may succeed.
     #[error("{message}")]
-    Pod { message: String, hint: String, may_pass: bool },
-    /// The payload cannot be unpacked.
+    Pod { message: String, hint: String, is_transient: bool },
     #[error("payload refused")]
     Payload(#[from] farrier_local::archive::UnpackError),
     /// An I/O error on this machine.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The job was canceled.
-    #[error("build cancelled")]
+    #[error("build canceled")]
     Canceled,
 }
 
 impl EngineError {
     /// Whether a retry of the same call may soon succeed.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Engine { .. } | Self::Pod { may_pass: true, .. })
+        matches!(self, Self::Engine { .. } | Self::Pod { is_transient: true, .. })
     }
 
     /// Returns a remedy, if there is one.
@@ -65,7 +63,7 @@ impl EngineError {
                     .to_owned(),
             ),
             Self::Unavailable(_) => Some(
-                "make what the sandbox lacks possible, or start the Docker daemon (`systemctl start docker`) or Podman's socket; \
+                "enable what the sandbox lacks, or start the Docker daemon (`systemctl start docker`) or Podman's socket; \
                  --engine chooses one of them"
                     .to_owned(),
             ),
@@ -73,7 +71,7 @@ impl EngineError {
                 Some("the step was killed: most likely the machine ran out of memory".to_owned())
             }
             Self::DiskFull { engine: EngineKind::Docker, .. } => {
-                Some("make room below Docker's data directory: `docker system df` shows what takes it".to_owned())
+                Some("free space in Docker's data directory: `docker system df` shows its usage".to_owned())
             }
             Self::DiskFull { .. } => Some(FULL_DISK.to_owned()),
             Self::Pod { hint, .. } => Some(hint.clone()),
@@ -89,11 +87,11 @@ impl EngineError {
             }
             Self::Pull { .. } => Some("check the image's name and the registry's credentials".to_owned()),
             Self::Engine { engine: EngineKind::Docker, .. } => {
-                Some("see the engine's own log; farrier tries again by itself".to_owned())
+                Some("see the engine's own log; farrier retries automatically".to_owned())
             }
-            Self::Engine { engine: EngineKind::Kubernetes, .. } => Some("farrier tries again by itself".to_owned()),
+            Self::Engine { engine: EngineKind::Kubernetes, .. } => Some("farrier retries automatically".to_owned()),
             Self::Engine { engine: EngineKind::Sandbox, .. } => {
-                Some("farrier tries again by itself; if it fails again, choose another engine with --engine".to_owned())
+                Some("farrier retries automatically; if the build fails again, choose another engine with --engine".to_owned())
             }
             Self::Step(_) | Self::Payload(_) | Self::Io(_) | Self::Canceled => None,
         }
@@ -112,15 +110,15 @@ impl EngineError {
         Self::Engine { engine, action: action.into(), source: source.into() }
     }
 
-    /// Classifies a failed build by the engine's message: it ends in the system's `ENOSPC` if the engine's disk is full;
-    /// otherwise a step failed. Neither the step's output nor its text matters.
-    pub(super) fn from_build(engine: EngineKind, step: Option<&str>, words: String) -> Self {
-        let full = is_disk_full(&words);
+    /// Classifies a failed build by the engine's message: if the message ends in the system's text for `ENOSPC`, the
+    /// engine's disk is full, otherwise a step failed. Ignores the step's output and its text.
+    pub(super) fn from_build(engine: EngineKind, step: Option<&str>, message: String) -> Self {
+        let is_full = is_disk_full(&message);
         let message = match step {
-            Some(step) => format!("{step}: {words}"),
-            None => words,
+            Some(step) => format!("{step}: {message}"),
+            None => message,
         };
-        if full {
+        if is_full {
             Self::DiskFull { engine, action: "build".to_owned(), message }
         } else {
             Self::Step(message)
@@ -152,9 +150,9 @@ impl EngineError {
 
 /// Whether an engine's message ends in the system's text for `ENOSPC`, as it does if a full disk is the cause. The same text
 /// elsewhere in the message is untrusted, because it may come from a build step.
-pub(super) fn is_disk_full(words: &str) -> bool {
-    let words = words.trim_end_matches(|c: char| c.is_whitespace() || "\"'.)}".contains(c));
-    [": no space left on device", ": disk quota exceeded"].iter().any(|end| words.ends_with(end))
+pub(super) fn is_disk_full(message: &str) -> bool {
+    let message = message.trim_end_matches(|c: char| c.is_whitespace() || "\"'.)}".contains(c));
+    [": no space left on device", ": disk quota exceeded"].iter().any(|end| message.ends_with(end))
 }
 
 #[cfg(test)]
@@ -173,7 +171,7 @@ mod tests {
         let sorted = |step, words: &str| EngineError::from_build(EngineKind::Docker, step, words.to_owned());
         let full = sorted(None, "write /x: no space left on device");
         assert!(matches!(full, EngineError::DiskFull { .. }));
-        assert!(full.hint().is_some_and(|hint| hint.contains("make room")));
+        assert!(full.hint().is_some_and(|hint| hint.contains("free space")));
         assert!(matches!(sorted(None, "unknown instruction: FRMO"), EngineError::Step(_)));
         let step = "RUN echo : no space left on device";
         assert!(matches!(sorted(Some(step), "OCI runtime create failed"), EngineError::Step(_)));

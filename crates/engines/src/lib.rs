@@ -69,10 +69,8 @@ pub trait BuildLog: Send + Sync {
 pub struct BuildJob {
     /// Name of everything that the engine creates for the job: `[a-z0-9-]`.
     pub id: String,
-    /// Text of the Dockerfile.
     pub dockerfile: String,
     pub context: Vec<ContextEntry>,
-    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
     /// Cancels the run, which then leaves nothing behind. A dropped future cannot clean up in the engine, so cancel instead.
     pub cancel: CancellationToken,
@@ -86,14 +84,12 @@ pub struct KeptImage {
     /// Bytes that the image does not share with others. The full size if the image shares all bytes, or if the daemon (before API
     /// 1.42) does not report the shared size.
     pub bytes: u64,
-    /// Time of creation.
     pub created: SystemTime,
 }
 
 /// User name and password for a registry.
 #[derive(Clone, PartialEq, Eq, derive_more::Debug)]
 pub struct Credentials {
-    /// The user name.
     pub username: String,
     /// The password or token.
     #[debug("***")]

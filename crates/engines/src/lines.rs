@@ -32,7 +32,7 @@ impl LineSplitter {
         }
     }
 
-    /// Passes on the rest at the end of the output.
+    /// Passes on the last, incomplete line at the end of the output.
     pub(super) fn finish(&mut self, mut line: impl FnMut(&str)) {
         self.flush_text(&mut line);
     }

@@ -32,7 +32,7 @@ impl Protocol {
 
     /// Accepts a message, or describes why it is out of order.
     pub(super) fn accept(&mut self, message: &Message) -> Result<(), String> {
-        self.stage = self.next(message).ok_or_else(|| self.complaint(message))?;
+        self.stage = self.next(message).ok_or_else(|| self.describe_violation(message))?;
         Ok(())
     }
 
@@ -69,8 +69,8 @@ impl Protocol {
         }
     }
 
-    fn complaint(self, message: &Message) -> String {
-        let what = match message {
+    fn describe_violation(self, message: &Message) -> String {
+        let event = match message {
             Message::Unshared => "a request for user maps".to_owned(),
             Message::Canary(_) => "a canary".to_owned(),
             Message::Step(step) => format!("the start of step {step}"),
@@ -79,13 +79,13 @@ impl Protocol {
             Message::End(Outcome::Done { .. }) => "a successful end".to_owned(),
             Message::End(_) => "an end".to_owned(),
         };
-        let when = match self.stage {
+        let position = match self.stage {
             Stage::Start => "before the canary".to_owned(),
             Stage::Steps(begun) => format!("after the start of {begun} of {} steps", self.steps),
             Stage::Payload => "within the payload".to_owned(),
             Stage::End => "after the end".to_owned(),
         };
-        format!("{what} came {when}")
+        format!("{event} came {position}")
     }
 }
 

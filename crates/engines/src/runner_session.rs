@@ -18,15 +18,15 @@ use super::{
 };
 
 /// Maximum number of payload messages in flight.
-const UNDER_WAY: usize = 8;
+const MAX_PAYLOAD_MESSAGES: usize = 8;
 
 /// Source of a runner's messages.
-pub(super) trait Source {
+pub(super) trait MessageSource {
     /// Returns the next message. After an error no message follows.
     async fn next(&mut self) -> Result<Message>;
 }
 
-/// One build and the settings for the conversation with its runner.
+/// Settings of the session with the runner of one build.
 pub(super) struct RunnerSession<'a> {
     pub(super) engine: EngineKind,
     pub(super) plan: &'a Plan,
@@ -36,44 +36,44 @@ pub(super) struct RunnerSession<'a> {
     pub(super) cancel: &'a CancellationToken,
 }
 
-/// Sender of a payload's bytes. The stream ends if the payload is cut off or no longer wanted.
+/// Sender of a payload's bytes to the unpacking task.
 type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
 
 impl RunnerSession<'_> {
     /// Processes messages up to the last one, and unpacks the payload into `dest`. Returns the confinement of the build.
-    pub(super) async fn run(&self, source: &mut impl Source, dest: &Path) -> Result<Confinement> {
-        let (to, payload) = mpsc::channel(UNDER_WAY);
+    pub(super) async fn run(&self, source: &mut impl MessageSource, dest: &Path) -> Result<Confinement> {
+        let (sender, payload) = mpsc::channel(MAX_PAYLOAD_MESSAGES);
         // A payload is complete only when the runner confirms it: any other end stops the unpacking.
         let stop = self.cancel.child_token();
-        let listen = async {
-            let ended = tokio::select! {
+        let session = async {
+            let outcome = tokio::select! {
                 biased;
                 () = stop.cancelled() => Err(EngineError::Canceled),
-                ended = self.listen(source, to) => ended,
+                outcome = self.process(source, sender) => outcome,
             };
-            if ended.is_err() {
+            if outcome.is_err() {
                 stop.cancel();
             }
-            ended
+            outcome
         };
-        match tokio::join!(listen, unpack_out(payload, dest, &stop, EngineError::Io)) {
-            // The unpacker refused the payload during the transfer.
-            (Err(EngineError::Canceled), Err(refused)) if !self.cancel.is_cancelled() => Err(refused),
-            (ended, unpacked) => ended.and_then(|confined| unpacked.map(|()| confined)),
+        match tokio::join!(session, unpack_out(payload, dest, &stop, EngineError::Io)) {
+            // The unpacking task refused the payload during the transfer.
+            (Err(EngineError::Canceled), Err(error)) if !self.cancel.is_cancelled() => Err(error),
+            (outcome, unpacked) => outcome.and_then(|confinement| unpacked.map(|()| confinement)),
         }
     }
 
-    async fn listen(&self, source: &mut impl Source, mut payload: Payload) -> Result<Confinement> {
+    async fn process(&self, source: &mut impl MessageSource, mut payload: Payload) -> Result<Confinement> {
         let mut splitter = LineSplitter::default();
         let (mut size, mut hash) = (0, Sha256::new());
-        let mut confined = Confinement::default();
+        let mut confinement = Confinement::default();
         let mut protocol = Protocol::new(self.plan.steps.len());
         loop {
             let message = source.next().await?;
             protocol.accept(&message).map_err(EngineError::Tampered)?;
             match message {
                 Message::Unshared => {}
-                Message::Canary(canary) => confined = self.confined(canary)?,
+                Message::Canary(canary) => confinement = self.check_confinement(canary)?,
                 Message::Step(step) => {
                     splitter.finish(|line| self.log.line(line));
                     let steps = self.plan.steps.len();
@@ -88,13 +88,13 @@ impl RunnerSession<'_> {
                 Message::End(outcome) => {
                     splitter.finish(|line| self.log.line(line));
                     let received = Outcome::Done { size, sha256: hash.finalize().into() };
-                    return self.judge(outcome, &received).map(|()| confined);
+                    return self.check_outcome(outcome, &received).map(|()| confinement);
                 }
             }
         }
     }
 
-    fn confined(&self, Canary { refused, landlock }: Canary) -> Result<Confinement> {
+    fn check_confinement(&self, Canary { refused, landlock }: Canary) -> Result<Confinement> {
         if landlock < self.least_landlock {
             return Err(EngineError::Unconfined(format!(
                 "the site requires Landlock ABI {}, and the kernel here has {landlock}",
@@ -104,10 +104,10 @@ impl RunnerSession<'_> {
         Ok(Confinement { refused, landlock, ..Confinement::default() })
     }
 
-    fn judge(&self, outcome: Outcome, received: &Outcome) -> Result<()> {
+    fn check_outcome(&self, outcome: Outcome, received: &Outcome) -> Result<()> {
         match outcome {
             Outcome::Done { .. } if outcome == *received => Ok(()),
-            Outcome::Done { .. } => Err(self.fault("hand out the payload", damaged())),
+            Outcome::Done { .. } => Err(self.fault("receive the payload", damaged())),
             Outcome::Failed { step, why } => {
                 Err(EngineError::Step(format!("{}: {why}", shortened(self.text(step)))))
             }
@@ -151,7 +151,7 @@ pub(super) async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Resul
 }
 
 fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "what came is not what was sent")
+    io::Error::new(io::ErrorKind::InvalidData, "the received payload differs from the sent payload")
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
         fn line(&self, _: &str) {}
     }
 
-    impl Source for vec::IntoIter<Message> {
+    impl MessageSource for vec::IntoIter<Message> {
         async fn next(&mut self) -> Result<Message> {
             Iterator::next(self).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof).into())
         }

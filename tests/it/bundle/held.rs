@@ -3,7 +3,7 @@
 use std::fs;
 
 use farrier_bundle as bundle;
-use farrier_bundle::{Content, ContentKind, Taken};
+use farrier_bundle::{Content, ContentKind, ImportOutcome};
 use farrier_core::{facts::media_type, image::Digest};
 use oci::{Descriptor, ImageIndex, ImageManifest};
 
@@ -92,18 +92,18 @@ async fn signatures_are_added_to_those_that_are_held() {
             (found.unwrap().1, imported.blobs)
         };
         let (first, older) = bundle("first", &[b"theirs"]).await;
-        assert_eq!(import(&first).await.0, Taken::Pushed);
+        assert_eq!(import(&first).await.0, ImportOutcome::Pushed);
         // The source has one more signature: the tag gets the source's manifest.
         let (second, newer) = bundle("second", &[b"theirs", b"another"]).await;
-        assert_eq!(import(&second).await.0, Taken::Moved { held: older });
+        assert_eq!(import(&second).await.0, ImportOutcome::Moved { previous: older });
         assert_eq!(Digest::of(&to.manifest("one", &tag).await.unwrap()), newer);
-        assert_eq!(import(&first).await, (Taken::Present, 0));
+        assert_eq!(import(&first).await, (ImportOutcome::Present, 0));
 
         // The receiving site adds its own signature.
         let held = to.publish("one", &tag, &[b"theirs", b"another", b"of the site"]).await;
-        assert_eq!(import(&second).await, (Taken::Present, 0));
+        assert_eq!(import(&second).await, (ImportOutcome::Present, 0));
         let (third, _) = bundle("third", &[b"theirs", b"a third one"]).await;
-        assert_eq!(import(&third).await.0, Taken::Moved { held });
+        assert_eq!(import(&third).await.0, ImportOutcome::Moved { previous: held });
         let joined = layers(&to, &tag).await;
         assert_eq!(joined.len(), 4);
         let repository = to.location.repository("one").unwrap();
@@ -112,7 +112,7 @@ async fn signatures_are_added_to_those_that_are_held() {
                 joined.contains(&layer) && to.registry.has_blob(&repository, &layer.digest).await.unwrap()
             );
         }
-        assert_eq!(import(&third).await, (Taken::Present, 0));
+        assert_eq!(import(&third).await, (ImportOutcome::Present, 0));
     }
 }
 
@@ -135,7 +135,7 @@ async fn what_are_no_signatures_is_not_added_to() {
         let has_tag = |content: &Content| content.tag.as_ref().is_some_and(|held| held.as_str() == tag);
         imported.contents.iter().find(|(content, _)| has_tag(content)).unwrap().1.clone()
     };
-    assert_eq!(taken(&signatures), Taken::Conflict { holds: index });
-    assert_eq!(taken(&bill), Taken::Conflict { holds: other });
-    assert_eq!(taken("1"), Taken::Pushed);
+    assert_eq!(taken(&signatures), ImportOutcome::Conflict { holds: index });
+    assert_eq!(taken(&bill), ImportOutcome::Conflict { holds: other });
+    assert_eq!(taken("1"), ImportOutcome::Pushed);
 }

@@ -22,7 +22,7 @@ use farrier_bundle as bundle;
 use farrier_bundle::{
     Bundle, BundleError, Content, ContentKind,
     ContentKind::{Image, Mirror, Referrer, Signature},
-    Exported, Meter, Phase, Since, Taken, Target, Verified, Wanted,
+    ContentRequest, Exported, ImportOutcome, Meter, Phase, Since, Target, Verified,
 };
 use farrier_core::{
     facts::{CheckReportDocument, ImageFacts, media_type},
@@ -154,9 +154,9 @@ impl Site {
     ) -> Result<Exported, BundleError> {
         let contents =
             bundle::with_referrers(contents.to_vec(), &self.location, self.registry.as_ref()).await?;
-        let wanted: Vec<Wanted> = contents
+        let wanted: Vec<ContentRequest> = contents
             .into_iter()
-            .map(|content| Wanted {
+            .map(|content| ContentRequest {
                 repository: self.location.repository(&content.repository).unwrap(),
                 registry: Arc::clone(&self.registry),
                 content,
@@ -255,7 +255,7 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
 
     let to = Site::start();
     let imported = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
-    assert!(imported.contents.iter().all(|(_, taken)| *taken == Taken::Pushed), "{imported:?}");
+    assert!(imported.contents.iter().all(|(_, taken)| *taken == ImportOutcome::Pushed), "{imported:?}");
     assert!(imported.blobs > 5 && imported.sent > 1_200_000, "{imported:?}");
     for Content { repository, tag, .. } in &contents {
         let tag = tag.as_ref().unwrap().as_str();
@@ -281,7 +281,7 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     assert_eq!((again.sent, again.blobs), (0, 0));
     assert_eq!(to.process.requests("POST"), posts, "the second import started an upload");
     assert_eq!(to.process.requests("PUT"), puts);
-    assert!(again.contents.iter().all(|(_, taken)| *taken == Taken::Present), "{again:?}");
+    assert!(again.contents.iter().all(|(_, taken)| *taken == ImportOutcome::Present), "{again:?}");
 }
 
 /// A mirrored image is exported together with its signatures.
@@ -433,7 +433,7 @@ async fn tags_for_what_was_kept_last_move() {
         let contents = [content(ContentKind::Source, "sources", "declared-1", &digest)];
         from.export(&contents, &file, None).await.unwrap();
         let imported = bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
-        let expected = held.map_or(Taken::Pushed, |held| Taken::Moved { held });
+        let expected = held.map_or(ImportOutcome::Pushed, |held| ImportOutcome::Moved { previous: held });
         assert_eq!(imported.contents[0].1, expected);
         assert_eq!(Digest::of(&to.manifest("sources", "declared-1").await.unwrap()), digest);
         held = Some(digest);
@@ -451,11 +451,11 @@ async fn a_layout_directory_can_be_either_side() {
     let registry = connect(&location, &RegistryOptions::default());
     let target = Target { location: location.clone(), registry: Arc::clone(&registry) };
     bundle::import(&verify(&file).unwrap(), &target, &Silent).await.unwrap();
-    let wanted: Vec<Wanted> = bundle::with_referrers(contents, &location, registry.as_ref())
+    let wanted: Vec<ContentRequest> = bundle::with_referrers(contents, &location, registry.as_ref())
         .await
         .unwrap()
         .into_iter()
-        .map(|content| Wanted {
+        .map(|content| ContentRequest {
             repository: location.repository(&content.repository).unwrap(),
             registry: Arc::clone(&registry),
             content,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, Content, ContentKind, Order, Since, Wanted};
+use farrier_bundle::{Bundle, Content, ContentKind, ContentRequest, Order, Since};
 use farrier_core::{
     facts::{annotations::IDENTITY, media_type},
     image::Digest,
@@ -36,9 +36,9 @@ async fn source(site: &Site, identity: &str) -> Content {
 /// Exports one content with an order, as `farrier bundle export` does.
 async fn export(site: &Site, content: Content, origin: &str, to: &Path, since: Option<&Since>) -> Order {
     let repository = site.location.repository(&content.repository).unwrap();
-    let wanted = [Wanted { content, repository, registry: Arc::clone(&site.registry) }];
+    let wanted = [ContentRequest { content, repository, registry: Arc::clone(&site.registry) }];
     let mut collection = bundle::collect(&wanted, ORIGIN, since).await.unwrap();
-    assert!(collection.put_in_order(&site.target(), origin, since).await.unwrap().is_none());
+    assert!(collection.assign_order(&site.target(), origin, since).await.unwrap().is_none());
     bundle::export(collection, to, None, Arc::new(Silent)).await.unwrap();
     Bundle::open(to).unwrap().index().order.clone().unwrap()
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, Wanted};
+use farrier_bundle::{Bundle, BundleError, Content, ContentRequest};
 
 use super::{Silent, Site, farrier, filled, run, text};
 
@@ -17,12 +17,12 @@ const SIZE: u64 = 300_000;
 
 async fn export(site: &Site, contents: &[Content], to: &Path) -> bundle::Exported {
     let contents = bundle::with_referrers(contents.to_vec(), &site.location, site.registry.as_ref());
-    let wanted = |content: Content| Wanted {
+    let wanted = |content: Content| ContentRequest {
         repository: site.location.repository(&content.repository).unwrap(),
         registry: Arc::clone(&site.registry),
         content,
     };
-    let wanted: Vec<Wanted> = contents.await.unwrap().into_iter().map(wanted).collect();
+    let wanted: Vec<ContentRequest> = contents.await.unwrap().into_iter().map(wanted).collect();
     let collection = bundle::collect(&wanted, "a.example/drivers", None).await.unwrap();
     bundle::export(collection, to, Some(SIZE), Arc::new(Silent)).await.unwrap()
 }

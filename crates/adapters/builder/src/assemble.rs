@@ -69,8 +69,8 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
             Some(base) => Some(runtime_base(parts, base, &image.spec.sources, cell).await?),
         };
         let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
-        let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
-        let file = out.clone();
+        let (tree, layer_path) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
+        let file = layer_path.clone();
         let written = blocking(move || payload::write_payload_layer(&tree, usr_merged, &file)).await?;
         facts.payload_digest = Some(written.payload_digest);
         if image.spec.contains_entrypoint() {
@@ -80,7 +80,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
             let is_in_base = base.as_ref().is_some_and(|base| base.image.contains(&layer.digest));
             entrypoint = (!is_in_base).then_some((file, layer));
         }
-        (base, vec![(out, written.layer)])
+        (base, vec![(layer_path, written.layer)])
     };
     let mut image_annotations = facts.to_annotations();
     image_annotations.insert(annotations::TITLE.to_owned(), cell.image.to_string());
@@ -117,12 +117,14 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
 
 /// Checks that module `nvidia`, if there is one, has the version of the user space. Otherwise the module refuses that
 /// user space on the node (`NVRM: API mismatch`).
-fn check_module_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
+fn check_module_version(modules: &[ModuleReport], expected: &str) -> Result<()> {
     let module = modules.iter().find(|module| module.name == "nvidia");
-    match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != wanted) {
+    match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != expected) {
         None => Ok(()),
-        Some(found) => Err(TargetError::unmet(
-            format!("module nvidia has version {found}, but the user space of the runtime base has {wanted}"),
+        Some(actual) => Err(TargetError::unmet(
+            format!(
+                "module nvidia has version {actual}, but the user space of the runtime base has {expected}"
+            ),
             "compile the installer's own modules (`kernel-open` or `kernel`), or sources of the same version",
         )),
     }

@@ -49,12 +49,12 @@ pub(super) enum PreparedBase {
     InCluster(Arc<Kubernetes>, InPlaceBase, BaseImage),
 }
 
-/// Trees, and the steps to run over them.
+/// Cached trees of an in-place build, and the steps to run over them.
 pub(super) struct InPlaceBase {
-    /// Steps of the `modules` stage, after those that probe for the compiler and remove a `vmlinux`.
+    /// Setup steps (compiler probe, removal of `vmlinux`, `uname`), followed by the steps of the `modules` stage.
     pub(super) steps: Vec<Step>,
-    /// Headers and toolchain, the uppermost first. A cross toolchain is above the headers, because its kbuild tools run
-    /// on this machine and the headers' tools do not.
+    /// Lower directories of the overlay: headers and toolchain, the uppermost first. A cross toolchain is above the
+    /// headers, because its kbuild tools run on this machine and the headers' tools do not.
     pub(super) lowers: [PathBuf; 2],
     /// Key of the headers' cache entry.
     pub(super) headers: String,
@@ -80,13 +80,13 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
     let engines = &job.parts.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
-            let (tree, toolchain) = own_toolchain(job, headers).await?;
+            let (tree, toolchain) = cell_toolchain(job, headers).await?;
             let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-            let base = in_place(job, headers, tree, &base, job.cell.target.arch)
-                .map_err(|refused| refused_template(job, &refused))?;
+            let base = in_place_base(job, headers, tree, &base, job.cell.target.arch)
+                .map_err(|error| unsupported_template(job, &error))?;
             return Ok(PreparedBase::InCluster(cluster, base, toolchain));
         }
-        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_sandbox(job, headers).await? {
+        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match sandbox_base(job, headers).await? {
             Ok(base) => {
                 // Serialize the change of ownership, because concurrent builds would walk the same tree.
                 let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
@@ -95,17 +95,17 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
                 return Ok(PreparedBase::InPlace(sandbox, base));
             }
             // Fall back to a daemon, if one is available, for templates that need one.
-            Err(refused @ StepsError::Unsupported { .. }) if engines.may_fall_back() => {
-                engines.docker().await.map_err(|_| refused_template(job, &refused))?
+            Err(error @ StepsError::Unsupported { .. }) if engines.may_fall_back() => {
+                engines.docker().await.map_err(|_| unsupported_template(job, &error))?
             }
-            Err(refused) => return Err(refused_template(job, &refused)),
+            Err(error) => return Err(unsupported_template(job, &error)),
         },
         (Output::Payload, Ok(Engine::Docker(docker))) => docker,
         (Output::Payload, Err(error)) => return Err(error.into()),
         (Output::Image, _) => engines.docker().await?,
     };
     reject_required_landlock(job.parts.definitions.site.builds.landlock)?;
-    with_image(job, headers, &docker).await?;
+    ensure_base_image(job, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
 }
 
@@ -121,7 +121,7 @@ fn reject_required_landlock(min_abi: u32) -> Result<()> {
 }
 
 /// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.
-async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
+async fn cell_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
     job.stage(Stage::Toolchain);
     let get = || toolchain_tree(job.parts, &job.toolchain, job.cell);
     let (tree, image) = verified_tree(job.parts, get, |(tree, _)| Some(tree)).await?;
@@ -130,23 +130,23 @@ async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, B
 }
 
 /// Returns the trees and steps of a build in a sandbox, with a cross toolchain if the kernel's architecture is foreign.
-async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
+async fn sandbox_base(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
     if !cross::is_foreign(job) {
-        let (tree, toolchain) = own_toolchain(job, headers).await?;
+        let (tree, toolchain) = cell_toolchain(job, headers).await?;
         let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-        return Ok(in_place(job, headers, tree, &base, job.cell.target.arch));
+        return Ok(in_place_base(job, headers, tree, &base, job.cell.target.arch));
     }
     job.stage(Stage::Toolchain);
     let (tree, base) = cross::toolchain(job, headers).await?;
     // The build's programs run on this machine, so `uname -m` must print this machine's architecture.
-    Ok(in_place(job, headers, tree, &base, native()).map(|mut made| {
-        made.lowers.reverse();
-        made
+    Ok(in_place_base(job, headers, tree, &base, native()).map(|mut base| {
+        base.lowers.reverse();
+        base
     }))
 }
 
 /// Returns the trees and steps, or an error if the Dockerfile needs a feature that in-place builds do not support.
-fn in_place(
+fn in_place_base(
     job: &Job<'_>,
     headers: &HeaderSet,
     toolchain: PathBuf,
@@ -156,22 +156,22 @@ fn in_place(
     let recipe = steps::read(&job.cell.dockerfile, base)?;
     recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
     let mut steps = recipe.steps;
-    let first = [
+    let setup = [
         headers.compiler.map(probe_step),
-        btf_source(job, headers).map(without_btf_step),
+        btf_source(job, headers).map(hide_vmlinux_step),
         Some(uname_step(job, machine)),
     ];
-    steps.splice(0..0, first.into_iter().flatten());
+    steps.splice(0..0, setup.into_iter().flatten());
     Ok(InPlaceBase { steps, lowers: [headers.root.clone(), toolchain], headers: headers.key.clone() })
 }
 
-fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
-    let message = format!("template {}: {refused}", job.image.spec.template);
+fn unsupported_template(job: &Job<'_>, error: &StepsError) -> TargetError {
+    let message = format!("template {}: {error}", job.image.spec.template);
     TargetError::finding(FindingKind::Compile, message, None)
 }
 
 /// Ensures that the engine has the base image of the cell's Dockerfile.
-async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
+async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
     let Job { parts, cell, toolchain, .. } = job;
     // Builds run concurrently and can share a base.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
@@ -203,13 +203,13 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
 
 /// Returns an error if the probe has found that the toolchain lacks the kernel's compiler.
 pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
-    let (wanted, offered) = headers.compiler.zip(log.offered())?;
+    let (required, offered) = headers.compiler.zip(log.offered())?;
     let family = &job.family.metadata.name;
     let message = format!(
-        "the kernel was built with {wanted}, which the toolchain of family {family} lacks; it offers {offered}"
+        "the kernel was built with {required}, which the toolchain of family {family} lacks; it offers {offered}"
     );
     let hint = format!(
-        "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
+        "add the package of {required} to the toolchain of kernels family {family}, or name an image that has it"
     );
     Some(TargetError::finding(FindingKind::Compile, message, Some(hint)))
 }
@@ -217,8 +217,7 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 /// Ensures that the engine has the toolchain, and returns its name there.
 async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
     let parts = job.parts;
-    let root = PackageRoot::of_toolchain(toolchain, &job.cell.target);
-    let Some(root) = root else {
+    let Some(root) = PackageRoot::of_toolchain(toolchain, &job.cell.target) else {
         // Use the digest from the input hash, even if the tag has moved since.
         let reference: ImageReference = job.cell.toolchain.parse()?;
         if engine.has_image(&reference.to_string()).await? {
@@ -253,23 +252,23 @@ async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Tool
 /// connects to the network directly, so its hosts are checked against the site's network policy first.
 async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
     let net = parts.fetcher.net();
-    let places = net.image_candidates(&image.repository);
-    let named = |place: &Repository| {
-        ImageReference { repository: place.clone(), version: image.version.clone() }.to_string()
+    let candidates = net.image_candidates(&image.repository);
+    let name_in = |repository: &Repository| {
+        ImageReference { repository: repository.clone(), version: image.version.clone() }.to_string()
     };
-    for name in places.iter().map(named) {
+    for name in candidates.iter().map(name_in) {
         if engine.has_image(&name).await? {
             return Ok(name);
         }
     }
     let mut outcome = Err(TargetError::no_such_image(image));
-    for place in &places {
-        let name = named(place);
-        outcome = pull_from(parts, engine, place, &name).await.map(|()| name);
+    for repository in &candidates {
+        let name = name_in(repository);
+        outcome = pull_from(parts, engine, repository, &name).await.map(|()| name);
         match &outcome {
             Ok(_) => break,
-            Err(error) if *place != image.repository => {
-                tracing::warn!(%image, mirror = %place, error = %error_chain(error), "the mirror cannot be used");
+            Err(error) if *repository != image.repository => {
+                tracing::warn!(%image, mirror = %repository, error = %error_chain(error), "the mirror cannot be used");
             }
             Err(_) => {}
         }
@@ -313,37 +312,37 @@ fn base_dockerfile(
 fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
     let release = &job.cell.target.release;
     let build = find_build(&headers.root, release).ok()?;
-    let is_there = !job.family.spec.btf && headers.root.join(build).join("vmlinux").is_file();
-    is_there.then(|| format!("/lib/modules/{release}/build/vmlinux"))
+    let must_hide = !job.family.spec.btf && headers.root.join(build).join("vmlinux").is_file();
+    must_hide.then(|| format!("/lib/modules/{release}/build/vmlinux"))
 }
 
 /// Step that hides the headers' `vmlinux` from this build.
-fn without_btf_step(path: String) -> Step {
-    first_step("modules get no type information".to_owned(), ["/bin/rm".to_owned(), path].into())
+fn hide_vmlinux_step(path: String) -> Step {
+    setup_step("modules get no type information".to_owned(), ["/bin/rm".to_owned(), path].into())
 }
 
 /// The compiler probe as an in-place step.
 fn probe_step(compiler: Compiler) -> Step {
     let argv = ["/bin/sh".to_owned(), "-c".to_owned(), probe(compiler)];
-    first_step(format!("is {compiler} in the toolchain?"), argv.into())
+    setup_step(format!("check that the toolchain has {compiler}"), argv.into())
 }
 
-/// Step that makes the program `uname` answer for the target kernel.
+/// Step that installs a `uname` that prints the target kernel's release.
 fn uname_step(job: &Job<'_>, machine: Architecture) -> Step {
     let release = job.cell.target.release.as_str();
     let command = install_uname(release, machine.gnu_name());
-    first_step(
-        format!("uname answers for {release}"),
+    setup_step(
+        format!("set uname to release {release}"),
         ["/bin/sh".to_owned(), "-c".to_owned(), command].into(),
     )
 }
 
-/// A step that runs before the template's steps.
-fn first_step(text: String, argv: Vec<String>) -> Step {
+/// A step before the template's steps, without a line of the Dockerfile.
+fn setup_step(text: String, argv: Vec<String>) -> Step {
     Step { line: 0, text, action: Action::Run(Run { argv, workdir: "/".to_owned(), ..Run::default() }) }
 }
 
-/// Returns a command that fails if the toolchain has no compiler of this major version, and prints those that it has.
+/// Returns a command that fails if the toolchain has no compiler of this major version, and prints the versions that it has.
 fn probe(Compiler { kind, major }: Compiler) -> String {
     let name = match kind {
         CompilerKind::Gcc => "gcc",

@@ -80,8 +80,7 @@ pub(super) fn in_build_order<'a>(
     let mut images = vec![image];
     add_needs(definitions, &mut images);
     let chains = Chains::of(&definitions.images);
-    let place = |image: &&DriverImage| chains.order().iter().position(|name| *name == image.metadata.name);
-    images.sort_by_key(place);
+    images.sort_by_key(|image| chains.order().iter().position(|name| *name == image.metadata.name));
     images.retain(|needed| needed.metadata.name != image.metadata.name);
     images.push(image);
     images

@@ -1,4 +1,4 @@
-//! The check stage predicts what the kernel's module loader says about a payload, and applies the definition's policy.
+//! The check stage predicts whether the kernel's module loader accepts a payload, and applies the definition's policy.
 //! Modules are signed between the static check and the boot check.
 
 use std::sync::Arc;
@@ -68,8 +68,8 @@ pub async fn check_with_kernel_image<E, F: Future<Output = Result<CheckReport, E
         return Ok(report);
     }
     match kernel_image_facts.await? {
-        Some(beyond_headers) => {
-            facts.beyond_headers = beyond_headers;
+        Some(extra) => {
+            facts.beyond_headers = extra;
             check(facts).await
         }
         None => Ok(report),
@@ -91,8 +91,8 @@ pub(super) async fn static_check(
     let check = |mut facts: KernelFacts| {
         facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
-        let (required, needs) = (to_strings(&job.image.spec.modules), compile_inputs.needed.tables.clone());
-        let (is_denied, files) = (denies_unproven(job), files.clone());
+        let (required, needs) = (texts(&job.image.spec.modules), compile_inputs.needed.tables.clone());
+        let (deny_unproven, files) = (denies_unproven(job), files.clone());
         blocking(move || {
             let report = kmod::check(&CheckRequest {
                 kernel: &facts,
@@ -101,7 +101,7 @@ pub(super) async fn static_check(
                 required: &required,
                 files: files.as_deref(),
             });
-            Ok(if is_denied { report.deny_unproven() } else { report })
+            Ok(if deny_unproven { report.deny_unproven() } else { report })
         })
     };
     check_with_kernel_image(compile_inputs.headers.facts.clone(), check, kernel_image_facts(job)).await
@@ -157,11 +157,11 @@ fn denies_unproven(job: &Job<'_>) -> bool {
 /// Fails if a payload with this report must not be published.
 fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
     let unknown = job.image.spec.check.unknown;
-    let is_denied = denies_unproven(job) && report.unproven() > 0;
+    let has_denied_modules = denies_unproven(job) && report.unproven() > 0;
     let boot_failure = report.boot.as_ref().and_then(BootReport::failure);
     let (kind, message, hint) = match (report.verdict, boot_failure) {
         (Verdict::Loads, _) => return Ok(()),
-        (Verdict::Unknown, _) if is_denied => (
+        (Verdict::Unknown, _) if has_denied_modules => (
             FindingKind::Unknown,
             format!("nothing proves that the modules fit, and check.unproven of site.yaml is deny: {}", report.summary()),
             format!(

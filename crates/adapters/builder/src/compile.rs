@@ -44,14 +44,14 @@ pub(super) async fn compile(
 ) -> Result<Payload> {
     let Job { parts, cell, image, .. } = job;
     let work = parts.cache.scratch()?;
-    let (mut context, sources) = context(job, work.path()).await?;
+    let (mut context, sources) = build_context(job, work.path()).await?;
     context.extend(compile_inputs.needed.context.iter().cloned());
     let log_path = log_path(&parts.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
-    let probed = Arc::clone(&probe);
+    let live_probe = Arc::clone(&probe);
     let live = move |line: &str| {
-        probed.line(line);
+        live_probe.line(line);
         reporter.output(&subject, line);
     };
     let log = Arc::new(FileLog::create(&log_path, live)?);
@@ -64,7 +64,7 @@ pub(super) async fn compile(
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
-    // The deadline applies to the steps only, because a build may wait for capacity in a cluster.
+    // Canceled when the steps start. The deadline applies to the steps only, because a build may first wait for capacity.
     let begun = CancellationToken::new();
     if !matches!(base, PreparedBase::InCluster(..)) {
         job.stage(Stage::Compile);
@@ -75,7 +75,7 @@ pub(super) async fn compile(
             (PreparedBase::InPlace(sandbox, base), _) => {
                 let scratch = work.path().join("sandbox");
                 let least_landlock = parts.definitions.site.builds.landlock;
-                let build = in_place(base, build.clone(), scratch, (image.spec.build, least_landlock));
+                let build = in_place_build(base, build.clone(), scratch, image.spec.build, least_landlock);
                 Ok(sandbox.compile(build, &tree).await?)
             }
             (PreparedBase::InCluster(cluster, base, toolchain), _) => {
@@ -94,12 +94,12 @@ pub(super) async fn compile(
     let deadline = image.spec.build.deadline;
     let started = OnceLock::new();
     let outcome = within(deadline, (&begun, &started), &build.cancel, run).await;
-    let used = started.get().map(Instant::elapsed).unwrap_or_default();
+    let elapsed = started.get().map(Instant::elapsed).unwrap_or_default();
     let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
-            let compiler = missing_compiler(job, &compile_inputs.headers, &probe);
-            return Err(compiler.unwrap_or_else(|| failed(&log, message, &log_path, &cell.target.release)));
+            let cause = missing_compiler(job, &compile_inputs.headers, &probe);
+            return Err(cause.unwrap_or_else(|| step_failed(&log, message, &log_path, &cell.target.release)));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
@@ -110,7 +110,7 @@ pub(super) async fn compile(
         Some(Err(other)) => return Err(other),
         None => return Err(deadline_exceeded(&log, deadline, &log_path).into()),
     };
-    let made = match image.spec.output {
+    let engine_image = match image.spec.output {
         Output::Payload => None,
         Output::Image => {
             let (work, modules) = (work.path().to_owned(), tree.clone());
@@ -123,24 +123,25 @@ pub(super) async fn compile(
     };
     let mut payload = Payload {
         tree,
-        image: made,
+        image: engine_image,
         sources,
         toolchain: cell.toolchain.clone(),
         exposed: None,
         reused_from: None,
         confinement,
-        decompression: Arc::new(DecompressionBudget::of_build(deadline, used)),
+        decompression: Arc::new(DecompressionBudget::of_build(deadline, elapsed)),
         work,
     };
     payload.exposed = expose(job, &payload).await?;
     Ok(payload)
 }
 
-fn in_place(
+fn in_place_build(
     base: &InPlaceBase,
     job: BuildJob,
     scratch: PathBuf,
-    (spec, least_landlock): (BuildSpec, u32),
+    spec: BuildSpec,
+    least_landlock: u32,
 ) -> InPlace {
     let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
     InPlace {
@@ -163,7 +164,7 @@ async fn within<T>(
     run: impl Future<Output = Result<T>>,
 ) -> Option<Result<T>> {
     let mut run = pin!(run);
-    let late = async {
+    let deadline_passed = async {
         begun.cancelled().await;
         started.get_or_init(Instant::now);
         sleep(deadline.duration()).await;
@@ -171,14 +172,14 @@ async fn within<T>(
     tokio::select! {
         biased;
         outcome = run.as_mut() => return Some(outcome),
-        () = late => {}
+        () = deadline_passed => {}
     }
     cancel.cancel();
     Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Canceled)))
 }
 
 /// Error for a failed step of the Dockerfile.
-fn failed(log: &FileLog, message: String, log_path: &Path, target: &KernelRelease) -> TargetError {
+fn step_failed(log: &FileLog, message: String, log_path: &Path, target: &KernelRelease) -> TargetError {
     let (diagnosis, tail) = log.finish();
     let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
@@ -238,15 +239,15 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
         return Ok(None);
     }
     let tree = payload.tree.clone();
-    let found = blocking(move || payload::expose(&tree, &exposes)).await?;
-    for path in found.without_tables() {
+    let exposed = blocking(move || payload::expose(&tree, &exposes)).await?;
+    for path in exposed.without_tables() {
         job.note(&format!("exposed /{} has no Module.symvers", path.display()));
     }
-    Ok(Some(found.digest))
+    Ok(Some(exposed.digest))
 }
 
 /// Builds the context from the sources and the applicable patches. Also returns the identity of each source.
-async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
+async fn build_context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
     let Job { parts, cell, image, .. } = job;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
     if !image.spec.sources.is_empty() {
@@ -296,7 +297,7 @@ mod tests {
             let log = FileLog::create(&path, |_: &str| ()).unwrap();
             log.line("  CC [M]  /build/acme.o");
             log.line(last);
-            failed(&log, "RUN make: exit code 2".to_owned(), &path, &"6.1.0-47-amd64".parse().unwrap())
+            step_failed(&log, "RUN make: exit code 2".to_owned(), &path, &"6.1.0-47-amd64".parse().unwrap())
         };
         for said in [
             "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",

@@ -28,15 +28,15 @@ pub(super) fn is_foreign(job: &Job<'_>) -> bool {
 /// produces the same modules on any machine.
 pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
     let (parts, target) = (job.parts, job.cell.target.arch);
-    let Toolchain::Bootstrap(own) = &job.toolchain else {
-        return Err(not_here(job, NO_CROSS_COMPILERS));
+    let Toolchain::Bootstrap(native_spec) = &job.toolchain else {
+        return Err(not_compilable_here(job, NO_CROSS_COMPILERS));
     };
     let suites = match &*job.family.spec.headers_for(&job.cell.target, &job.cell.system) {
         HeaderSource::Apt(apt) => apt.suites.to_vec(),
         _ => Vec::new(),
     };
-    let Some(spec) = cross_toolchain(own, target, &headers.origin, &suites) else {
-        return Err(not_here(job, FOREIGN_TOOLS));
+    let Some(spec) = cross_toolchain(native_spec, target, &headers.origin, &suites) else {
+        return Err(not_compilable_here(job, FOREIGN_TOOLS));
     };
     let root = PackageRoot::Toolchain(spec);
     let bootstrap = || parts.fetcher.root_fs().bootstrap(&root, native());
@@ -58,7 +58,7 @@ fn kbuild_name(arch: Architecture) -> &'static str {
     }
 }
 
-fn not_here(job: &Job<'_>, why: &str) -> TargetError {
+fn not_compilable_here(job: &Job<'_>, why: &str) -> TargetError {
     let message = not_compiled_here(job.cell.target.arch, native(), why);
     TargetError::finding(FindingKind::Compile, message, Some(BUILD_ELSEWHERE_HINT.to_owned()))
 }

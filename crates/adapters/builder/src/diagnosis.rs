@@ -11,9 +11,9 @@ const TAIL_LINES: usize = 20;
 /// Maximum number of characters kept of a line.
 const LINE_CHARS: usize = 1000;
 /// Maximum number of compiler errors that are kept until make names the target that failed.
-const COMPILED: usize = 64;
+const MAX_COMPILER_ERRORS: usize = 64;
 /// Maximum number of including files that are kept.
-const INCLUDED: usize = 8;
+const MAX_INCLUDING_FILES: usize = 8;
 
 /// The decisive error of a failed build.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ enum Rank {
     MakeStopped,
     /// A line of a script that begins with `ERROR` or the like.
     Script,
-    /// An error of the compiler in a file that asks a question, such as `conftest.c`. Most such errors are answers.
+    /// A compiler error in a probe of the build system, such as `conftest.c`. Most such errors are expected.
     Probe,
     /// An `error: ...` that a template of farrier prints after an earlier failure.
     Consequence,
@@ -76,8 +76,8 @@ enum Rank {
 }
 
 impl Rank {
-    /// Whether the last message of this kind counts instead of the first one: make and scripts end after it.
-    fn is_last(self) -> bool {
+    /// Whether the last message of this kind is the decisive one, because make or the script ends after it.
+    fn prefers_last(self) -> bool {
         matches!(self, Self::Script | Self::Stop | Self::Template)
     }
 }
@@ -87,7 +87,7 @@ impl Rank {
 pub struct Diagnoser {
     best: Option<(Rank, Diagnosis)>,
     /// Errors of the compiler, with the stems of the files that may belong to the failed target.
-    compiled: Vec<(Vec<String>, Diagnosis)>,
+    compiler_errors: Vec<(Vec<String>, Diagnosis)>,
     /// Stems of the files named in the last `In file included from` lines.
     included: VecDeque<String>,
     hint: Option<Hint>,
@@ -109,7 +109,7 @@ impl Diagnoser {
 
     fn read(&mut self, line: &str) {
         if let Some(file) = included_from(line) {
-            if self.included.len() == INCLUDED {
+            if self.included.len() == MAX_INCLUDING_FILES {
                 self.included.pop_front();
             }
             self.included.extend(stem(file));
@@ -117,39 +117,38 @@ impl Diagnoser {
         self.hint = hints::of(line).or(self.hint.take());
         if line.starts_with("make") && line.ends_with("(ignored)") {
             self.best.take_if(|(rank, _)| *rank <= Rank::Compiler);
-            self.compiled.clear();
+            self.compiler_errors.clear();
         }
-        if let Some((target, mut found)) = make_stopped(line) {
-            let failed = stem(target);
-            let cause =
-                self.compiled.iter().find(|(files, _)| failed.as_ref().is_some_and(|f| files.contains(f)));
+        if let Some((target, mut make_error)) = make_stopped(line) {
+            let cause = stem(target)
+                .and_then(|stem| self.compiler_errors.iter().find(|(stems, _)| stems.contains(&stem)));
             if let Some((_, cause)) = cause {
                 let cause = cause.clone();
                 self.offer(Rank::Target, cause);
             } else {
-                if let Some(said) = self.tail.back().filter(|said| is_statement(said)) {
-                    found.message = format!("{}, after: {}", found.message, said.trim());
+                if let Some(previous) = self.tail.back().filter(|previous| is_command_output(previous)) {
+                    make_error.message = format!("{}, after: {}", make_error.message, previous.trim());
                 }
-                self.offer(Rank::MakeStopped, found);
+                self.offer(Rank::MakeStopped, make_error);
             }
-        } else if let Some((rank, found)) = read(line) {
-            if rank == Rank::Compiler && self.compiled.len() < COMPILED {
-                let own = found.file.as_deref().and_then(stem);
-                self.compiled
-                    .push((own.into_iter().chain(self.included.iter().cloned()).collect(), found.clone()));
+        } else if let Some((rank, error)) = read(line) {
+            if rank == Rank::Compiler && self.compiler_errors.len() < MAX_COMPILER_ERRORS {
+                let mut stems: Vec<String> = error.file.as_deref().and_then(stem).into_iter().collect();
+                stems.extend(self.included.iter().cloned());
+                self.compiler_errors.push((stems, error.clone()));
             }
-            self.offer(rank, found);
+            self.offer(rank, error);
         }
     }
 
-    fn offer(&mut self, rank: Rank, found: Diagnosis) {
-        let is_better = |known: Rank| match rank {
+    fn offer(&mut self, rank: Rank, error: Diagnosis) {
+        let is_better = |best: Rank| match rank {
             // The compiler runs only if the message before it was ignored.
-            Rank::Compiler if known == Rank::Stop => true,
-            _ => rank > known || rank == known && rank.is_last(),
+            Rank::Compiler if best == Rank::Stop => true,
+            _ => rank > best || rank == best && rank.prefers_last(),
         };
-        if self.best.as_ref().is_none_or(|(known, _)| is_better(*known)) {
-            self.best = Some((rank, found));
+        if self.best.as_ref().is_none_or(|(best, _)| is_better(*best)) {
+            self.best = Some((rank, error));
         }
     }
 
@@ -158,7 +157,7 @@ impl Diagnoser {
         self.best.as_ref().map(|(_, diagnosis)| diagnosis)
     }
 
-    /// Returns the last advice that the log gave reason to.
+    /// Returns the advice for the last line that a hint applies to.
     pub fn hint(&self) -> Option<&Hint> {
         self.hint.as_ref()
     }
@@ -171,8 +170,8 @@ impl Diagnoser {
 
 /// Returns the file that an `In file included from FILE:1:` line or its continuation names.
 fn included_from(line: &str) -> Option<&str> {
-    let rest = line.trim_start().strip_prefix("In file included ").unwrap_or(line).trim_start();
-    rest.strip_prefix("from ")?.split(':').next()
+    let sources = line.trim_start().strip_prefix("In file included ").unwrap_or(line).trim_start();
+    sources.strip_prefix("from ")?.split(':').next()
 }
 
 /// Returns a file's name without directory and extension.
@@ -180,8 +179,8 @@ fn stem(path: &str) -> Option<String> {
     Some(Path::new(path).file_stem()?.to_str()?.to_owned())
 }
 
-/// Whether the line may be what a failed command printed, and not make's own output.
-fn is_statement(line: &str) -> bool {
+/// Whether the line may be output of a failed command, as opposed to output of make.
+fn is_command_output(line: &str) -> bool {
     let word = line.split([':', '[']).next().unwrap_or_default();
     !line.trim().is_empty() && !line.starts_with(' ') && !word.starts_with("make")
 }
@@ -189,61 +188,60 @@ fn is_statement(line: &str) -> bool {
 /// Whether the engine quotes the Dockerfile in this line. The text of a step may contain the words of an error.
 fn is_engine_echo(line: &str) -> bool {
     // Podman prefixes the stage: `[1/3] STEP 2/3: RUN make`.
-    let step = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+    let step = match line.strip_prefix('[').and_then(|prefixed| prefixed.split_once("] ")) {
         Some((stage, step)) if stage.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/') => step,
         _ => line,
     };
     let number = step.strip_prefix("Step ").or_else(|| step.strip_prefix("STEP "));
-    number.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    number.is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
         || line.starts_with("The command '")
         || line.starts_with("Error: building at STEP ")
 }
 
 /// Reads a line that is not make's report of a failed target.
 fn read(line: &str) -> Option<(Rank, Diagnosis)> {
-    let ranked = |rank: Rank| move |found: Diagnosis| (rank, found);
     if line.starts_with("configure: error: ") {
-        return Some((Rank::Configure, bare(line)));
+        return Some((Rank::Configure, message_only(line)));
     }
     modpost(line)
-        .map(ranked(Rank::Modpost))
-        .or_else(|| linker(line).map(ranked(Rank::Linker)))
+        .map(|error| (Rank::Modpost, error))
+        .or_else(|| linker(line).map(|error| (Rank::Linker, error)))
         .or_else(|| compiler(line))
-        .or_else(|| stop(line).map(ranked(Rank::Stop)))
-        .or_else(|| patch(line).map(ranked(Rank::Patch)))
-        .or_else(|| missing(line).map(ranked(Rank::Missing)))
+        .or_else(|| stop(line).map(|error| (Rank::Stop, error)))
+        .or_else(|| patch(line).map(|error| (Rank::Patch, error)))
+        .or_else(|| missing(line).map(|error| (Rank::Missing, error)))
         .or_else(|| line.strip_prefix("error: ").map(template))
-        .or_else(|| script(line).map(ranked(Rank::Script)))
+        .or_else(|| script(line).map(|error| (Rank::Script, error)))
 }
 
-fn bare(message: &str) -> Diagnosis {
+fn message_only(message: &str) -> Diagnosis {
     Diagnosis { file: None, line: None, column: None, message: message.trim().to_owned() }
 }
 
 fn template(message: &str) -> (Rank, Diagnosis) {
     let is_consequence = message.ends_with(" is not there") || message.contains(" failed with exit code ");
-    (if is_consequence { Rank::Consequence } else { Rank::Template }, bare(message))
+    (if is_consequence { Rank::Consequence } else { Rank::Template }, message_only(message))
 }
 
 /// Parses `file:line:column: error: message` of gcc and clang; the column is optional, and `fatal error` and the
-/// assembler's `Error` also count. `cc1: error: message` has no place.
+/// assembler's `Error` also count. `cc1: error: message` has no location.
 fn compiler(line: &str) -> Option<(Rank, Diagnosis)> {
-    let (place, message) = [": fatal error: ", ": error: ", ": Error: "]
+    let (location, message) = [": fatal error: ", ": error: ", ": Error: "]
         .iter()
         .filter_map(|mark| line.split_once(mark))
-        .min_by_key(|(place, _)| place.len())?;
-    let place = place.trim_start();
-    let mut parts = place.rsplitn(3, ':');
-    let numbers = [parts.next(), parts.next()].map(|part| part.and_then(|part| part.parse::<u32>().ok()));
+        .min_by_key(|(location, _)| location.len())?;
+    let location = location.trim_start();
+    let mut fields = location.rsplitn(3, ':');
+    let numbers = [fields.next(), fields.next()].map(|field| field?.parse::<u32>().ok());
     let (file, number, column) = match numbers {
-        [Some(column), Some(number)] => (parts.next()?, Some(number), Some(column)),
-        [Some(number), None] => (place.rsplit_once(':')?.0, Some(number), None),
-        [None, _] if is_tool(place) => (place, None, None),
+        [Some(column), Some(number)] => (fields.next()?, Some(number), Some(column)),
+        [Some(number), None] => (location.rsplit_once(':')?.0, Some(number), None),
+        [None, _] if is_compiler_name(location) => (location, None, None),
         [None, _] => return None,
     };
-    let asks = |word: &str| file.to_ascii_lowercase().contains(word);
-    let is_probe =
-        ["conftest", "<stdin>", "/tmp/", "<command-line>"].into_iter().any(asks) && number.is_some();
+    let lowercase = file.to_ascii_lowercase();
+    let is_probe = number.is_some()
+        && ["conftest", "<stdin>", "/tmp/", "<command-line>"].iter().any(|word| lowercase.contains(word));
     // The assembler names its temporary file.
     let rank = if is_probe && !line.contains(": Error: ") { Rank::Probe } else { Rank::Compiler };
     let message = message.trim_end().to_owned();
@@ -252,7 +250,7 @@ fn compiler(line: &str) -> Option<(Rank, Diagnosis)> {
 }
 
 /// Whether this is a compiler's program name, as in `aarch64-linux-gnu-gcc-12: error: ...`.
-fn is_tool(name: &str) -> bool {
+fn is_compiler_name(name: &str) -> bool {
     let name = name
         .rsplit('/')
         .next()
@@ -271,41 +269,41 @@ fn modpost(line: &str) -> Option<Diagnosis> {
     let is_modpost =
         message.starts_with("modpost: ") || (message.starts_with('"') && message.contains("undefined!"));
     let message = message.strip_prefix("modpost: ").unwrap_or(message);
-    is_modpost.then(|| match message.split_once('[').and_then(|(_, rest)| rest.split_once(']')) {
-        Some((module, _)) => Diagnosis { file: Some(module.to_owned()), ..bare(message) },
-        None => bare(message),
+    is_modpost.then(|| match message.split_once('[').and_then(|(_, tail)| tail.split_once(']')) {
+        Some((module, _)) => Diagnosis { file: Some(module.to_owned()), ..message_only(message) },
+        None => message_only(message),
     })
 }
 
 /// Recognizes errors of GNU ld and lld.
 fn linker(line: &str) -> Option<Diagnosis> {
-    let undefined = line.contains(": undefined reference to ") || line.contains(": multiple definition of ");
+    let bad_symbol = line.contains(": undefined reference to ") || line.contains(": multiple definition of ");
     let tool = line.split(": ").next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
     let is_linker =
         tool == "ld" || tool.starts_with("ld.") || tool.ends_with("-ld") || tool.ends_with("-ld.bfd");
-    let failed = ["cannot find ", "error: ", "unrecognized option", "final link failed"];
-    let named = is_linker && failed.iter().any(|words| line.contains(words));
-    (undefined || named).then(|| bare(line))
+    let phrases = ["cannot find ", "error: ", "unrecognized option", "final link failed"];
+    let is_link_failure = is_linker && phrases.iter().any(|phrase| line.contains(phrase));
+    (bad_symbol || is_link_failure).then(|| message_only(line))
 }
 
 /// Parses `FILE:LINE: *** TEXT.  Stop.` and `make: *** TEXT.  Stop.`
 fn stop(line: &str) -> Option<Diagnosis> {
-    let (place, message) = line.trim_end().strip_suffix("Stop.")?.split_once("*** ")?;
-    let found = bare(message.trim_end().strip_suffix('.').unwrap_or(message));
-    let place = place.trim().trim_end_matches(':').rsplit_once(':');
-    match place.and_then(|(file, line)| Some((file, line.parse().ok()?))) {
-        Some((file, line)) => Some(Diagnosis { file: Some(file.to_owned()), line: Some(line), ..found }),
-        None => Some(found),
+    let (location, message) = line.trim_end().strip_suffix("Stop.")?.split_once("*** ")?;
+    let error = message_only(message.trim_end().strip_suffix('.').unwrap_or(message));
+    let location = location.trim().trim_end_matches(':').rsplit_once(':');
+    match location.and_then(|(file, line)| Some((file, line.parse().ok()?))) {
+        Some((file, line)) => Some(Diagnosis { file: Some(file.to_owned()), line: Some(line), ..error }),
+        None => Some(error),
     }
 }
 
 /// Recognizes errors of patch.
 fn patch(line: &str) -> Option<Diagnosis> {
-    let failed =
+    let is_failed_hunk =
         line.contains(" hunk") && (line.contains(" FAILED -- saving rejects") || line.ends_with(" ignored"));
-    let named =
+    let prefixes =
         ["can't find file to patch", "Reversed (or previously applied) patch detected", "patch: **** "];
-    (failed || named.iter().any(|words| line.starts_with(words))).then(|| bare(line))
+    (is_failed_hunk || prefixes.iter().any(|prefix| line.starts_with(prefix))).then(|| message_only(line))
 }
 
 /// Recognizes missing commands, files, interpreters and hosts.
@@ -316,17 +314,17 @@ fn missing(line: &str) -> Option<Diagnosis> {
             || line.starts_with("sh: ")
             || line.contains(": line ")
             || is_numbered(line));
-    let ends = [": command not found", ": Permission denied"];
-    let bash = ends.iter().any(|end| line.ends_with(end)) && !line.starts_with("find: ");
-    let exec = line.starts_with("make") && line.ends_with(": No such file or directory");
-    let within = [
+    let bash = [": command not found", ": Permission denied"].iter().any(|end| line.ends_with(end))
+        && !line.starts_with("find: ");
+    let make = line.starts_with("make") && line.ends_with(": No such file or directory");
+    let phrases = [
         "bad interpreter",
         "ModuleNotFoundError: ",
         "Can't locate ",
         "ERROR: Kernel configuration is invalid",
     ];
-    (shell || bash || exec || within.iter().any(|words| line.contains(words)) || hints::is_network(line))
-        .then(|| bare(line))
+    (shell || bash || make || phrases.iter().any(|phrase| line.contains(phrase)) || hints::is_network(line))
+        .then(|| message_only(line))
 }
 
 /// Whether the line has dash's form `SCRIPT: 3: MESSAGE`.
@@ -335,11 +333,11 @@ fn is_numbered(line: &str) -> bool {
     !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Recognizes what scripts print before they fail.
+/// Recognizes error messages of scripts.
 fn script(line: &str) -> Option<Diagnosis> {
     let line = line.trim_start_matches(['*', '!', ' ']);
     let word = line.split([':', '!', ' ']).next().unwrap_or_default();
-    ["error", "fatal"].iter().any(|known| word.eq_ignore_ascii_case(known)).then(|| bare(line))
+    ["error", "fatal"].iter().any(|known| word.eq_ignore_ascii_case(known)).then(|| message_only(line))
 }
 
 /// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores. Returns the target, too.
@@ -347,7 +345,7 @@ fn make_stopped(line: &str) -> Option<(&str, Diagnosis)> {
     let (tool, message) = line.trim_start().split_once(": *** ")?;
     let target = message.strip_prefix('[')?.split_once(']')?.0;
     let target = target.rsplit(": ").next().unwrap_or(target);
-    (tool.starts_with("make") && !message.ends_with("(ignored)")).then(|| (target, bare(message)))
+    (tool.starts_with("make") && !message.ends_with("(ignored)")).then(|| (target, message_only(message)))
 }
 
 #[cfg(test)]

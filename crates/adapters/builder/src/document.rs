@@ -37,7 +37,7 @@ use crate::{
 const PACKAGES: &str = "packages";
 
 /// Creates the documents of an image.
-pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Image) -> Result<Documents> {
+pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Image) -> Result<Documents> {
     let Job { parts, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content, report } = checked;
     let mut materials = sources(job).await?;
@@ -45,17 +45,17 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
     materials.push(Material { digest: Some(recipe), ..Material::new(Role::Recipe, "Dockerfile") });
     match &payload.reused_from {
         None => {
-            let origin = |o: &String| {
-                Material::of_origin(Role::Headers, o, "kernel headers", Some(distribution_of(&cell.target)))
-            };
-            materials.extend(headers.iter().map(origin));
+            for origin in headers {
+                let distribution = Some(distribution_of(&cell.target));
+                materials.push(Material::of_origin(Role::Headers, origin, "kernel headers", distribution));
+            }
             materials.extend(header_content.clone().map(|content| Material {
                 digest: Some(content),
                 ..Material::new(Role::StoredHeaders, "header set")
             }));
             materials.push(toolchain(job).await?);
         }
-        // The provenance of that image names the headers and the toolchain that compiled it.
+        // The reused image's provenance names its headers and its toolchain.
         Some(from) => materials.push(Material {
             version: Some(from.kernel.to_string()),
             digest: Some(from.digest.clone()),
@@ -68,7 +68,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
         ..Material::new(Role::Need, need.name.as_str())
     }));
     materials.extend(module_certificate(job, report));
-    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &made.base) {
+    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &built.base) {
         materials.push(base_material(job, spec, base).await?);
     }
     if image.spec.contains_entrypoint() {
@@ -77,13 +77,13 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
         let name = "driver-entrypoint";
         materials.push(Material { version, digest, ..Material::new(Role::Entrypoint, name) });
     }
-    let (tree, about) = (payload.tree.clone(), report.clone());
-    let modules = blocking(move || modules(&tree, &about)).await?;
+    let (tree, report) = (payload.tree.clone(), report.clone());
+    let modules = blocking(move || modules(&tree, &report)).await?;
     let provenance = Provenance {
         subject: Subject {
             name: cell.image.to_string(),
             version: cell.version.clone(),
-            digest: made.assembled.digest.clone(),
+            digest: built.assembled.digest.clone(),
             target: Some(cell.target.clone()),
             architecture: cell.target.arch,
             input_hash: cell.input_hash,
@@ -96,9 +96,9 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
         modules,
         confinement: payload.confinement.clone(),
     };
-    let mut documents = Documents::of(&provenance, &made.assembled.manifest)?;
-    documents.claims.insert(0, Claim::of_report(&made.check_report.content)?);
-    documents.artifacts.insert(0, made.check_report.clone());
+    let mut documents = Documents::of(&provenance, &built.assembled.manifest)?;
+    documents.claims.insert(0, Claim::of_report(&built.check_report.content)?);
+    documents.artifacts.insert(0, built.check_report.clone());
     Ok(documents)
 }
 
@@ -157,7 +157,7 @@ pub fn source_material(
     material
 }
 
-/// Returns what a definition states about its image, or about one of its sources.
+/// Returns the supplier, the license and the redistribution terms of an image or of one of its sources.
 pub fn terms(
     image: &DriverImage,
     license: Option<&LicenseExpression>,
@@ -219,8 +219,8 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
     Ok(material)
 }
 
-/// Returns the digest and packages of the toolchain. The published toolchain is used if it is as trusted as the one
-/// that was used, otherwise the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
+/// Returns the digest and packages of the toolchain: of the published one, if it is as trusted as the toolchain that the
+/// build used, otherwise of the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
 /// longer than both. Nothing is fetched only for documentation.
 async fn toolchain_packages(
     parts: &Parts,
@@ -228,8 +228,8 @@ async fn toolchain_packages(
     root: &PackageRoot,
     used: Option<&Digest>,
 ) -> Result<Option<(Digest, PackageList)>> {
-    let found = published_root_fs(parts, root, arch).await?;
-    if let Some((reference, _)) = found.filter(|(_, unverified)| unverified.as_ref() == used) {
+    let published = published_root_fs(parts, root, arch).await?;
+    if let Some((reference, _)) = published.filter(|(_, unverified)| unverified.as_ref() == used) {
         let base = base_image(parts, &reference, arch).await?;
         let digest = base.image.layers.first().map(|layer| layer.digest.clone());
         let packages = packages_of(parts, &base).await?;
@@ -260,7 +260,7 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
     Ok(material.with(packages_of(parts, base).await?))
 }
 
-/// The base holds only one package, and the package's digest is more specific than the image's.
+/// Returns the material of a minimal base: its only package, whose digest is more specific than the image's.
 async fn minimal_base(job: &Job<'_>, spec: &MinimalSpec) -> Result<Material> {
     let (parts, arch) = (job.parts, job.cell.target.arch);
     let package =
@@ -277,13 +277,13 @@ async fn minimal_base(job: &Job<'_>, spec: &MinimalSpec) -> Result<Material> {
 
 /// Returns the packages of a base image, from the cache if possible.
 async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<PackageList> {
-    let mut key = Sha256::new();
-    for layer in &base.image.layers {
-        key.update(layer.digest.as_str());
-    }
     let key = match &base.image.layers[..] {
         [only] => only.digest.hex().to_owned(),
-        _ => hex::encode(key.finalize()),
+        layers => {
+            let mut hash = Sha256::new();
+            layers.iter().for_each(|layer| hash.update(layer.digest.as_str()));
+            hex::encode(hash.finalize())
+        }
     };
     if let Some(known) = parts.cache.read_record(PACKAGES, &key)? {
         return Ok(known);

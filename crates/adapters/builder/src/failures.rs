@@ -1,4 +1,4 @@
-//! Remembers failures and attempts. A permanent failure is recorded by input hash, so that the build is not retried
+//! Records failures and attempts. A permanent failure is recorded by input hash, so that the build is not retried
 //! until an input changes. A started attempt is recorded, so that a build that kills farrier is not restarted over and
 //! over. Both are kept in the cache, and losing them costs one more attempt.
 
@@ -72,23 +72,24 @@ impl Attempts {
 
     /// Removes earlier attempts at these inputs.
     fn forget(&self, inputs: InputHash) {
-        let same = |(run, _): &(String, Note)| inputs_of(run) == Some(inputs);
-        self.0.dead().into_iter().filter(same).for_each(|(_, note)| note.forget());
+        for (_, note) in self.0.dead().into_iter().filter(|(name, _)| inputs_of(name) == Some(inputs)) {
+            note.forget();
+        }
     }
 
     /// Returns the start times of running attempts, by inputs.
     fn under_way(&self) -> BTreeMap<InputHash, Timestamp> {
-        let began = |(run, note): (String, fs_err::File)| {
-            let began = note.metadata().and_then(|note| note.modified()).ok()?;
-            Some((inputs_of(&run)?, began.try_into().ok()?))
+        let start_time = |(name, note): (String, fs_err::File)| {
+            let modified = note.metadata().and_then(|metadata| metadata.modified()).ok()?;
+            Some((inputs_of(&name)?, modified.try_into().ok()?))
         };
-        self.0.living().into_iter().flatten().filter_map(began).collect()
+        self.0.living().into_iter().flatten().filter_map(start_time).collect()
     }
 
     /// Returns the number of attempts that ended without an outcome, by inputs.
     pub fn without_outcome(&self) -> BTreeMap<InputHash, u32> {
         let mut counts = BTreeMap::new();
-        for inputs in self.0.dead().iter().filter_map(|(run, _)| inputs_of(run)) {
+        for inputs in self.0.dead().iter().filter_map(|(name, _)| inputs_of(name)) {
             *counts.entry(inputs).or_default() += 1;
         }
         counts
@@ -107,15 +108,15 @@ pub async fn builds_elsewhere(parts: &Parts, plan: &Plan) -> Activity {
         let began = living.get(&cell.input_hash).copied();
         let usual = times.usual(&cell.image, cell.target.arch);
         let stage = began.map(|_| Stage::Elsewhere);
-        let found = BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() };
-        ((cell.image.clone(), cell.target.clone()), found)
+        let build = BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() };
+        ((cell.image.clone(), cell.target.clone()), build)
     };
     builds.map(activity).collect()
 }
 
 /// Parses the input hash of an attempt from the name of its note.
-fn inputs_of(run: &str) -> Option<InputHash> {
-    run.split_once('.')?.0.parse().ok()
+fn inputs_of(name: &str) -> Option<InputHash> {
+    name.split_once('.')?.0.parse().ok()
 }
 
 /// Returns the recorded failures of the given inputs; `None` for inputs without one.
@@ -127,7 +128,7 @@ pub fn known_failures(
     hashes.into_iter().map(look_up).collect()
 }
 
-/// Removes the failure with these inputs, and the attempts that had no outcome.
+/// Removes the failure recorded for these inputs, and their attempts without an outcome.
 pub fn forget_failure(cache: &Cache, inputs: InputHash) -> Result<(), CacheError> {
     Attempts::in_cache(cache).forget(inputs);
     cache.remove_record(KIND, &inputs.to_string())

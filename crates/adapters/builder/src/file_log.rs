@@ -1,4 +1,4 @@
-//! Writes a build's log to a file and diagnoses the first error.
+//! Writes a build's log to a file and finds the decisive error.
 
 use std::{
     collections::VecDeque,
@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use super::diagnosis::{Diagnoser, Diagnosis, Hint};
 
 /// Limits of a log file: many times the output of a complete GPU driver build.
-const KEPT: Kept = Kept { beginning: 32 << 20, end: 1 << 20 };
+const LIMITS: LogLimits = LogLimits { beginning: 32 << 20, end: 1 << 20 };
 
-/// Log of a build in a file, which keeps only the beginning and the end of an oversized log. Also finds the first error and
-/// forwards each line.
+/// Log of a build in a file, which keeps only the beginning and the end of an oversized log. Also finds the decisive
+/// error and forwards each line.
 pub struct FileLog {
     path: PathBuf,
     live: Box<dyn Fn(&str) + Send + Sync>,
@@ -26,7 +26,7 @@ pub struct FileLog {
 struct State {
     file: CappedFile,
     /// Whether a write has failed; only the first failure is reported.
-    broken: bool,
+    write_failed: bool,
     diagnoser: Diagnoser,
 }
 
@@ -44,15 +44,15 @@ impl FileLog {
             path: path.to_owned(),
             live: Box::new(live),
             state: Mutex::new(State {
-                file: CappedFile::new(file, KEPT),
-                broken: false,
+                file: CappedFile::new(file, LIMITS),
+                write_failed: false,
                 diagnoser: Diagnoser::default(),
             }),
         })
     }
 
-    /// Completes the file and returns the first error and the log's last lines. If the disk is full, the log is lost and the
-    /// build continues.
+    /// Completes the file and returns the decisive error and the log's last lines. If the disk is full, the log is lost
+    /// and the build continues.
     pub fn finish(&self) -> (Option<Diagnosis>, Vec<String>) {
         let mut state = self.state.lock();
         let flushed = state.file.finish();
@@ -67,9 +67,9 @@ impl FileLog {
 
     fn report_write_failure(&self, state: &mut State, written: std::io::Result<()>) {
         if let Err(error) = written
-            && !state.broken
+            && !state.write_failed
         {
-            state.broken = true;
+            state.write_failed = true;
             tracing::warn!(path = %self.path.display(), %error, "build log is incomplete");
         }
     }
@@ -93,7 +93,7 @@ impl Drop for FileLog {
 
 /// Number of bytes kept of a long log, at its beginning and its end.
 #[derive(Clone, Copy)]
-struct Kept {
+struct LogLimits {
     beginning: usize,
     end: usize,
 }
@@ -101,40 +101,40 @@ struct Kept {
 /// A file that accepts lines up to a limit. The last lines after the limit stay in memory until the log ends.
 struct CappedFile {
     file: LineWriter<File>,
-    kept: Kept,
+    limits: LogLimits,
     written: usize,
     end: VecDeque<String>,
     end_bytes: usize,
-    left_out: u64,
+    omitted: u64,
 }
 
 impl CappedFile {
-    fn new(file: LineWriter<File>, kept: Kept) -> Self {
-        Self { file, kept, written: 0, end: VecDeque::new(), end_bytes: 0, left_out: 0 }
+    fn new(file: LineWriter<File>, limits: LogLimits) -> Self {
+        Self { file, limits, written: 0, end: VecDeque::new(), end_bytes: 0, omitted: 0 }
     }
 
     fn line(&mut self, line: &str) -> std::io::Result<()> {
         let size = line.len() + 1;
-        if self.written.saturating_add(size) <= self.kept.beginning && self.end.is_empty() {
+        if self.written.saturating_add(size) <= self.limits.beginning && self.end.is_empty() {
             self.written += size;
             return writeln!(self.file, "{line}");
         }
         self.end.push_back(line.to_owned());
         self.end_bytes += size;
-        while self.end_bytes > self.kept.end {
+        while self.end_bytes > self.limits.end {
             let Some(first) = self.end.pop_front() else { break };
             self.end_bytes -= first.len() + 1;
-            self.left_out += 1;
+            self.omitted += 1;
         }
         Ok(())
     }
 
     /// Writes the lines that were kept from the end.
     fn finish(&mut self) -> std::io::Result<()> {
-        if self.left_out > 0 {
-            writeln!(self.file, "[farrier: {} lines are omitted here: the log is too long]", self.left_out)?;
+        if self.omitted > 0 {
+            writeln!(self.file, "[farrier: {} lines are omitted here: the log is too long]", self.omitted)?;
         }
-        self.left_out = 0;
+        self.omitted = 0;
         for line in std::mem::take(&mut self.end) {
             writeln!(self.file, "{line}")?;
         }
@@ -170,8 +170,8 @@ mod tests {
     fn an_oversized_log_keeps_its_beginning_and_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let new = |kept| CappedFile::new(LineWriter::new(File::create(&path).unwrap()), kept);
-        let mut log = new(Kept { beginning: 12, end: 9 });
+        let new = |limits| CappedFile::new(LineWriter::new(File::create(&path).unwrap()), limits);
+        let mut log = new(LogLimits { beginning: 12, end: 9 });
         for number in 0..1000 {
             log.line(&number.to_string()).unwrap();
             assert!(log.end_bytes <= 9);
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(text, format!("0\n1\n2\n3\n4\n5\n{notice}\n998\n999\n"));
 
         // A log that just fits is kept in full.
-        let mut log = new(Kept { beginning: 4, end: 4 });
+        let mut log = new(LogLimits { beginning: 4, end: 4 });
         for number in 0..4 {
             log.line(&number.to_string()).unwrap();
         }

@@ -29,7 +29,7 @@ pub(super) async fn files(
     if !modules.iter().any(names_firmware) {
         return Ok(None);
     }
-    let mut found = if let Some(image) = &payload.image {
+    let mut firmware = if let Some(image) = &payload.image {
         in_layers(job, image.layers.iter().map(|(path, _)| path.clone()).collect()).await?
     } else {
         let tree = payload.tree.clone();
@@ -45,9 +45,9 @@ pub(super) async fn files(
             job.parts.cache.write_record(RECORDS, key, &listed)?;
             listed
         };
-        found.extend(of_base);
+        firmware.extend(of_base);
     }
-    Ok(Some(found.into_iter().map(|file| format!("lib/firmware/{file}")).collect()))
+    Ok(Some(firmware.into_iter().map(|file| format!("lib/firmware/{file}")).collect()))
 }
 
 async fn in_layers(job: &Job<'_>, layers: Vec<PathBuf>) -> Result<Vec<String>> {

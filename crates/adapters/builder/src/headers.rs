@@ -31,8 +31,8 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     }
 }
 
-fn tree_of(found: &HeaderLookup) -> Option<&PathBuf> {
-    match found {
+fn tree_of(lookup: &HeaderLookup) -> Option<&PathBuf> {
+    match lookup {
         HeaderLookup::Found(headers) => Some(&headers.root),
         HeaderLookup::Missing { .. } => None,
     }

@@ -16,17 +16,18 @@ use crate::parts::{FindingKind, Result, TargetError};
 const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];
 
 /// Size limit in bytes for a program to inspect; a C library has about two million.
-const LARGEST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Rejects header tools that need a newer glibc than the toolchain has. Without glibc information, the build proceeds.
 pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) -> Result<()> {
     let (arch, root, toolchain) = (job.cell.target.arch, headers.root.clone(), toolchain.to_owned());
     let Ok(build) = find_build(&root, &job.cell.target.release) else { return Ok(()) };
-    let Some((tool, wanted, has)) = blocking(move || lacking(&root, &build, &toolchain, arch)).await? else {
+    let Some((tool, needs, has)) = blocking(move || newer_tool(&root, &build, &toolchain, arch)).await?
+    else {
         return Ok(());
     };
     let message = format!(
-        "{tool} of the header set needs glibc 2.{wanted}, but the toolchain of family {} has 2.{has}",
+        "{tool} of the header set needs glibc 2.{needs}, but the toolchain of family {} has 2.{has}",
         job.family.metadata.name
     );
     let hint = "build the tree's tools on a system that is as old as the toolchain (`make modules_prepare` there), and import the \
@@ -35,23 +36,23 @@ pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) 
 }
 
 /// Returns the first tool that needs a newer glibc, with the required and the available version (`x` of `2.x`).
-fn lacking(
+fn newer_tool(
     headers: &Path,
     build: &Path,
     toolchain: &Path,
     arch: Architecture,
 ) -> std::io::Result<Option<(&'static str, u32, u32)>> {
     let debian = format!("{}-linux-gnu", arch.gnu_name());
-    let places =
+    let library_dirs =
         [format!("usr/lib/{debian}"), format!("lib/{debian}"), "usr/lib64".to_owned(), "lib64".to_owned()];
     let mut has = None;
-    for place in places {
-        has = has.max(newest_glibc(toolchain, &PathBuf::from(place).join("libc.so.6"))?);
+    for dir in library_dirs {
+        has = has.max(newest_glibc(toolchain, &PathBuf::from(dir).join("libc.so.6"))?);
     }
     let Some(has) = has else { return Ok(None) };
     for tool in TOOLS {
-        if let Some(wanted) = newest_glibc(headers, &build.join(tool))?.filter(|wanted| *wanted > has) {
-            return Ok(Some((tool, wanted, has)));
+        if let Some(needs) = newest_glibc(headers, &build.join(tool))?.filter(|needs| *needs > has) {
+            return Ok(Some((tool, needs, has)));
         }
     }
     Ok(None)
@@ -60,14 +61,13 @@ fn lacking(
 /// Returns the newest glibc symbol version that a program requires or a library provides. The version names are in the
 /// file, each followed by a zero byte. A release without new symbols has no name, and nothing requires it.
 fn newest_glibc(root: &Path, file: &Path) -> std::io::Result<Option<u32>> {
-    let Some(place) = resolve(root, file)?.map(|place| root.join(place)).filter(|place| place.is_file())
-    else {
+    let Some(path) = resolve(root, file)?.map(|path| root.join(path)).filter(|path| path.is_file()) else {
         return Ok(None);
     };
-    if fs::metadata(&place)?.len() > LARGEST {
+    if fs::metadata(&path)?.len() > MAX_BYTES {
         return Ok(None);
     }
-    let bytes = fs::read(place)?;
+    let bytes = fs::read(path)?;
     let names = bytes.split(|byte| *byte == 0).filter_map(|text| text.strip_prefix(b"GLIBC_2."));
     let minor = |name: &[u8]| std::str::from_utf8(name).ok()?.split('.').next()?.parse().ok();
     Ok(names.filter_map(minor).max())
@@ -86,7 +86,7 @@ mod tests {
             fs::create_dir_all(place.parent().unwrap()).unwrap();
             fs::write(place, format!("\x7fELF\0{names}\0")).unwrap();
         };
-        let found = || lacking(&headers, build, &toolchain, Architecture::Amd64).unwrap();
+        let found = || newer_tool(&headers, build, &toolchain, Architecture::Amd64).unwrap();
         write(headers.join(build).join(TOOLS[0]), "GLIBC_2.2.5\0GLIBC_2.34");
         write(headers.join(build).join(TOOLS[1]), "GLIBC_2.38\0GLIBC_PRIVATE\0glibc GLIBC_2.99");
         assert_eq!(found(), None, "a toolchain without glibc");

@@ -53,8 +53,8 @@ impl<'a> Job<'a> {
 }
 
 /// Fails if a fetched input is not the planned one, because the input hash would not describe the published image.
-pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<()> {
-    if is_same { Ok(()) } else { Err(TargetError::Outdated(what.into())) }
+pub(super) fn ensure_planned(is_same: bool, input: impl Into<String>) -> Result<()> {
+    if is_same { Ok(()) } else { Err(TargetError::Outdated(input.into())) }
 }
 
 /// Inputs from other images and host trees: for compiling, for the check, and for loading.
@@ -62,7 +62,7 @@ pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<(
 pub(super) struct NeedInputs {
     /// Entries for the build context.
     pub(super) context: Vec<ContextEntry>,
-    /// Symbol tables of the images compiled against, then of the images that those need at load time.
+    /// Symbol tables of the images that the build compiles against, then of the images that these need when loaded.
     pub(super) tables: Vec<NeededTable>,
     /// Directories with the modules that must be loaded first, if the definition asks for a boot check.
     pub(super) modules: Vec<PathBuf>,

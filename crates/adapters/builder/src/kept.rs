@@ -18,7 +18,7 @@ pub(super) async fn make_room(parts: &Parts, engine: &DockerEngine) {
 async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
     let most = parts.definitions.site.storage.engine_images.bytes();
     let entry = |image: &KeptImage| entry(image, |kind, key| parts.cache.last_use(kind, key));
-    let images: Vec<Entry> = engine.kept().await?.iter().filter_map(entry).collect();
+    let images: Vec<Entry> = engine.kept_images().await?.iter().filter_map(entry).collect();
     for Entry { name, bytes, used: _ } in surplus(images, most, &parts.cache.all_in_use()?) {
         let Some((kind, key)) = name.split_once('/') else { continue };
         // A build that needs the image holds this lock while it marks the image as in use.
@@ -26,7 +26,7 @@ async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
         if parts.cache.all_in_use()?.contains(&name) {
             continue;
         }
-        engine.remove(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
+        engine.remove_kept_image(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
         parts.cache.forget_stamp(kind, key)?;
         tracing::info!(image = name, bytes, "removed the least recently used image from the engine");
     }
@@ -34,7 +34,7 @@ async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
 }
 
 /// Parses `localhost/farrier/KIND:KEY` into a cache entry with its last use on this machine. For an image that a
-/// farrier with another cache made, the creation time stands in for the last use.
+/// farrier with another cache made, the creation time replaces the last use.
 fn entry(
     image: &KeptImage,
     last_use: impl Fn(&str, &str) -> Result<Option<SystemTime>, CacheError>,

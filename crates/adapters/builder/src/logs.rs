@@ -21,7 +21,7 @@ use fs_err::{self as fs, File};
 
 const KIND: &str = "logs";
 /// Number of digits of the input hash in a log's name.
-const DIGITS: usize = 12;
+const HASH_DIGITS: usize = 12;
 
 /// Number of days that [`LogTimes::by_day`] counts.
 pub const DAYS: usize = 30;
@@ -75,16 +75,14 @@ impl LogTimes {
         images.sort_by_key(|image| std::cmp::Reverse(image.as_str().len()));
         let mut days: HashMap<ImageName, [usize; DAYS]> = HashMap::new();
         for (name, written) in &self.0 {
-            let is_of = |image: &&&ImageName| {
-                name.strip_prefix(image.as_str()).is_some_and(|rest| rest.starts_with('-'))
-            };
-            let Some(image) = images.iter().find(is_of) else { continue };
+            let image = images.iter().find(|image| {
+                name.strip_prefix(image.as_str()).is_some_and(|suffix| suffix.starts_with('-'))
+            });
+            let Some(image) = image else { continue };
             let age = now.duration_since(*written).unwrap_or_default().as_secs() / (24 * 3600);
             let day = usize::try_from(age).ok().and_then(|age| (DAYS - 1).checked_sub(age));
-            if let Some(count) =
-                day.and_then(|day| days.entry((*image).clone()).or_insert([0; DAYS]).get_mut(day))
-            {
-                *count += 1;
+            if let Some(day) = day {
+                days.entry((*image).clone()).or_insert([0; DAYS])[day] += 1;
             }
         }
         days
@@ -103,39 +101,41 @@ pub struct FoundLog {
 
 /// Returns the cached build logs of an image, the newest first.
 pub fn logs_for(cache: &Cache, image: &ImageName) -> Result<Vec<FoundLog>, CacheError> {
-    let start = format!("{image}-");
-    let parts_of = |name: &str| {
-        let rest = name.strip_prefix(&start)?.strip_suffix(".log")?;
-        // The release can contain such digits, too, and the platform cannot.
-        let (release, platform) = rest.rmatch_indices('-').find_map(|(end, _)| {
-            let (hash, platform) = rest[end + 1..].split_once('-')?;
-            let is_hash = hash.len() == DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-            is_hash.then(|| (&rest[..end], platform))
-        })?;
-        // Another image's name can begin with this one's, and a release begins with two numbers.
-        let (major, _) = release.split_once('.')?;
-        let release = release.parse().ok().filter(|_| major.bytes().all(|byte| byte.is_ascii_digit()))?;
-        Some((release, platform.to_owned()))
-    };
-    let found = all(cache)?.into_iter().filter_map(|(written, name)| {
-        let (release, platform) = parts_of(&name)?;
-        Some(FoundLog { written, release, platform, path: cache.root().join(KIND).join(name) })
-    });
-    let mut found: Vec<FoundLog> = found.collect();
-    found.sort_by(|a, b| b.cmp(a));
-    Ok(found)
+    let mut logs = Vec::new();
+    for (written, name) in all(cache)? {
+        if let Some((release, platform)) = parse_name(image, &name) {
+            logs.push(FoundLog { written, release, platform, path: cache.root().join(KIND).join(name) });
+        }
+    }
+    logs.sort_by(|a, b| b.cmp(a));
+    Ok(logs)
+}
+
+/// Parses the release and the platform from the name of an image's log; `None` for another image's log.
+fn parse_name(image: &ImageName, name: &str) -> Option<(KernelRelease, String)> {
+    let stem = name.strip_prefix(image.as_str())?.strip_prefix('-')?.strip_suffix(".log")?;
+    // Search for the hash from the end: part of a release can look like a hash, part of a platform cannot.
+    let (release, platform) = stem.rmatch_indices('-').find_map(|(end, _)| {
+        let (hash, platform) = stem[end + 1..].split_once('-')?;
+        let is_hash = hash.len() == HASH_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hash.then(|| (&stem[..end], platform))
+    })?;
+    // Another image's name can begin with this image's name. Then `release` starts with the rest of that name.
+    let (major, _) = release.split_once('.')?;
+    let release = release.parse().ok().filter(|_| major.bytes().all(|byte| byte.is_ascii_digit()))?;
+    Some((release, platform.to_owned()))
 }
 
 fn all(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
     let Some(entries) = if_there(fs::read_dir(cache.root().join(KIND)))? else { return Ok(Vec::new()) };
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for entry in entries {
         let entry = entry?;
         // Skip an entry that was removed in the meantime.
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
-        found.extend(modified.ok().zip(entry.file_name().into_string().ok()));
+        files.extend(modified.ok().zip(entry.file_name().into_string().ok()));
     }
-    Ok(found)
+    Ok(files)
 }
 
 /// Reads a log that may still be growing.

@@ -1,4 +1,4 @@
-//! The needs stage fetches what an image is compiled against. Exposed trees of published images are fetched by digest
+//! The needs stage fetches the trees that an image is compiled against. Exposed trees of published images are fetched by digest
 //! and verified. Trees that the user provides hold, for example, the headers of a host's own driver.
 
 use std::{
@@ -59,7 +59,7 @@ fn need_not_found(image: &ImageReference) -> TargetError {
     )
 }
 
-/// Fetches what the cell needs, unless it is cached.
+/// Fetches the needs of the cell that are not cached.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
     let mut needed = NeedInputs::default();
     if job.cell.needs.is_empty() {
@@ -76,12 +76,12 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
         // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
         StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
         let tree = exposed_tree(job.parts, &image).await?;
-        let found = read_tables(&image, &tree).await?;
-        if found.is_empty() {
+        let image_tables = read_tables(&image, &tree).await?;
+        if image_tables.is_empty() {
             job.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
         }
         let boots = job.image.spec.check.boot;
-        if boots || !found.is_empty() {
+        if boots || !image_tables.is_empty() {
             let directory = modules_of(job, &image).await?;
             if boots {
                 needed.modules.push(directory.clone());
@@ -89,15 +89,16 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
             let budget = Arc::clone(&budget);
             modules.extend(blocking(move || payload::read_modules(&directory, &budget)).await?);
         }
-        tables.extend(found);
+        tables.extend(image_tables);
         if image.compiled_against {
             needed.context.push(ContextEntry { dest: format!("needs/{}", image.name), from: tree });
         }
     }
     // A module may inherit a taint from a module of another image.
     let proprietary = proprietary_modules(&modules);
-    let known = |table| NeededTable { proprietary: Some(proprietary.clone()), ..table };
-    needed.tables.extend(tables.into_iter().map(known));
+    for table in tables {
+        needed.tables.push(NeededTable { proprietary: Some(proprietary.clone()), ..table });
+    }
     Ok(needed)
 }
 
@@ -108,7 +109,7 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
         let Need::Tree { name, tree } = need else { continue };
         let found = parts.fetcher.host_tree(tree, &cell.target).await?;
         let HostTree { root, digest, symvers, origin } = match found {
-            HostTreeLookup::Found(found) => found,
+            HostTreeLookup::Found(host_tree) => host_tree,
             HostTreeLookup::Missing { looked_for, hint } => {
                 return Err(TargetError::headers_missing(&looked_for, hint));
             }
@@ -137,14 +138,14 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
             Some(NeededImage { name, image: need.image.clone()?, exposed, compiled_against: true })
         })
         .collect();
-    let mut known: BTreeSet<ImageName> = needs.iter().map(|need| need.name.clone()).collect();
+    let mut seen: BTreeSet<ImageName> = needs.iter().map(|need| need.name.clone()).collect();
     let mut next = 0;
     while let Some(image) = images.get(next) {
         next += 1;
         let definition = job.parts.definitions.images.get(&image.name);
-        let further = definition.into_iter().flat_map(|image| &image.spec.needs);
-        for name in further.filter_map(|need| need.image()) {
-            if known.insert(name.clone()) {
+        let needs = definition.into_iter().flat_map(|image| &image.spec.needs);
+        for name in needs.filter_map(|need| need.image()) {
+            if seen.insert(name.clone()) {
                 images.push(published_need(job, name).await?);
             }
         }
@@ -157,11 +158,10 @@ async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> 
     let needed = cell(job.parts, name, &job.cell.target).await?;
     let mut image = needed.reference.clone();
     let found = job.parts.look_up_for(&image, needed.target.arch).await?;
-    let found = found.filter(|found| found.is_of(&needed));
-    let found = found.ok_or_else(|| need_not_found(&image))?;
+    let published = found.filter(|found| found.is_of(&needed)).ok_or_else(|| need_not_found(&image))?;
     let exposed =
-        found.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
-    image.version = Version::Digest(found.digest);
+        published.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
+    image.version = Version::Digest(published.digest);
     Ok(NeededImage { name: name.clone(), image, exposed, compiled_against: false })
 }
 
@@ -173,17 +173,16 @@ async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf> {
 
 async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<()> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
-    let missing_headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
+    let headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
     let definition =
         parts.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
     let patterns = definition.spec.exposes.clone();
     let manifest = needed_manifest(parts, image).await?;
-    let claimed = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;
-    if claimed.as_ref() != Some(exposed) {
-        let claimed =
-            claimed.map_or_else(|| "exposes nothing".to_owned(), |digest| format!("exposes {digest}"));
-        return Err(missing_headers_error(format!(
-            "expected {exposed}, but its annotations say that it {claimed}"
+    let recorded = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;
+    if recorded.as_ref() != Some(exposed) {
+        let recorded = recorded.map_or_else(|| "nothing".to_owned(), |digest| digest.to_string());
+        return Err(headers_error(format!(
+            "expected {exposed}, but its annotations say that it exposes {recorded}"
         )));
     }
     let work = parts.cache.scratch()?;
@@ -191,16 +190,14 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
     fetch_payload(parts, image, &manifest, &blob).await?;
     fs_err::create_dir(&tree)?;
     let unpacked = tree.clone();
-    let found = blocking(move || {
+    let content = blocking(move || {
         payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| error_chain(&error))?;
         payload::read_exposed(&unpacked, &patterns).map_err(|error| error_chain(&error))
     })
     .await;
-    let found = found.map_err(missing_headers_error)?.digest;
-    if found != *exposed {
-        return Err(missing_headers_error(format!(
-            "its annotations say {exposed}, but its content is {found}"
-        )));
+    let digest = content.map_err(headers_error)?.digest;
+    if digest != *exposed {
+        return Err(headers_error(format!("its annotations say {exposed}, but its content is {digest}")));
     }
     Ok(fs_err::rename(&tree, &place)?)
 }

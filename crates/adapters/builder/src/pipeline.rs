@@ -43,7 +43,7 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
         output_maker(parts, job.image)?;
     }
     let headers = headers::fetch(&job).await?;
-    sign::can_sign(&job, &headers).await?;
+    sign::ensure_can_sign_modules(&job, &headers).await?;
     let needed = needs::fetch(&job).await?;
     let compile_inputs = CompileInputs { headers, needed };
 

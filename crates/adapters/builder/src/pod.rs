@@ -137,7 +137,7 @@ async fn publish(
     };
     let (mut layers, work) = blocking(write).await?;
     layers.insert(0, headers);
-    let own: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
+    let new_layers: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
     // The tag protects the image from garbage collection, and shows users which build owns it.
     let tag: Tag = format!("{}-{}", cell.image, cell.declared_hash.short()).parse()?;
     // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each
@@ -148,7 +148,7 @@ async fn publish(
     let image = oci::assemble(&Assembly {
         base: Some(&base),
         entrypoint_layer: None,
-        layers: &own,
+        layers: &new_layers,
         entrypoint: &[RUNNER.to_owned(), "pod".to_owned()],
         env: &BTreeMap::new(),
         labels: &labels,
@@ -158,21 +158,21 @@ async fn publish(
     parts.may_write()?;
     let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
     let from = Some(&toolchain.repository).filter(|from| parts.location.contains(from));
-    let below = toolchain.image.layers.iter().zip(layer_files(parts, toolchain).await?);
-    let below = below.map(|(layer, file)| (&layer.digest, file, from));
-    let own = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
-    for (digest, file, from) in below.chain(own) {
+    let base_layers = toolchain.image.layers.iter().zip(layer_files(parts, toolchain).await?);
+    let base_blobs = base_layers.map(|(layer, file)| (&layer.digest, file, from));
+    let new_blobs = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
+    for (digest, file, from) in base_blobs.chain(new_blobs) {
         if registry.has_blob(&repository, digest).await? {
             continue;
         }
         // Concurrent builds share most layers. One build pushes each layer, and the others then find it in the
         // registry.
         let _sole = parts.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
-        let is_there = match from {
+        let is_mounted = match from {
             Some(from) => registry.mount_blob(&repository, digest, from).await?,
             None => false,
         };
-        if !is_there {
+        if !is_mounted {
             registry.push_blob(&repository, digest, &file).await?;
         }
     }
@@ -184,7 +184,7 @@ async fn publish(
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
 }
 
-/// Returns the toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, so that
+/// Returns the toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, which
 /// must be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
 fn for_pod(base: &Base) -> Base {
     let mut base = base.clone();
@@ -211,16 +211,16 @@ async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, Path
     let (cache, [headers, _]) = (&job.parts.cache, base.lowers.clone());
     let make = |entry: PathBuf| {
         blocking(move || {
-            let mut tops = Vec::new();
-            for top in fs::read_dir(&headers)? {
-                let top = top?;
-                tops.push(ContextEntry {
-                    dest: top.file_name().to_string_lossy().into_owned(),
-                    from: top.path(),
+            let mut contents = Vec::new();
+            for item in fs::read_dir(&headers)? {
+                let item = item?;
+                contents.push(ContextEntry {
+                    dest: item.file_name().to_string_lossy().into_owned(),
+                    from: item.path(),
                 });
             }
-            tops.sort_by(|a, b| a.dest.cmp(&b.dest));
-            let layer = write_layer(&entry.join(root_fs_layer::FILE), |out| write_tar(None, &tops, out))?;
+            contents.sort_by(|a, b| a.dest.cmp(&b.dest));
+            let layer = write_layer(&entry.join(root_fs_layer::FILE), |out| write_tar(None, &contents, out))?;
             root_fs_layer::record(&entry, &layer.digest, &layer.diff_id, layer.size)?;
             Ok::<_, TargetError>(())
         })
@@ -240,24 +240,24 @@ fn write_layers(
 ) -> Result<Vec<(Layer, PathBuf)>, EngineError> {
     let mut layers = Vec::new();
     for (number, entry) in context.iter().enumerate() {
-        let place = work.join(format!("context-{number}"));
-        layers.push((write_layer(&place, |out| write_context(entry, out))?, place));
+        let path = work.join(format!("context-{number}"));
+        layers.push((write_layer(&path, |out| write_context(entry, out))?, path));
     }
-    let place = work.join("own");
-    layers.push((write_layer(&place, |out| Ok(write_own(lowers, plan, runner, out)?))?, place));
+    let path = work.join("top");
+    layers.push((write_layer(&path, |out| Ok(write_top_layer(lowers, plan, runner, out)?))?, path));
     Ok(layers)
 }
 
 /// Writes a layer: the tar archive that `write` produces, compressed.
 fn write_layer(
-    place: &Path,
+    path: &Path,
     write: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), EngineError>,
 ) -> Result<Layer, EngineError> {
-    let tar = place.with_extension("tar");
+    let tar = path.with_extension("tar");
     let mut out = io::BufWriter::with_capacity(256 << 10, File::create_new(&tar)?);
     write(&mut out)?;
     out.flush()?;
-    let layer = oci::compress_at(GZIP_LEVEL, File::open(&tar)?, File::create_new(place)?)?;
+    let layer = oci::compress_at(GZIP_LEVEL, File::open(&tar)?, File::create_new(path)?)?;
     fs::remove_file(&tar)?;
     Ok(layer)
 }
@@ -269,62 +269,62 @@ fn write_context(
     out: &mut impl Write,
 ) -> Result<(), EngineError> {
     let dest = format!("{}/{dest}", CONTEXT.trim_start_matches('/'));
-    let mut above: Vec<&Path> = Path::new(&dest).ancestors().skip(1).collect();
+    let mut parents: Vec<&Path> = Path::new(&dest).ancestors().skip(1).collect();
     // The empty path is the last ancestor.
-    above.pop();
-    for place in above.into_iter().rev() {
+    parents.pop();
+    for parent in parents.into_iter().rev() {
         let mut header = header(EntryType::Directory, 0o755, 0);
-        header.set_path(place.join(""))?;
+        header.set_path(parent.join(""))?;
         header.set_cksum();
         out.write_all(header.as_bytes())?;
     }
     write_tar(None, &[ContextEntry { dest, from: from.clone() }], out)
 }
 
-/// Writes the top layer. It gives the build's user every existing directory and those that the plan names, so that
+/// Writes the top layer. It makes the build's user the owner of all directories of the lower layers and the plan, so that
 /// steps can write where root could. Exceptions are `/`, whose owner no layer sets, and the runner's own directory.
-fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
+fn write_top_layer(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
     let mut directories: BTreeMap<PathBuf, u32> = BTreeMap::new();
     for lower in lowers {
         for entry in WalkDir::new(lower).min_depth(1) {
             let entry = entry?;
             if entry.file_type().is_dir() {
-                let place = entry.path().strip_prefix(lower).map_err(io::Error::other)?.to_owned();
-                directories.entry(place).or_insert(entry.metadata()?.mode() & 0o1777);
+                let path = entry.path().strip_prefix(lower).map_err(io::Error::other)?.to_owned();
+                directories.entry(path).or_insert(entry.metadata()?.mode() & 0o1777);
             }
         }
     }
-    let named = plan.steps.iter().filter_map(|step| match &step.action {
+    let paths = plan.steps.iter().filter_map(|step| match &step.action {
         Action::Directory(path) => Some(path.as_str()),
         Action::Copy { dest, .. } => Some(dest.trim_end_matches('/')),
         Action::Run(_) => None,
     });
     // Use only the first path component: a copy's destination may be a file, in a directory that already exists.
     let tops =
-        named.filter_map(|path| path.trim_start_matches('/').split('/').next()).filter(|top| !top.is_empty());
+        paths.filter_map(|path| path.trim_start_matches('/').split('/').next()).filter(|top| !top.is_empty());
     for top in tops.chain(WRITTEN) {
-        let is_there = lowers.iter().any(|lower| lower.join(top).symlink_metadata().is_ok());
-        if !is_there {
+        let exists = lowers.iter().any(|lower| lower.join(top).symlink_metadata().is_ok());
+        if !exists {
             directories.insert(top.into(), 0o755);
         }
     }
-    let own = Path::new(OWN.trim_start_matches('/'));
-    directories.retain(|place, _| !place.starts_with(own));
+    let runner_dir = Path::new(OWN.trim_start_matches('/'));
+    directories.retain(|path, _| !path.starts_with(runner_dir));
     let mut tar = Builder::new(out);
-    for (place, mode) in directories {
+    for (path, mode) in directories {
         let mut header = header(EntryType::Directory, mode, USER);
-        tar.append_data(&mut header, place.join(""), io::empty())?;
+        tar.append_data(&mut header, path.join(""), io::empty())?;
     }
-    for place in [OWN, CONTEXT] {
-        let place = Path::new(place.trim_start_matches('/')).join("");
-        tar.append_data(&mut header(EntryType::Directory, 0o755, 0), place, io::empty())?;
+    for path in [OWN, CONTEXT] {
+        let path = Path::new(path.trim_start_matches('/')).join("");
+        tar.append_data(&mut header(EntryType::Directory, 0o755, 0), path, io::empty())?;
     }
     // A process whose executable its user cannot read is never dumpable. The kernel therefore denies steps, which run
     // as the same user, access to the runner's memory and descriptors.
-    for (place, mode, bytes) in [(PLAN, 0o444, encode(plan)?.as_slice()), (RUNNER, 0o111, runner)] {
+    for (path, mode, bytes) in [(PLAN, 0o444, encode(plan)?.as_slice()), (RUNNER, 0o111, runner)] {
         let mut header = header(EntryType::Regular, mode, 0);
         header.set_size(bytes.len() as u64);
-        tar.append_data(&mut header, place.trim_start_matches('/'), bytes)?;
+        tar.append_data(&mut header, path.trim_start_matches('/'), bytes)?;
     }
     tar.into_inner()?.flush()
 }
@@ -403,7 +403,7 @@ mod tests {
         let runners = Action::Directory("/.farrier/work".to_owned());
         let plan = Plan { steps: vec![step(copy), step(work), step(runners)], ..Plan::default() };
         let mut bytes = Vec::new();
-        write_own(&[headers, toolchain], &plan, b"runner", &mut bytes).unwrap();
+        write_top_layer(&[headers, toolchain], &plan, b"runner", &mut bytes).unwrap();
         let entries = entries(&bytes);
         let owned = ["build/", "out/", "tmp/", "usr/", "usr/bin/", "usr/src/", "usr/src/linux/"];
         let owned = owned.map(|name| format!("{name} {USER} 755"));

@@ -37,7 +37,7 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
 /// as a conflict. If the inputs cannot be looked up, the build is treated as current.
 async fn ensure_current(job: &Job<'_>) -> Result<()> {
     match cell(job.parts, &job.cell.image, &job.cell.target).await {
-        Ok(now) => now.changed_since(job.cell).map_or(Ok(()), |what| ensure_planned(false, what)),
+        Ok(current) => current.changed_since(job.cell).map_or(Ok(()), |input| ensure_planned(false, input)),
         Err(TargetError::Canceled) => Err(TargetError::Canceled),
         Err(error) => {
             let (subject, error) = (job.cell.subject(), error_chain(&error));
@@ -106,8 +106,7 @@ async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &Sto
     let (definition, arch) = (parts.definitions.images.get(&cell.image), cell.target.arch);
     let overwrite = definition.is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
     if !overwrite && let Some(found) = parts.look_up_for(reference, arch).await? {
-        let is_there = found.is_of(cell);
-        return if is_there { Ok(()) } else { Err(TargetError::tag_conflict(reference)) };
+        return if found.is_of(cell) { Ok(()) } else { Err(TargetError::tag_conflict(reference)) };
     }
     if parts.shares_tags(repository) {
         return tag_beside_others(parts, &cell.image, arch, reference, image, overwrite).await;

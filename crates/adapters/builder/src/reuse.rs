@@ -173,28 +173,27 @@ async fn try_candidate(
     candidate: &ReuseCandidate,
 ) -> Result<ReuseOutcome> {
     let (from, to) = (kernel.clone(), job.cell.target.release.clone());
-    let kernel = || kernel.clone();
     let unpacked = candidate.unpack(job, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
-    let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel()))) {
+    let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel.clone()))) {
         Ok(work) => work,
         Err(why) => {
-            return Ok(Err(format!("the payload of {} cannot be used: {}", kernel(), error_chain(&why))));
+            return Ok(Err(format!("the payload of {kernel} cannot be used: {}", error_chain(&why))));
         }
     };
-    let payload = candidate.payload(job, work, kernel());
+    let payload = candidate.payload(job, work, kernel.clone());
 
     let signing = sign::signing(job, &compile_inputs.headers, candidate.facts.module_signer.as_ref()).await?;
     let report = check::static_check(job, compile_inputs, signing.as_ref(), &payload).await?;
     if report.verdict != Verdict::Loads {
         let (verdict, summary) = (report.verdict, report.summary());
-        return Ok(Err(format!("the payload of {}: the check says {verdict}: {summary}", kernel())));
+        return Ok(Err(format!("the payload of {kernel}: the check says {verdict}: {summary}")));
     }
     sign::sign(job, signing, &payload).await?;
     let report = check::boot(job, compile_inputs, &payload, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
-        return Ok(Err(format!("the payload of {}: boot check: {summary}", kernel())));
+        return Ok(Err(format!("the payload of {kernel}: boot check: {summary}")));
     }
     Ok(Ok(CheckedPayload::of(payload, &compile_inputs.headers, report)))
 }
@@ -203,11 +202,11 @@ async fn try_candidate(
 async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<ReuseCandidate>> {
     let (repository, registry) = (&job.cell.reference.repository, &job.parts.registry);
     let found = registry.image(repository, &Version::Tag(tag), job.cell.target.arch.as_str()).await;
-    let found = match found {
+    let stored = match found {
         Err(RegistryError::Image(_)) => None,
         found => found?,
     };
-    Ok(found.and_then(|stored| {
+    Ok(stored.and_then(|stored| {
         let manifest = ImageManifest::parse(&stored.bytes).ok()?;
         let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
         Some(ReuseCandidate { digest: stored.digest, facts, manifest })
@@ -220,8 +219,8 @@ impl ReuseCandidate {
         self.facts.reused_from.as_ref().unwrap_or(&self.digest)
     }
 
-    /// Whether the image is trusted, so that its payload may be reused and signed. The image's own annotations are no
-    /// evidence.
+    /// Whether the image is trusted, so that its payload may be reused and signed. The image's own annotations prove
+    /// nothing, because every writer to the registry can set them.
     async fn is_trusted(&self, job: &Job<'_>) -> Result<bool> {
         let (repository, digest) = (&job.cell.reference.repository, &self.digest);
         let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;

@@ -30,7 +30,7 @@ pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
 
 /// Fails fast if the modules cannot be signed. Otherwise notes why they will not be signed, or a warning about the
 /// signing key.
-pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
+pub(super) async fn ensure_can_sign_modules(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
     let Some(modules) = &job.parts.module_signer else { return Ok(()) };
     let signed = signing(job, headers, None).await?.is_some();
     if job.image.spec.output == Output::Image {
@@ -75,8 +75,8 @@ pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, payload: &Payl
     job.stage(Stage::Sign);
     let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
     let signed = blocking(move || {
-        let how = payload::ModuleSigning { certificate: &modules, signer: &signer, hash, rule: &rule };
-        payload::sign_modules(&tree, &how, &budget)
+        let settings = payload::ModuleSigning { certificate: &modules, signer: &signer, hash, rule: &rule };
+        payload::sign_modules(&tree, &settings, &budget)
     })
     .await?;
     tracing::info!(subject = job.cell.subject(), modules = signed, "signed");

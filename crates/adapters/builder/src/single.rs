@@ -44,18 +44,18 @@ pub async fn build_one(
     let image = find(&parts.definitions, name)?;
     for need in in_build_order(&parts.definitions, image) {
         if push && need.metadata.name != *name {
-            build_alone(parts, need, target, push, false).await.map_err(|error| TargetError::Need {
+            build_image(parts, need, target, push, false).await.map_err(|error| TargetError::Need {
                 image: name.to_string(),
                 need: need.metadata.name.to_string(),
                 error: Box::new(error),
             })?;
         }
     }
-    build_alone(parts, image, target, push, force).await
+    build_image(parts, image, target, push, force).await
 }
 
 /// Builds the image without its needs.
-async fn build_alone(
+async fn build_image(
     parts: &Parts,
     image: &DriverImage,
     target: &KernelTarget,

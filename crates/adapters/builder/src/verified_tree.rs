@@ -8,7 +8,7 @@ use farrier_local::cache::CacheError;
 use crate::parts::{Parts, Result};
 
 /// Returns an item whose tree is in the cache. If build steps run as the owner of the trees, the tree is compared with
-/// its record. A changed tree is made again from its source.
+/// its record. A changed tree is created again from its source.
 pub(super) async fn verified_tree<T, F>(
     parts: &Parts,
     get: impl Fn() -> F,
@@ -29,18 +29,18 @@ async fn compared<T, F>(parts: &Parts, get: impl Fn() -> F, tree: fn(&T) -> Opti
 where
     F: Future<Output = Result<T>>,
 {
-    let found = get().await?;
-    let Some(first) = tree(&found) else { return Ok(found) };
+    let item = get().await?;
+    let Some(first) = tree(&item) else { return Ok(item) };
     if parts.cache.is_tree_intact(first).await? {
-        return Ok(found);
+        return Ok(item);
     }
-    let again = get().await?;
-    match tree(&again) {
+    let remade = get().await?;
+    match tree(&remade) {
         Some(second) if !parts.cache.is_tree_intact(second).await? => {
             let text = format!("use {}: it was modified again right after it was created", second.display());
             Err(CacheError(io::Error::other(text)).into())
         }
-        _ => Ok(again),
+        _ => Ok(remade),
     }
 }
 

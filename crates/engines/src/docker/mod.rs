@@ -58,7 +58,7 @@ pub struct DockerEngine {
     /// Client for builds and other long responses.
     streaming: Docker,
     description: String,
-    /// Notes about runs that may have left something; `None` if nothing is built.
+    /// Notes about runs that may have left containers or images; `None` if nothing is built.
     notes: Option<Notes>,
 }
 
@@ -78,7 +78,7 @@ impl Run {
         Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false), note: None }
     }
 
-    /// A run of an ended process, whose builder was not seen to finish.
+    /// A run of a process that has ended. Its builder may still be working.
     fn dead(nonce: String, note: Note) -> Self {
         Self { id: nonce.clone(), nonce, unobserved: AtomicBool::new(true), note: Some(note) }
     }
@@ -86,7 +86,7 @@ impl Run {
 
 impl DockerEngine {
     /// Connects and negotiates the API version. `address` is `unix://PATH` or `tcp://HOST:PORT`. `notes` is the directory
-    /// for notes about what runs may leave behind.
+    /// for notes about runs that may leave containers or images.
     pub(super) async fn connect(address: &str, notes: Option<&Path>) -> Result<Self, String> {
         let seconds = CONNECT_TIMEOUT.as_secs();
         let client = if address.starts_with("tcp://") || address.starts_with("http://") {
@@ -96,12 +96,12 @@ impl DockerEngine {
         } else {
             return Err("only unix:// and tcp:// addresses are supported".to_owned());
         };
-        let answer = |error: Error| match error {
+        let describe_error = |error: Error| match error {
             Error::SocketNotFoundError(_) => "no such socket".to_owned(),
             error => root_cause(&error),
         };
-        let client = client.map_err(answer)?.negotiate_version().await.map_err(answer)?;
-        let version = client.version().await.map_err(answer)?;
+        let client = client.map_err(describe_error)?.negotiate_version().await.map_err(describe_error)?;
+        let version = client.version().await.map_err(describe_error)?;
         let is_podman = version.components.iter().flatten().any(|part| part.name.contains("Podman"));
         let name = if is_podman { "podman" } else { "docker" };
         Ok(Self {
@@ -112,7 +112,7 @@ impl DockerEngine {
         })
     }
 
-    /// Begins a run. First removes what dead runs have left, because the daemon is now reachable (again).
+    /// Begins a run. First removes the leftovers of dead runs, because the daemon is reachable now.
     async fn begin(&self, id: &str) -> Result<Run> {
         let mut run = Run::new(id);
         if let Some(notes) = &self.notes {
@@ -160,7 +160,7 @@ impl DockerEngine {
                     break Err(EngineError::Canceled);
                 }
                 item = stream.next() => match item {
-                    Some(Ok(info)) => output.take(info),
+                    Some(Ok(info)) => output.process(info),
                     Some(Err(error)) => break Err(output.failure(error)),
                     None => break output.image(),
                 }
@@ -169,7 +169,7 @@ impl DockerEngine {
         if built.as_ref().is_err_and(EngineError::is_transient) {
             run.unobserved.store(true, Ordering::Relaxed);
         }
-        // If the context could not be read, that error is the cause of the daemon's and explains more.
+        // If the context could not be read, that error caused the daemon's error and explains the failure better.
         match writer.await {
             Ok(Err(error)) if built.is_err() && !job.cancel.is_cancelled() && !is_send_failure(&error) => {
                 Err(error)
@@ -185,7 +185,7 @@ impl DockerEngine {
         let deadline = tokio::time::Instant::now() + CANCEL_GRACE;
         loop {
             if let Err(error) = self.remove_containers(run).await {
-                tracing::debug!(error = %error_chain(&error), "cannot remove containers of a cancelled build yet");
+                tracing::debug!(error = %error_chain(&error), "cannot remove containers of a canceled build yet");
             }
             let pause = (tokio::time::Instant::now() + Duration::from_millis(100)).min(deadline);
             match tokio::time::timeout_at(pause, async { while stream.next().await.is_some() {} }).await {
@@ -199,7 +199,7 @@ impl DockerEngine {
         }
     }
 
-    async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
+    async fn export_payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "modules", &[]).await?;
         // This container is never started. Docker's API gives access to an image's files only through a container.
         let body = ContainerCreateBody {
@@ -223,12 +223,12 @@ impl DockerEngine {
         .await
     }
 
-    async fn archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
+    async fn export_archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "", &[]).await?;
         bridge::save(self.streaming.export_image(&image), dest, &job.cancel, fault("export the image")).await
     }
 
-    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<()> {
+    async fn tag_build(&self, run: &Run, job: &BuildJob, name: &str) -> Result<()> {
         let image = self.build(run, job, "", &[(CACHE_LABEL, "base")]).await?;
         let (repo, tag) = split_tag(name);
         let options =
@@ -236,13 +236,13 @@ impl DockerEngine {
         self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))
     }
 
-    /// Removes what a run left, except for an image that it named. A failure only logs a warning, because the run's own
+    /// Removes the containers and images of a run, except for a kept image. A failure only logs a warning, because the run's own
     /// outcome matters more. The next run tries again.
     async fn clean(&self, run: Run) {
         match self.sweep(&run).await {
             Ok(()) => run.note.into_iter().for_each(Note::forget),
             Err(error) => {
-                tracing::warn!(build = %run.id, error = %error_chain(&error), "something of this build is left in the engine until the next one begins");
+                tracing::warn!(build = %run.id, error = %error_chain(&error), "containers or images of this build remain in the engine; the next build removes them");
             }
         }
     }
@@ -300,16 +300,16 @@ impl DockerEngine {
     /// Runs the Dockerfile and keeps its final image under a local name, labeled `farrier.dev/cache=base`.
     pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<()> {
         let run = self.begin(&job.id).await?;
-        let named = self.named(&run, job, name).await;
+        let result = self.tag_build(&run, job, name).await;
         self.clean(run).await;
-        named
+        result
     }
 
     /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into the empty directory `dest`, and leaves nothing in the
     /// engine.
     pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
-        let result = self.payload(&run, job, dest).await;
+        let result = self.export_payload(&run, job, dest).await;
         self.clean(run).await;
         result
     }
@@ -318,7 +318,7 @@ impl DockerEngine {
     /// engine.
     pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
-        let result = self.archive(&run, job, dest).await;
+        let result = self.export_archive(&run, job, dest).await;
         self.clean(run).await;
         result
     }

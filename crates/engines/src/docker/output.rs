@@ -5,7 +5,7 @@ use oci::error_chain;
 
 use super::super::{BuildLog, EngineError, EngineKind, Result, error::is_disk_full, lines::LineSplitter};
 
-/// Reads the response to a build: forwards log lines, and remembers the current step and the resulting image.
+/// Reads the response to a build: forwards log lines, and records the current step and the resulting image.
 pub(super) struct Output<'a> {
     log: &'a dyn BuildLog,
     splitter: LineSplitter,
@@ -19,7 +19,7 @@ impl<'a> Output<'a> {
     }
 
     /// Processes one message.
-    pub(super) fn take(&mut self, info: BuildInfo) {
+    pub(super) fn process(&mut self, info: BuildInfo) {
         if let Some(id) = info.aux.and_then(|aux| aux.id) {
             self.image = Some(id);
         }
@@ -48,7 +48,7 @@ impl<'a> Output<'a> {
     pub(super) fn image(mut self) -> Result<String> {
         self.flush();
         self.image.ok_or_else(|| {
-            EngineError::engine(EngineKind::Docker, "build", "the daemon hung up before the build ended")
+            EngineError::engine(EngineKind::Docker, "build", "the daemon disconnected before the build ended")
         })
     }
 
@@ -72,9 +72,9 @@ impl<'a> Output<'a> {
                 EngineError::from_build(EngineKind::Docker, None, message)
             }
             error => {
-                let words = error_chain(&error);
-                if is_disk_full(&words) {
-                    EngineError::from_build(EngineKind::Docker, None, words)
+                let message = error_chain(&error);
+                if is_disk_full(&message) {
+                    EngineError::from_build(EngineKind::Docker, None, message)
                 } else {
                     EngineError::engine(EngineKind::Docker, "build", error)
                 }
@@ -89,11 +89,11 @@ impl<'a> Output<'a> {
 
 /// Extracts the instruction: `Step 3/7 : RUN make` -> `RUN make`. Podman writes `STEP 3/7: RUN make`.
 fn instruction(line: &str) -> Option<&str> {
-    let rest = line.strip_prefix("Step ").or_else(|| line.strip_prefix("STEP "))?;
-    let (count, instruction) = rest.split_once(':')?;
+    let header = line.strip_prefix("Step ").or_else(|| line.strip_prefix("STEP "))?;
+    let (count, instruction) = header.split_once(':')?;
     let (step, total) = count.trim().split_once('/')?;
-    let number = |text: &str| text.parse::<u32>().is_ok();
-    (number(step) && number(total)).then(|| instruction.trim())
+    let is_number = |text: &str| text.parse::<u32>().is_ok();
+    (is_number(step) && is_number(total)).then(|| instruction.trim())
 }
 
 /// Extracts the code from `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman) if the step runs a command,
@@ -103,9 +103,8 @@ fn exit_code(step: &str, message: &str) -> Option<u32> {
         return None;
     }
     ["returned a non-zero code: ", "exit status "].iter().find_map(|words| {
-        let (_, rest) = message.split_once(words)?;
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
-        digits.parse().ok()
+        let (_, code) = message.split_once(words)?;
+        code.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     })
 }
 
@@ -134,7 +133,7 @@ mod tests {
         let log: &'static Lines = Box::leak(Box::new(Lines(Mutex::new(log.0.lock().unwrap().clone()))));
         let mut output = Output::new(log);
         for text in words {
-            output.take(said(text));
+            output.process(said(text));
         }
         output
     }
@@ -207,8 +206,10 @@ mod tests {
             run(&Lines::default(), &["Successfully built 0123456789ab\n"]).image().unwrap(),
             "0123456789ab"
         );
-        output
-            .take(BuildInfo { aux: Some(ImageId { id: Some("sha256:00".into()) }), ..BuildInfo::default() });
+        output.process(BuildInfo {
+            aux: Some(ImageId { id: Some("sha256:00".into()) }),
+            ..BuildInfo::default()
+        });
         assert_eq!(output.image().unwrap(), "sha256:00");
     }
 

@@ -18,7 +18,7 @@ use super::{CACHE_LABEL, DockerEngine, EngineError, RUN_LABEL, Result, Run, faul
 use crate::{KeptImage, LOCAL_PREFIX};
 
 /// Number of attempts before leftovers are reported. A builder that was disconnected may still work on its last step.
-const ROUNDS: usize = 20;
+const MAX_ROUNDS: usize = 20;
 const PAUSE: Duration = Duration::from_millis(250);
 /// Number of consecutive attempts that must find nothing after a builder was disconnected.
 const QUIET_ROUNDS: usize = 4;
@@ -28,16 +28,16 @@ impl DockerEngine {
     pub(super) async fn sweep(&self, run: &Run) -> Result<()> {
         let quiet_rounds = if run.unobserved.load(Ordering::Relaxed) { QUIET_ROUNDS } else { 1 };
         let mut quiet = 0;
-        for _ in 0..ROUNDS {
-            let are_gone = self.remove_containers(run).await? & self.remove_images(run).await?;
-            // Everything removable is gone; the next round retries the rest.
-            quiet = if are_gone { quiet + 1 } else { 0 };
+        for _ in 0..MAX_ROUNDS {
+            let clean = self.remove_containers(run).await? & self.remove_images(run).await?;
+            // The next round retries what could not be removed.
+            quiet = if clean { quiet + 1 } else { 0 };
             if quiet == quiet_rounds {
                 return Ok(());
             }
             tokio::time::sleep(PAUSE).await;
         }
-        Err(EngineError::engine(super::EngineKind::Docker, "clean up", "containers or images resist removal"))
+        Err(EngineError::engine(super::EngineKind::Docker, "clean up", "containers or images remain"))
     }
 
     /// Removes the run's containers, running or not. Returns whether none is left.
@@ -49,17 +49,17 @@ impl DockerEngine {
         };
         let containers =
             self.client.list_containers(Some(options)).await.map_err(fault("list containers"))?;
-        let mut are_gone = true;
+        let mut clean = true;
         for id in containers.into_iter().filter_map(|container| container.id) {
             let options = RemoveContainerOptions { v: true, force: true, link: false };
             let removed = self.client.remove_container(&id, Some(options)).await;
-            are_gone &= is_gone(removed, "remove a container")?;
+            clean &= is_removed(removed, "remove a container")?;
         }
-        Ok(are_gone)
+        Ok(clean)
     }
 
     /// Lists the kept images of all runs.
-    pub async fn kept(&self) -> Result<Vec<KeptImage>> {
+    pub async fn kept_images(&self) -> Result<Vec<KeptImage>> {
         let filters = HashMap::from([("label".to_owned(), vec![format!("{CACHE_LABEL}=base")])]);
         let options =
             ListImagesOptions { filters: Some(filters), shared_size: true, ..ListImagesOptions::default() };
@@ -68,9 +68,9 @@ impl DockerEngine {
     }
 
     /// Removes a kept image. The daemon refuses if a container uses it.
-    pub async fn remove(&self, name: &str) -> Result<()> {
+    pub async fn remove_kept_image(&self, name: &str) -> Result<()> {
         let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
-        is_gone(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
+        is_removed(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
     }
 
     /// Removes the run's images, children first, but no parent that belongs to another run. The daemon cannot remove an
@@ -79,12 +79,12 @@ impl DockerEngine {
         let options =
             ListImagesOptions { all: true, filters: Some(by_label(run)), ..ListImagesOptions::default() };
         let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
-        let mut are_gone = true;
+        let mut clean = true;
         for id in children_first(&images) {
             let options = RemoveImageOptions { force: true, noprune: true, platforms: None };
-            are_gone &= is_gone(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
+            clean &= is_removed(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
         }
-        Ok(are_gone)
+        Ok(clean)
     }
 }
 
@@ -92,8 +92,8 @@ fn by_label(run: &Run) -> HashMap<String, Vec<String>> {
     HashMap::from([("label".to_owned(), vec![format!("{RUN_LABEL}={}", run.nonce)])])
 }
 
-/// Whether an object is gone, through this call or an earlier one. 409 means that it is in use or is already being removed.
-fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool> {
+/// Whether an object was removed by this call or an earlier one. 409 means that it is in use or is already being removed.
+fn is_removed<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool> {
     match removed {
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(true),
         Err(Error::DockerResponseServerError { status_code: 409 | 500, .. }) => Ok(false),
@@ -128,9 +128,9 @@ fn children_first<'a>(images: &'a [ImageSummary]) -> Vec<&'a str> {
         .map(|image| image.id.as_str())
         .flat_map(|id| std::iter::once(id).chain(ancestors(id)))
         .collect();
-    let mut doomed: Vec<&str> = parents.keys().copied().filter(|id| !kept.contains(id)).collect();
-    doomed.sort_by_key(|id| (std::cmp::Reverse(ancestors(id).count()), *id));
-    doomed
+    let mut removable: Vec<&str> = parents.keys().copied().filter(|id| !kept.contains(id)).collect();
+    removable.sort_by_key(|id| (std::cmp::Reverse(ancestors(id).count()), *id));
+    removable
 }
 
 #[cfg(test)]

@@ -22,22 +22,23 @@ use tokio::{
 use super::{
     Kubernetes, fault,
     job::CONTAINER,
-    wait::{Wait, missing_right},
+    wait::{Wait, missing_permission},
 };
 use crate::{
     EngineError, Result,
-    runner_session::{Source, read_frame},
+    runner_session::{MessageSource, read_frame},
 };
 
 /// Timeout of a silent connection, which counts as dead because the runner sends heartbeats.
 const SILENCE: Duration = Duration::from_secs(6 * BEAT.as_secs());
-/// First and longest pause between two attempts to reach the runner.
-const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
+/// Shortest and longest pause between two attempts to reach the runner.
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Buffer size of a connection, in bytes.
 const BUFFER: usize = 256 << 10;
 
 /// Connection to a `follow` process in the pod.
-struct Line {
+struct Connection {
     output: BufReader<Box<dyn AsyncRead + Unpin + Send>>,
     /// Resolves when the process or the connection has ended; kube's reader does not report that.
     end: BoxFuture<'static, ()>,
@@ -50,60 +51,60 @@ pub(super) struct Follower<'a> {
     wait: Wait<'a>,
     /// Name of the pod, once it runs.
     pod: Option<String>,
-    line: Option<Line>,
+    connection: Option<Connection>,
     /// Number of bytes read, in complete frames.
-    place: u64,
+    offset: u64,
     pause: Duration,
 }
 
 /// Reason why a connection yields no frame.
-enum Cut {
-    /// The connection failed or was cut; a retry may succeed.
-    Line(io::Error),
+enum ReadError {
+    /// The connection failed or was closed; a retry may succeed.
+    Connection(io::Error),
     /// The cluster denies farrier the access.
     Refused(EngineError),
 }
 
-impl From<io::Error> for Cut {
+impl From<io::Error> for ReadError {
     fn from(error: io::Error) -> Self {
-        Self::Line(error)
+        Self::Connection(error)
     }
 }
 
 impl<'a> Follower<'a> {
     pub(super) fn new(engine: &Kubernetes, namespace: &str, wait: Wait<'a>) -> Self {
         let pods = Api::namespaced(engine.client.clone(), namespace);
-        Self { pods, wait, pod: None, line: None, place: 0, pause: PAUSES[0] }
+        Self { pods, wait, pod: None, connection: None, offset: 0, pause: MIN_PAUSE }
     }
 
     /// Reads the next frame. Connects first if there is no connection.
-    async fn read(&mut self) -> Result<Vec<u8>, Cut> {
-        if self.line.is_none() {
+    async fn read(&mut self) -> Result<Vec<u8>, ReadError> {
+        if self.connection.is_none() {
             let name = self.pod.as_deref().unwrap_or_default();
             let params =
                 AttachParams::default().container(CONTAINER).stderr(false).max_stdout_buf_size(BUFFER);
-            let command = [RUNNER.to_owned(), "follow".to_owned(), self.place.to_string()];
+            let command = [RUNNER.to_owned(), "follow".to_owned(), self.offset.to_string()];
             let follow = self.pods.exec(name, command, &params);
             let opened = timeout(SILENCE, follow).await.map_err(io::Error::from)?;
             let mut process = opened.map_err(|error| refusal(&error))?;
             let output = process.stdout().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
             let status = process.take_status().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
-            self.line = Some(Line {
+            self.connection = Some(Connection {
                 output: BufReader::with_capacity(BUFFER, Box::new(output)),
                 end: status.map(drop).boxed(),
                 _process: process,
             });
         }
-        let Some(Line { output, end, .. }) = &mut self.line else { return Err(cut()) };
+        let Some(Connection { output, end, .. }) = &mut self.connection else { return Err(disconnected()) };
         tokio::select! {
             biased;
             frame = timeout(SILENCE, read_frame(output)) => Ok(frame.map_err(io::Error::from)??),
-            () = end => Err(cut()),
+            () = end => Err(disconnected()),
         }
     }
 }
 
-impl Source for Follower<'_> {
+impl MessageSource for Follower<'_> {
     async fn next(&mut self) -> Result<Message> {
         loop {
             if self.pod.is_none() {
@@ -112,34 +113,34 @@ impl Source for Follower<'_> {
             match self.read().await {
                 Ok(frame) if frame.is_empty() => {}
                 Ok(frame) => {
-                    self.place += 4 + frame.len() as u64;
-                    self.pause = PAUSES[0];
-                    return decode(&frame).map_err(|error| fault("read what a build says", error));
+                    self.offset += 4 + frame.len() as u64;
+                    self.pause = MIN_PAUSE;
+                    return decode(&frame).map_err(|error| fault("decode a message of a build", error));
                 }
-                Err(Cut::Refused(error)) => return Err(error),
-                Err(Cut::Line(error)) => {
-                    tracing::debug!(pod = self.pod, place = self.place, %error, "the line to a build was cut");
+                Err(ReadError::Refused(error)) => return Err(error),
+                Err(ReadError::Connection(error)) => {
+                    tracing::debug!(pod = self.pod, offset = self.offset, %error, "the connection to the pod of a build failed");
                     // The pod may be gone; if it still runs, the next round reconnects.
-                    (self.line, self.pod) = (None, None);
+                    (self.connection, self.pod) = (None, None);
                     sleep(self.pause).await;
-                    self.pause = (2 * self.pause).min(PAUSES[1]);
+                    self.pause = (2 * self.pause).min(MAX_PAUSE);
                 }
             }
         }
     }
 }
 
-fn cut() -> Cut {
-    Cut::Line(io::ErrorKind::ConnectionAborted.into())
+fn disconnected() -> ReadError {
+    ReadError::Connection(io::ErrorKind::ConnectionAborted.into())
 }
 
-fn refusal(error: &kube::Error) -> Cut {
+fn refusal(error: &kube::Error) -> ReadError {
     let is_forbidden = matches!(
         error,
         kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) if matches!(status.as_u16(), 401 | 403)
     );
     if is_forbidden {
-        return Cut::Refused(missing_right("`get` and `create` of pods/exec"));
+        return ReadError::Refused(missing_permission("`get` and `create` of pods/exec"));
     }
-    Cut::Line(io::Error::other(causes(error)))
+    ReadError::Connection(io::Error::other(causes(error)))
 }

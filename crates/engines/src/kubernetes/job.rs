@@ -21,9 +21,9 @@ pub const CONTAINER: &str = "build";
 /// Ephemeral storage for written files and the pod's log.
 const DISK: &str = "32Gi";
 /// Time from the kubelet's acknowledgment of a pod to the first step, which includes the image pull.
-const START: Duration = Duration::from_mins(30);
+const START_TIMEOUT: Duration = Duration::from_mins(30);
 /// How long a finished Job remains for inspection if farrier did not delete it.
-const STAYS: Duration = Duration::from_hours(1);
+const FINISHED_JOB_TTL: Duration = Duration::from_hours(1);
 
 /// Inputs of a Job.
 pub struct JobSpec<'a> {
@@ -64,8 +64,8 @@ fn processors(build: BuildSpec) -> u64 {
     build.cpus.thousandths().div_ceil(1000).max(1)
 }
 
-/// Environment variable that steps get in addition to the Dockerfile's. nproc(1) reads it; otherwise it would count the
-/// node's processors.
+/// Environment variable that steps get in addition to the Dockerfile's. Without it, nproc(1) counts the node's
+/// processors.
 pub fn environment(build: BuildSpec) -> (String, String) {
     ("OMP_NUM_THREADS".to_owned(), processors(build).to_string())
 }
@@ -83,11 +83,12 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
         ("farrier.dev/image", driver.as_str()),
     ]);
     labels.extend(kernel.as_ref().map(|kernel| ("farrier.dev/kernel", kernel.as_str())));
-    let deadline = build.deadline.duration() + START + pod::HOLD;
+    let deadline = build.deadline.duration() + START_TIMEOUT + pod::HOLD;
     // Slightly more than the limit, so that the runner survives to report which limit was exceeded.
     let memory = limits.memory.unwrap_or(build.memory.bytes()) + RUNNER_MEMORY;
     let mut pod = builds.pod.fields().clone();
-    let own = json!({
+    // These fields replace fields of the site's pod (`builds.pod`) with the same name.
+    let required_fields = json!({
         "restartPolicy": "Never",
         "activeDeadlineSeconds": deadline.as_secs(),
         "terminationGracePeriodSeconds": 0,
@@ -115,8 +116,8 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
             },
         }],
     });
-    if let Value::Object(own) = own {
-        pod.extend(own);
+    if let Value::Object(fields) = required_fields {
+        pod.extend(fields);
     }
     let selector = pod.entry("nodeSelector").or_insert_with(|| json!({}));
     selector["kubernetes.io/arch"] = json!(arch.as_str());
@@ -133,7 +134,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
         "spec": {
             "backoffLimit": 0,
             "suspend": builds.suspend,
-            "ttlSecondsAfterFinished": STAYS.as_secs(),
+            "ttlSecondsAfterFinished": FINISHED_JOB_TTL.as_secs(),
             "template": {"metadata": {"labels": &labels}, "spec": pod},
         },
     }))

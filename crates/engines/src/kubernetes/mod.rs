@@ -62,13 +62,13 @@ pub enum Phase<'a> {
     Running,
 }
 
-/// The created or existing Job.
-struct Started {
+/// Name and UID of the created or existing Job.
+struct JobId {
     name: String,
     uid: String,
 }
 
-impl Started {
+impl JobId {
     fn of(job: &Job) -> Self {
         let metadata = &job.metadata;
         Self {
@@ -86,11 +86,9 @@ pub struct InCluster<'a> {
     pub least_landlock: u32,
     /// Steps and limits, as stored in the image.
     pub plan: Plan,
-    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
     /// Receives the phase of the build.
     pub phases: &'a (dyn Fn(Phase) + Send + Sync),
-    /// Cancels the build.
     pub cancel: CancellationToken,
     /// If canceled in addition to `cancel`, the Job keeps running and a successor takes it over.
     pub detach: CancellationToken,
@@ -115,9 +113,9 @@ impl Kubernetes {
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
         let name = job::name(job.driver, job.image);
-        let started = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &job))).await;
-        let started = started.unwrap_or(Err(EngineError::Canceled))?;
-        let wait = Wait::new(self, namespace, started, phases);
+        let job_id = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &job))).await;
+        let job_id = job_id.unwrap_or(Err(EngineError::Canceled))?;
+        let wait = Wait::new(self, namespace, job_id, phases);
         let mut follower = Follower::new(self, namespace, wait);
         let session = RunnerSession {
             engine: EngineKind::Kubernetes,
@@ -130,33 +128,33 @@ impl Kubernetes {
         if !detach.is_cancelled() {
             delete(&jobs, &name).await;
         }
-        outcome.map(|confined| Confinement { limits: LIMITS.into(), ..confined })
+        outcome.map(|confinement| Confinement { limits: LIMITS.into(), ..confinement })
     }
 
-    /// Creates the Job, or takes over an existing one of another farrier or of this one before a restart. A finished Job is
+    /// Creates the Job, or takes over a Job that another farrier, or this one before a restart, has created. A finished Job is
     /// deleted and created again, because its result is lost.
-    async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<Started> {
-        let manifest = job::manifest(spec).map_err(|error| fault("write a Job", error))?;
+    async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<JobId> {
+        let manifest = job::manifest(spec).map_err(|error| fault("compose a Job", error))?;
         for attempt in 1..=TRIES {
             let (action, error) = match jobs.create(&PostParams::default(), &manifest).await {
-                Ok(made) => return Ok(Started::of(&made)),
+                Ok(created) => return Ok(JobId::of(&created)),
                 Err(kube::Error::Api(status)) if status.code == 409 => match jobs.get_opt(name).await {
                     // The name alone proves nothing: only a Job with the same rootfs produces the same result.
-                    Ok(Some(found)) if is_over(&found) || job::image(&found) != job::image(&manifest) => {
+                    Ok(Some(job)) if is_over(&job) || job::image(&job) != job::image(&manifest) => {
                         delete(jobs, name).await;
                         continue;
                     }
-                    Ok(Some(found)) if found.metadata.deletion_timestamp.is_none() => {
+                    Ok(Some(job)) if job.metadata.deletion_timestamp.is_none() => {
                         tracing::info!(job = name, "takes over a build that runs");
-                        return Ok(Started::of(&found));
+                        return Ok(JobId::of(&job));
                     }
                     Ok(_) => {
                         sleep(PAUSE).await;
                         continue;
                     }
-                    Err(error) => ("look at a Job", error),
+                    Err(error) => ("read a Job", error),
                 },
-                Err(error) => ("make a Job", error),
+                Err(error) => ("create a Job", error),
             };
             if let kube::Error::Api(status) = &error
                 && matches!(status.code, 400..=499)
@@ -166,7 +164,7 @@ impl Kubernetes {
                     message: format!("the cluster refuses Job {}/{name}: {}", spec.builds.namespace(), status.message),
                     hint: "deploy/ has the namespace of builds with farrier's rights in it; spec.builds.namespace in site.yaml names it"
                         .to_owned(),
-                    may_pass: false,
+                    is_transient: false,
                 });
             }
             if attempt == TRIES {
@@ -174,15 +172,15 @@ impl Kubernetes {
             }
             sleep(PAUSE).await;
         }
-        Err(fault("make a Job", "the one before it is still being deleted"))
+        Err(fault("create a Job", "the previous Job is still being deleted"))
     }
 }
 
 fn is_over(job: &Job) -> bool {
     let conditions = job.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|found| matches!(found.type_.as_str(), "Complete" | "Failed") && found.status == "True")
+    conditions.into_iter().any(|condition| {
+        matches!(condition.type_.as_str(), "Complete" | "Failed") && condition.status == "True"
+    })
 }
 
 /// Deletes a Job and its pod. If that fails, the cluster deletes them when the Job's TTL expires.

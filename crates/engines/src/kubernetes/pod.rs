@@ -14,7 +14,7 @@ pub enum PodState {
     WithoutImage(String),
     /// Running: the runner can be reached.
     Running,
-    /// Ended, by itself or from outside.
+    /// Ended, evicted or deleted.
     Ended(EngineError),
 }
 
@@ -22,9 +22,9 @@ pub enum PodState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// A retry would fail the same way.
-    Final,
+    Permanent,
     /// A retry may succeed on another node or at another time.
-    Passing,
+    Transient,
 }
 
 /// Reasons for removing a pod that did nothing wrong
@@ -47,15 +47,15 @@ pub fn pod_state(pod: &Pod) -> PodState {
     let Some(status) = &pod.status else { return PodState::Waiting("it is not scheduled yet".to_owned()) };
     let disrupted = condition(status, "DisruptionTarget").filter(|condition| condition.status == "True");
     if let Some(PodCondition { reason, message, .. }) = disrupted {
-        return ended(End::Passing, name, reason.as_deref(), message.as_deref());
+        return ended(End::Transient, name, reason.as_deref(), message.as_deref());
     }
     if pod.metadata.deletion_timestamp.is_some() {
-        return ended(End::Passing, name, None, Some("it was deleted"));
+        return ended(End::Transient, name, None, Some("it was deleted"));
     }
     match status.phase.as_deref() {
         Some("Failed" | "Succeeded") => finished(name, status),
         Some("Running") => match container(status) {
-            Some(end) => of_container(name, end),
+            Some(end) => state_of_terminated(name, end),
             None => PodState::Running,
         },
         _ => waiting(name, status),
@@ -64,9 +64,9 @@ pub fn pod_state(pod: &Pod) -> PodState {
 
 /// Returns the state of a Job without a pod, from its Events. An exceeded quota makes the Job wait. Any other refusal is
 /// permanent.
-pub fn without_pod(job: &str, events: &[Event]) -> PodState {
+pub fn state_without_pod(job: &str, events: &[Event]) -> PodState {
     let refusal = events.iter().rev().find(|event| event.reason.as_deref() == Some("FailedCreate"));
-    // The text before it contains the name of a pod, which differs on each try.
+    // The text before the reason contains the name of a pod, which differs on each try.
     let message = refusal.and_then(|event| event.message.as_deref());
     let message = message.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
     match message {
@@ -75,16 +75,16 @@ pub fn without_pod(job: &str, events: &[Event]) -> PodState {
         Some(message) => PodState::Ended(EngineError::Pod {
             message: format!("the cluster refuses pods of Job {job}: {message}"),
             hint: "the namespace of builds must admit pods that keep to Pod Security Standards `restricted`; the cluster's own policies \
-                   may ask for more: spec.builds in site.yaml can add labels and fields"
+                   may require more: spec.builds in site.yaml can add labels and fields"
                 .to_owned(),
-            may_pass: false,
+            is_transient: false,
         }),
     }
 }
 
-/// Returns the state of a Job whose Job object or pod was deleted from outside.
-pub fn gone(job: &str, what: &str) -> PodState {
-    ended(End::Passing, &format!("of Job {job}"), None, Some(what))
+/// Returns the state of a build whose Job or pod was deleted by another client.
+pub fn deleted(job: &str, reason: &str) -> PodState {
+    ended(End::Transient, &format!("of Job {job}"), None, Some(reason))
 }
 
 fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> {
@@ -92,8 +92,8 @@ fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> 
 }
 
 fn container(status: &PodStatus) -> Option<&ContainerStateTerminated> {
-    let found = status.container_statuses.iter().flatten().find(|found| found.name == CONTAINER);
-    found?.state.as_ref()?.terminated.as_ref()
+    let status = status.container_statuses.iter().flatten().find(|status| status.name == CONTAINER);
+    status?.state.as_ref()?.terminated.as_ref()
 }
 
 fn waiting(name: &str, status: &PodStatus) -> PodState {
@@ -101,8 +101,8 @@ fn waiting(name: &str, status: &PodStatus) -> PodState {
     if let Some(PodCondition { message: Some(message), .. }) = scheduled {
         return PodState::Waiting(message.clone());
     }
-    let found = status.container_statuses.iter().flatten().find(|found| found.name == CONTAINER);
-    let state = found.and_then(|found| found.state.as_ref()?.waiting.as_ref());
+    let container = status.container_statuses.iter().flatten().find(|status| status.name == CONTAINER);
+    let state = container.and_then(|status| status.state.as_ref()?.waiting.as_ref());
     let (reason, message) = match state {
         None => return PodState::Waiting("it is not scheduled yet".to_owned()),
         Some(state) => {
@@ -112,7 +112,7 @@ fn waiting(name: &str, status: &PodStatus) -> PodState {
     match reason {
         // Permanent refusals: the kubelet retries in all other cases.
         "InvalidImageName" | "ErrImageNeverPull" | "CreateContainerConfigError" => {
-            ended(End::Final, name, Some(reason), Some(message))
+            ended(End::Permanent, name, Some(reason), Some(message))
         }
         "ErrImagePull" | "ImagePullBackOff" => PodState::WithoutImage(message.to_owned()),
         "ContainerCreating" => PodState::Waiting("its node pulls the image".to_owned()),
@@ -127,38 +127,38 @@ fn finished(name: &str, status: &PodStatus) -> PodState {
             PodState::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
         }
         (Some(reason), _) if DISRUPTIONS.contains(&reason) => {
-            ended(End::Passing, name, Some(reason), status.message.as_deref())
+            ended(End::Transient, name, Some(reason), status.message.as_deref())
         }
-        (_, Some(end)) => of_container(name, end),
-        (reason, None) => ended(End::Passing, name, reason, status.message.as_deref()),
+        (_, Some(end)) => state_of_terminated(name, end),
+        (reason, None) => ended(End::Transient, name, reason, status.message.as_deref()),
     }
 }
 
-fn of_container(name: &str, end: &ContainerStateTerminated) -> PodState {
+fn state_of_terminated(name: &str, end: &ContainerStateTerminated) -> PodState {
     match end.reason.as_deref() {
         Some("OOMKilled") => PodState::Ended(EngineError::Limit(format!(
             "pod {name} used more memory than it may (OOMKilled)"
         ))),
         // The runner is missing or belongs to another architecture.
         Some(reason @ ("ContainerCannotRun" | "StartError")) => {
-            ended(End::Final, name, Some(reason), end.message.as_deref())
+            ended(End::Permanent, name, Some(reason), end.message.as_deref())
         }
         reason => {
             let message = end.message.clone().unwrap_or_else(|| format!("exit code {}", end.exit_code));
-            ended(End::Passing, name, reason, Some(&message))
+            ended(End::Transient, name, reason, Some(&message))
         }
     }
 }
 
 fn ended(end: End, name: &str, reason: Option<&str>, message: Option<&str>) -> PodState {
-    let words: Vec<&str> =
-        [reason, message].into_iter().flatten().filter(|words| !words.is_empty()).collect();
-    let may_pass = end == End::Passing;
-    let hint = if may_pass { "farrier tries again by itself" } else { "`kubectl describe pod` says more" };
+    let details: Vec<&str> =
+        [reason, message].into_iter().flatten().filter(|details| !details.is_empty()).collect();
+    let is_transient = end == End::Transient;
+    let hint = if is_transient { "farrier retries automatically" } else { "see `kubectl describe pod`" };
     PodState::Ended(EngineError::Pod {
-        message: format!("pod {name} ended without a result: {}", words.join(": ")),
+        message: format!("pod {name} ended without a result: {}", details.join(": ")),
         hint: hint.to_owned(),
-        may_pass,
+        is_transient,
     })
 }
 
@@ -233,9 +233,11 @@ mod tests {
             "Error creating: pods \"j-x\" is forbidden: exceeded quota: builds, requested: limits.memory=4Gi";
         let policy =
             "Error creating: pods \"j-x\" is forbidden: ValidatingAdmissionPolicy 'ours' denied request: no";
-        assert!(matches!(without_pod("j", &[]), PodState::Waiting(_)));
-        assert!(matches!(without_pod("j", &[event(quota)]), PodState::Waiting(why) if quota.ends_with(&why)));
-        let PodState::Ended(error) = without_pod("j", &[event(quota), event(policy)]) else {
+        assert!(matches!(state_without_pod("j", &[]), PodState::Waiting(_)));
+        assert!(
+            matches!(state_without_pod("j", &[event(quota)]), PodState::Waiting(why) if quota.ends_with(&why))
+        );
+        let PodState::Ended(error) = state_without_pod("j", &[event(quota), event(policy)]) else {
             panic!("it waits")
         };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Waits until the pod of a build runs, and reports what it waits for.
+//! Waits until the pod of a build runs, and reports the reasons for the wait.
 
 use std::{pin::pin, time::Duration};
 
@@ -15,8 +15,8 @@ use kube::{
 use tokio::time::Instant;
 
 use super::{
-    Kubernetes, Phase, Started, is_over,
-    pod::{PodState, gone, pod_state, without_pod},
+    JobId, Kubernetes, Phase, is_over,
+    pod::{PodState, deleted, pod_state, state_without_pod},
 };
 use crate::{EngineError, Result};
 
@@ -31,7 +31,7 @@ pub(super) struct Wait<'a> {
     jobs: Api<Job>,
     pods: Api<Pod>,
     events: Api<Event>,
-    job: Started,
+    job: JobId,
     phases: &'a (dyn Fn(Phase) + Send + Sync),
     /// Last reported reason.
     reported: Option<String>,
@@ -41,7 +41,7 @@ impl<'a> Wait<'a> {
     pub(super) fn new(
         engine: &Kubernetes,
         namespace: &str,
-        job: Started,
+        job: JobId,
         phases: &'a (dyn Fn(Phase) + Send + Sync),
     ) -> Self {
         let client = || engine.client.clone();
@@ -64,7 +64,7 @@ impl<'a> Wait<'a> {
         let mut has_pod = false;
         let mut without_image: Option<(String, Instant)> = None;
         loop {
-            let look = tokio::time::sleep(JOB_CHECK_INTERVAL);
+            let timer = tokio::time::sleep(JOB_CHECK_INTERVAL);
             let (name, pod_state) = tokio::select! {
                 pod = pods.next() => match pod {
                     Some(Ok(pod)) => {
@@ -72,20 +72,20 @@ impl<'a> Wait<'a> {
                         (pod.name_any(), pod_state(&pod))
                     }
                     Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
-                        (String::new(), PodState::Ended(missing_right(&status.message)))
+                        (String::new(), PodState::Ended(missing_permission(&status.message)))
                     }
-                    // The watcher restarts by itself.
+                    // The watcher restarts automatically.
                     Some(Err(error)) => {
                         tracing::debug!(job = self.job.name, %error, "pods of a build cannot be watched");
                         continue;
                     }
                     None => continue,
                 },
-                () = look => match self.look(has_pod).await {
+                () = timer => match self.check_job(has_pod).await {
                     Some(pod_state) => (String::new(), pod_state),
                     None => match &without_image {
                         Some((why, since)) if since.elapsed() > PULL_TIMEOUT => {
-                            (String::new(), PodState::Ended(unpulled(&self.job.name, why)))
+                            (String::new(), PodState::Ended(pull_timed_out(&self.job.name, why)))
                         }
                         _ => continue,
                     },
@@ -104,32 +104,32 @@ impl<'a> Wait<'a> {
                     return Ok(name);
                 }
                 PodState::Ended(error) => return Err(error),
-                PodState::Waiting(why) => self.tell(why),
-                PodState::WithoutImage(why) => self.tell(format!("its node cannot pull the image: {why}")),
+                PodState::Waiting(why) => self.report(why),
+                PodState::WithoutImage(why) => self.report(format!("its node cannot pull the image: {why}")),
             }
         }
     }
 
     /// Returns the state of the build if the watch on its pods cannot show it.
-    async fn look(&self, has_pod: bool) -> Option<PodState> {
-        let Started { name, uid } = &self.job;
+    async fn check_job(&self, has_pod: bool) -> Option<PodState> {
+        let JobId { name, uid } = &self.job;
         match self.jobs.get_opt(name).await {
-            Ok(found) if found.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
-                return Some(gone(name, "its Job was deleted"));
+            Ok(job) if job.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
+                return Some(deleted(name, "its Job was deleted"));
             }
-            Ok(Some(found)) if !has_pod && is_over(&found) => return Some(gone(name, "it was deleted")),
+            Ok(Some(job)) if !has_pod && is_over(&job) => return Some(deleted(name, "it was deleted")),
             // The Job's Events explain why it has no pod. After a failed request the state is unknown.
             Ok(_) if !has_pod => {}
             Ok(_) | Err(_) => return None,
         }
-        let about = format!("involvedObject.kind=Job,involvedObject.name={name}");
-        let events = self.events.list(&ListParams::default().fields(&about)).await.ok()?;
-        let of_job = |event: &Event| event.involved_object.uid.as_ref().is_none_or(|about| about == uid);
+        let selector = format!("involvedObject.kind=Job,involvedObject.name={name}");
+        let events = self.events.list(&ListParams::default().fields(&selector)).await.ok()?;
+        let of_job = |event: &Event| event.involved_object.uid.as_ref().is_none_or(|id| id == uid);
         let events: Vec<Event> = events.items.into_iter().filter(of_job).collect();
-        Some(without_pod(name, &events))
+        Some(state_without_pod(name, &events))
     }
 
-    fn tell(&mut self, why: String) {
+    fn report(&mut self, why: String) {
         if self.reported.as_ref() != Some(&why) {
             (self.phases)(Phase::Waiting(&why));
             self.reported = Some(why);
@@ -138,20 +138,20 @@ impl<'a> Wait<'a> {
 }
 
 /// Error for a missing permission in the namespace of builds.
-pub(super) fn missing_right(what: &str) -> EngineError {
+pub(super) fn missing_permission(detail: &str) -> EngineError {
     EngineError::Pod {
-        message: format!("the cluster does not let farrier see to the pod of a build: {what}"),
+        message: format!("the cluster denies farrier access to the pod of a build: {detail}"),
         hint: "deploy/ has the Role for the namespace of builds".to_owned(),
-        may_pass: false,
+        is_transient: false,
     }
 }
 
-fn unpulled(job: &str, why: &str) -> EngineError {
+fn pull_timed_out(job: &str, why: &str) -> EngineError {
     EngineError::Pod {
         message: format!("the node of Job {job} cannot pull the build's image: {why}"),
-        hint: "nodes must reach and trust the registry that --registry names; where it asks for a password, spec.builds.pod.imagePullSecrets \
+        hint: "nodes must reach and trust the registry that --registry names; if the registry requires a password, spec.builds.pod.imagePullSecrets \
                in site.yaml names a Secret of the namespace of builds"
             .to_owned(),
-        may_pass: true,
+        is_transient: true,
     }
 }

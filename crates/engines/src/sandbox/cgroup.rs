@@ -18,9 +18,9 @@ use rustix::fs::getxattr;
 /// Mount point of cgroup v2.
 const MOUNT: &str = "/sys/fs/cgroup";
 /// Name of the group in the subtree that holds farrier itself.
-const OWN: &str = "farrier";
+const FARRIER: &str = "farrier";
 /// Prefix of the names of build groups; farrier's process ID and a counter follow.
-const BUILD: &str = "build-";
+const PREFIX: &str = "build-";
 
 /// A subtree that is delegated to farrier.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Subtree {
     /// contains other processes.
     pub(super) fn find() -> Option<Self> {
         let own = own_group(&fs::read_to_string("/proc/self/cgroup").ok()?)?;
-        let top = if own.file_name().is_some_and(|name| name == OWN) { own.parent()? } else { &own };
+        let top = if own.file_name().is_some_and(|name| name == FARRIER) { own.parent()? } else { &own };
         if !is_delegated(top) {
             return None;
         }
@@ -48,26 +48,26 @@ impl Subtree {
     }
 
     fn prepare(top: &Path) -> io::Result<Self> {
-        let own = top.join(OWN);
+        let own = top.join(FARRIER);
         if !own.exists() {
             fs::create_dir(&own)?;
         }
         fs::write(own.join("cgroup.procs"), "0")?;
         fs::write(top.join("cgroup.subtree_control"), "+memory +pids")?;
-        remove_left(top)?;
+        remove_stale_groups(top)?;
         Ok(Self(top.to_owned()))
     }
 
     /// Creates the group of a build.
     pub(super) fn group(&self, limits: Limits) -> io::Result<Group> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("{BUILD}{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("{PREFIX}{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let group = Group(self.0.join(name));
         fs::create_dir(&group.0)?;
-        let limit = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
-        fs::write(group.0.join("memory.max"), limit(limits.memory))?;
+        let text = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
+        fs::write(group.0.join("memory.max"), text(limits.memory))?;
         fs::write(group.0.join("memory.oom.group"), "1")?;
-        fs::write(group.0.join("pids.max"), limit(limits.processes))?;
+        fs::write(group.0.join("pids.max"), text(limits.processes))?;
         // The file is absent if the kernel has no swap.
         let swap = group.0.join("memory.swap.max");
         if swap.exists() {
@@ -88,7 +88,7 @@ impl Group {
         let events = fs::read_to_string(self.0.join("memory.events")).ok()?;
         let limit = fs::read_to_string(self.0.join("memory.max")).ok()?;
         let mib = limit.trim().parse::<u64>().ok()? >> 20;
-        killed(&events).then(|| format!("its control group used all of the {mib} MiB of memory that it may"))
+        has_oom_kill(&events).then(|| format!("its control group used all of its {mib} MiB of memory"))
     }
 }
 
@@ -101,11 +101,11 @@ impl Drop for Group {
 }
 
 /// Removes build groups whose farrier process has ended.
-fn remove_left(top: &Path) -> io::Result<()> {
+fn remove_stale_groups(top: &Path) -> io::Result<()> {
     for entry in fs::read_dir(top)? {
         let entry = entry?;
         let name = entry.file_name();
-        let Some((process, _)) = name.to_str().and_then(|name| name.strip_prefix(BUILD)?.split_once('-'))
+        let Some((process, _)) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-'))
         else {
             continue;
         };
@@ -130,7 +130,7 @@ fn is_delegated(directory: &Path) -> bool {
         .any(|name| getxattr(directory, *name, &mut value).is_ok_and(|size| size == 1) && value == *b"1")
 }
 
-fn killed(events: &str) -> bool {
+fn has_oom_kill(events: &str) -> bool {
     let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
     count.is_some_and(|count| count.trim() != "0")
 }
@@ -148,8 +148,8 @@ mod tests {
 
     #[test]
     fn a_group_whose_processes_were_killed_for_memory_is_told() {
-        assert!(killed("low 0\noom 1\noom_kill 3\noom_group_kill 1\n"));
-        assert!(!killed("low 0\noom 1\noom_kill 0\n"));
+        assert!(has_oom_kill("low 0\noom 1\noom_kill 3\noom_group_kill 1\n"));
+        assert!(!has_oom_kill("low 0\noom 1\noom_kill 0\n"));
     }
 
     #[test]

@@ -49,22 +49,19 @@ pub struct InPlace {
     pub plan: Plan,
     /// Lower directories of the overlay, the uppermost first. [`Owner::chown_tree`] must have set their ownership.
     pub lowers: Vec<PathBuf>,
-    /// The build context.
     pub context: Vec<ContextEntry>,
     /// Directory for everything that the build writes; it must not exist yet. It is not removed after the build: the caller
     /// removes it together with its parent.
     pub scratch: PathBuf,
-    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
     /// Lowest Landlock ABI that the site accepts.
     pub least_landlock: u32,
-    /// Cancels the build.
     pub cancel: CancellationToken,
 }
 
 impl Sandbox {
-    /// Finds the runner, and checks that it can create a sandbox below `scratch` on this machine. The error describes the
-    /// obstacle.
+    /// Finds the runner, and checks that it can create a sandbox below `scratch` on this machine. The error is the
+    /// reason why it cannot.
     pub(super) async fn connect(runner: Option<&Path>, scratch: Option<&Path>) -> Result<Self, String> {
         let owner = Owner::of_this_process();
         let mut sandbox = Self {
@@ -73,14 +70,14 @@ impl Sandbox {
             subtree: Subtree::find(),
             confinement: Confinement::default(),
         };
-        let mut tried = sandbox.try_out(scratch).await;
-        if tried.is_err() && sandbox.owner != owner {
+        let mut trial = sandbox.run_trial(scratch).await;
+        if trial.is_err() && sandbox.owner != owner {
             // Older kernels and some file systems do not support idmapped mounts.
             sandbox.owner = owner;
-            tried = sandbox.try_out(scratch).await;
+            trial = sandbox.run_trial(scratch).await;
         }
-        sandbox.confinement = tried.map_err(|error| match error {
-            EngineError::Engine { action, source, .. } => blame(&format!("{action}: {source}")),
+        sandbox.confinement = trial.map_err(|error| match error {
+            EngineError::Engine { action, source, .. } => with_remedy(&format!("{action}: {source}")),
             error => error.to_string(),
         })?;
         Ok(sandbox)
@@ -97,11 +94,11 @@ impl Sandbox {
     }
 
     /// Runs a trial build that creates an empty `/out`.
-    async fn try_out(&self, scratch: Option<&Path>) -> Result<Confinement> {
-        let place = scratch.map_or_else(env::temp_dir, Path::to_owned);
-        fs::create_dir_all(&place)?;
-        let place = tempfile::Builder::new().prefix(".sandbox-").tempdir_in(place)?;
-        let lower = place.path().join("lower");
+    async fn run_trial(&self, scratch: Option<&Path>) -> Result<Confinement> {
+        let directory = scratch.map_or_else(env::temp_dir, Path::to_owned);
+        fs::create_dir_all(&directory)?;
+        let directory = tempfile::Builder::new().prefix(".sandbox-").tempdir_in(directory)?;
+        let lower = directory.path().join("lower");
         fs::create_dir(&lower)?;
         self.owner.chown_tree(&lower)?;
         let action = Action::Directory("/out".to_owned());
@@ -110,15 +107,15 @@ impl Sandbox {
             plan: Plan { steps: vec![step], limits: Limits::default() },
             lowers: vec![lower],
             context: Vec::new(),
-            scratch: place.path().join("scratch"),
-            log: Arc::new(Silent),
+            scratch: directory.path().join("scratch"),
+            log: Arc::new(TrialLog),
             least_landlock: 0,
             cancel: CancellationToken::new(),
         };
-        let dest = place.path().join("payload");
+        let dest = directory.path().join("payload");
         fs::create_dir(&dest)?;
         let outcome = self.compile(build, &dest).await;
-        remove_tree(&place.keep())?;
+        remove_tree(&directory.keep())?;
         outcome
     }
 
@@ -127,7 +124,7 @@ impl Sandbox {
     pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Confinement> {
         let InPlace { plan, lowers, context, scratch, log, least_landlock, cancel } = build;
         fs::create_dir(&scratch)?;
-        self.owner.hand_over(&scratch)?;
+        self.owner.chown_directory(&scratch)?;
         let group = self.subtree.as_ref().map(|subtree| subtree.group(plan.limits)).transpose();
         let group = group.map_err(|source| fault("make a control group", source))?;
         let mut child = Command::new(&self.runner)
@@ -139,7 +136,7 @@ impl Sandbox {
             .kill_on_drop(true)
             .spawn()
             .map_err(|source| fault("start", source))?;
-        let place = wire::Sandbox {
+        let directories = wire::Sandbox {
             lowers: texts(&lowers)?,
             scratch: text(&scratch)?,
             maps_owners: self.owner.maps_trees(),
@@ -159,19 +156,20 @@ impl Sandbox {
                 group.add(id).map_err(|source| fault("use a control group", source))?;
             }
             let inputs = (&plan, context.as_slice());
-            let mut talk =
-                channel::SandboxChannel::begin((self.owner, id), &place, inputs, (stdin, stdout)).await?;
-            session.run(&mut talk, dest).await
+            let mut runner_channel =
+                channel::SandboxChannel::begin((self.owner, id), &directories, inputs, (stdin, stdout))
+                    .await?;
+            session.run(&mut runner_channel, dest).await
         };
         let outcome = outcome.await;
-        end(&mut child, id).await;
-        let confined = match group.as_ref().and_then(Group::exceeded) {
+        kill(&mut child, id).await;
+        let outcome = match group.as_ref().and_then(Group::exceeded) {
             Some(why) if !matches!(outcome, Ok(_) | Err(EngineError::Canceled)) => {
                 Err(EngineError::Limit(why))
             }
             _ => outcome,
         };
-        confined.map(|confined| Confinement { limits: limits(group.is_some()).into(), ..confined })
+        outcome.map(|confinement| Confinement { limits: limits(group.is_some()).into(), ..confinement })
     }
 }
 
@@ -187,30 +185,30 @@ fn limits(has_group: bool) -> [(&'static str, &'static str); 3] {
 
 /// Kills the sandbox. The end of process 1 kills all processes in the sandbox, and its parent waits for them. After this function
 /// has returned, no process of the sandbox writes any files.
-async fn end(child: &mut Child, id: u32) {
+async fn kill(child: &mut Child, id: u32) {
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     let init = children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?));
-    let ended = init.is_some_and(|init| kill_process(init, Signal::KILL).is_ok());
-    if !ended {
+    let is_killed = init.is_some_and(|init| kill_process(init, Signal::KILL).is_ok());
+    if !is_killed {
         let _ = child.start_kill();
     }
     let _ = child.wait().await;
 }
 
 /// Log of the trial build.
-struct Silent;
+struct TrialLog;
 
-impl BuildLog for Silent {
+impl BuildLog for TrialLog {
     fn line(&self, line: &str) {
         tracing::debug!(line, "sandbox");
     }
 }
 
 /// Returns the given runner, or the one next to farrier's own program.
-pub(super) fn find_runner(given: Option<&Path>) -> Result<PathBuf, String> {
-    let runner = match given {
+pub(super) fn find_runner(path: Option<&Path>) -> Result<PathBuf, String> {
+    let runner = match path {
         Some(runner) => runner.to_owned(),
-        None => beside().ok_or("farrier's own program cannot be found")?,
+        None => default_runner().ok_or("farrier's own program cannot be found")?,
     };
     if runner.is_file() {
         return Ok(runner);
@@ -221,29 +219,28 @@ pub(super) fn find_runner(given: Option<&Path>) -> Result<PathBuf, String> {
     ))
 }
 
-fn beside() -> Option<PathBuf> {
+fn default_runner() -> Option<PathBuf> {
     let directory = env::current_exe().ok()?.parent()?.to_owned();
     // Test programs of cargo are one directory deeper.
-    let places = [directory.join(RUNNER), directory.parent()?.join(RUNNER)];
-    let [first, _] = &places;
-    let first = first.clone();
-    Some(places.into_iter().find(|place| place.is_file()).unwrap_or(first))
+    let beside_program = directory.join(RUNNER);
+    let in_parent = directory.parent()?.join(RUNNER);
+    Some(if !beside_program.is_file() && in_parent.is_file() { in_parent } else { beside_program })
 }
 
 /// Adds a remedy to the kernel's error message, if the cause is known.
-fn blame(words: &str) -> String {
-    let remedy = if words.contains("namespaces") || words.contains("uid_map") {
+fn with_remedy(message: &str) -> String {
+    let remedy = if message.contains("namespaces") || message.contains("uid_map") {
         "; allow user namespaces: on Ubuntu 24.04 an AppArmor profile with `userns` for farrier-runner, elsewhere \
          user.max_user_namespaces above 0, in a container a runtime that does not filter unshare"
-    } else if words.contains("/proc") {
-        "; in a container it wants an unmasked /proc (systempaths=unconfined)"
-    } else if words.contains("overlay") {
+    } else if message.contains("/proc") {
+        "; a container needs an unmasked /proc (systempaths=unconfined)"
+    } else if message.contains("overlay") {
         "; the cache directory (--cache-dir) must be on a file system that an overlay can write to, such as ext4, xfs or tmpfs, \
          and the kernel be 5.11 or newer"
     } else {
         ""
     };
-    format!("{words}{remedy}")
+    format!("{message}{remedy}")
 }
 
 fn pipes(child: &mut Child) -> Result<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
@@ -255,11 +252,11 @@ fn texts(paths: &[PathBuf]) -> Result<Vec<String>> {
 }
 
 fn text(path: &Path) -> Result<String> {
-    let unreadable = || {
-        let reason = format!("{} is no UTF-8", path.display());
+    let not_utf8 = || {
+        let reason = format!("{} is not valid UTF-8", path.display());
         EngineError::Io(io::Error::new(io::ErrorKind::InvalidInput, reason))
     };
-    path.to_str().map(str::to_owned).ok_or_else(unreadable)
+    path.to_str().map(str::to_owned).ok_or_else(not_utf8)
 }
 
 fn fault(action: &str, source: impl Into<io::Error>) -> EngineError {

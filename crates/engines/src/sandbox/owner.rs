@@ -64,7 +64,7 @@ impl Owner {
         if is_owned(tree, owner)? {
             return Ok(());
         }
-        // The root of the tree comes last: its owner tells the next call that the whole tree is done.
+        // The root of the tree comes last: if it has the right owner, the whole tree has.
         for entry in WalkDir::new(tree).contents_first(true) {
             lchown(entry?.path(), Some(owner.0), Some(owner.1))?;
         }
@@ -72,7 +72,7 @@ impl Owner {
     }
 
     /// Makes the sandbox's user the owner of a directory, so that the sandbox can write there.
-    pub(super) fn hand_over(self, directory: &Path) -> io::Result<()> {
+    pub(super) fn chown_directory(self, directory: &Path) -> io::Result<()> {
         lchown(directory, Some(self.user), Some(self.group))
     }
 }

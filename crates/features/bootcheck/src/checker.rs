@@ -16,13 +16,11 @@ use crate::{BootError, BootRequest, boot_check, find_init};
 /// Boots kernels with QEMU.
 #[derive(Clone, Debug)]
 pub struct QemuBoot {
-    /// Fetches kernel images.
     pub fetcher: Fetcher,
     /// The static `driver-entrypoint`; `None` for the one next to farrier's executable.
     pub entrypoint: Option<PathBuf>,
     /// Directory that records that KVM does not work on this machine.
     pub kvm_state_dir: PathBuf,
-    /// Cancels a boot check.
     pub cancel: CancellationToken,
 }
 

@@ -21,13 +21,13 @@ pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutco
     let mut outcomes = outcomes(&names, &run.transcript, run.ending, &run.console)?;
     let dependencies: Vec<_> =
         steps.iter().map(|step| (step.name.as_str(), step.dependencies.as_slice())).collect();
-    excuse_dependents(&dependencies, &mut outcomes);
+    mark_dependents_not_reached(&dependencies, &mut outcomes);
     Ok(outcomes)
 }
 
 /// Turns the refusal of a module into [`BootOutcome::NotReached`] if one of its dependencies found no hardware or is missing.
 /// Without the symbols of the dependency, a refusal shows nothing about the module itself.
-fn excuse_dependents(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
+fn mark_dependents_not_reached(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
     let planned: BTreeSet<&str> = steps.iter().map(|(name, _)| *name).collect();
     let dependencies = steps.iter().flat_map(|(_, dependencies)| *dependencies).map(String::as_str);
     let mut absent: BTreeSet<&str> = dependencies.filter(|name| !planned.contains(name)).collect();
@@ -41,9 +41,9 @@ fn excuse_dependents(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) 
         };
         if is_absent {
             absent.insert(*name);
-        }
-        if is_absent && matches!(outcome, BootOutcome::Refused { .. }) {
-            *outcome = BootOutcome::NotReached;
+            if matches!(outcome, BootOutcome::Refused { .. }) {
+                *outcome = BootOutcome::NotReached;
+            }
         }
     }
 }
@@ -162,7 +162,7 @@ fn load_outcome(
     }
 }
 
-/// Returns the messages for people: failed dependencies first, and no traces of `initcall_debug`.
+/// Returns the messages to display: failed dependencies first, without traces of `initcall_debug`.
 fn shown_messages(failed_dependencies: &[String], messages: &[String]) -> Vec<String> {
     failed_dependencies
         .iter()
@@ -318,7 +318,7 @@ mod tests {
         outcomes.extend(["ENOENT", "ENOENT", "ENOENT", "EINVAL"].map(refused));
         // This error does not indicate missing hardware.
         outcomes.extend([absent("ENOENT"), refused("ENOENT")]);
-        excuse_dependents(&steps, &mut outcomes);
+        mark_dependents_not_reached(&steps, &mut outcomes);
         assert_eq!(
             outcomes[..4],
             [absent("ENODEV"), BootOutcome::NotReached, BootOutcome::NotReached, refused("ENOENT")]
@@ -343,7 +343,7 @@ mod tests {
         ];
         let mut outcomes = ["ENOENT", "ENOENT", "", "ENOENT", "ENOENT", "ENOEXEC"].map(refused);
         outcomes[2] = BootOutcome::Loaded;
-        excuse_dependents(&steps, &mut outcomes);
+        mark_dependents_not_reached(&steps, &mut outcomes);
         let (not_reached, enoent) = (BootOutcome::NotReached, refused("ENOENT"));
         assert_eq!(
             outcomes,

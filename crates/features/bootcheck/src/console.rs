@@ -66,8 +66,7 @@ pub(super) fn is_initcall_trace(line: &str) -> bool {
 
 /// Removes a timestamp such as `[    1.234567] `.
 fn strip_timestamp(line: &str) -> &str {
-    let rest = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
-    match rest {
+    match line.strip_prefix('[').and_then(|stamped| stamped.split_once("] ")) {
         Some((time, text)) if time.trim().bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => text,
         _ => line,
     }

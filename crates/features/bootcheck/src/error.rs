@@ -43,8 +43,8 @@ pub enum BootError {
     #[error("boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
     NotStarted(String, Vec<String>),
     /// The image contains another kernel than the requested one.
-    #[error("boot kernel {wanted}: the image is kernel {found}")]
-    OtherKernel { wanted: String, found: String },
+    #[error("boot kernel {requested}: the image is kernel {booted}")]
+    OtherKernel { requested: String, booted: String },
     /// The init process in the virtual machine failed.
     #[error("run the init process in the virtual machine: {0}")]
     Init(String),

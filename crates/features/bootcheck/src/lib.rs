@@ -43,8 +43,8 @@ use qemu::{Accelerator, Machine, Run};
 use steps::PlannedStep;
 
 /// Returns the static `driver-entrypoint` for an architecture, after checking that it can run as init of a virtual machine.
-pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
-    let path = find_entrypoint(given, arch).map_err(BootError::NoEntrypoint)?;
+pub async fn find_init(entrypoint: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
+    let path = find_entrypoint(entrypoint, arch).map_err(BootError::NoEntrypoint)?;
     blocking(move || {
         let checked = Entrypoint::read(&path).and_then(|entrypoint| entrypoint.check_arch(arch));
         checked.map(|()| path).map_err(BootError::Entrypoint)
@@ -97,12 +97,12 @@ fn report(
     run: &Run,
     elapsed: Duration,
 ) -> Result<BootReport> {
-    let wanted = &request.kernel.release;
+    let requested = &request.kernel.release;
     let Some(kernel) = run.transcript.kernel() else {
-        return Err(BootError::NotStarted(wanted.to_string(), run.console.last_lines()));
+        return Err(BootError::NotStarted(requested.to_string(), run.console.last_lines()));
     };
-    if kernel != wanted.as_str() {
-        return Err(BootError::OtherKernel { wanted: wanted.to_string(), found: kernel.to_owned() });
+    if kernel != requested.as_str() {
+        return Err(BootError::OtherKernel { requested: requested.to_string(), booted: kernel.to_owned() });
     }
     let outcomes = classify::classify(steps, run)?;
     let mut modules: Vec<(usize, ModuleBoot)> = steps
@@ -155,8 +155,8 @@ fn generate_key() -> io::Result<Key> {
 /// bytes. Two copies exist while the initramfs is unpacked, and a third while its modules are loaded.
 fn required_memory(initramfs: u64, limit: u32) -> Result<u32> {
     /// Debian's kernel with all its drivers boots in less than half of this number of MiB.
-    const KERNEL: u64 = 384;
-    let needed = KERNEL + 3 * (initramfs >> 20);
+    const KERNEL_MIB: u64 = 384;
+    let needed = KERNEL_MIB + 3 * (initramfs >> 20);
     u32::try_from(needed)
         .ok()
         .filter(|&needed| needed <= limit)

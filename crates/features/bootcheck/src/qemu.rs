@@ -18,9 +18,9 @@ use super::{BootError, BootLimits, Result, console::Console, protocol::Transcrip
 
 /// Timeout for the first report of a guest under KVM, where a kernel reaches its init process within a second. On some
 /// nested hosts `/dev/kvm` exists but guests hang: the first boot check there waits for this timeout.
-const KVM_HELLO: Duration = Duration::from_secs(3);
+const KVM_START_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time for the machine to restart after the last record, before it is killed.
-const FAREWELL: Duration = Duration::from_secs(5);
+const EXIT_TIME: Duration = Duration::from_secs(5);
 
 /// Number of QEMU's threads that can be busy: its main loop and one virtual processor.
 const THREADS: u64 = 2;
@@ -34,9 +34,9 @@ const SANDBOX: [&str; 2] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub(super) enum Accelerator {
-    /// By the processor.
+    /// The processor, through KVM.
     Kvm,
-    /// By software emulation.
+    /// Software emulation.
     Tcg,
 }
 
@@ -94,38 +94,38 @@ impl Machine<'_> {
 
     async fn listen(&self, child: &mut Child, mut run: Run, accelerator: Accelerator) -> Result<Run> {
         let (mut report, mut console) = (child.stdout.take(), child.stderr.take());
-        let (mut said, mut shown) = (vec![0; 32 << 10], vec![0; 32 << 10]);
-        let begun = Instant::now();
-        let end = begun + self.limits.time;
-        let mut patience = match accelerator {
-            Accelerator::Kvm => end.min(begun + KVM_HELLO),
+        let (mut report_buffer, mut console_buffer) = (vec![0; 32 << 10], vec![0; 32 << 10]);
+        let started = Instant::now();
+        let end = started + self.limits.time;
+        let mut deadline = match accelerator {
+            Accelerator::Kvm => end.min(started + KVM_START_TIMEOUT),
             Accelerator::Tcg => end,
         };
         while report.is_some() || console.is_some() {
             let next = async {
                 tokio::select! {
                     biased;
-                    length = read(&mut report, &mut said) => length.map(|length| (length, true)),
-                    length = read(&mut console, &mut shown) => length.map(|length| (length, false)),
+                    length = read(&mut report, &mut report_buffer) => length.map(|length| (length, true)),
+                    length = read(&mut console, &mut console_buffer) => length.map(|length| (length, false)),
                 }
             };
-            let Ok(next) = timeout_at(patience, next).await else {
+            let Ok(received) = timeout_at(deadline, next).await else {
                 // After the last record, only the restart of the machine is expected.
                 if !run.transcript.ended() {
                     run.ending = Ending::Silent;
                 }
                 break;
             };
-            match next.map_err(BootError::Read)? {
+            match received.map_err(BootError::Read)? {
                 (0, true) => report = None,
                 (0, false) => console = None,
                 (length, true) => {
-                    if run.transcript.push(said.get(..length).unwrap_or_default()) {
-                        let more = if run.transcript.ended() { FAREWELL } else { self.limits.module_time };
-                        patience = end.min(Instant::now() + more);
+                    if run.transcript.push(report_buffer.get(..length).unwrap_or_default()) {
+                        let wait = if run.transcript.ended() { EXIT_TIME } else { self.limits.module_time };
+                        deadline = end.min(Instant::now() + wait);
                     }
                 }
-                (length, false) => run.console.push(shown.get(..length).unwrap_or_default()),
+                (length, false) => run.console.push(console_buffer.get(..length).unwrap_or_default()),
             }
         }
         run.console.end_line();
@@ -134,11 +134,12 @@ impl Machine<'_> {
 
     async fn start(&self, accelerator: Accelerator) -> Result<Child> {
         let (names, package) = candidates(self.kernel.arch);
-        let given = self.emulator.map(|path| path.as_os_str().to_owned());
+        let requested = self.emulator.map(|path| path.as_os_str().to_owned());
         let programs: Vec<OsString> =
-            given.map_or_else(|| names.iter().map(OsString::from).collect(), |path| vec![path]);
+            requested.map_or_else(|| names.iter().map(OsString::from).collect(), |path| vec![path]);
         for program in &programs {
-            let has_sandbox = has_sandbox(program).await;
+            // Test for the sandbox before a guest runs, because a guest can influence QEMU's later output.
+            let has_sandbox = supports(program, &SANDBOX).await;
             match self.command(program, accelerator, has_sandbox).spawn() {
                 Ok(child) => {
                     limit_processor_time(&child, self.limits.time);
@@ -201,23 +202,19 @@ fn limit_processor_time(child: &Child, time: Duration) {
     }
 }
 
-/// Whether this QEMU was built with its sandbox. Tested before a guest runs, because a guest can influence QEMU's later
-/// output.
-async fn has_sandbox(program: &OsString) -> bool {
+/// Whether QEMU exists and supports the options.
+async fn supports(program: impl AsRef<std::ffi::OsStr>, options: &[&str]) -> bool {
     let mut command = Command::new(program);
-    command.args(SANDBOX).arg("-version").kill_on_drop(true);
-    let asked = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
-    asked.is_ok_and(|status| status.success())
+    command.args(options).arg("-version").kill_on_drop(true);
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
+    status.is_ok_and(|status| status.success())
 }
 
 /// Returns an installed emulator for an architecture.
 pub async fn find_emulator(arch: Architecture) -> Result<&'static str> {
     let (names, package) = candidates(arch);
     for name in names {
-        let mut command = Command::new(name);
-        command.arg("-version").kill_on_drop(true);
-        let asked = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
-        if asked.is_ok_and(|status| status.success()) {
+        if supports(name, &[]).await {
             return Ok(name);
         }
     }

@@ -18,7 +18,7 @@ pub struct BootRequest {
     /// Directories with modules of other images, at any depth. Such a module is loaded if one of `modules` depends on it, and
     /// replaces an in-tree module of the same name.
     pub needed: Vec<PathBuf>,
-    /// Parameters by module name, as `insmod` takes them.
+    /// Module parameters by module name, in the syntax of `insmod`.
     pub parameters: BTreeMap<String, String>,
     /// Whether each module is unloaded before the next is loaded, so that their outcomes are independent.
     pub unload_each: bool,

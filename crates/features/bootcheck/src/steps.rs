@@ -122,7 +122,7 @@ impl StepPlanner<'_> {
                 None => Ok(()),
             };
         }
-        // A missing module is not an error here: the outcome shows that its dependents cannot be judged.
+        // A missing module is not an error here: its dependents get the outcome `NotReached`.
         let Some(source) = self.in_tree.file(name) else { return Ok(()) };
         let dependencies = self.in_tree.dependencies(&source, &self.request.decompression)?;
         for dependency in &dependencies {

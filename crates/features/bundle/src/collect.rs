@@ -1,4 +1,4 @@
-//! Collects what a bundle will hold from a registry: all manifests, and the source of each blob.
+//! Collects the contents of a bundle from a registry: all manifests, and the source of each blob.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -26,7 +26,7 @@ const MAX_DEPTH: usize = 4;
 
 /// Content to put into a bundle, and its source.
 #[derive(Clone)]
-pub struct Wanted {
+pub struct ContentRequest {
     /// The content as listed in the bundle.
     pub content: Content,
     /// Source repository.
@@ -57,12 +57,11 @@ struct Collector {
 }
 
 /// Looks up all contents. `from` describes their origin; `since` is the bundle that the site already has.
-pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Result<Collection> {
+pub async fn collect(requests: &[ContentRequest], from: &str, since: Option<&Since>) -> Result<Collection> {
     let mut collector = Collector::default();
     let mut contents = BTreeMap::new();
-    for one in wanted {
-        let listed = collector.content(one).await?;
-        contents.insert(one.content.clone(), listed);
+    for request in requests {
+        contents.insert(request.content.clone(), collector.content(request).await?);
     }
     let Collector { manifests, mut blobs, sources } = collector;
     if let Some(since) = since {
@@ -85,50 +84,48 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
         contents: contents.into_values().collect(),
         blobs,
     };
-    if let Some(reason) = index.contradiction() {
+    if let Some(reason) = index.find_problem() {
         return Err(BundleError::Nothing(reason));
     }
     Ok(Collection { index, manifests, sources })
 }
 
 impl Collection {
-    /// Names the key that will sign the bundle, so that a reader with other keys learns which one is missing.
-    pub fn signed_with(&mut self, key: &PublicKey) {
+    /// Records the key that will sign the bundle, so that a reader with other keys learns which one is missing.
+    pub fn set_signer(&mut self, key: &PublicKey) {
         self.index.signer = Some(key.fingerprint());
     }
 
-    /// Lists the licenses in the bundle.
-    pub fn licensed_as(&mut self, licenses: BTreeSet<License>) {
+    /// Records the licenses in the bundle.
+    pub fn set_licenses(&mut self, licenses: BTreeSet<License>) {
         self.index.licenses = licenses;
     }
 }
 
-impl Wanted {
+impl ContentRequest {
     /// Fetches a manifest of the repository.
     async fn manifest(&self, digest: &Digest) -> Result<Manifest> {
         let Self { repository, registry, .. } = self;
-        let reference = || format!("{repository}@{digest}");
+        let name = || format!("{repository}@{digest}");
         let stored = registry.manifest(repository, &Version::Digest(digest.clone())).await?;
-        let StoredManifest { bytes, media_type, .. } =
-            stored.ok_or_else(|| BundleError::Absent(reference()))?;
-        let parsed =
-            AnyManifest::parse(&bytes).map_err(|source| BundleError::Manifest(reference(), source))?;
+        let StoredManifest { bytes, media_type, .. } = stored.ok_or_else(|| BundleError::Absent(name()))?;
+        let parsed = AnyManifest::parse(&bytes).map_err(|source| BundleError::Manifest(name(), source))?;
         Ok(Manifest { bytes, media_type, parsed })
     }
 }
 
 impl Collector {
     /// Records a content with all manifests and blobs that it names.
-    async fn content(&mut self, wanted: &Wanted) -> Result<Listed> {
-        let Wanted { content, repository, registry } = wanted;
+    async fn content(&mut self, request: &ContentRequest) -> Result<Listed> {
+        let ContentRequest { content, repository, registry } = request;
         let mut sizes = BTreeMap::new();
-        let mut waiting = vec![(content.digest.clone(), 0)];
-        while let Some((digest, depth)) = waiting.pop() {
+        let mut queue = vec![(content.digest.clone(), 0)];
+        while let Some((digest, depth)) = queue.pop() {
             let manifest = match self.manifests.entry(digest.clone()) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(wanted.manifest(&digest).await?),
+                Entry::Vacant(new) => new.insert(request.manifest(&digest).await?),
             };
-            let mut note = |digest: &Digest, size: u64, manifest: Option<&String>| {
+            let mut add_blob = |digest: &Digest, size: u64, manifest: Option<&String>| {
                 let blob = self.blobs.entry(digest.clone()).or_insert_with(|| Blob {
                     digest: digest.clone(),
                     size,
@@ -139,19 +136,19 @@ impl Collector {
                 blob.repositories.insert(content.repository.clone());
                 sizes.insert(digest.clone(), size);
             };
-            note(&digest, manifest.bytes.len() as u64, Some(&manifest.media_type));
+            add_blob(&digest, manifest.bytes.len() as u64, Some(&manifest.media_type));
             for blob in blobs_of(&manifest.parsed) {
-                note(&blob.digest, blob.size, None);
+                add_blob(&blob.digest, blob.size, None);
                 let source = || Source { registry: Arc::clone(registry), repository: repository.clone() };
                 self.sources.entry(blob.digest.clone()).or_insert_with(source);
             }
             for child in manifest.parsed.children() {
                 if depth < MAX_DEPTH && !sizes.contains_key(&child.digest) {
-                    waiting.push((child.digest.clone(), depth + 1));
+                    queue.push((child.digest.clone(), depth + 1));
                 }
             }
         }
-        let (artifact_type, facts) = match self.manifests.get(&content.digest).map(|found| &found.parsed) {
+        let (artifact_type, facts) = match self.manifests.get(&content.digest).map(|entry| &entry.parsed) {
             Some(AnyManifest::Image(image)) => {
                 (image.artifact_type.clone(), ImageFacts::from_annotations(&image.annotations).ok())
             }

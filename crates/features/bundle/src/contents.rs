@@ -1,4 +1,4 @@
-//! Determines what a site needs for some images and kernels: build inputs and published content.
+//! Determines the build inputs and published content that a site needs for some images and kernels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -112,22 +112,21 @@ pub struct Selection {
 pub fn needed<'a>(definitions: &'a Definitions, selection: &'a Selection) -> Needed<'a> {
     let Selection { images, kernels, kernels_by_image } = selection;
     let mut all: BTreeMap<&ImageName, &DriverImage> = BTreeMap::new();
-    let mut waiting: Vec<&ImageName> = images.iter().collect();
-    while let Some(name) = waiting.pop() {
+    let mut queue: Vec<&ImageName> = images.iter().collect();
+    while let Some(name) = queue.pop() {
         if let Some((name, image)) = definitions.images.get_key_value(name)
             && all.insert(name, image).is_none()
         {
-            waiting.extend(image.spec.needs.iter().filter_map(|need| need.image()));
+            queue.extend(image.spec.needs.iter().filter_map(|need| need.image()));
         }
     }
     let images = all.into_values().collect();
     let mut needed = Needed { images, kernels_by_image: kernels_by_image.as_ref(), ..Needed::default() };
     for kernel in kernels {
-        let Some(family) = match_family(&definitions.families, kernel) else {
-            needed.unmatched_kernels.push(kernel);
-            continue;
-        };
-        needed.kernels.push((kernel, family));
+        match match_family(&definitions.families, kernel) {
+            Some(family) => needed.kernels.push((kernel, family)),
+            None => needed.unmatched_kernels.push(kernel),
+        }
     }
     for image in needed.images.clone() {
         for source in &image.spec.sources {
@@ -160,26 +159,31 @@ impl<'a> Needed<'a> {
     fn variants(&self, image: &DriverImage, source: &SourceSpec) -> Vec<SourceSpec> {
         // The plan takes the driver's version from the package for the machine's own architecture. A kernel for which the
         // source has no package is reported in the plan.
-        let own = (!source.differs_by_kernel()).then(|| source.for_architecture(native()));
-        let of_kernels = self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
-        own.into_iter().chain(of_kernels).collect()
+        let for_this_machine = (!source.differs_by_kernel()).then(|| source.for_architecture(native()));
+        let for_kernels = self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
+        for_this_machine.into_iter().chain(for_kernels).collect()
     }
 
     /// Licenses of the images' sources that `is_carried` accepts.
     pub(super) fn licenses(&self, is_carried: impl Fn(&SourceSpec) -> bool) -> BTreeSet<License> {
-        let sources = |image: &'a DriverImage| image.spec.sources.iter().map(move |source| (image, source));
-        let carried = self.images.iter().copied().flat_map(sources);
-        let carried = carried.filter(|(image, source)| self.variants(image, source).iter().any(&is_carried));
-        carried.map(|(image, source)| License::of_source(image, source)).collect()
+        let mut licenses = BTreeSet::new();
+        for image in &self.images {
+            for source in &image.spec.sources {
+                if self.variants(image, source).iter().any(&is_carried) {
+                    licenses.insert(License::of_source(image, source));
+                }
+            }
+        }
+        licenses
     }
 
     /// Kernels that the image is meant for: selected kernels with a family and in the image's range.
     pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
-        let of_image = |kernels: &'a BTreeMap<_, _>| kernels.get(&image.metadata.name);
-        let selected = self.kernels_by_image.map(of_image);
-        let is_selected = move |kernel: &&KernelTarget| {
-            selected
-                .is_none_or(|kernels| kernels.is_some_and(|kernels: &BTreeSet<_>| kernels.contains(*kernel)))
+        let selected = self.kernels_by_image.map(|kernels| kernels.get(&image.metadata.name));
+        let is_selected = move |kernel: &&KernelTarget| match selected {
+            Some(Some(kernels)) => kernels.contains(*kernel),
+            Some(None) => false,
+            None => true,
         };
         let kernels = self.kernels.iter().map(|(kernel, _)| *kernel).filter(is_selected);
         kernels.filter(|kernel| image.spec.range_excluding(kernel).is_none())
@@ -187,27 +191,27 @@ impl<'a> Needed<'a> {
 
     /// Images of other registries that definitions name as runtime bases or prebuilt modules. Excludes images with
     /// headers, because the store keeps header sets, and toolchains, because the headers select them.
-    pub fn foreign(&self) -> BTreeSet<String> {
+    pub fn foreign_images(&self) -> BTreeSet<String> {
         let Self { images, bases, .. } = self;
-        let prebuilt = images.iter().flat_map(|image| {
-            let sources = image.spec.sources.iter().filter_map(|source| match &source.from {
-                SourceOrigin::Image(source) => Some(source),
-                _ => None,
-            });
-            sources
-                .flat_map(|source| self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok()))
-        });
-        let prebuilt = prebuilt.map(|(image, _)| image.to_string());
-        let bases = bases.iter().filter_map(|(_, base)| match base {
-            RuntimeBase::Image(reference) => Some(reference.to_string()),
-            _ => None,
-        });
-        bases.chain(prebuilt).collect()
+        let mut references = BTreeSet::new();
+        for image in images {
+            for source in &image.spec.sources {
+                let SourceOrigin::Image(source) = &source.from else { continue };
+                let prebuilt = self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
+                references.extend(prebuilt.map(|(reference, _)| reference.to_string()));
+            }
+        }
+        for (_, base) in bases {
+            if let RuntimeBase::Image(reference) = base {
+                references.insert(reference.to_string());
+            }
+        }
+        references
     }
 }
 
 /// Sorts contents in the order in which a site needs them, without duplicates.
-pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
+pub fn sort_contents(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
     contents.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
@@ -262,7 +266,7 @@ mod tests {
         // Two images share one source.
         assert_eq!(needed.sources.len(), 1);
         assert_eq!((needed.kernels.len(), needed.unmatched_kernels.len()), (1, 1));
-        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12".to_owned()]));
+        assert_eq!(needed.foreign_images(), BTreeSet::from(["debian:12".to_owned()]));
     }
 
     #[test]
@@ -286,7 +290,10 @@ mod tests {
         });
         let packages: Vec<String> = packages.collect();
         assert_eq!(packages, ["modules-6.1.0:amd64", "modules-6.1.0:arm64", "driver:amd64", "driver:arm64"]);
-        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12", "r.test/acme:6.1.0"].map(str::to_owned)));
+        assert_eq!(
+            needed.foreign_images(),
+            BTreeSet::from(["debian:12", "r.test/acme:6.1.0"].map(str::to_owned))
+        );
     }
 
     #[test]
@@ -332,7 +339,7 @@ mod tests {
         let referrer = content(ContentKind::Referrer, None);
         let (image, source) =
             (content(ContentKind::Image, Some("1")), content(ContentKind::Source, Some("2")));
-        let list = in_order([referrer.clone(), image.clone(), image.clone(), source.clone()]);
+        let list = sort_contents([referrer.clone(), image.clone(), image.clone(), source.clone()]);
         assert_eq!(list, [source, image, referrer]);
         let text = serde_json::to_string(&list).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Content>>(&text).unwrap(), list);

@@ -35,8 +35,8 @@ pub fn write_definitions(
 ) -> Result<Option<usize>> {
     let index = verified.bundle.index();
     // The newest export comes last.
-    let found = index.contents.iter().rfind(|listed| listed.content.kind == ContentKind::Definitions);
-    let Some(manifest) = found.and_then(|listed| verified.manifests.get(&listed.content.digest)) else {
+    let newest = index.contents.iter().rfind(|listed| listed.content.kind == ContentKind::Definitions);
+    let Some(manifest) = newest.and_then(|listed| verified.manifests.get(&listed.content.digest)) else {
         return Ok(None);
     };
     fs::create_dir_all(to)?;
@@ -50,11 +50,11 @@ pub fn write_definitions(
         let reader = LayerReader::new(verified.bundle.source(*frame, blob).open()?)?;
         unpack_tar(reader, unpacked.path(), &LIMITS)?;
     }
-    place(unpacked.path(), to, overwrite, accept).map(Some)
+    install(unpacked.path(), to, overwrite, accept).map(Some)
 }
 
 /// Moves the files into place; moves none if one of them would replace different content.
-fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize> {
+fn install(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in WalkDir::new(from).sort_by_file_name() {
         let entry = entry.map_err(io::Error::from)?;
@@ -68,7 +68,7 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize>
     let mut new = Vec::new();
     for file in files {
         ensure_below(from, to, &file)?;
-        match same(&from.join(&file), &to.join(&file))? {
+        match is_same(&from.join(&file), &to.join(&file))? {
             Some(true) => {}
             Some(false) if !overwrite => differ.push(file.display().to_string()),
             Some(false) | None => new.push(file),
@@ -82,11 +82,11 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize>
         return Err(BundleError::NotAccepted(to.to_owned(), diff));
     }
     for file in &new {
-        let place = to.join(file);
-        if let Some(parent) = place.parent() {
+        let path = to.join(file);
+        if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        fs::rename(from.join(file), &place)?;
+        fs::rename(from.join(file), &path)?;
     }
     Ok(new.len())
 }
@@ -98,13 +98,13 @@ fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
     if file.iter().any(is_version_control) {
         return Err(BundleError::Outside(file.to_owned(), "is version-control data"));
     }
-    let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
     let link = from.join(file);
     if is_link(&link) && !stays_below(Path::new(""), file, &fs::read_link(&link)?) {
         return Err(BundleError::Outside(file.to_owned(), "is a link with a target outside the directory"));
     }
-    let mut above = file.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
-    if above.any(|above| is_link(&to.join(above))) {
+    let mut parents = file.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
+    if parents.any(|parent| is_link(&to.join(parent))) {
         return Err(BundleError::Outside(
             file.to_owned(),
             "would be written through a link of that directory",
@@ -114,17 +114,17 @@ fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
 }
 
 /// Whether both have the same type and content; `None` if there is nothing at `old`.
-fn same(new: &Path, old: &Path) -> io::Result<Option<bool>> {
-    let Some(found) = if_there(fs::symlink_metadata(old))? else { return Ok(None) };
-    let kind = found.file_type();
-    let wanted = fs::symlink_metadata(new)?;
-    if wanted.file_type() != kind {
+fn is_same(new: &Path, old: &Path) -> io::Result<Option<bool>> {
+    let Some(old_metadata) = if_there(fs::symlink_metadata(old))? else { return Ok(None) };
+    let kind = old_metadata.file_type();
+    let new_metadata = fs::symlink_metadata(new)?;
+    if new_metadata.file_type() != kind {
         return Ok(Some(false));
     }
     if kind.is_symlink() {
         return Ok(Some(fs::read_link(new)? == fs::read_link(old)?));
     }
-    if fs::metadata(old)?.len() != wanted.len() {
+    if fs::metadata(old)?.len() != new_metadata.len() {
         return Ok(Some(false));
     }
     Ok(Some(fs::read(new)? == fs::read(old)?))
@@ -143,7 +143,7 @@ mod tests {
         fs::create_dir_all(from.path().join("sources/.git/hooks")).unwrap();
         fs::write(from.path().join("sources/.git/hooks/post-checkout"), "#!/bin/sh\n").unwrap();
         fs::write(from.path().join("site.yaml"), "kind: Site\n").unwrap();
-        let error = place(from.path(), to.path(), true, true).unwrap_err();
+        let error = install(from.path(), to.path(), true, true).unwrap_err();
         assert_eq!(
             error.to_string(),
             "definitions: sources/.git/hooks/post-checkout is version-control data"
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_link_is_no_way_around_the_review() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let placed = |accept| place(from.path(), to.path(), false, accept);
+        let placed = |accept| install(from.path(), to.path(), false, accept);
         symlink("../outside", from.path().join("x")).unwrap();
         let error = placed(true).unwrap_err();
         assert_eq!(error.to_string(), "definitions: x is a link with a target outside the directory");

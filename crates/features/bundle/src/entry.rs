@@ -5,12 +5,12 @@ use std::io;
 use farrier_core::image::Digest;
 
 /// Size of a tar block in bytes.
-pub(super) const UNIT: usize = 512;
+pub(super) const TAR_BLOCK: usize = 512;
 /// End of a tar.
-pub(super) const END: [u8; 1024] = [0; 1024];
+pub(super) const TAR_END: [u8; 1024] = [0; 1024];
 
 /// Header of a file with this name and size, without owner and time.
-pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT]> {
+pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; TAR_BLOCK]> {
     let mut header = tar::Header::new_gnu();
     header.set_path(name)?;
     header.set_size(size);
@@ -25,13 +25,13 @@ pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT]> {
 
 /// Zeros that follow a file of this size.
 pub(super) fn padding(size: u64) -> &'static [u8] {
-    let unit = UNIT as u64;
-    &END[..usize::try_from((unit - size % unit) % unit).unwrap_or_default()]
+    let block = TAR_BLOCK as u64;
+    &TAR_END[..usize::try_from((block - size % block) % block).unwrap_or_default()]
 }
 
 /// Size of a file with its header and padding.
 pub(super) fn entry_size(size: u64) -> u64 {
-    UNIT as u64 + size + padding(size).len() as u64
+    TAR_BLOCK as u64 + size + padding(size).len() as u64
 }
 
 /// A complete entry.

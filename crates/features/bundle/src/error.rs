@@ -46,10 +46,8 @@ pub enum BundleError {
     /// The site's policy does not let these images and sources leave the site.
     #[error("licenses forbid the bundle: {}", .0.iter().map(String::as_str).collect::<Vec<_>>().join("; "))]
     Restricted(BTreeSet<String>),
-    /// The output file already exists.
     #[error("{0} already exists")]
     Exists(PathBuf),
-    /// Another farrier is writing the same bundle.
     #[error("another farrier is writing {0}")]
     Busy(PathBuf),
     /// The index of the previous bundle is unreadable: file and reason.
@@ -76,13 +74,10 @@ pub enum BundleError {
     /// A manifest or index is invalid: name and cause.
     #[error("{0} is not valid")]
     Manifest(String, #[source] ImageError),
-    /// The bundle's index cannot be written.
     #[error("write the bundle's index")]
     Index(#[from] ImageError),
-    /// Local file I/O failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The registry failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
@@ -94,11 +89,11 @@ impl BundleError {
         Self::Unusable { path: path.to_owned(), message, hint }
     }
 
-    /// Creates the error for damage to the entry `what`, which has these bytes of the file.
-    pub(super) fn damaged(path: &Path, bytes: &Range<u64>, what: &str, reason: &str) -> Self {
+    /// Creates the error for damage to an entry, which is at these bytes of the file.
+    pub(super) fn damaged(path: &Path, bytes: &Range<u64>, entry: &str, reason: &str) -> Self {
         let Range { start, end } = bytes;
         let message =
-            format!("is damaged at bytes {start} to {}, in {what}: {reason}", end.saturating_sub(1));
+            format!("is damaged at bytes {start} to {}, in {entry}: {reason}", end.saturating_sub(1));
         let hint = "copy it again and compare its sha256; nothing was pushed";
         Self::Unusable { path: path.to_owned(), message, hint }
     }
@@ -120,7 +115,7 @@ impl BundleError {
             Self::Immutable(..) => {
                 return Some(format!(
                     "set `immutableTags: true` for this host in site.yaml, or exempt these tags from immutability: {MOVING}; then \
-                     import again: what was sent is not sent again"
+                     import again: content that the registry has is not sent again"
                 ));
             }
             Self::BaseMissing { .. } => "import that bundle first, or export again without --since",

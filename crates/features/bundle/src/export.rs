@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::{BundleError, Collection, Meter, Phase, Result, write::Writer};
 
 /// Maximum number of chunks in the queue to the writer. A full queue holds a few megabytes.
-const WAITING: usize = 16;
+const MAX_QUEUED_CHUNKS: usize = 16;
 
 /// Result of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +30,17 @@ pub struct Exported {
 }
 
 /// Fetched content of one blob, for the writing thread.
-struct Content<'a> {
+struct BlobReader<'a> {
     from: &'a mut mpsc::Receiver<Option<Bytes>>,
     /// Rest of the last chunk; `None` after the blob's end.
     chunk: Option<Bytes>,
 }
 
-impl Read for Content<'_> {
+impl Read for BlobReader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let stopped = || io::Error::new(io::ErrorKind::BrokenPipe, "fetching the bundle's blobs stopped");
+        let closed = || io::Error::new(io::ErrorKind::BrokenPipe, "fetching the bundle's blobs stopped");
         while self.chunk.as_ref().is_some_and(Bytes::is_empty) {
-            self.chunk = self.from.blocking_recv().ok_or_else(stopped)?;
+            self.chunk = self.from.blocking_recv().ok_or_else(closed)?;
         }
         let Some(chunk) = &mut self.chunk else { return Ok(0) };
         let count = chunk.len().min(to.len());
@@ -59,10 +59,10 @@ pub async fn export(
 ) -> Result<Exported> {
     let collection = Arc::new(collection);
     let (path, index) = (to.to_owned(), Arc::clone(&collection));
-    let of_writer = Arc::clone(&meter);
-    let writer = blocking(move || Writer::open(&path, split, &index.index, of_writer.as_ref())).await?;
+    let writer_meter = Arc::clone(&meter);
+    let writer = blocking(move || Writer::open(&path, split, &index.index, writer_meter.as_ref())).await?;
     let kept = writer.kept();
-    let (sender, receiver) = mpsc::channel(WAITING);
+    let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
     let index = Arc::clone(&collection);
     let writing = tokio::spawn(blocking(move || write(writer, &index, receiver)));
     meter.begin(Phase::Export, collection.index.bytes().0);
@@ -111,7 +111,7 @@ fn write(
     mut from: mpsc::Receiver<Option<Bytes>>,
 ) -> Result<(u64, Digest)> {
     for blob in collection.index.carried().skip(writer.kept()) {
-        writer.blob(blob, Content { from: &mut from, chunk: Some(Bytes::new()) })?;
+        writer.blob(blob, BlobReader { from: &mut from, chunk: Some(Bytes::new()) })?;
     }
     writer.finish()
 }

@@ -50,7 +50,7 @@ pub(super) struct FrameWriter<W: Write> {
     encoder: Encoder<W>,
     pending: Vec<u8>,
     /// Bytes that are still missing.
-    left: u64,
+    remaining: u64,
 }
 
 impl<W: Write> FrameWriter<W> {
@@ -69,20 +69,18 @@ impl<W: Write> FrameWriter<W> {
                 Encoder::Compressed(encoder)
             }
         };
-        Ok(Self { encoder, pending: Vec::with_capacity(BLOCK), left: size })
+        Ok(Self { encoder, pending: Vec::with_capacity(BLOCK), remaining: size })
     }
 
     /// Encodes the pending bytes as one block.
     fn block(&mut self) -> io::Result<()> {
         let block = &self.pending[..];
-        self.left = self
-            .left
-            .checked_sub(block.len() as u64)
-            .ok_or_else(|| io::Error::other("more bytes than were announced"))?;
+        let remaining = self.remaining.checked_sub(block.len() as u64);
+        self.remaining = remaining.ok_or_else(|| io::Error::other("more bytes than were announced"))?;
         match &mut self.encoder {
             Encoder::Stored(out) => {
                 // `Block_Header`: last block, type 0 (raw), size.
-                let last = u32::from(self.left == 0);
+                let last = u32::from(self.remaining == 0);
                 let header = u32::try_from(block.len()).map_err(io::Error::other)? << 3 | last;
                 out.write_all(&header.to_le_bytes()[..3])?;
                 out.write_all(block)?;
@@ -97,7 +95,7 @@ impl<W: Write> FrameWriter<W> {
         if !self.pending.is_empty() {
             self.block()?;
         }
-        if self.left > 0 {
+        if self.remaining > 0 {
             return Err(io::Error::other("fewer bytes than were announced"));
         }
         match self.encoder {

@@ -25,7 +25,7 @@ const MAX_DEPTH: usize = 4;
 /// Outcome of importing one content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome")]
-pub enum Taken {
+pub enum ImportOutcome {
     /// The content was pushed.
     Pushed,
     /// The registry already had the content.
@@ -35,7 +35,7 @@ pub enum Taken {
     Moved {
         /// Digest of the previous content.
         #[serde(rename = "holds")]
-        held: Digest,
+        previous: Digest,
     },
     /// The tag holds other content, which is not replaced.
     Conflict {
@@ -48,7 +48,7 @@ pub enum Taken {
 #[derive(Clone, Debug)]
 pub struct Imported {
     /// Outcome of each content, in the bundle's order.
-    pub contents: Vec<(Content, Taken)>,
+    pub contents: Vec<(Content, ImportOutcome)>,
     /// Number of blob bytes sent.
     pub sent: u64,
     /// Number of blobs sent.
@@ -58,7 +58,7 @@ pub struct Imported {
 impl Imported {
     /// Whether no tag had a conflict.
     pub fn is_complete(&self) -> bool {
-        !self.contents.iter().any(|(_, taken)| matches!(taken, Taken::Conflict { .. }))
+        !self.contents.iter().any(|(_, outcome)| matches!(outcome, ImportOutcome::Conflict { .. }))
     }
 }
 
@@ -71,7 +71,7 @@ pub struct Target {
 }
 
 /// A blob and the repositories that must have it.
-struct Wanted<'a> {
+struct BlobPush<'a> {
     blob: &'a Blob,
     /// Names below the registry's prefix.
     repositories: BTreeSet<&'a str>,
@@ -82,41 +82,41 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     let index = verified.bundle.index();
     let mut contents = Vec::new();
     for listed in &index.contents {
-        contents.push((listed.content.clone(), target.state(verified, &listed.content).await?));
+        contents.push((listed.content.clone(), target.outcome(verified, &listed.content).await?));
     }
-    let is_pending = |taken: &Taken| matches!(taken, Taken::Pushed | Taken::Moved { .. });
+    let is_pending = |o: &ImportOutcome| matches!(o, ImportOutcome::Pushed | ImportOutcome::Moved { .. });
     let pending: Vec<&Content> =
-        contents.iter().filter(|(_, taken)| is_pending(taken)).map(|(content, _)| content).collect();
-    let blobs = wanted_blobs(verified, &pending);
+        contents.iter().filter(|(_, outcome)| is_pending(outcome)).map(|(content, _)| content).collect();
+    let blobs = blobs_to_push(verified, &pending);
     target.check_base(verified, &blobs).await?;
     target.check_moving_tags(&contents).await?;
 
-    let carried = || blobs.iter().filter(|wanted| wanted.blob.is_carried());
-    meter.begin(Phase::Push, carried().map(|wanted| wanted.blob.size).sum());
+    let carried = || blobs.iter().filter(|push| push.blob.is_carried());
+    meter.begin(Phase::Push, carried().map(|push| push.blob.size).sum());
     // Collected first, because a stream that borrows from a closure's argument is not `Send` for all lifetimes.
-    let pushes: Vec<_> = blobs.iter().map(|wanted| target.push_blob(verified, wanted, meter)).collect();
+    let pushes: Vec<_> = blobs.iter().map(|push| target.push_blob(verified, push, meter)).collect();
     let sent: Vec<u64> =
         futures::stream::iter(pushes).buffer_unordered(MAX_CONCURRENT_UPLOADS).try_collect().await?;
     // Before the first tag moves, so that an interrupted import rules out older bundles, too.
     target.accept(verified).await?;
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
-    for (content, _) in contents.iter().filter(|(content, taken)| content.is_image() && is_pending(taken)) {
+    for (content, _) in contents.iter().filter(|(content, o)| content.is_image() && is_pending(o)) {
         target.push_manifests(verified, content).await?;
     }
     // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
     // again, because the uploads may have taken hours.
-    for (content, taken) in contents.iter_mut().rev().filter(|(_, taken)| is_pending(taken)) {
+    for (content, outcome) in contents.iter_mut().rev().filter(|(_, outcome)| is_pending(outcome)) {
         if content.tag.is_some() {
-            *taken = target.state(verified, content).await?;
+            *outcome = target.outcome(verified, content).await?;
         }
-        if !is_pending(taken) {
+        if !is_pending(outcome) {
             continue;
         }
-        match target.push_content(verified, content, taken).await {
+        match target.push_content(verified, content, matches!(outcome, ImportOutcome::Moved { .. })).await {
             Ok(true) => {}
-            Ok(false) => *taken = target.state(verified, content).await?,
+            Ok(false) => *outcome = target.outcome(verified, content).await?,
             Err(error) => {
-                return Err(target.explained(&target.repository(&content.repository)?, error).await);
+                return Err(target.explain_refusal(&target.repository(&content.repository)?, error).await);
             }
         }
     }
@@ -125,7 +125,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
 }
 
 /// Blobs of these contents, each with the repositories that need it.
-fn wanted_blobs<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Wanted<'a>> {
+fn blobs_to_push<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<BlobPush<'a>> {
     let mut needed: BTreeMap<&Digest, BTreeSet<&str>> = BTreeMap::new();
     for content in contents {
         for digest in manifests_of(verified, &content.digest) {
@@ -135,16 +135,13 @@ fn wanted_blobs<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Wan
             }
         }
     }
-    let with_repositories =
-        |blob: &'a Blob| Some(Wanted { blob, repositories: needed.remove(&blob.digest)? });
-    verified
-        .bundle
-        .index()
-        .blobs
-        .iter()
-        .filter(|blob| blob.manifest.is_none())
-        .filter_map(with_repositories)
-        .collect()
+    let mut uploads = Vec::new();
+    for blob in verified.bundle.index().blobs.iter().filter(|blob| blob.manifest.is_none()) {
+        if let Some(repositories) = needed.remove(&blob.digest) {
+            uploads.push(BlobPush { blob, repositories });
+        }
+    }
+    uploads
 }
 
 /// A manifest and the manifests below it; children come before their parents.
@@ -152,14 +149,14 @@ fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Diges
     let mut order = Vec::new();
     let mut level = vec![digest];
     for _ in 0..=MAX_DEPTH {
-        let below: Vec<&Digest> = level
+        let children: Vec<&Digest> = level
             .iter()
             .filter_map(|digest| verified.manifests.get(digest))
             .flat_map(|manifest| manifest.parsed.children())
             .map(|child| &child.digest)
             .collect();
         order.extend(level);
-        level = below;
+        level = children;
     }
     order.reverse();
     order
@@ -170,49 +167,56 @@ impl Target {
         repository(&self.location, name)
     }
 
-    /// Determines the action for one content. Existing content under its tag is complete, because registries enforce
-    /// that.
-    pub(super) async fn state(&self, verified: &Verified, content: &Content) -> Result<Taken> {
+    /// Determines the outcome of importing one content now. Existing content under its tag is complete, because
+    /// registries enforce that.
+    pub(super) async fn outcome(&self, verified: &Verified, content: &Content) -> Result<ImportOutcome> {
         let Content { repository, tag, digest, .. } = content;
         let repository = &self.repository(repository)?;
-        let Some(tag) = tag else { return self.untagged(verified, repository, digest).await };
-        let found = self.registry.manifest(repository, &Version::Tag(tag.clone())).await?;
-        let Some(found) = found else { return Ok(Taken::Pushed) };
-        if found.digest == *digest {
-            return Ok(Taken::Present);
+        let Some(tag) = tag else {
+            let is_present = self.has_untagged(verified, repository, digest).await?;
+            return Ok(if is_present { ImportOutcome::Present } else { ImportOutcome::Pushed });
+        };
+        let current = self.registry.manifest(repository, &Version::Tag(tag.clone())).await?;
+        let Some(current) = current else { return Ok(ImportOutcome::Pushed) };
+        if current.digest == *digest {
+            return Ok(ImportOutcome::Present);
         }
         if content.has_moving_tag() {
-            return Ok(Taken::Moved { held: found.digest });
+            return Ok(ImportOutcome::Moved { previous: current.digest });
         }
         let new = verified.manifests.get(digest).filter(|_| content.is_joined());
-        Ok(match new.map_or(Joined::Incompatible, |new| Joined::of(&found.bytes, &new.bytes)) {
-            Joined::Unchanged => Taken::Present,
-            Joined::New | Joined::Both(_) => Taken::Moved { held: found.digest },
-            Joined::Incompatible => Taken::Conflict { holds: found.digest },
+        Ok(match new.map_or(Joined::Foreign, |new| Joined::of(&current.bytes, &new.bytes)) {
+            Joined::Whole => ImportOutcome::Present,
+            Joined::New | Joined::Both(_) => ImportOutcome::Moved { previous: current.digest },
+            Joined::Foreign => ImportOutcome::Conflict { holds: current.digest },
         })
     }
 
-    /// Determines the action for a manifest without a tag. A referrer is present if the registry also lists it.
-    async fn untagged(&self, verified: &Verified, repository: &Repository, digest: &Digest) -> Result<Taken> {
+    /// Whether the registry has a manifest. A referrer counts only if the registry also lists it.
+    async fn has_untagged(
+        &self,
+        verified: &Verified,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<bool> {
         if self.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_none() {
-            return Ok(Taken::Pushed);
+            return Ok(false);
         }
         let subject = match verified.manifests.get(digest).map(|manifest| &manifest.parsed) {
             Some(AnyManifest::Image(image)) => image.subject.as_ref(),
             _ => None,
         };
-        let Some(subject) = subject else { return Ok(Taken::Present) };
-        let listed = self.registry.referrers(repository, &subject.digest, None).await?;
-        let is_listed = listed.iter().any(|listed| listed.digest == *digest);
-        Ok(if is_listed { Taken::Present } else { Taken::Pushed })
+        let Some(subject) = subject else { return Ok(true) };
+        let referrers = self.registry.referrers(repository, &subject.digest, None).await?;
+        Ok(referrers.iter().any(|referrer| referrer.digest == *digest))
     }
 
     /// Checks that the registry has the blobs that the bundle omits because its base has them.
-    async fn check_base(&self, verified: &Verified, blobs: &[Wanted<'_>]) -> Result<()> {
+    async fn check_base(&self, verified: &Verified, blobs: &[BlobPush<'_>]) -> Result<()> {
         let mut missing = Vec::new();
-        for Wanted { blob, repositories } in blobs.iter().filter(|wanted| !wanted.blob.is_carried()) {
-            let places = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
-            if self.find(&blob.digest, places).await?.is_none() {
+        for BlobPush { blob, repositories } in blobs.iter().filter(|push| !push.blob.is_carried()) {
+            let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
+            if self.find(&blob.digest, names).await?.is_none() {
                 missing.push(&blob.digest);
             }
         }
@@ -232,10 +236,10 @@ impl Target {
     async fn find<'a>(
         &self,
         digest: &Digest,
-        places: impl Iterator<Item = &'a str>,
+        names: impl Iterator<Item = &'a str>,
     ) -> Result<Option<Repository>> {
-        for place in places {
-            let repository = self.repository(place)?;
+        for name in names {
+            let repository = self.repository(name)?;
             if self.registry.has_blob(&repository, digest).await? {
                 return Ok(Some(repository));
             }
@@ -244,34 +248,34 @@ impl Target {
     }
 
     /// Ensures that every repository has the blob. Returns the number of bytes sent.
-    async fn push_blob(&self, verified: &Verified, wanted: &Wanted<'_>, meter: &dyn Meter) -> Result<u64> {
-        let Wanted { blob, repositories } = wanted;
-        let places = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
-        let mut holder = self.find(&blob.digest, places).await?;
+    async fn push_blob(&self, verified: &Verified, push: &BlobPush<'_>, meter: &dyn Meter) -> Result<u64> {
+        let BlobPush { blob, repositories } = push;
+        let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
+        let mut source = self.find(&blob.digest, names).await?;
         let mut sent = 0;
         for name in repositories {
             let repository = self.repository(name)?;
-            if holder.as_ref() == Some(&repository)
+            if source.as_ref() == Some(&repository)
                 || self.registry.has_blob(&repository, &blob.digest).await?
             {
-                holder.get_or_insert(repository);
+                source.get_or_insert(repository);
                 continue;
             }
-            if let Some(from) = &holder
+            if let Some(from) = &source
                 && self.registry.mount_blob(&repository, &blob.digest, from).await?
             {
                 continue;
             }
-            let upload = match (verified.frames.get(&blob.digest), &holder) {
+            let upload = match (verified.frames.get(&blob.digest), &source) {
                 (Some(frame), _) => {
-                    let source: Arc<dyn BlobSource> = Arc::new(verified.bundle.source(*frame, blob));
-                    self.registry.push(&repository, &blob.digest, BlobContent::Source(&source)).await?
+                    let content: Arc<dyn BlobSource> = Arc::new(verified.bundle.source(*frame, blob));
+                    self.registry.push(&repository, &blob.digest, BlobContent::Source(&content)).await?
                 }
                 (None, Some(from)) => self.copy_blob(&blob.digest, blob.size, from, &repository).await?,
                 (None, None) => return Err(BundleError::Absent(format!("blob {}", blob.digest))),
             };
             sent += upload.bytes();
-            holder.get_or_insert(repository);
+            source.get_or_insert(repository);
         }
         if blob.is_carried() {
             meter.advance(blob.size);
@@ -295,10 +299,12 @@ impl Target {
 
     /// Pushes the manifests, then the tag; the manifests of images were pushed before. Returns `false` if the tag keeps
     /// its content.
-    async fn push_content(&self, verified: &Verified, content: &Content, taken: &Taken) -> Result<bool> {
+    async fn push_content(&self, verified: &Verified, content: &Content, moves: bool) -> Result<bool> {
         let Content { kind: _, repository, tag, digest } = content;
         let (repository, manifest) = (self.repository(repository)?, verified.manifests.get(digest));
-        if let (Taken::Moved { .. }, true, Some(tag), Some(new)) = (taken, content.is_joined(), tag, manifest)
+        if moves
+            && content.is_joined()
+            && let (Some(tag), Some(new)) = (tag, manifest)
         {
             let new = (&*new.media_type, &new.bytes[..]);
             return Ok(join(self.registry.as_ref(), &repository, tag, new).await?);

@@ -159,9 +159,9 @@ impl BundleIndex {
 
     /// Checks the index and returns the problem, if any. Covers every property that readers rely on and that digests do
     /// not guarantee.
-    pub fn contradiction(&self) -> Option<String> {
-        if let Some(fault) = self.order.as_ref().and_then(Order::fault) {
-            return Some(fault.to_owned());
+    pub fn find_problem(&self) -> Option<String> {
+        if let Some(problem) = self.order.as_ref().and_then(Order::problem) {
+            return Some(problem.to_owned());
         }
         let order = |blob: &Blob| (blob.manifest.is_none(), blob.digest.clone());
         if !self.blobs.is_sorted_by(|a, b| order(a) < order(b)) {
@@ -170,10 +170,10 @@ impl BundleIndex {
         if !self.contents.is_sorted_by(|a, b| a.content < b.content) {
             return Some("its contents are not sorted, or named twice".to_owned());
         }
-        let of_names =
+        let is_relative =
             |repository: &String| repository.parse::<Repository>().is_ok_and(|r| r.host().is_none());
         for Blob { digest, size, manifest, repositories, base } in &self.blobs {
-            let wrong = if repositories.is_empty() || !repositories.iter().chain(base).all(of_names) {
+            let problem = if repositories.is_empty() || !repositories.iter().chain(base).all(is_relative) {
                 "has no repository, or one with an invalid name"
             } else if manifest.as_deref().is_some_and(|kind| !media_type::MANIFESTS.contains(&kind)) {
                 "is a manifest of an unknown kind"
@@ -186,12 +186,12 @@ impl BundleIndex {
             } else {
                 continue;
             };
-            return Some(format!("blob {digest} {wrong}"));
+            return Some(format!("blob {digest} {problem}"));
         }
         let manifests = self.manifests();
         let mut names = BTreeSet::new();
         for Listed { content: Content { kind: _, repository, tag, digest }, .. } in &self.contents {
-            if !manifests.get(digest).is_some_and(|held| held.repositories.contains(repository)) {
+            if !manifests.get(digest).is_some_and(|blob| blob.repositories.contains(repository)) {
                 return Some(format!("the manifest {digest} of {repository} is missing"));
             }
             if let Some(tag) = tag

@@ -37,12 +37,12 @@ mod verify;
 mod volume;
 mod write;
 
-pub use collect::{Collection, Wanted, collect};
+pub use collect::{Collection, ContentRequest, collect};
 pub use contents::{Content, ContentKind, Needed, Selection, needed};
 pub use definitions::write_definitions;
 pub use error::{BundleError, Result};
 pub use export::{Exported, export};
-pub use import::{Imported, Taken, Target, import};
+pub use import::{ImportOutcome, Imported, Target, import};
 pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
 pub use license::{License, ensure_exportable, licenses};
 pub use meter::{Meter, Phase};

@@ -61,10 +61,10 @@ pub async fn licenses(parts: &Parts, contents: &[Content]) -> Result<BTreeSet<Li
         let bill: Value = bill.and_then(|bill| serde_json::from_slice(&bill).ok()).unwrap_or_default();
         for (component, redistribute) in restricted(&bill) {
             let (source, redistribute) = ((component != *name).then_some(component), Some(redistribute));
-            let said = |known: &License| {
+            let is_listed = |known: &License| {
                 (&known.image, &known.source, known.redistribute) == (name, &source, redistribute)
             };
-            if !licenses.iter().any(said) {
+            if !licenses.iter().any(is_listed) {
                 licenses.insert(License { image: name.clone(), source, license: None, redistribute });
             }
         }
@@ -79,7 +79,7 @@ pub fn ensure_exportable<'a>(
 ) -> Result<(), BundleError> {
     let mut refused = BTreeSet::new();
     for License { image, source, license: _, redistribute } in licenses {
-        let Some(redistribute) = redistribute.filter(|it| !policy.may_export(image, *it)) else { continue };
+        let Some(redistribute) = redistribute.filter(|r| !policy.may_export(image, *r)) else { continue };
         let of_source = source.as_ref().map(|source| format!(", source {source}")).unwrap_or_default();
         refused.insert(format!("image {image}{of_source} (redistribute: {})", <&str>::from(redistribute)));
     }

@@ -90,32 +90,31 @@ enum Input<'a> {
 }
 
 /// Stores the inputs of the selected images one by one; a failure does not stop the others. Inputs that are already
-/// stored are not sent again. Calls `tell` with each outcome.
+/// stored are not sent again. Calls `on_report` with each outcome.
 pub async fn mirror_inputs(
     parts: &Parts,
     selection: &Selection,
-    tell: &mut (dyn FnMut(&MirrorReport) + Send),
+    on_report: &mut (dyn FnMut(&MirrorReport) + Send),
 ) -> Vec<MirrorReport> {
     let needed = needed(&parts.definitions, selection);
-    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
-    // `inputs_of`, from each kernel's headers.
+    // Resolve only the images' versions, which select the runtime bases. Each kernel's headers select the toolchain.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
-    reports.iter().for_each(&mut *tell);
+    reports.iter().for_each(&mut *on_report);
     for input in &inputs {
         if parts.cancel.is_cancelled() {
             return reports;
         }
         let report = match mirror_input(parts, input).await {
-            Ok(kept) => MirrorReport::Stored(kept),
+            Ok(stored) => MirrorReport::Stored(stored),
             Err(error) => MirrorReport::Failed(missing_of(input.what(), &error)),
         };
-        tell(&report);
+        on_report(&report);
         reports.push(report);
     }
     if let Some(report) = keep_own_definitions(parts).await {
-        tell(&report);
+        on_report(&report);
         reports.push(report);
     }
     reports
@@ -125,8 +124,6 @@ pub async fn mirror_inputs(
 /// included.
 pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
     let needed = needed(&parts.definitions, selection);
-    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
-    // `inputs_of`, from each kernel's headers.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
     let (mut found, mut carried) = (Vec::new(), Vec::new());
@@ -148,8 +145,9 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }
-    let is_carried = |source: &SourceSpec| carried.iter().any(|input| input.has(source, &selection.kernels));
-    FoundInputs { contents: contents::in_order(found), licenses: needed.licenses(is_carried), missing }
+    let is_carried =
+        |source: &SourceSpec| carried.iter().any(|input| input.is_content_of(source, &selection.kernels));
+    FoundInputs { contents: contents::sort_contents(found), licenses: needed.licenses(is_carried), missing }
 }
 
 /// Inputs to store, and inputs that cannot be determined.
@@ -162,7 +160,7 @@ async fn inputs_of<'a>(
     let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
     let mut missing: Vec<MissingInput> =
         unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect();
-    let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign());
+    let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign_images());
     let mut packages = |root: &PackageRoot, arch: Architecture| {
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
@@ -180,14 +178,17 @@ async fn inputs_of<'a>(
         let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
         if let Toolchain::Image(image) = &family.spec.toolchain {
             // An invalid name is reported when the image is copied.
-            let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
-            copies.insert(named.map_or_else(|_| image.to_string(), |named| named.to_string()));
+            let reference = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
+            copies.insert(reference.map_or_else(|_| image.to_string(), |reference| reference.to_string()));
         }
-        let built =
-            images.iter().filter(|image| needed.kernels_of(image).any(|of_image| of_image == *kernel));
-        let toolchains = built.filter_map(|image| image.spec.toolchain(family).ok());
-        let roots = toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel));
-        inputs.extend(roots.filter_map(|root| packages(&root, kernel.arch)));
+        for image in images {
+            if needed.kernels_of(image).any(|other| other == *kernel)
+                && let Ok(toolchain) = image.spec.toolchain(family)
+                && let Some(root) = PackageRoot::of_toolchain(&toolchain, kernel)
+            {
+                inputs.extend(packages(&root, kernel.arch));
+            }
+        }
     }
     for (image, base) in bases {
         let what = || format!("runtime base of {}", image.metadata.name);
@@ -301,27 +302,25 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
             return at(parts, ContentKind::Mirror, &copy).await;
         }
     };
-    let mut found = Vec::new();
+    let mut contents = Vec::new();
     for content in named(parts, kind.into(), kind.repository(), tag.as_str()).await? {
         // The input has an immutable content tag as well as the moving tag.
-        found.extend(content_tag_of(parts, kind, &content).await?);
-        found.push(content);
+        contents.extend(content_tag_of(parts, kind, &content).await?);
+        contents.push(content);
     }
     if let Input::Packages(root, arch) = input {
         // The image that was published from this root file system.
         let (name, tag) = root_fs_tag(&root.key(*arch))?;
-        found.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
+        contents.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
     }
-    Ok(found)
+    Ok(contents)
 }
 
 /// The content under its immutable tag, if the store has one for it.
 async fn content_tag_of(parts: &Parts, kind: InputKind, content: &Content) -> Result<Option<Content>> {
     let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
     let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
-    let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else {
-        return Ok(None);
-    };
+    let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else { return Ok(None) };
     Ok(Some(Content { tag: Some(tag), ..content.clone() }))
 }
 
@@ -349,13 +348,14 @@ fn name_of(parts: &Parts, reference: &ImageReference) -> String {
 
 impl Input<'_> {
     /// Whether this input is the source's content for one of the kernels.
-    fn has(&self, source: &SourceSpec, kernels: &BTreeSet<KernelTarget>) -> bool {
+    fn is_content_of(&self, source: &SourceSpec, kernels: &BTreeSet<KernelTarget>) -> bool {
         match (self, &source.from) {
             (Self::Source(spec), _) => has_same_content(spec, source),
             (Self::Copy(text), SourceOrigin::Image(image)) => {
-                let named =
-                    |kernel| image.for_kernel(kernel).is_ok_and(|(named, _)| named.to_string() == *text);
-                kernels.iter().any(named)
+                let is_copy = |kernel| {
+                    image.for_kernel(kernel).is_ok_and(|(reference, _)| reference.to_string() == *text)
+                };
+                kernels.iter().any(is_copy)
             }
             _ => false,
         }

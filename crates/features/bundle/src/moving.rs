@@ -1,5 +1,5 @@
-//! Registries with immutable tags. An import moves few tags; a registry that refuses that is found out before the import
-//! changes anything that a running site uses.
+//! Registries with immutable tags. An import moves few tags. Before the import changes anything that a running site
+//! uses, it checks that the registry lets these tags move.
 
 use std::collections::BTreeSet;
 
@@ -7,19 +7,20 @@ use farrier_core::image::{Repository, Tag, Version};
 use farrier_store::{is_moving_tag, registry::RegistryError};
 use oci::subject_of_tag;
 
-use super::{BundleError, Content, Result, Target, import::Taken};
+use super::{BundleError, Content, Result, Target, import::ImportOutcome};
 
-/// Tags that imports, `farrier mirror` and `farrier run` move, in the words of immutability rules.
+/// Tags that imports, `farrier mirror` and `farrier run` move, in the syntax of immutability rules.
 pub(super) const MOVING: &str = "`sha256-*` in all repositories, `declared-*` in sources and rootfs, `latest` in \
     definitions, `last-seen` and `build-times` in kernels";
 
 impl Target {
     /// Writes one tag of each repository that the import will move again, with its present content. Registries with
     /// immutable tags refuse this write, too. Tags with signatures are skipped: a concurrent signer writes them.
-    pub(super) async fn check_moving_tags(&self, contents: &[(Content, Taken)]) -> Result<()> {
+    pub(super) async fn check_moving_tags(&self, contents: &[(Content, ImportOutcome)]) -> Result<()> {
         let mut tried = BTreeSet::new();
-        for (content, taken) in contents {
-            let (Taken::Moved { .. }, true, Some(tag)) = (taken, content.has_moving_tag(), &content.tag)
+        for (content, outcome) in contents {
+            let (ImportOutcome::Moved { .. }, true, Some(tag)) =
+                (outcome, content.has_moving_tag(), &content.tag)
             else {
                 continue;
             };
@@ -27,17 +28,17 @@ impl Target {
                 continue;
             }
             let (repository, version) = (self.repository(&content.repository)?, Version::Tag(tag.clone()));
-            let Some(held) = self.registry.manifest(&repository, &version).await? else { continue };
-            let written = self.registry.push_manifest(&repository, &version, &held.media_type, &held.bytes);
+            let Some(old) = self.registry.manifest(&repository, &version).await? else { continue };
+            let written = self.registry.push_manifest(&repository, &version, &old.media_type, &old.bytes);
             if let Err(error) = written.await {
-                return Err(self.explained(&repository, error.into()).await);
+                return Err(self.explain_refusal(&repository, error.into()).await);
             }
         }
         Ok(())
     }
 
     /// Names the tags to exempt if the registry refused to move an existing tag, and returns other errors as they are.
-    pub(super) async fn explained(&self, repository: &Repository, error: BundleError) -> BundleError {
+    pub(super) async fn explain_refusal(&self, repository: &Repository, error: BundleError) -> BundleError {
         let BundleError::Registry(
             RegistryError::Denied { action, .. } | RegistryError::Protocol { action, .. },
         ) = &error

@@ -1,4 +1,4 @@
-//! The order of one exporter's bundles. A registry remembers the newest order that was exported from it, and the newest
+//! The order of one exporter's bundles. A registry records the newest order that was exported from it, and the newest
 //! of each exporter that was imported into it, so that no older bundle moves tags back unnoticed.
 //!
 //! Each order is one manifest in [`RECORDS`] with a separate tag. No tag moves, so concurrent writers need no lock.
@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use oci::ImageManifest;
 use serde::{Deserialize, Serialize};
 
-use super::{BundleError, Collection, Listed, Result, Since, Target, Verified, import::Taken};
+use super::{BundleError, Collection, Listed, Result, Since, Target, Verified, import::ImportOutcome};
 
 /// Media type of a record.
 const KIND: &str = "application/vnd.farrier.bundle-order.v1";
@@ -58,7 +58,7 @@ struct Recorded {
 
 impl Order {
     /// Returns the problem with an order from a bundle, if any.
-    pub(super) fn fault(&self) -> Option<&'static str> {
+    pub(super) fn problem(&self) -> Option<&'static str> {
         let Self { origin, counter, time: _ } = self;
         if origin.is_empty() || origin.len() > 512 || origin.contains(is_deceptive) {
             return Some("the origin in its order is not a name");
@@ -99,10 +99,10 @@ impl fmt::Display for Older {
 }
 
 impl Collection {
-    /// Gives the bundle its order, and records it in the exporter's registry. The same contents as in the newest export
+    /// Assigns the bundle an order, and records the order in the exporter's registry. The same contents as in the newest export
     /// get the same order, so an interrupted export resumes. Returns the error of a registry that refuses the record;
-    /// the counter is then the clock's.
-    pub async fn put_in_order(
+    /// the counter then comes from the clock.
+    pub async fn assign_order(
         &mut self,
         exporter: &Target,
         origin: &str,
@@ -116,12 +116,12 @@ impl Collection {
         }
         let now = Timestamp::now().as_second();
         let base = since.and_then(|since| since.index.order.clone()).filter(|order| order.origin == origin);
-        let before = newest.map(|newest| newest.order).into_iter().chain(base).map(|order| order.counter + 1);
-        let counter = before.chain(u64::try_from(now)).max().unwrap_or_default();
+        let next = newest.map(|newest| newest.order).into_iter().chain(base).map(|order| order.counter + 1);
+        let counter = next.chain(u64::try_from(now)).max().unwrap_or_default();
         let time = Timestamp::from_second(now).unwrap_or_default();
         let order = Order { origin: origin.to_owned(), counter, time };
-        if let Some(fault) = order.fault() {
-            return Err(BundleError::Nothing(fault.to_owned()));
+        if let Some(problem) = order.problem() {
+            return Err(BundleError::Nothing(problem.to_owned()));
         }
         self.index.order = Some(order.clone());
         match exporter.record(Role::Exported, &Recorded { order, content }).await {
@@ -134,7 +134,7 @@ impl Collection {
 }
 
 impl Target {
-    /// Returns why the bundle is older than what the site has, if it is.
+    /// Returns the newest accepted order, and the tags that would move back, if that order is newer than the bundle's.
     pub async fn older(&self, verified: &Verified) -> Result<Option<Older>> {
         let index = verified.bundle.index();
         let order = index.order.clone();
@@ -151,42 +151,41 @@ impl Target {
             if !content.has_moving_tag() {
                 continue;
             }
-            let Taken::Moved { held } = self.state(verified, content).await? else { continue };
+            let ImportOutcome::Moved { previous } = self.outcome(verified, content).await? else { continue };
             let new = verified.manifests.get(&content.digest);
             let (Some(tag), Some(new)) = (&content.tag, new) else { continue };
             let name = &content.repository;
-            let version = Version::Digest(held.clone());
+            let version = Version::Digest(previous.clone());
             let old = self.registry.manifest(&self.repository(name)?, &version).await?;
-            let old = described(&held, old.as_ref().map(|old| &old.bytes[..]));
+            let old = describe(&previous, old.as_ref().map(|old| &old.bytes[..]));
             changes
-                .push(format!("{name}:{tag} from {old} to {}", described(&content.digest, Some(&new.bytes))));
+                .push(format!("{name}:{tag} from {old} to {}", describe(&content.digest, Some(&new.bytes))));
         }
         Ok(Some(Older { order, newest, changes }))
     }
 
-    /// Remembers that the site accepted the bundle.
+    /// Records that the site accepted the bundle.
     pub(super) async fn accept(&self, verified: &Verified) -> Result<()> {
         let Some(order) = verified.bundle.index().order.clone() else { return Ok(()) };
-        match self.newest(Role::Accepted, &order.origin).await? {
-            Some(newest) if newest.order.counter >= order.counter => Ok(()),
-            _ => {
-                self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await
-            }
+        let newest = self.newest(Role::Accepted, &order.origin).await?;
+        if newest.is_some_and(|newest| newest.order.counter >= order.counter) {
+            return Ok(());
         }
+        self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await
     }
 
     /// Newest recorded order of an exporter.
     async fn newest(&self, role: Role, origin: &str) -> Result<Option<Recorded>> {
         let repository = self.repository(RECORDS)?;
-        let start = start(role, origin);
-        let of_origin = |tag: &Tag| tag.as_str().starts_with(&start);
+        let prefix = tag_prefix(role, origin);
+        let of_origin = |tag: &Tag| tag.as_str().starts_with(&prefix);
         // The counters in the tags have a fixed width.
         let Some(tag) = self.registry.tags(&repository).await?.into_iter().filter(of_origin).max() else {
             return Ok(None);
         };
-        let place = (&repository, &Version::Tag(tag));
+        let tag_location = (&repository, &Version::Tag(tag));
         let parse = |text: &str| serde_json::from_str(text);
-        Ok(read_annotation(self.registry.as_ref(), place, NOTE, parse).await?)
+        Ok(read_annotation(self.registry.as_ref(), tag_location, NOTE, parse).await?)
     }
 
     async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
@@ -194,21 +193,21 @@ impl Target {
         let Order { origin, counter, time: _ } = &recorded.order;
         let unusable =
             |reason: String| RegistryError::Options("record the bundle's order".to_owned(), reason);
-        let tag = format!("{}{counter:019}", start(role, origin)).parse::<Tag>();
+        let tag = format!("{}{counter:019}", tag_prefix(role, origin)).parse::<Tag>();
         let tag = tag.map_err(|error| unusable(error.to_string()))?;
         let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
-        let place = (&repository, &Version::Tag(tag));
-        Ok(write_annotations(self.registry.as_ref(), place, KIND, [(NOTE, text)]).await?)
+        let tag_location = (&repository, &Version::Tag(tag));
+        Ok(write_annotations(self.registry.as_ref(), tag_location, KIND, [(NOTE, text)]).await?)
     }
 }
 
 /// First part of the tags with one exporter's orders.
-fn start(role: Role, origin: &str) -> String {
+fn tag_prefix(role: Role, origin: &str) -> String {
     format!("{role}-{}-", Digest::of(origin.as_bytes()).short())
 }
 
 /// Identity of a stored input as its manifest states it, and its digest.
-fn described(digest: &Digest, manifest: Option<&[u8]>) -> String {
+fn describe(digest: &Digest, manifest: Option<&[u8]>) -> String {
     let manifest = manifest.and_then(|bytes| ImageManifest::parse(bytes).ok());
     let identity = manifest.and_then(|manifest| manifest.annotations.get(annotations::IDENTITY).cloned());
     let digest = format!("sha256:{}", digest.short());

@@ -13,7 +13,7 @@ use oci::Hashing;
 
 use super::{
     BundleError, Result,
-    entry::{self, UNIT, blob_name},
+    entry::{self, TAR_BLOCK, blob_name},
     frame::FrameReader,
     index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
     trailer::{FIXED, Trailer, TrailerError},
@@ -21,7 +21,7 @@ use super::{
 };
 
 /// Number of entries before the blobs.
-pub(super) const HEAD: usize = 3;
+pub(super) const HEAD_ENTRIES: usize = 3;
 /// Magic number of a zstd frame.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Bytes read at a time.
@@ -49,8 +49,8 @@ impl Bundle {
     pub(super) fn open_parts(path: &Path, files: &[PathBuf]) -> Result<Self> {
         let file = Arc::new(Volume::open(files)?);
         let length = file.length;
-        let (index_bytes, place) = index_bytes(path, &file, length)?;
-        let wrong_index = |reason: &str| BundleError::damaged(path, &place, INDEX_NAME, reason);
+        let (index_bytes, index_range) = find_index(path, &file, length)?;
+        let wrong_index = |reason: &str| BundleError::damaged(path, &index_range, INDEX_NAME, reason);
         check_version(path, &index_bytes)?;
         let truncated = |reason| BundleError::truncated(path, length, reason);
         let end = length.checked_sub(FIXED as u64).ok_or_else(|| truncated("is shorter than any bundle"))?;
@@ -72,19 +72,20 @@ impl Bundle {
         }
         let index: BundleIndex =
             serde_json::from_slice(&index_bytes).map_err(|error| wrong_index(&error.to_string()))?;
-        if let Some(reason) = index.contradiction() {
+        if let Some(reason) = index.find_problem() {
             return Err(BundleError::inconsistent(path, &reason));
         }
-        let expected = HEAD + index.carried().count() + 1;
+        let expected = HEAD_ENTRIES + index.carried().count() + 1;
         if trailer.frames.len() != expected {
             let reason = format!("it has {} frames, and entries for {expected}", trailer.frames.len());
             return Err(BundleError::inconsistent(path, &reason));
         }
         let mut offsets = vec![0];
-        offsets.extend(trailer.frames.iter().scan(0, |at, length| {
-            *at += length;
-            Some(*at)
-        }));
+        let mut frame_end = 0;
+        for length in &trailer.frames {
+            frame_end += length;
+            offsets.push(frame_end);
+        }
         let bundle = Self { path: path.to_owned(), file, index, id, offsets };
         bundle.check_head(&index_bytes)?;
         Ok(bundle)
@@ -113,33 +114,33 @@ impl Bundle {
     /// Checks that the first frames hold exactly the entries that the index implies.
     fn check_head(&self, index_bytes: &[u8]) -> Result<()> {
         let head =
-            self.index.head().map_err(|error| self.damaged(HEAD - 1, INDEX_NAME, &error.to_string()))?;
+            self.index.head().map_err(|e| self.damaged(HEAD_ENTRIES - 1, INDEX_NAME, &e.to_string()))?;
         for (frame, (name, content)) in head.iter().enumerate() {
             if *name == INDEX_NAME && content != index_bytes {
                 return Err(self.damaged(frame, name, "it is not in the form that farrier writes"));
             }
-            let wanted =
+            let expected =
                 entry::entry(name, content).map_err(|e| self.damaged(frame, name, &e.to_string()))?;
-            self.compare(frame, name, &wanted)?;
+            self.compare(frame, name, &expected)?;
         }
         Ok(())
     }
 
     /// Checks that the frame has exactly this content.
-    pub(super) fn compare(&self, frame: usize, what: &str, wanted: &[u8]) -> Result<()> {
+    pub(super) fn compare(&self, frame: usize, entry: &str, expected: &[u8]) -> Result<()> {
         let section = self.section(frame);
         let length = section.len();
         let read = || -> io::Result<bool> {
             let mut reader = FrameReader::new(section)?;
-            let mut found = Vec::new();
-            reader.by_ref().take(wanted.len() as u64).read_to_end(&mut found)?;
+            let mut content = Vec::new();
+            reader.by_ref().take(expected.len() as u64).read_to_end(&mut content)?;
             reader.expect_end()?;
-            Ok(found == wanted && reader.consumed() == length)
+            Ok(content == expected && reader.consumed() == length)
         };
         match read() {
             Ok(true) => Ok(()),
-            Ok(false) => Err(self.damaged(frame, what, "it does not match the index")),
-            Err(error) => Err(self.damaged(frame, what, &error.to_string())),
+            Ok(false) => Err(self.damaged(frame, entry, "it does not match the index")),
+            Err(error) => Err(self.damaged(frame, entry, &error.to_string())),
         }
     }
 
@@ -154,8 +155,8 @@ impl Bundle {
         Section::new(Arc::clone(&self.file), start, end)
     }
 
-    pub(super) fn damaged(&self, frame: usize, what: &str, reason: &str) -> BundleError {
-        BundleError::damaged(&self.path, &self.bytes_of(frame), what, reason)
+    pub(super) fn damaged(&self, frame: usize, entry: &str, reason: &str) -> BundleError {
+        BundleError::damaged(&self.path, &self.bytes_of(frame), entry, reason)
     }
 
     /// Blob in a frame, which can be read several times. Its digest is not verified.
@@ -166,37 +167,37 @@ impl Bundle {
 
 /// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized. Also returns
 /// its bytes in the file.
-fn index_bytes(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
-    let not = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
+fn find_index(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
+    let not_a_bundle = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
     let mut magic = [0; 4];
     if length < 4 || file.read_exact_at(&mut magic, 0).is_err() || magic != ZSTD {
-        return Err(not("it is not compressed with zstd"));
+        return Err(not_a_bundle("it is not compressed with zstd"));
     }
-    let mut at = 0;
-    for _ in 0..HEAD {
+    let mut offset = 0;
+    for _ in 0..HEAD_ENTRIES {
         let wrong = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => BundleError::truncated(path, length, "ends within its head"),
-            _ => BundleError::damaged(path, &(at..length), "its head", &error.to_string()),
+            _ => BundleError::damaged(path, &(offset..length), "its head", &error.to_string()),
         };
-        let mut reader = FrameReader::new(Section::new(Arc::clone(file), at, length)).map_err(wrong)?;
+        let mut reader = FrameReader::new(Section::new(Arc::clone(file), offset, length)).map_err(wrong)?;
         let mut header = tar::Header::new_old();
         reader.read_exact(header.as_mut_bytes()).map_err(wrong)?;
-        let size = header.size().map_err(|_| not("it does not begin with a tar header"))?;
+        let size = header.size().map_err(|_| not_a_bundle("it does not begin with a tar header"))?;
         if size > MAX_INDEX {
-            return Err(not(&format!(
+            return Err(not_a_bundle(&format!(
                 "an entry at its head has {size} bytes; the limit is {MAX_INDEX} bytes"
             )));
         }
         let mut content = vec![0; usize::try_from(size).unwrap_or_default()];
         reader.read_exact(&mut content).map_err(wrong)?;
         if header.path_bytes().as_ref() == INDEX_NAME.as_bytes() {
-            return Ok((content, at..at + reader.consumed()));
+            return Ok((content, offset..offset + reader.consumed()));
         }
-        io::copy(&mut reader.by_ref().take(UNIT as u64), &mut io::sink()).map_err(wrong)?;
+        io::copy(&mut reader.by_ref().take(TAR_BLOCK as u64), &mut io::sink()).map_err(wrong)?;
         reader.expect_end().map_err(wrong)?;
-        at += reader.consumed();
+        offset += reader.consumed();
     }
-    Err(not(&format!("{INDEX_NAME} is not among its first entries")))
+    Err(not_a_bundle(&format!("{INDEX_NAME} is not among its first entries")))
 }
 
 pub(super) fn check_version(path: &Path, index: &[u8]) -> Result<()> {
@@ -210,9 +211,7 @@ pub(super) fn check_version(path: &Path, index: &[u8]) -> Result<()> {
     let path = path.to_owned();
     let Version { format_version, made_by } = match serde_json::from_slice(index) {
         Ok(version) => version,
-        Err(error) => {
-            return Err(BundleError::NotABundle(path, format!("{INDEX_NAME}: {error}")));
-        }
+        Err(error) => return Err(BundleError::NotABundle(path, format!("{INDEX_NAME}: {error}"))),
     };
     if format_version <= u64::from(FORMAT) {
         return Ok(());
@@ -226,10 +225,10 @@ pub(super) fn check_version(path: &Path, index: &[u8]) -> Result<()> {
 }
 
 /// Reads a blob's frame and verifies its digest. Returns the frame's length.
-pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8])) -> io::Result<u64> {
+pub(super) fn read_blob(from: impl Read, blob: &Blob, mut on_chunk: impl FnMut(&[u8])) -> io::Result<u64> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let mut reader = FrameReader::new(from)?;
-    let mut header = [0; UNIT];
+    let mut header = [0; TAR_BLOCK];
     reader.read_exact(&mut header)?;
     if header != entry::header(&blob_name(&blob.digest), blob.size)? {
         return Err(invalid("its tar header does not match the blob".to_owned()));
@@ -239,17 +238,17 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
     loop {
         match content.read(&mut buffer)? {
             0 => break,
-            count => each(&buffer[..count]),
+            count => on_chunk(&buffer[..count]),
         }
     }
-    let (_, found, size) = content.into_parts();
+    let (_, digest, size) = content.into_parts();
     if size < blob.size {
         return Err(invalid(format!("it ends {} bytes early", blob.size - size)));
     }
-    if found != blob.digest {
-        return Err(invalid(format!("its sha256 is {found}")));
+    if digest != blob.digest {
+        return Err(invalid(format!("its sha256 is {digest}")));
     }
-    let mut padding = [0; UNIT];
+    let mut padding = [0; TAR_BLOCK];
     let padding = &mut padding[..entry::padding(blob.size).len()];
     reader.read_exact(padding)?;
     if padding != entry::padding(blob.size) {
@@ -263,25 +262,25 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
 #[derive(Clone, Debug)]
 pub(super) struct Section {
     file: Arc<Volume>,
-    at: u64,
+    offset: u64,
     end: u64,
 }
 
 impl Section {
-    pub(super) fn new(file: Arc<Volume>, at: u64, end: u64) -> Self {
-        Self { file, at, end }
+    pub(super) fn new(file: Arc<Volume>, offset: u64, end: u64) -> Self {
+        Self { file, offset, end }
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.end - self.at
+        self.end - self.offset
     }
 }
 
 impl Read for Section {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let most = to.len().min(usize::try_from(self.len()).unwrap_or(usize::MAX));
-        let count = self.file.read_at(&mut to[..most], self.at)?;
-        self.at += count as u64;
+        let limit = to.len().min(usize::try_from(self.len()).unwrap_or(usize::MAX));
+        let count = self.file.read_at(&mut to[..limit], self.offset)?;
+        self.offset += count as u64;
         Ok(count)
     }
 }
@@ -299,7 +298,7 @@ impl BlobSource for BundleBlob {
 
     fn open(&self) -> io::Result<Box<dyn Read + Send>> {
         let mut reader = FrameReader::new(self.section.clone())?;
-        reader.read_exact(&mut [0; UNIT])?;
+        reader.read_exact(&mut [0; TAR_BLOCK])?;
         Ok(Box::new(reader.take(self.size)))
     }
 }

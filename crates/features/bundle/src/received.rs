@@ -14,7 +14,7 @@ use oci::error_chain;
 
 use super::{
     Bundle, BundleError, Result,
-    entry::{UNIT, blob_name},
+    entry::{TAR_BLOCK, blob_name},
     index::{BundleIndex, INDEX_NAME, MAX_INDEX},
     read::check_version,
     volume::parts_of,
@@ -25,9 +25,9 @@ use super::{
 const LIMITS: Limits = Limits { entries: 1 << 20, bytes: 1 << 45, depth: 8 };
 
 impl Bundle {
-    /// Opens what a site received: `-` for standard input; a file or its parts in any order; a tar that is not
-    /// compressed; a directory with parts or with an unpacked layout. What is not a bundle's file is packed again in a
-    /// temporary directory, and every digest is verified like in a file.
+    /// Opens a bundle as a site received it: `-` for standard input; a file or its parts in any order; a tar that is not
+    /// compressed; a directory with parts or with an unpacked layout. Other forms than a bundle's file are packed again
+    /// in a temporary directory, and every digest is verified as in a file.
     pub fn receive(paths: &[PathBuf]) -> Result<Self> {
         let scratch = tempfile::tempdir()?;
         let (name, files) = parts_of(paths)?;
@@ -39,14 +39,14 @@ impl Bundle {
         let mut from: Box<dyn Read> =
             if is_pipe { Box::new(io::stdin()) } else { Box::new(File::open(file)?) };
         let mut start = Vec::new();
-        from.by_ref().take(UNIT as u64).read_to_end(&mut start)?;
+        from.by_ref().take(TAR_BLOCK as u64).read_to_end(&mut start)?;
         let is_tar = start.get(257..262) == Some(b"ustar");
         let mut from = Cursor::new(start).chain(from);
         if is_tar {
             let layout = scratch.path().join("layout");
             fs::create_dir(&layout)?;
-            let wrong = |error: UnpackError| BundleError::NotABundle(name.clone(), error_chain(&error));
-            unpack_tar(from, &layout, &LIMITS).map_err(wrong)?;
+            let refuse = |error: UnpackError| BundleError::NotABundle(name.clone(), error_chain(&error));
+            unpack_tar(from, &layout, &LIMITS).map_err(refuse)?;
             return repack(&layout, scratch.path(), &name);
         }
         if !is_pipe {
@@ -60,13 +60,13 @@ impl Bundle {
 
 /// Packs an unpacked layout into a bundle, which has the same bytes as the bundle that it was unpacked from.
 fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
-    let not = |reason: String| BundleError::NotABundle(name.to_owned(), reason);
+    let not_a_bundle = |reason: String| BundleError::NotABundle(name.to_owned(), reason);
     let mut bytes = Vec::new();
     open_regular(&layout.join(INDEX_NAME))?.take(MAX_INDEX).read_to_end(&mut bytes)?;
     check_version(name, &bytes)?;
     let index: BundleIndex =
-        serde_json::from_slice(&bytes).map_err(|error| not(format!("{INDEX_NAME}: {error}")))?;
-    if let Some(reason) = index.contradiction() {
+        serde_json::from_slice(&bytes).map_err(|error| not_a_bundle(format!("{INDEX_NAME}: {error}")))?;
+    if let Some(reason) = index.find_problem() {
         return Err(BundleError::inconsistent(name, &reason));
     }
     let file = scratch.join("bundle");
@@ -75,7 +75,7 @@ fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
         let entry = blob_name(&blob.digest);
         let content = open_regular(&layout.join(&entry))?;
         writer.blob(blob, content).map_err(|error| match error {
-            BundleError::Registry(_) => not(format!("{entry} has other content than its name says")),
+            BundleError::Registry(_) => not_a_bundle(format!("{entry} has other content than its name says")),
             error => error,
         })?;
     }

@@ -1,4 +1,4 @@
-//! Finds content that belongs to an image without being named by it: reports, lists, statements and signatures.
+//! Finds content about an image that the image's manifest does not name: reports, lists, statements and signatures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use super::{Content, ContentKind, Result};
 
 /// A repository below the registry's prefix.
 pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository> {
-    let wrong = |error: ReferenceError| {
+    let invalid_name = |error: ReferenceError| {
         RegistryError::Options(format!("repository {name}"), error.to_string()).into()
     };
-    location.repository(name).map_err(wrong)
+    location.repository(name).map_err(invalid_name)
 }
 
 /// Adds everything that refers to the images and stored inputs among the contents, recursively: referrers that the
@@ -24,29 +24,29 @@ pub async fn with_referrers(
     registry: &dyn Registry,
 ) -> Result<BTreeSet<Content>> {
     let mut all = BTreeSet::new();
-    let mut waiting = contents;
+    let mut queue = contents;
     let mut tags: BTreeMap<Repository, Vec<Tag>> = BTreeMap::new();
-    let mut asked = BTreeSet::new();
-    while let Some(content) = waiting.pop() {
+    let mut visited = BTreeSet::new();
+    while let Some(content) = queue.pop() {
         let Content { kind: _, repository: name, tag: _, digest } = &content;
-        if asked.insert((name.clone(), digest.clone())) {
+        if visited.insert((name.clone(), digest.clone())) {
             let repository = repository(location, name)?;
-            for found in registry.referrers(&repository, digest, None).await? {
-                let (kind, digest) = (ContentKind::Referrer, found.digest);
-                waiting.push(Content { kind, repository: name.clone(), tag: None, digest });
+            for referrer in registry.referrers(&repository, digest, None).await? {
+                let (kind, digest) = (ContentKind::Referrer, referrer.digest);
+                queue.push(Content { kind, repository: name.clone(), tag: None, digest });
             }
             if !tags.contains_key(&repository) {
                 tags.insert(repository.clone(), registry.tags(&repository).await?);
             }
-            let start = format!("sha256-{}.", digest.hex());
+            let prefix = format!("sha256-{}.", digest.hex());
             for tag in tags.get(&repository).into_iter().flatten() {
-                if !tag.as_str().starts_with(&start) {
+                if !tag.as_str().starts_with(&prefix) {
                     continue;
                 }
                 let version = Version::Tag(tag.clone());
-                if let Some(found) = registry.manifest(&repository, &version).await? {
+                if let Some(stored) = registry.manifest(&repository, &version).await? {
                     let (kind, tag) = (ContentKind::Signature, Some(tag.clone()));
-                    waiting.push(Content { kind, repository: name.clone(), tag, digest: found.digest });
+                    queue.push(Content { kind, repository: name.clone(), tag, digest: stored.digest });
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Shows what a bundle's definitions would run on this machine before they are written: signing commands, and
-//! templates.
+//! Shows the commands and templates that a bundle's definitions would add on this machine, before the definitions are
+//! written.
 
 use std::{
     collections::BTreeSet,
@@ -15,32 +15,31 @@ use super::{BundleError, Result};
 /// Templates in a definitions directory.
 const TEMPLATES: &str = "templates";
 
-/// Differences to review between the new files and the files at `to`; empty if none of them matter.
+/// Differences to review between the new files and the files at `to`; empty if none needs a review.
 pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> {
-    let mut said = String::new();
-    let known = commands(to).unwrap_or_default();
+    let mut differences = String::new();
+    let existing = commands(to).unwrap_or_default();
     let bundled = commands(from);
-    let brings_command = bundled.as_ref().is_none_or(|bundled| !bundled.is_subset(&known));
+    let adds_command = bundled.as_ref().is_none_or(|bundled| !bundled.is_subset(&existing));
     let text = |path: PathBuf| {
         Ok::<_, BundleError>(match fs::symlink_metadata(&path) {
-            Ok(found) if found.is_file() => String::from_utf8_lossy(&fs::read(path)?).into_owned(),
-            Ok(found) if found.is_symlink() => format!("a link to {}\n", fs::read_link(path)?.display()),
+            Ok(meta) if meta.is_file() => String::from_utf8_lossy(&fs::read(path)?).into_owned(),
+            Ok(meta) if meta.is_symlink() => {
+                format!("a link to {}\n", fs::read_link(path)?.display())
+            }
             _ => String::new(),
         })
     };
     for file in new {
         let is_template = file.starts_with(TEMPLATES);
         let is_definition = file.extension().is_some_and(|end| end == "yaml" || end == "yml");
-        if is_template || (is_definition && brings_command) {
+        if is_template || (is_definition && adds_command) {
             let (old, new) = (text(to.join(file))?, text(from.join(file))?);
             let name = file.display().to_string().replace(is_deceptive, "");
-            said.push_str("--- ");
-            said.push_str(&name);
-            said.push('\n');
-            said.push_str(&diff(&old, &new));
+            differences.extend(["--- ", &name, "\n", &diff(&old, &new)]);
         }
     }
-    Ok(said)
+    Ok(differences)
 }
 
 /// Programs that the definitions run for signing; `None` if the definitions are unreadable.
@@ -66,9 +65,9 @@ fn diff(old: &str, new: &str) -> String {
         let plain: String = line.chars().filter(|c| !is_deceptive(*c) || *c == '\t').collect();
         format!("{mark} {plain}\n")
     };
-    let place = format!("@ line {}\n", head + 1);
+    let header = format!("@ line {}\n", head + 1);
     let old = old.iter().map(|text| line('-', text));
-    std::iter::once(place).chain(old).chain(new.iter().map(|text| line('+', text))).collect()
+    std::iter::once(header).chain(old).chain(new.iter().map(|text| line('+', text))).collect()
 }
 
 #[cfg(test)]
@@ -101,8 +100,11 @@ mod tests {
         assert_eq!(look(&["site.yaml", "patches/a.patch"]), "");
         // YAML escapes do not hide a command.
         write(from.path(), "site.yaml", &site(r#"{"c\u006fmmand": ["/bin/sh", "-c", "id"]}"#));
-        let said = look(&["site.yaml"]);
-        assert!(said.contains("--- site.yaml\n@ line 6\n-     key: {file: k.pem}\n+     key: "), "{said}");
+        let differences = look(&["site.yaml"]);
+        assert!(
+            differences.contains("--- site.yaml\n@ line 6\n-     key: {file: k.pem}\n+     key: "),
+            "{differences}"
+        );
         // Commands that already exist here need no review.
         write(to.path(), "site.yaml", &site(r#"{command: ["/bin/sh", "-c", "id"]}"#));
         assert_eq!(look(&["site.yaml"]), "");
@@ -113,7 +115,7 @@ mod tests {
 
         write(to.path(), "templates/x.Dockerfile.hbs", "FROM a\nRUN make\nFROM scratch\n");
         write(from.path(), "templates/x.Dockerfile.hbs", "FROM a\nRUN evil\u{1b}[2J\nFROM scratch\n");
-        let said = look(&["templates/x.Dockerfile.hbs"]);
-        assert_eq!(said, "--- templates/x.Dockerfile.hbs\n@ line 2\n- RUN make\n+ RUN evil[2J\n");
+        let differences = look(&["templates/x.Dockerfile.hbs"]);
+        assert_eq!(differences, "--- templates/x.Dockerfile.hbs\n@ line 2\n- RUN make\n+ RUN evil[2J\n");
     }
 }

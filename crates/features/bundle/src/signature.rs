@@ -15,7 +15,7 @@ use oci::Hashing;
 use super::{
     Bundle, BundleError, Result,
     read::{CHUNK, Section},
-    volume::beside,
+    volume::with_suffix,
 };
 
 /// Maximum size of a signature file in bytes.
@@ -29,7 +29,7 @@ impl Bundle {
 
     /// Writes the signature next to the bundle.
     pub fn write_signature(&self, signature: &[u8]) -> Result<PathBuf> {
-        let path = beside(self.path(), ".sig");
+        let path = with_suffix(self.path(), ".sig");
         fs::write(&path, STANDARD.encode(signature) + "\n")?;
         Ok(path)
     }
@@ -47,7 +47,7 @@ impl Bundle {
             let name = file.path().file_name().unwrap_or_default().display();
             text.extend([digest.hex(), "  ", &name.to_string(), "\n"]);
         }
-        let path = beside(self.path(), ".sha256");
+        let path = with_suffix(self.path(), ".sha256");
         fs::write(&path, &text)?;
         Ok((path, text))
     }
@@ -55,7 +55,7 @@ impl Bundle {
     /// Returns the fingerprint of the key that signed the bundle. Fails if it is none of these keys. The signature is
     /// next to the bundle, unless another file is named.
     pub fn must_be_signed(&self, keys: &[PublicKey], signature: Option<&Path>) -> Result<Digest> {
-        let path = signature.map_or_else(|| beside(self.path(), ".sig"), Path::to_owned);
+        let path = signature.map_or_else(|| with_suffix(self.path(), ".sig"), Path::to_owned);
         let refused = |why: String| BundleError::Unsigned(self.path().to_owned(), why);
         let mut text = String::new();
         let read = fs::File::open(&path).map(|file| file.take(MAX_SIGNATURE).read_to_string(&mut text));

@@ -34,7 +34,7 @@ impl Since {
         file.take(MAX_INDEX).read_to_end(&mut text).map_err(|error| refuse(error.to_string()))?;
         // The output of `inspect` also has the ID next to the index's fields; it is recomputed here.
         let index: BundleIndex = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
-        if let Some(reason) = index.contradiction() {
+        if let Some(reason) = index.find_problem() {
             return Err(refuse(reason));
         }
         let bytes = index.to_bytes().map_err(|error| refuse(error.to_string()))?;

@@ -25,7 +25,7 @@ impl Meter for Silent {
 }
 
 /// Creates a layout with one artifact of one layer. Returns the artifact as content for a bundle.
-async fn layout(root: &Path, layer: &[u8]) -> Wanted {
+async fn layout(root: &Path, layer: &[u8]) -> ContentRequest {
     let registry: Arc<dyn Registry> = Arc::new(LayoutRegistry::new(root.join("layout")));
     let repository = "sources".parse().unwrap();
     for bytes in [layer, oci::EMPTY] {
@@ -49,7 +49,7 @@ async fn layout(root: &Path, layer: &[u8]) -> Wanted {
         registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &manifest).await.unwrap();
     let content =
         Content { kind: ContentKind::Source, repository: "sources".to_owned(), tag: Some(tag), digest };
-    Wanted { content, repository, registry }
+    ContentRequest { content, repository, registry }
 }
 
 /// Bytes and index of a small bundle.
@@ -92,7 +92,7 @@ fn made(index: &BundleIndex, frames: &[Vec<u8>]) -> Vec<u8> {
     }
     all.extend_from_slice(frames);
     let mut end = Vec::new();
-    write_frame(&mut end, &entry::END).unwrap();
+    write_frame(&mut end, &entry::TAR_END).unwrap();
     all.push(end);
     let trailer = Trailer { frames: all.iter().map(|frame| frame.len() as u64).collect(), index: id };
     [all.concat(), trailer.to_bytes()].concat()

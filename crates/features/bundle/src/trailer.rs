@@ -8,7 +8,7 @@ const SKIPPABLE: u32 = 0x184d_2a5b;
 /// Last bytes of every bundle.
 const MAGIC: &[u8; 8] = b"farrier1";
 /// Size in bytes of the skippable frame's magic number and length field.
-const START: usize = 8;
+const FRAME_HEADER: usize = 8;
 /// Size in bytes of the fixed fields: digest, number of frames, length of the file, magic.
 pub(super) const FIXED: usize = 32 + 8 + 8 + 8;
 /// Maximum number of frames, more than the contents of any registry need.
@@ -44,33 +44,33 @@ impl Trailer {
         bytes.extend(self.frames.iter().flat_map(|length| length.to_le_bytes()));
         bytes.extend(hex::decode(self.index.hex()).unwrap_or_default());
         bytes.extend((self.frames.len() as u64).to_le_bytes());
-        bytes.extend((before + START as u64 + content).to_le_bytes());
+        bytes.extend((before + FRAME_HEADER as u64 + content).to_le_bytes());
         bytes.extend(MAGIC);
         bytes
     }
 
     /// Returns the offset of the trailer in a file of `length` bytes, computed from the file's last [`FIXED`] bytes.
     pub(super) fn start(length: u64, last: &[u8]) -> Result<u64, TrailerError> {
-        let at = |from: usize| last.get(from..from + 8)?.try_into().ok().map(u64::from_le_bytes);
-        let (Some(frames), Some(said)) = (at(32), at(40)) else { return Err(TrailerError::Truncated) };
-        if !last.ends_with(MAGIC) || said != length {
+        let field = |offset: usize| last.get(offset..offset + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let (Some(frames), Some(size)) = (field(32), field(40)) else { return Err(TrailerError::Truncated) };
+        if !last.ends_with(MAGIC) || size != length {
             return Err(TrailerError::Truncated);
         }
         if frames > MAX_FRAMES {
             return Err(TrailerError::Damaged("it states more frames than a bundle can have"));
         }
         length
-            .checked_sub((START + FIXED) as u64 + frames * 8)
+            .checked_sub((FRAME_HEADER + FIXED) as u64 + frames * 8)
             .ok_or(TrailerError::Damaged("it states more frames than fit into the file"))
     }
 
     /// Parses a trailer at offset `start`.
     pub(super) fn parse(bytes: &[u8], start: u64) -> Result<Self, TrailerError> {
-        let body = bytes.len().checked_sub(FIXED).and_then(|end| bytes.get(START..end));
+        let body = bytes.len().checked_sub(FIXED).and_then(|end| bytes.get(FRAME_HEADER..end));
         let body = body.ok_or(TrailerError::Truncated)?;
         let frames: Vec<u64> =
             body.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let digest = bytes.get(START + body.len()..).and_then(<[u8]>::first_chunk::<32>);
+        let digest = bytes.get(FRAME_HEADER + body.len()..).and_then(<[u8]>::first_chunk::<32>);
         let trailer = Self { frames, index: Digest::from_sha256(digest.ok_or(TrailerError::Truncated)?) };
         let sum = trailer.frames.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
         if sum != Some(start) {

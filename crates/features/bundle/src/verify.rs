@@ -15,7 +15,7 @@ use super::{
     collect::blobs_of,
     entry,
     index::Blob,
-    read::{Bundle, HEAD, read_blob},
+    read::{Bundle, HEAD_ENTRIES, read_blob},
 };
 
 /// Maximum number of threads; more would be faster than the disk.
@@ -47,32 +47,32 @@ impl Bundle {
         let blobs: Vec<&Blob> = self.index().carried().collect();
         meter.begin(Phase::Verify, blobs.iter().map(|blob| blob.size).sum());
         let next = AtomicUsize::new(0);
-        let read = || {
-            let mut read = Vec::new();
+        let read_frames = || {
+            let mut outcomes = Vec::new();
             loop {
                 let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(blob) = blobs.get(at) else { return read };
-                let outcome = self.read_frame(HEAD + at, blob, meter);
+                let Some(blob) = blobs.get(at) else { return outcomes };
+                let outcome = self.read_frame(HEAD_ENTRIES + at, blob, meter);
                 if outcome.is_err() {
                     // Stops the other threads after their current frame.
                     next.store(blobs.len(), Ordering::Relaxed);
                 }
-                read.push((at, outcome));
+                outcomes.push((at, outcome));
             }
         };
         let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
-        let mut frames: Vec<_> = thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
+        let mut outcomes: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(read_frames)).collect();
             let join = |thread: thread::ScopedJoinHandle<'_, Vec<_>>| {
                 thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
             };
             threads.into_iter().flat_map(join).collect()
         });
         // Report the first error in the file, independent of the threads' timing.
-        frames.sort_by_key(|(at, _)| *at);
-        let contents = frames.into_iter().map(|(_, content)| content).collect::<Result<Vec<_>>>()?;
-        self.compare(HEAD + blobs.len(), "the end of the tar", &entry::END)?;
-        let frames = blobs.iter().enumerate().map(|(at, blob)| (blob.digest.clone(), HEAD + at)).collect();
+        outcomes.sort_by_key(|(at, _)| *at);
+        let contents = outcomes.into_iter().map(|(_, content)| content).collect::<Result<Vec<_>>>()?;
+        self.compare(HEAD_ENTRIES + blobs.len(), "the end of the tar", &entry::TAR_END)?;
+        let frames = blobs.iter().map(|blob| blob.digest.clone()).zip(HEAD_ENTRIES..).collect();
         let mut manifests = BTreeMap::new();
         for (blob, content) in blobs.iter().zip(contents) {
             if let (Some(media_type), Some(bytes)) = (&blob.manifest, content) {
@@ -91,11 +91,11 @@ impl Bundle {
     fn parse(&self, digest: &Digest, media_type: &str, bytes: Vec<u8>) -> Result<Manifest> {
         let parsed = AnyManifest::parse(&bytes)
             .map_err(|error| self.inconsistent(&format!("manifest {digest}: {error}")))?;
-        let own = match &parsed {
+        let stated_type = match &parsed {
             AnyManifest::Image(image) => image.media_type.as_ref(),
             AnyManifest::Index(index) => index.media_type.as_ref(),
         };
-        if own.is_some_and(|own| own != media_type) {
+        if stated_type.is_some_and(|stated_type| stated_type != media_type) {
             return Err(self.inconsistent(&format!("manifest {digest} is not a {media_type}")));
         }
         Ok(Manifest { bytes, media_type: media_type.to_owned(), parsed })
@@ -107,17 +107,19 @@ impl Bundle {
             self.index().blobs.iter().map(|blob| (&blob.digest, blob)).collect();
         for (digest, manifest) in manifests {
             let Some(holder) = known.get(digest) else { continue };
-            let named = blobs_of(&manifest.parsed).map(|blob| (blob, false));
-            for (wanted, is_manifest) in named.chain(manifest.parsed.children().iter().map(|m| (m, true))) {
-                let fits = known.get(&wanted.digest).is_some_and(|blob| {
-                    blob.size == wanted.size
+            let children = manifest.parsed.children().iter().map(|child| (child, true));
+            for (referenced, is_manifest) in
+                blobs_of(&manifest.parsed).map(|blob| (blob, false)).chain(children)
+            {
+                let fits = known.get(&referenced.digest).is_some_and(|blob| {
+                    blob.size == referenced.size
                         && holder.repositories.is_subset(&blob.repositories)
                         && (!is_manifest || blob.manifest.is_some())
                 });
                 if !fits {
                     return Err(self.inconsistent(&format!(
                         "manifest {digest} names {} of {} bytes, which is missing",
-                        wanted.digest, wanted.size
+                        referenced.digest, referenced.size
                     )));
                 }
             }
@@ -137,11 +139,11 @@ impl Bundle {
                 bytes.extend_from_slice(chunk);
             }
         });
-        let wrong = match read {
+        let reason = match read {
             Ok(read) if read == length => return Ok(is_manifest.then_some(bytes)),
             Ok(_) => "its frame is shorter than the trailer states".to_owned(),
             Err(error) => error.to_string(),
         };
-        Err(self.damaged(frame, &entry::blob_name(&blob.digest), &wrong))
+        Err(self.damaged(frame, &entry::blob_name(&blob.digest), &reason))
     }
 }

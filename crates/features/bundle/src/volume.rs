@@ -32,33 +32,33 @@ impl Volume {
     }
 
     /// Reads from the part that has this offset. Returns 0 at the end of the last part.
-    pub(super) fn read_at(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
-        let after = self.parts.partition_point(|(start, _)| *start <= at);
+    pub(super) fn read_at(&self, to: &mut [u8], offset: u64) -> io::Result<usize> {
+        let after = self.parts.partition_point(|(start, _)| *start <= offset);
         let part = after.checked_sub(1).and_then(|part| self.parts.get(part));
-        part.map_or(Ok(0), |(start, file)| file.read_at(to, at - start))
+        part.map_or(Ok(0), |(start, file)| file.read_at(to, offset - start))
     }
 
-    pub(super) fn read_exact_at(&self, mut to: &mut [u8], mut at: u64) -> io::Result<()> {
+    pub(super) fn read_exact_at(&self, mut to: &mut [u8], mut offset: u64) -> io::Result<()> {
         while !to.is_empty() {
-            match self.read_at(to, at)? {
+            match self.read_at(to, offset)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => (to, at) = (&mut to[count..], at + count as u64),
+                count => (to, offset) = (&mut to[count..], offset + count as u64),
             }
         }
         Ok(())
     }
 }
 
-/// Path of a file beside the bundle, whose name has a further ending.
-pub(super) fn beside(bundle: &Path, end: &str) -> PathBuf {
+/// Path of a file beside the bundle: the bundle's path with a suffix.
+pub(super) fn with_suffix(bundle: &Path, suffix: &str) -> PathBuf {
     let mut path = bundle.as_os_str().to_owned();
-    path.push(end);
+    path.push(suffix);
     path.into()
 }
 
 /// Path of a part, or of the whole file without a number.
 pub(super) fn part(file: &Path, number: Option<usize>) -> PathBuf {
-    beside(file, &number.map(|number| format!(".{number:03}")).unwrap_or_default())
+    with_suffix(file, &number.map(|number| format!(".{number:03}")).unwrap_or_default())
 }
 
 /// Number of a part according to its name.
@@ -86,8 +86,8 @@ pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
         let files = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
         parts = files.collect::<io::Result<_>>()?;
         parts.retain(|file| {
-            let same = file.with_extension("").file_name() == name.file_name();
-            number(file).is_some() && (path.is_dir() || same)
+            let is_same = file.with_extension("").file_name() == name.file_name();
+            number(file).is_some() && (path.is_dir() || is_same)
         });
         if parts.is_empty() {
             return Err(BundleError::NotABundle(name, "the directory has no parts of a bundle".to_owned()));
@@ -105,18 +105,18 @@ pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     Ok((name, parts))
 }
 
-/// Writes a bundle's files. They keep what an earlier run wrote until [`Self::truncate`].
+/// Writes a bundle's files. The content of an earlier run stays until [`Self::truncate`].
 pub(super) struct VolumeWriter {
     base: PathBuf,
     /// Size of a part in bytes; `None` for one file.
     size: Option<u64>,
     pub(super) parts: Vec<File>,
-    pub(super) at: u64,
+    pub(super) offset: u64,
 }
 
 impl VolumeWriter {
     pub(super) fn open(base: &Path, size: Option<u64>) -> Result<Self> {
-        let mut writer = Self { base: base.to_owned(), size, parts: Vec::new(), at: 0 };
+        let mut writer = Self { base: base.to_owned(), size, parts: Vec::new(), offset: 0 };
         loop {
             let path = part(base, writer.number());
             if !writer.parts.is_empty() && !path.exists() {
@@ -151,24 +151,24 @@ impl VolumeWriter {
     }
 
     /// Continues at this offset, and drops everything after it.
-    pub(super) fn truncate(&mut self, at: u64) -> io::Result<()> {
+    pub(super) fn truncate(&mut self, offset: u64) -> io::Result<()> {
         let size = self.size.unwrap_or(u64::MAX);
-        let kept = usize::try_from(at.div_ceil(size)).unwrap_or(usize::MAX).max(1).min(self.parts.len());
+        let kept = usize::try_from(offset.div_ceil(size)).unwrap_or(usize::MAX).max(1).min(self.parts.len());
         for file in self.parts.drain(kept..) {
             fs::remove_file(file.path())?;
         }
         if let Some(last) = self.parts.last() {
-            last.set_len(at - size.saturating_mul(kept as u64 - 1))?;
+            last.set_len(offset - size.saturating_mul(kept as u64 - 1))?;
         }
-        self.at = at;
+        self.offset = offset;
         Ok(())
     }
 
     /// Makes the files durable, and gives them their final names.
     pub(super) fn finish(self, to: &Path) -> io::Result<()> {
         self.parts.iter().try_for_each(File::sync_data)?;
-        for (at, file) in self.parts.iter().enumerate() {
-            fs::rename(file.path(), part(to, self.size.map(|_| at + 1)))?;
+        for (index, file) in self.parts.iter().enumerate() {
+            fs::rename(file.path(), part(to, self.size.map(|_| index + 1)))?;
         }
         Ok(())
     }
@@ -177,14 +177,14 @@ impl VolumeWriter {
 impl Write for VolumeWriter {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let size = self.size.unwrap_or(u64::MAX);
-        let (part_at, offset) = (usize::try_from(self.at / size).unwrap_or(usize::MAX), self.at % size);
-        if part_at == self.parts.len() {
+        let (index, start) = (usize::try_from(self.offset / size).unwrap_or(usize::MAX), self.offset % size);
+        if index == self.parts.len() {
             self.parts.push(File::create(part(&self.base, self.number()))?);
         }
-        let most = data.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
-        let file = self.parts.get(part_at).ok_or(io::ErrorKind::NotFound)?;
-        let count = file.write_at(&data[..most], offset)?;
-        self.at += count as u64;
+        let limit = data.len().min(usize::try_from(size - start).unwrap_or(usize::MAX));
+        let file = self.parts.get(index).ok_or(io::ErrorKind::NotFound)?;
+        let count = file.write_at(&data[..limit], start)?;
+        self.offset += count as u64;
         Ok(count)
     }
 

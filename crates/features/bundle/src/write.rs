@@ -15,9 +15,9 @@ use super::{
     entry::{self, blob_name},
     frame::{FrameWriter, Packing, write_frame},
     index::{Blob, BundleIndex},
-    read::{Section, read_blob},
+    read::{HEAD_ENTRIES, Section, read_blob},
     trailer::Trailer,
-    volume::{Volume, VolumeWriter, beside, part},
+    volume::{Volume, VolumeWriter, part, with_suffix},
 };
 
 /// Size of the write buffer in bytes.
@@ -29,13 +29,13 @@ pub(super) struct Writer {
     out: BufWriter<VolumeWriter>,
     frames: Vec<u64>,
     /// Offset of the next frame.
-    at: u64,
+    offset: u64,
     index: Digest,
 }
 
 impl Writer {
     /// Opens `FILE.partial` or its parts of `split` bytes, keeps the complete frames of an earlier run, and truncates the
-    /// rest.
+    /// file after them.
     pub(super) fn open(
         to: &Path,
         split: Option<u64>,
@@ -47,7 +47,7 @@ impl Writer {
                 return Err(BundleError::Exists(existing));
             }
         }
-        let mut files = VolumeWriter::open(&beside(to, ".partial"), split)?;
+        let mut files = VolumeWriter::open(&with_suffix(to, ".partial"), split)?;
         let bytes = index.to_bytes()?;
         let mut head = Vec::new();
         let mut frames = Vec::new();
@@ -63,15 +63,15 @@ impl Writer {
             files.truncate(0)?;
             files.write_all(&head)?;
         }
-        let at = frames.iter().sum();
-        files.truncate(at)?;
+        let offset = frames.iter().sum();
+        files.truncate(offset)?;
         let out = BufWriter::with_capacity(BUFFER, files);
-        Ok(Self { to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
+        Ok(Self { to: to.to_owned(), out, frames, offset, index: Digest::of(&bytes) })
     }
 
     /// Number of the index's blobs that the file already has.
     pub(super) fn kept(&self) -> usize {
-        self.frames.len() - 3
+        self.frames.len() - HEAD_ENTRIES
     }
 
     /// Writes the next blob. Content that does not match the blob's size or digest is an error, and its frame is not
@@ -84,31 +84,31 @@ impl Writer {
         writer.write_all(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
         writer.write_all(&start)?;
         io::copy(&mut content.by_ref().take(blob.size - start.len() as u64), &mut writer)?;
-        // Reads the end of the content: a further byte changes its digest.
+        // Read the end of the content, too: a surplus byte changes its size and digest.
         io::copy(&mut content.by_ref().take(1), &mut io::sink())?;
-        let (_, found, size) = content.into_parts();
-        if found != blob.digest || size != blob.size {
+        let (_, digest, size) = content.into_parts();
+        if digest != blob.digest || size != blob.size {
             let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
-            return Err(RegistryError::Digest { action, expected: blob.digest.clone(), actual: found }.into());
+            return Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found: digest }.into());
         }
         writer.write_all(entry::padding(blob.size))?;
         writer.finish()?;
-        let end = self.out.get_ref().at + self.out.buffer().len() as u64;
-        self.frames.push(end - self.at);
-        self.at = end;
+        let end = self.out.get_ref().offset + self.out.buffer().len() as u64;
+        self.frames.push(end - self.offset);
+        self.offset = end;
         Ok(())
     }
 
     /// Completes the archive and renames it to its destination. Returns its length and the index's digest.
     pub(super) fn finish(mut self) -> Result<(u64, Digest)> {
         let mut end = Vec::new();
-        write_frame(&mut end, &entry::END)?;
+        write_frame(&mut end, &entry::TAR_END)?;
         self.frames.push(end.len() as u64);
         let trailer = Trailer { frames: std::mem::take(&mut self.frames), index: self.index.clone() };
         end.extend(trailer.to_bytes());
         self.out.write_all(&end)?;
         self.out.into_inner().map_err(io::IntoInnerError::into_error)?.finish(&self.to)?;
-        Ok((self.at + end.len() as u64, self.index))
+        Ok((self.offset + end.len() as u64, self.index))
     }
 }
 
@@ -129,15 +129,15 @@ fn kept_frames(
         return Ok(None);
     }
     meter.begin(Phase::Resume, length);
-    let mut at = head.len() as u64;
-    meter.advance(at);
+    let mut offset = head.len() as u64;
+    meter.advance(offset);
     let mut frames = Vec::new();
     for blob in index.carried() {
-        let section = Section::new(Arc::clone(file), at, length);
+        let section = Section::new(Arc::clone(file), offset, length);
         // A damaged frame is written again.
         let Ok(frame) = read_blob(section, blob, |_| {}) else { break };
         meter.advance(frame);
-        at += frame;
+        offset += frame;
         frames.push(frame);
     }
     meter.end();

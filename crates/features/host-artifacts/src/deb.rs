@@ -23,7 +23,7 @@ pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
             Entry::Directory | Entry::Script(_) => 0,
         };
     }
-    let script = |when: &str| Entry::Script(script(payload.release.as_str(), when));
+    let script = |action: &str| Entry::Script(script(payload.release.as_str(), action));
     let control = Entries::from([
         ("control".into(), Entry::Text(control(payload, &names, size.div_ceil(1024)).into_bytes())),
         ("postinst".into(), script("configure")),
@@ -82,13 +82,13 @@ fn control(payload: &HostPayload, names: &Names, kibibytes: u64) -> String {
     )
 }
 
-/// Returns a script that updates the indexes of modules, and the initramfs. Where the kernel is not installed, both are left
-/// alone: after the removal of a kernel, depmod would create new files.
-fn script(release: &str, when: &str) -> String {
+/// Returns a script that updates the indexes of modules, and the initramfs. If the kernel is not installed, the
+/// script does nothing: after the removal of a kernel, depmod would create new files.
+fn script(release: &str, action: &str) -> String {
     format!(
         "#!/bin/sh\n\
          set -e\n\
-         if [ \"$1\" = {when} ] && [ -e /lib/modules/{release}/modules.builtin ]; then\n    \
+         if [ \"$1\" = {action} ] && [ -e /lib/modules/{release}/modules.builtin ]; then\n    \
              depmod {release}\n    \
              if [ -e /boot/initrd.img-{release} ] && command -v update-initramfs >/dev/null; then\n        \
                  update-initramfs -u -k {release}\n    \
@@ -104,8 +104,8 @@ fn data(payload: &HostPayload) -> Entries {
     let overrides = Path::new("lib/depmod.d").join(format!("farrier-{name}-{release}.conf"));
     entries.insert(overrides, Entry::Text(overrides_of(payload).into_bytes()));
     if let Some(certificate) = certificate {
-        let place = Path::new("usr/share/farrier").join(name.as_str()).join(release.as_str());
-        entries.insert(place.join("module-signing.der"), Entry::Text(certificate.clone()));
+        let dir = Path::new("usr/share/farrier").join(name.as_str()).join(release.as_str());
+        entries.insert(dir.join("module-signing.der"), Entry::Text(certificate.clone()));
     }
     with_directories(entries)
 }
@@ -114,9 +114,9 @@ fn data(payload: &HostPayload) -> Entries {
 /// those of DKMS.
 fn overrides_of(payload: &HostPayload) -> String {
     let kernel = Path::new("lib/modules").join(payload.release.as_str());
-    let line = |place: &PathBuf| {
+    let line = |path: &PathBuf| {
         let inner =
-            place.strip_prefix(&kernel).ok().filter(|inner| inner.starts_with(module_dir(&payload.name)))?;
+            path.strip_prefix(&kernel).ok().filter(|inner| inner.starts_with(module_dir(&payload.name)))?;
         let (stem, _) = inner.file_name()?.to_str()?.split_once(".ko")?;
         Some(format!("override {stem} * {}\n", inner.parent()?.display()))
     };
@@ -135,12 +135,12 @@ fn archive(entries: &Entries) -> Result<Vec<u8>> {
             Entry::Text(bytes) => text(0o644, bytes)?,
             Entry::Script(script) => text(0o755, script.as_bytes())?,
             Entry::Payload(file) => {
-                let found = fs::symlink_metadata(file)?;
-                if found.is_symlink() {
+                let metadata = fs::symlink_metadata(file)?;
+                if metadata.is_symlink() {
                     tar.entry(path, 0o777, EntryKind::Symlink(&fs::read_link(file)?))?;
                 } else {
                     let mut content = fs::File::open(file)?;
-                    tar.entry(path, 0o644, EntryKind::File { size: found.len(), content: &mut content })?;
+                    tar.entry(path, 0o644, EntryKind::File { size: metadata.len(), content: &mut content })?;
                 }
             }
         }

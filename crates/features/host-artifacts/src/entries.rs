@@ -21,15 +21,15 @@ pub(super) enum Entry {
 impl HostPayload {
     /// Returns the modules and the firmware.
     pub(super) fn entries(&self) -> Entries {
-        self.files.iter().map(|(place, file)| (place.clone(), Entry::Payload(file.clone()))).collect()
+        self.files.iter().map(|(path, file)| (path.clone(), Entry::Payload(file.clone()))).collect()
     }
 }
 
 /// Adds the directories that contain the entries.
 pub(super) fn with_directories(mut entries: Entries) -> Entries {
-    let above: Vec<PathBuf> =
-        entries.keys().flat_map(|place| place.ancestors().skip(1)).map(Path::to_owned).collect();
-    let above = above.into_iter().filter(|directory| !directory.as_os_str().is_empty());
-    entries.extend(above.map(|directory| (directory, Entry::Directory)));
+    let parents: Vec<PathBuf> =
+        entries.keys().flat_map(|path| path.ancestors().skip(1)).map(Path::to_owned).collect();
+    let parents = parents.into_iter().filter(|directory| !directory.as_os_str().is_empty());
+    entries.extend(parents.map(|directory| (directory, Entry::Directory)));
     entries
 }

@@ -28,12 +28,12 @@ pub async fn find_image(
         None => "for one kernel".to_owned(),
     };
     if let Some(version) = version {
-        let found = look_up(parts, repository, version, release, arch).await?;
-        return found.ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
+        let digest = look_up(parts, repository, version, release, arch).await?;
+        return digest.ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
     }
     let tags = parts.registry.tags(repository).await?;
     let tags = tags.into_iter().filter(|tag| oci::subject_of_tag(tag).is_none());
-    let found: Vec<_> = stream::iter(tags)
+    let lookups: Vec<_> = stream::iter(tags)
         .map(|tag| async move {
             let version = Version::Tag(tag.clone());
             Ok::<_, TargetError>((look_up(parts, repository, &version, release, arch).await?, tag))
@@ -42,7 +42,7 @@ pub async fn find_image(
         .try_collect()
         .await?;
     let images: BTreeMap<Digest, _> =
-        found.into_iter().filter_map(|(digest, tag)| Some((digest?, tag))).collect();
+        lookups.into_iter().filter_map(|(digest, tag)| Some((digest?, tag))).collect();
     if images.len() > 1 {
         let mut tags: Vec<&str> = images.values().map(oci::Tag::as_str).collect();
         tags.sort_unstable();
@@ -61,16 +61,16 @@ async fn look_up(
     arch: Architecture,
 ) -> Result<Option<Digest>> {
     let stored = match parts.registry.image(repository, version, arch.as_str()).await {
-        // The tag holds something else.
+        // The tag holds no image.
         Err(RegistryError::Image(_)) => None,
         stored => stored?,
     };
     let Some(stored) = stored else { return Ok(None) };
     let Ok(facts) = ImageFacts::from_manifest(&stored.bytes) else { return Ok(None) };
     Ok(match (facts.kernel_release, release) {
-        (Some(found), Some(wanted)) if found != *wanted => None,
+        (Some(kernel), Some(requested)) if kernel != *requested => None,
         (Some(_), _) => Some(stored.digest),
-        (None, Some(wanted)) => facts.members.get(wanted).cloned(),
+        (None, Some(requested)) => facts.members.get(requested).cloned(),
         (None, None) => None,
     })
 }

@@ -48,37 +48,37 @@ pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
 
 /// Module of the payload.
 struct HostModule {
-    place: PathBuf,
+    path: PathBuf,
     name: String,
     depends: Vec<String>,
 }
 
-/// Returns commands that load the modules. The initramfs has its own indexes of modules, which do not list them: insmod takes
-/// paths, and modprobe loads the kernel's modules that they need.
+/// Returns commands that load the modules. The initramfs has its own indexes of modules, which do not list
+/// the payload's modules: insmod loads these by path, and modprobe loads the kernel's modules that they need.
 fn script_of(payload: &HostPayload) -> Result<String> {
     let modules = in_load_order(modules(payload)?);
-    let own: BTreeSet<&str> = modules.iter().map(|module| module.name.as_str()).collect();
+    let in_payload: BTreeSet<&str> = modules.iter().map(|module| module.name.as_str()).collect();
     let needed = modules.iter().flat_map(|module| &module.depends).map(String::as_str);
-    let needed: BTreeSet<&str> = needed.filter(|name| !own.contains(name)).collect();
+    let needed: BTreeSet<&str> = needed.filter(|name| !in_payload.contains(name)).collect();
     let mut script = format!("if [ \"$(uname -r)\" = {} ]; then\n", payload.release);
     for name in needed {
         script.extend(["    modprobe -q ", name, "\n"]);
     }
     for module in &modules {
-        script.extend(["    insmod /", &module.place.to_string_lossy(), "\n"]);
+        script.extend(["    insmod /", &module.path.to_string_lossy(), "\n"]);
     }
     Ok(script + "fi\n")
 }
 
 fn modules(payload: &HostPayload) -> Result<Vec<HostModule>> {
     let (budget, mut modules) = (DecompressionBudget::without_build(), Vec::new());
-    for (place, file) in &payload.files {
-        let Some(found) = payload::read_module(file, &budget)? else { continue };
+    for (path, file) in &payload.files {
+        let Some(payload_module) = payload::read_module(file, &budget)? else { continue };
         // The check has refused payloads with damaged modules.
-        let Ok(module) = found.module else { continue };
+        let Ok(module) = payload_module.module else { continue };
         let depends = module.field("depends").unwrap_or_default().split(',');
         let depends = depends.filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect();
-        modules.push(HostModule { place: place.clone(), name: module.name.replace('-', "_"), depends });
+        modules.push(HostModule { path: path.clone(), name: module.name.replace('-', "_"), depends });
     }
     Ok(modules)
 }
@@ -87,8 +87,8 @@ fn modules(payload: &HostPayload) -> Result<Vec<HostModule>> {
 fn in_load_order(mut modules: Vec<HostModule>) -> Vec<HostModule> {
     let mut sorted = Vec::new();
     while !modules.is_empty() {
-        let is_left = |name: &String| modules.iter().any(|module| module.name == *name);
-        let ready = modules.iter().position(|module| !module.depends.iter().any(is_left));
+        let is_pending = |name: &String| modules.iter().any(|module| module.name == *name);
+        let ready = modules.iter().position(|module| !module.depends.iter().any(is_pending));
         // The check has refused modules that depend on each other in a cycle.
         sorted.push(modules.remove(ready.unwrap_or_default()));
     }

@@ -25,7 +25,7 @@ use oci::Artifact;
 
 use payload::host_payload;
 
-/// Makes every output.
+/// Makes outputs of every kind.
 pub struct HostArtifacts;
 
 #[async_trait::async_trait]

@@ -1,4 +1,4 @@
-//! Reads what a host needs from a published image: modules, firmware, and the certificate of the modules' signatures.
+//! Reads the files for a host from a published image: modules, firmware, and the certificate of the modules' signatures.
 
 use std::{
     collections::BTreeMap,
@@ -51,7 +51,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let arch = oci::architecture_of(&config).and_then(|arch| arch.parse().ok());
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
-    let about = facts.and_then(|facts| {
+    let image_facts = facts.and_then(|facts| {
         let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, .. } = facts
         else {
             return None;
@@ -59,7 +59,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
         Some((kernel_release?, driver_version?, module_signer))
     });
     let (Some((release, version, signer)), Some(name), Some(arch), Some(layer)) =
-        (about, name, arch, manifest.payload_layer())
+        (image_facts, name, arch, manifest.payload_layer())
     else {
         let hint =
             "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
@@ -69,10 +69,10 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
     parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
     fs_err::create_dir(&tree)?;
-    let (place, fact) = (tree.clone(), signer.clone());
+    let (dest, expected_signer) = (tree.clone(), signer.clone());
     let is_signed = blocking(move || {
-        payload::unpack_layer(&blob, &place)?;
-        fact.map_or(Ok(false), |fact| is_signed_by(&place, &fact))
+        payload::unpack_layer(&blob, &dest)?;
+        expected_signer.map_or(Ok(false), |signer| is_signed_by(&dest, &signer))
     })
     .await?;
     let signer = signer.filter(|_| is_signed);
@@ -88,7 +88,7 @@ fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<
     let site = image.parts.module_signer.as_ref();
     let known = site.filter(|site| site.fingerprint() == signer.certificate);
     known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
-        let why = format!("has modules signed with certificate {}, which is not here", signer.certificate);
+        let why = format!("has modules signed with unknown certificate {}", signer.certificate);
         unmet(image, &why, "name it as moduleSigning.certificate in site.yaml, or pull where it is named")
     })
 }
@@ -97,7 +97,7 @@ fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<
 fn is_signed_by(tree: &Path, signer: &ModuleSignerFact) -> payload::Result<bool> {
     let modules = payload::read_modules(tree, &DecompressionBudget::without_build())?;
     let by_key = |signature: &Signature| matches!(signature, Signature::By(by) if by.key_id == signer.key_id);
-    Ok(modules.iter().any(|found| found.module.as_ref().is_ok_and(|module| by_key(&module.signature))))
+    Ok(modules.iter().any(|file| file.module.as_ref().is_ok_and(|module| by_key(&module.signature))))
 }
 
 fn host_files(tree: &Path, name: &ImageName, release: &KernelRelease) -> Result<BTreeMap<PathBuf, PathBuf>> {
@@ -106,9 +106,9 @@ fn host_files(tree: &Path, name: &ImageName, release: &KernelRelease) -> Result<
         let entry = entry.map_err(payload::PayloadError::from)?;
         let inner = entry.path().strip_prefix(tree).unwrap_or(entry.path());
         if !entry.file_type().is_dir()
-            && let Some(place) = host_path(inner, name, release)
+            && let Some(path_on_host) = host_path(inner, name, release)
         {
-            files.insert(place, entry.path().to_owned());
+            files.insert(path_on_host, entry.path().to_owned());
         }
     }
     Ok(files)

@@ -36,8 +36,8 @@ pub struct Pulled {
 }
 
 /// Writes an output of an image to the file `to`; by default to the working directory, under the output's own name. An output that
-/// the registry lacks is made from the image, with the same bytes. With `signers`, the output must be signed, or the image that it
-/// is made from.
+/// the registry lacks is made from the image, with the same bytes. With `signers`, the published output, or
+/// else the image, must be signed.
 pub async fn pull(
     image: StoredImage<'_>,
     output: HostOutput,
@@ -51,8 +51,8 @@ pub async fn pull(
         let Some(stored) = parts.registry.manifest(repository, &version).await? else { continue };
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Clients maintain the lists of referrers, so an entry may be of another kind.
-        let Some((layer, name)) = content(&manifest, digest, output) else { continue };
-        if let Err(why) = accept(StoredImage { digest: &stored.digest, ..image }, signers).await? {
+        let Some((layer, name)) = output_layer(&manifest, digest, output) else { continue };
+        if let Err(why) = verify(StoredImage { digest: &stored.digest, ..image }, signers).await? {
             refused.push(format!("{}: {why}", stored.digest));
             continue;
         }
@@ -64,22 +64,22 @@ pub async fn pull(
         let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
         return Err(unmet(image, &why, "pass the key that signed it with --key, or publish it again"));
     }
-    if let Err(why) = accept(image, signers).await? {
+    if let Err(why) = verify(image, signers).await? {
         let why = format!("is not signed with an accepted key: {why}");
         return Err(unmet(image, &why, "pass the key that signed it with --key"));
     }
-    let made = HostArtifacts.make(parts, repository, digest, output).await?;
-    let manifest = ImageManifest::parse(&made.manifest)?;
-    let Some((layer, name)) = content(&manifest, digest, output) else {
-        return Err(unmet(image, &format!("gives no {output}"), "give another image"));
+    let artifact = HostArtifacts.make(parts, repository, digest, output).await?;
+    let manifest = ImageManifest::parse(&artifact.manifest)?;
+    let Some((layer, name)) = output_layer(&manifest, digest, output) else {
+        return Err(unmet(image, &format!("yields no {output}"), "give another image"));
     };
     let file = to.unwrap_or(Path::new(name)).to_owned();
-    fs_err::tokio::write(&file, &made.content).await?;
-    Ok(pulled(image, output, layer, &made.digest, file, (false, signers.is_some())))
+    fs_err::tokio::write(&file, &artifact.content).await?;
+    Ok(pulled(image, output, layer, &artifact.digest, file, (false, signers.is_some())))
 }
 
 /// Whether enough of the keys signed a manifest. The inner error is the reason if not.
-async fn accept(image: StoredImage<'_>, signers: Option<&RequiredSigners>) -> Result<Result<(), String>> {
+async fn verify(image: StoredImage<'_>, signers: Option<&RequiredSigners>) -> Result<Result<(), String>> {
     match signers {
         Some(signers) => image.signed_by(signers).await,
         None => Ok(Ok(())),
@@ -87,7 +87,7 @@ async fn accept(image: StoredImage<'_>, signers: Option<&RequiredSigners>) -> Re
 }
 
 /// Returns the layer of an output of the image, and its file name.
-fn content<'a>(
+fn output_layer<'a>(
     manifest: &'a ImageManifest,
     image: &Digest,
     output: HostOutput,

@@ -1,9 +1,9 @@
-//! Advice about lines whose cause is outside the source file that they name.
+//! Advice about failures whose cause is outside the file that the message names.
 
 /// Advice about a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// The sources asked for the headers of this release.
+    /// The sources use the headers of this kernel release.
     Release(String),
     /// General advice.
     Text(&'static str),
@@ -17,9 +17,9 @@ impl Hint {
             Self::Release(release) => release,
         };
         let host = fs_err::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let whose = if host.trim() == release { " of the build host" } else { "" };
+        let origin = if host.trim() == release { " of the build host" } else { "" };
         let advice = format!(
-            "the sources use kernel {release}{whose} instead of {target}: pass the release in vars.makeArgs"
+            "the sources use kernel {release}{origin} instead of {target}: pass the release in vars.makeArgs"
         );
         (release != target).then(|| format!("{advice}, such as KVER={{{{kernel.release}}}}, or patch them"))
     }
@@ -44,20 +44,24 @@ const UNREACHABLE: [&str; 6] = [
 /// Returns the advice for a line, if there is one.
 pub(super) fn of(line: &str) -> Option<Hint> {
     let line = line.trim_end();
-    if let Some(release) = other_build(line) {
+    if let Some(release) = missing_build_release(line) {
         return Some(Hint::Release(release.to_owned()));
     }
     let is_missing = line.ends_with(": not found")
         || line.ends_with(": command not found")
         || line.starts_with("make") && line.ends_with(": No such file or directory");
-    let downloads =
+    let names_tool =
         |tool: &str| line.contains(&format!(" {tool}: ")) || line.starts_with(&format!("{tool}: "));
-    let text = match () {
-        () if is_network(line) || is_missing && ["wget", "curl", "git"].into_iter().any(downloads) => NETWORK,
-        () if is_missing => PACKAGE,
-        () if line.contains("is left out: ") && line.ends_with(" is not executable") => NOT_EXECUTABLE,
-        () if line.contains("No rule to make target '/") && line.contains("/Makefile'") => SUBDIR,
-        () => return None,
+    let text = if is_network(line) || is_missing && ["wget", "curl", "git"].into_iter().any(names_tool) {
+        NETWORK
+    } else if is_missing {
+        PACKAGE
+    } else if line.contains("is left out: ") && line.ends_with(" is not executable") {
+        NOT_EXECUTABLE
+    } else if line.contains("No rule to make target '/") && line.contains("/Makefile'") {
+        SUBDIR
+    } else {
+        return None;
     };
     Some(Hint::Text(text))
 }
@@ -68,8 +72,8 @@ pub(super) fn is_network(line: &str) -> bool {
 }
 
 /// Returns the release in a message about a missing `/lib/modules/RELEASE/build`.
-fn other_build(line: &str) -> Option<&str> {
-    let (release, rest) = line.split_once("/lib/modules/")?.1.split_once("/build")?;
-    let is_missing = rest.contains("No such file or directory") || line.contains("No rule to make target");
+fn missing_build_release(line: &str) -> Option<&str> {
+    let (release, message) = line.split_once("/lib/modules/")?.1.split_once("/build")?;
+    let is_missing = message.contains("No such file or directory") || line.contains("No rule to make target");
     (is_missing && !release.is_empty() && !release.contains(['/', ' ', '$'])).then_some(release)
 }

@@ -11,12 +11,12 @@ use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, TargetError, entries, image_l
 
 /// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
 /// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
-/// digest are reused. An image whose lookup fails is missing from `known`; everything that depends on it waits.
+/// digest are reused. An image whose lookup fails is missing from `known`; all decisions about the image wait.
 pub async fn contents(parts: &Parts, images: &BTreeSet<String>, known: &mut BTreeMap<String, ImageContents>) {
     known.retain(|image, _| images.contains(image) && image.contains("@sha256:"));
     let prefix = format!("{}/", image_location(&parts.location).prefix.trim_end_matches('/'));
-    let wanted = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
-    let found = stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
+    let new = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
+    let found = stream::iter(new.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
         .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()

@@ -41,21 +41,21 @@ pub async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
     if new {
         copy_manifest(parts, &pinned, &place, &version).await?;
     }
-    copy_what_refers_to(parts, &pinned.repository, digest, &place).await?;
+    copy_all_referrers(parts, &pinned.repository, digest, &place).await?;
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
 /// Copies the referrers of an image, and the signatures and attestations that `cosign` stores under tags made from the
 /// image's digest. A failed lookup is only reported as a note, because the image is complete without them.
-async fn copy_what_refers_to(
+async fn copy_all_referrers(
     parts: &Parts,
     from: &Repository,
     image: &Digest,
     place: &Repository,
 ) -> Result<()> {
     let source = parts.registry_of(from);
-    let listed = match source.referrers(from, image, None).await {
-        Ok(listed) => listed,
+    let referrers = match source.referrers(from, image, None).await {
+        Ok(referrers) => referrers,
         Err(error) => {
             let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
             parts.reporter.note(&format!("{from}@{image}"), &text);
@@ -63,16 +63,16 @@ async fn copy_what_refers_to(
         }
     };
     let here = parts.registry.referrers(place, image, None).await?;
-    let versions = listed.into_iter().map(|listed| Version::Digest(listed.digest));
+    let versions = referrers.into_iter().map(|referrer| Version::Digest(referrer.digest));
     let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
     for version in versions.chain(tags.map(Version::Tag)) {
-        if matches!(&version, Version::Digest(digest) if here.iter().any(|here| here.digest == *digest)) {
+        if matches!(&version, Version::Digest(digest) if here.iter().any(|copied| copied.digest == *digest)) {
             continue;
         }
         let Some(found) = source.manifest(from, &version).await? else { continue };
         let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { continue };
-        let is_about = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
-        if version.digest().is_some() && !is_about {
+        let refers_to_image = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
+        if version.digest().is_some() && !refers_to_image {
             continue;
         }
         for blob in manifest.blobs() {
@@ -94,7 +94,7 @@ async fn copy_what_refers_to(
     Ok(())
 }
 
-/// Copies a manifest, after everything that the manifest names.
+/// Copies a manifest, after its children and blobs.
 async fn copy_manifest(
     parts: &Parts,
     from: &ImageReference,
@@ -140,8 +140,8 @@ async fn copy_blob(
     Ok(())
 }
 
-/// Tag of a copy: the original's tag, or for an original named by digest a tag made from the digest. A registry might
-/// delete an untagged copy as unused.
+/// Tag of a copy: the original's tag, or a tag made from the digest if the original is referenced by digest. A registry
+/// might delete an untagged copy as unused.
 pub fn copy_tag(reference: &ImageReference) -> Result<Tag> {
     match &reference.version {
         Version::Tag(tag) => Ok(tag.clone()),

@@ -97,8 +97,8 @@ impl Documents {
     }
 }
 
-pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value> {
-    Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json(what, source))?)
+pub(super) fn parse_json(name: &'static str, content: &[u8]) -> Result<Value> {
+    Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json(name, source))?)
 }
 
 impl StoredImage<'_> {
@@ -113,7 +113,7 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Contents of the image's documents that one of the keys signed.
+    /// Claims about the image that one of the keys signed, without duplicates.
     pub(super) async fn signed_claims(self, keys: &[&PublicKey]) -> Result<Vec<Claim>> {
         let mut claims: Vec<Claim> = Vec::new();
         for statement in self.all_statements(keys).await? {
@@ -125,15 +125,15 @@ impl StoredImage<'_> {
         Ok(claims)
     }
 
-    /// Finds the document of one kind about the image, or `None`. If there are several, returns the last one in the
-    /// registry's list, which is usually the newest.
+    /// Returns the image's document of a kind. If there are several, returns the last one in the registry's list, which
+    /// is usually the newest.
     pub async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
         for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
         {
-            if let Some(found) = self.read_document(&referrer.digest, kind).await? {
-                return Ok(Some(found));
+            if let Some(content) = self.read_document(&referrer.digest, kind).await? {
+                return Ok(Some(content));
             }
         }
         Ok(None)
@@ -146,8 +146,8 @@ impl StoredImage<'_> {
         Ok(statement.map(|statement| provenance::named_inputs(&statement.predicate)).unwrap_or_default())
     }
 
-    /// Whether the image's fallback list names a referrer of this artifact type that the registry deleted.
-    pub(super) async fn is_gone(self, media_type: &str) -> Result<bool> {
+    /// Whether the list under the image's fallback tag names a referrer of this type that the registry has deleted.
+    pub(super) async fn is_referrer_deleted(self, media_type: &str) -> Result<bool> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
         let Some(tag) = referrers_tag(digest) else { return Ok(false) };
@@ -173,8 +173,8 @@ impl StoredImage<'_> {
         };
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Other tools store statements as referrers, too.
-        let claimed = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
-        let is_other = *kind == PROVENANCE && claimed != Some(kind.predicate_type);
+        let predicate_type = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
+        let is_other = *kind == PROVENANCE && predicate_type != Some(kind.predicate_type);
         let about = manifest.subject.as_ref().map(|subject| &subject.digest);
         let has_media_type = |layer: &&Descriptor| layer.media_type == kind.media_type;
         let layer = manifest.layers.iter().find(has_media_type);

@@ -73,8 +73,8 @@ pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize
     })
 }
 
-/// The site's public key. If a file provides the public key, the private key is not needed: a site beyond an air gap
-/// has only the public key.
+/// The site's public key. If a file provides the public key, the private key is not needed: an air-gapped site has
+/// only the public key.
 pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
     let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
     let public = match &signing.public_key {
@@ -86,7 +86,7 @@ pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
     Ok(Some(RequiredSigners::one("imageSigning", key)))
 }
 
-/// Whether the site names any keys for images. The key files need not be readable here.
+/// Whether the site names any keys for images. This process may be unable to read the key files.
 pub(super) fn has_keys(parts: &Parts) -> bool {
     let site = &parts.definitions.site;
     site.image_signing.is_some() || !site.policy.require_signed.is_empty()
@@ -128,7 +128,7 @@ pub async fn check_named_keys(definitions: &Definitions, paths: &[PathBuf]) -> R
 /// Reads accepted keys, without those that the site revoked.
 pub(super) async fn signers(
     definitions: &Definitions,
-    what: &str,
+    setting: &str,
     (root, paths): (&Path, &[impl AsRef<Path> + Sync]),
     at_least: usize,
 ) -> Result<RequiredSigners> {
@@ -143,7 +143,7 @@ pub(super) async fn signers(
     }
     RequiredSigners::new(keys, at_least).map_err(|error| {
         let hint = "name more keys, or require fewer; a key that is named twice counts once, and revoked keys do not count";
-        let message = format!("{what}: {error}{}", revoked.concat());
+        let message = format!("{setting}: {error}{}", revoked.concat());
         TargetError::usage(message, hint)
     })
 }
@@ -163,14 +163,14 @@ async fn revoked_since(definitions: &Definitions, key: &PublicKey) -> Result<Opt
 }
 
 /// Fails if the site revokes the key.
-async fn ensure_not_revoked(definitions: &Definitions, what: &str, key: &PublicKey) -> Result<()> {
+async fn ensure_not_revoked(definitions: &Definitions, setting: &str, key: &PublicKey) -> Result<()> {
     let Some(since) = revoked_since(definitions, key).await? else { return Ok(()) };
-    let message = format!("{what}: its key ({}) is revoked since {since}", key.fingerprint());
+    let message = format!("{setting}: its key ({}) is revoked since {since}", key.fingerprint());
     let hint = "use another key: docs/rotation.md says how to replace a key";
     Err(TargetError::usage(message, hint))
 }
 
-/// Revoked keys whose files the site has, with their names for messages.
+/// Revoked keys that the site names by file, with a description for messages.
 pub(super) async fn revoked_keys(parts: &Parts) -> Result<Vec<(String, PublicKey)>> {
     let Definitions { site, root, .. } = &parts.definitions;
     let mut keys = Vec::new();
@@ -181,7 +181,7 @@ pub(super) async fn revoked_keys(parts: &Parts) -> Result<Vec<(String, PublicKey
     Ok(keys)
 }
 
-/// Fails if a key that the site uses is revoked, with its name. Returns the number of revoked keys.
+/// Fails if the site uses a revoked key; the error names the key. Returns the number of revoked keys.
 pub async fn check_revoked_keys(parts: &Parts) -> Result<usize> {
     let Definitions { site, root, .. } = &parts.definitions;
     own_key(parts).await?;

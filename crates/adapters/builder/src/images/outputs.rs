@@ -27,15 +27,15 @@ impl StoredImage<'_> {
         let Some(maker) = output_maker(parts, image)? else { return Ok(0) };
         let mut sent = 0;
         for output in image.spec.outputs.iter().filter(|output| output.is_for(family)) {
-            // The site's key must not sign what is made from another writer's image.
+            // The site's key must not sign an output of another writer's image.
             if parts.definitions.site.image_signing.is_some() {
                 self.ensure_trusted("image").await?;
             }
             let artifact = maker.make(parts, repository, digest, *output).await?;
             parts.may_write()?;
             sent += self.push_document(&artifact).await?;
-            let made = StoredImage { parts, repository, digest: &artifact.digest };
-            sent += made.sign(image.metadata.name.as_str(), &[]).await?;
+            let output_image = StoredImage { parts, repository, digest: &artifact.digest };
+            sent += output_image.sign(image.metadata.name.as_str(), &[]).await?;
         }
         Ok(sent)
     }

@@ -22,10 +22,10 @@ use crate::parts::{Parts, Result, TargetError};
 
 /// Repository below the registry's prefix. Driver images cannot have this name.
 pub const REPOSITORY: &str = "kernels";
-/// Delay before a failed write is retried, so that a registry that rejects it is not asked on every reconcile.
-const PATIENCE: Duration = Duration::from_hours(1);
+/// Delay before a failed write is retried. Without it, each reconcile would repeat a write that the registry rejects.
+const RETRY_DELAY: Duration = Duration::from_hours(1);
 /// Timeout for build times, which are optional.
-const SHORT: Duration = Duration::from_secs(5);
+const BUILD_TIMES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The last write. The same kernels are recorded once a day.
 #[derive(Clone, Debug, Default)]
@@ -43,9 +43,10 @@ pub fn day(now: Timestamp) -> Date {
 /// without a record counts as seen when garbage collection first notices it.
 pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &mut LastRecord) {
     let today = day(Timestamp::now());
-    let known = |(day, known): &(Date, BTreeSet<KernelKey>)| *day == today && kernels.is_subset(known);
-    let tried = last.failed.is_some_and(|failed| failed.elapsed() < PATIENCE);
-    if kernels.is_empty() || tried || last.written.as_ref().is_some_and(known) {
+    let failed_recently = last.failed.is_some_and(|failed| failed.elapsed() < RETRY_DELAY);
+    let is_recorded =
+        matches!(&last.written, Some((day, known)) if *day == today && kernels.is_subset(known));
+    if kernels.is_empty() || failed_recently || is_recorded {
         return;
     }
     let seen = KernelRecord::default().with(&kernels, today);
@@ -63,7 +64,7 @@ pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &
 /// failures are ignored, and nothing checks whether another writer overwrote the entry.
 pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
     let times = BuildTimes::of(&cell.image, cell.target.arch, Timestamp::now(), took);
-    let written = tokio::time::timeout(SHORT, write_to_record(parts, &times)).await;
+    let written = tokio::time::timeout(BUILD_TIMES_TIMEOUT, write_to_record(parts, &times)).await;
     if !matches!(written, Ok(Ok(_))) {
         let error = written.ok().and_then(Result::err).map(|error| error_chain(&error));
         tracing::debug!(error, "cannot record the duration of a build");
@@ -72,7 +73,7 @@ pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
 
 /// Recorded build times; empty if the registry does not answer in time.
 pub async fn build_times(parts: &Parts) -> BuildTimes {
-    let read = tokio::time::timeout(SHORT, read_record(parts)).await;
+    let read = tokio::time::timeout(BUILD_TIMES_TIMEOUT, read_record(parts)).await;
     read.ok().and_then(Result::ok).unwrap_or_default()
 }
 
@@ -100,13 +101,13 @@ pub async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
 async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
     let known: R = read_record(parts).await?;
-    let all = known.merged(news);
-    if all == known {
+    let merged = known.joined(news);
+    if merged == known {
         return Ok(false);
     }
     parts.may_write()?;
     let (repository, version) = place_of::<R>(parts)?;
-    let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, all.to_text())];
+    let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, merged.to_text())];
     write_annotations(parts.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
     Ok(true)
 }

@@ -65,10 +65,10 @@ pub(crate) async fn runtime_base(
         RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
             let root = base_root(parts, base, sources, &cell.version).await?;
             let root = root.ok_or_else(|| TargetError::definition_gone(cell.image.as_str()))?;
-            planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
+            cell_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Minimal(spec) => {
-            planned(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
+            cell_root_fs(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Image(text) => {
             // Use the digest from the input hash, because the tag may have moved.
@@ -93,7 +93,7 @@ pub async fn base_root(
 /// Returns the digest and the file of the toolchain's layer. The root file system is taken from the registry, or
 /// created and published.
 pub async fn root_fs_layer(parts: &Parts, root: &PackageRoot, cell: &Cell) -> Result<(Digest, PathBuf)> {
-    let reference = planned(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
+    let reference = cell_root_fs(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
     let base = base_image(parts, &reference, cell.target.arch).await?;
     let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
     Ok((layer.digest.clone(), parts.blob_file(&base.repository, layer).await?))
@@ -130,8 +130,8 @@ pub(super) async fn unverified_root_fs(
     arch: Architecture,
 ) -> Result<Option<Digest>> {
     let key = key_of(parts, spec, arch).await?;
-    if let Some(found) = published(parts, &key, arch).await? {
-        return Ok(found.unverified);
+    if let Some(root_fs) = published(parts, &key, arch).await? {
+        return Ok(root_fs.unverified);
     }
     if parts.fetcher.root_fs().made_here(&key, arch)?.is_some() {
         return Ok(None);
@@ -147,8 +147,8 @@ pub(crate) async fn published_root_fs(
     root: &PackageRoot,
     arch: Architecture,
 ) -> Result<Option<(ImageReference, Option<Digest>)>> {
-    let found = published(parts, &root.key(arch), arch).await?;
-    Ok(found.map(|found| (found.reference, found.unverified)))
+    let root_fs = published(parts, &root.key(arch), arch).await?;
+    Ok(root_fs.map(|root_fs| (root_fs.reference, root_fs.unverified)))
 }
 
 /// Returns the reason why this machine cannot create a root file system of packages; `None` if it can, or if the root
@@ -159,15 +159,15 @@ pub(super) async fn unbuildable(
     arch: Architecture,
 ) -> Result<Option<TargetError>> {
     let makes = parts.fetcher.root_fs();
-    let Some(why) = makes.can_make(root, arch).err().filter(|error| !error.is_transient()) else {
+    let Some(error) = makes.can_make(root, arch).err().filter(|error| !error.is_transient()) else {
         return Ok(None);
     };
     let key = root.key(arch);
     let ImageReference { repository, version } = reference_of_key(parts, &key)?;
-    let is_there = makes.made_here(&key, arch)?.is_some()
+    let exists = makes.made_here(&key, arch)?.is_some()
         || parts.registry.manifest(&repository, &version).await?.is_some()
         || makes.in_store(&key).await?.is_some();
-    Ok((!is_there).then(|| why.into()))
+    Ok((!exists).then(|| error.into()))
 }
 
 /// Looks up the image that a root file system is published as.
@@ -190,7 +190,7 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
         }
         None
     } else {
-        let content = content(parts, &repository, &found.bytes, arch).await?;
+        let content = content_digest(parts, &repository, &found.bytes, arch).await?;
         let made = parts.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
         Some(content).filter(|content| made.as_ref() != Some(content))
     };
@@ -201,10 +201,10 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
     Ok(Some(Published { reference, unverified }))
 }
 
-/// Digest of a root file system's content: of the layer, if farrier would write the same image around it. Otherwise the
-/// digest of the manifest, because build steps and containers may read other fields of the manifest or the
-/// configuration.
-async fn content(
+/// Digest of a root file system's content: the layer's digest, if farrier would write the same manifest and
+/// configuration for the layer. Otherwise the manifest's digest, because build steps and containers may read other
+/// fields of the manifest or the configuration.
+async fn content_digest(
     parts: &Parts,
     repository: &Repository,
     manifest: &[u8],
@@ -218,16 +218,16 @@ async fn content(
     {
         let media_type = media_type::OCI_LAYER_GZIP;
         let layer = Layer { digest: only.digest.clone(), diff_id, size: only.size, media_type };
-        let ours = image_of(&layer, &parsed.annotations, arch)?;
-        if ours.manifest == manifest && ours.config == config {
+        let rebuilt = root_fs_image(&layer, &parsed.annotations, arch)?;
+        if rebuilt.manifest == manifest && rebuilt.config == config {
             return Ok(layer.digest);
         }
     }
     Ok(image.digest)
 }
 
-/// Assembles the image around a root file system's only layer.
-fn image_of(
+/// Assembles the image of a root file system from its only layer.
+fn root_fs_image(
     layer: &Layer,
     annotations: &BTreeMap<String, String>,
     arch: Architecture,
@@ -246,7 +246,7 @@ fn image_of(
 
 /// Ensures that the registry has a cell's root file system, and returns its reference by digest. Fails if the content
 /// differs from the content in the input hash, because someone may have replaced the image.
-async fn planned(
+async fn cell_root_fs(
     parts: &Parts,
     spec: RootFsSpec<'_>,
     cell: &Cell,
@@ -254,14 +254,14 @@ async fn planned(
 ) -> Result<ImageReference> {
     let arch = cell.target.arch;
     let key = key_of(parts, spec, arch).await?;
-    let found = match published(parts, &key, arch).await? {
-        Some(found) => found,
+    let root_fs = match published(parts, &key, arch).await? {
+        Some(root_fs) => root_fs,
         None => publish(parts, spec, arch, &key).await?,
     };
-    if found.unverified.as_ref() != cell.fetched.unverified.get(input) {
+    if root_fs.unverified.as_ref() != cell.fetched.unverified.get(input) {
         return Err(TargetError::Outdated(format!("the {input} in the registry")));
     }
-    Ok(found.reference)
+    Ok(root_fs.reference)
 }
 
 async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &str) -> Result<Published> {
@@ -289,7 +289,7 @@ async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &
         (annotations::IDENTITY.to_owned(), key.to_owned()),
         (USR_MERGED.to_owned(), usr_merged.to_string()),
     ]);
-    let image = image_of(&layer, &notes, arch)?;
+    let image = root_fs_image(&layer, &notes, arch)?;
     let (ImageReference { repository, version }, registry) = (reference_of_key(parts, key)?, &parts.registry);
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;
     registry.push_bytes(&repository, &image.config).await?;
@@ -347,7 +347,9 @@ pub(crate) async fn toolchain_tree(
 ) -> Result<(PathBuf, BaseImage)> {
     let arch = cell.target.arch;
     let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
-        Some(root) => planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?,
+        Some(root) => {
+            cell_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
+        }
         // `cell.toolchain` contains the digest from the input hash, because the tag may have moved.
         None => parts.mirrored_reference(cell.toolchain.parse()?).await?,
     };

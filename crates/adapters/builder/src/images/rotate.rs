@@ -17,9 +17,9 @@ use crate::parts::{Parts, Result, TargetError};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub enum Rotated {
-    /// The own key signed the artifact, or documents about it.
+    /// The site's key signed the artifact, or documents about it, in this run.
     Signed,
-    /// The own key had signed the artifact and all documents.
+    /// The site's key had already signed the artifact and all documents.
     Present,
     /// No trusted key signed the artifact.
     Untrusted {
@@ -65,7 +65,7 @@ pub async fn rotate(
 
 /// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
 async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Digest>> {
-    let mut found = BTreeSet::new();
+    let mut digests = BTreeSet::new();
     for tag in parts.registry.tags(repository).await? {
         let version = Version::Tag(tag);
         if version.tag().is_some_and(is_referrer_or_signature) {
@@ -75,18 +75,18 @@ async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Diges
         if let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) {
             for entry in index.manifests {
                 let image = parts.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
-                found.extend(image.map(|image| image.digest));
+                digests.extend(image.map(|image| image.digest));
             }
         }
-        found.insert(stored.digest);
+        digests.insert(stored.digest);
     }
-    for image in found.clone() {
+    for image in digests.clone() {
         let listed = parts.registry.referrers(repository, &image, None).await?;
         let outputs =
-            listed.into_iter().filter(|listed| HostOutput::has_type(listed.artifact_type.as_deref()));
-        found.extend(outputs.map(|output| output.digest));
+            listed.into_iter().filter(|referrer| HostOutput::has_type(referrer.artifact_type.as_deref()));
+        digests.extend(outputs.map(|output| output.digest));
     }
-    Ok(found)
+    Ok(digests)
 }
 
 impl StoredImage<'_> {

@@ -30,9 +30,9 @@ pub(crate) async fn tag_beside_others(
     let ImageReference { repository, version } = reference;
     for attempt in 0..=MAX_TRIES {
         let there = parts.look_up(reference).await?;
-        let held = there.as_ref().and_then(|there| there.for_architecture(arch));
-        match held {
-            Some(held) if held.digest == image.digest => return Ok(()),
+        let current = there.as_ref().and_then(|there| there.for_architecture(arch));
+        match current {
+            Some(current) if current.digest == image.digest => return Ok(()),
             Some(_) if !overwrite => return Err(TargetError::tag_conflict(reference)),
             _ => {}
         }
@@ -64,8 +64,8 @@ async fn push_index(
     let ImageReference { repository, version } = reference;
     let mut entries = BTreeMap::from([(arch, image.clone())]);
     for (architecture, Published { digest, .. }) in others {
-        let what = format!("the image for {architecture} under {reference},");
-        StoredImage { parts, repository, digest: &digest }.ensure_trusted(&what).await?;
+        let subject = format!("the image for {architecture} under {reference},");
+        StoredImage { parts, repository, digest: &digest }.ensure_trusted(&subject).await?;
         let version = Version::Digest(digest);
         let other = ImageReference { repository: repository.clone(), version };
         entries.insert(architecture, parts.existing_manifest(&other).await?);

@@ -57,7 +57,7 @@ impl StoredImage<'_> {
         let tagged = self.tagged_statements(&[&signer.public]).await?;
         let bundled = self.bundled_statements(&[&signer.public]).await?;
         let image_is_signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
-        let (mut sent, mut new) = (0, Vec::new());
+        let (mut sent, mut new_layers) = (0, Vec::new());
         for claim in claims.iter().chain([&image_is_signed]) {
             let Claim { predicate_type, predicate } = claim;
             let contains_claim = |statements: &[Statement]| {
@@ -82,11 +82,11 @@ impl StoredImage<'_> {
             }
             if !is_tagged {
                 sent += parts.registry.push_bytes(repository, &envelope).await?.bytes();
-                new.push(provenance::attestation_layer(&envelope, predicate_type));
+                new_layers.push(provenance::attestation_layer(&envelope, predicate_type));
             }
         }
-        if !new.is_empty() {
-            sent += self.add_layers(provenance::attestation_tag(digest), &new).await?;
+        if !new_layers.is_empty() {
+            sent += self.add_layers(provenance::attestation_tag(digest), &new_layers).await?;
         }
         Ok(sent)
     }
@@ -100,8 +100,8 @@ impl StoredImage<'_> {
         let mut sent = 0;
         for attempt in 0..=MAX_TRIES {
             let before = self.manifest_under(&tag).await?;
-            let held = before.as_ref().map(|manifest| manifest.layers.as_slice()).unwrap_or_default();
-            if layers.iter().all(|layer| held.contains(layer)) {
+            let existing = before.as_ref().map(|manifest| manifest.layers.as_slice()).unwrap_or_default();
+            if layers.iter().all(|layer| existing.contains(layer)) {
                 return Ok(sent);
             }
             pause_before(attempt).await;

@@ -32,7 +32,7 @@ pub struct StoredImage<'a> {
 }
 
 /// Content, or the reason that it cannot be read.
-type Read<T> = Result<T, String>;
+type ReadResult<T> = Result<T, String>;
 
 impl StoredImage<'_> {
     /// Returns whether a trusted key signed the image.
@@ -55,7 +55,7 @@ impl StoredImage<'_> {
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 
-    async fn read(self, layer: &Descriptor, what: &str) -> Result<Read<Vec<u8>>> {
+    async fn read(self, layer: &Descriptor, what: &str) -> Result<ReadResult<Vec<u8>>> {
         let Self { parts, repository, digest } = self;
         match parts.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
@@ -71,24 +71,24 @@ impl StoredImage<'_> {
     async fn layers_under(
         self,
         tag: Option<Tag>,
-        (media_type, what): (&str, &str),
-    ) -> Result<Vec<(Descriptor, Read<Vec<u8>>)>> {
-        let mut found = Vec::new();
-        let Some(tag) = tag else { return Ok(found) };
-        let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(found) };
+        (media_type, name): (&str, &str),
+    ) -> Result<Vec<(Descriptor, ReadResult<Vec<u8>>)>> {
+        let mut contents = Vec::new();
+        let Some(tag) = tag else { return Ok(contents) };
+        let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(contents) };
         let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
         for layer in layers.take(MAX_LAYERS) {
-            let read = self.read(&layer, what).await?;
-            found.push((layer, read));
+            let read = self.read(&layer, name).await?;
+            contents.push((layer, read));
         }
-        Ok(found)
+        Ok(contents)
     }
 
     /// Signatures under the image's signature tag.
-    async fn tagged_signatures(self) -> Result<Vec<Read<ImageSignature>>> {
+    async fn tagged_signatures(self) -> Result<Vec<ReadResult<ImageSignature>>> {
         let layers =
             self.layers_under(provenance::signature_tag(self.digest), (SIMPLE_SIGNING, "signed payload"));
-        let signature = |(layer, read): (Descriptor, Read<Vec<u8>>)| {
+        let signature = |(layer, read): (Descriptor, ReadResult<Vec<u8>>)| {
             let signature = provenance::layer_signature(&layer)?;
             Some(read.map(|payload| ImageSignature::Simple { payload, signature }))
         };
@@ -96,32 +96,31 @@ impl StoredImage<'_> {
     }
 
     /// Signed statements in bundles. With `predicate_type`, skips bundles that the list declares to have another type.
-    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<Read<Envelope>>> {
+    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
-        let mut found = Vec::new();
-        let listed = registry.referrers(repository, digest, None).await?;
-        let listed = listed.into_iter().filter(|listed| provenance::may_be_bundle(listed, predicate_type));
-        for listed in listed.take(MAX_LAYERS) {
+        let mut envelopes = Vec::new();
+        let referrers = registry.referrers(repository, digest, None).await?.into_iter();
+        let candidates = referrers.filter(|referrer| provenance::may_be_bundle(referrer, predicate_type));
+        for candidate in candidates.take(MAX_LAYERS) {
             // Clients maintain the lists of referrers, so an entry may be stale or of another kind.
-            let stored = registry.manifest(repository, &Version::Digest(listed.digest)).await?;
+            let stored = registry.manifest(repository, &Version::Digest(candidate.digest)).await?;
             let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
-            let Some(layer) = manifest.as_ref().and_then(|it| provenance::bundle_layer(it, digest)) else {
-                continue;
-            };
+            let layer = manifest.as_ref().and_then(|manifest| provenance::bundle_layer(manifest, digest));
+            let Some(layer) = layer else { continue };
             match self.read(layer, "signature bundle").await? {
-                // Bundles can contain other things than statements.
-                Ok(bytes) => found.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
-                Err(why) => found.push(Err(why)),
+                // Bundles can contain other content than statements.
+                Ok(bytes) => envelopes.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
+                Err(why) => envelopes.push(Err(why)),
             }
         }
-        Ok(found)
+        Ok(envelopes)
     }
 
     /// Whether the signature tag has a signature by this key.
     pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool> {
-        let found = self.tagged_signatures().await?;
-        Ok(found.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
+        let signatures = self.tagged_signatures().await?;
+        Ok(signatures.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
     }
 
     /// Finds signatures by the keys, first under the signature tag. Reads the bundles only if `is_enough` returns false for the
@@ -132,7 +131,7 @@ impl StoredImage<'_> {
         is_enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
     ) -> Result<FoundSignatures> {
         let mut found = FoundSignatures::default();
-        let take = |found: &mut FoundSignatures, all: Vec<Read<ImageSignature>>| {
+        let add = |found: &mut FoundSignatures, all: Vec<ReadResult<ImageSignature>>| {
             for signature in all {
                 match signature {
                     Ok(signature) => found.add(self.digest, &signature, keys.iter().copied()),
@@ -140,10 +139,10 @@ impl StoredImage<'_> {
                 }
             }
         };
-        take(&mut found, self.tagged_signatures().await?);
+        add(&mut found, self.tagged_signatures().await?);
         if !is_enough(&found) {
             let bundled = self.bundled(Some(SIGNED_PREDICATE)).await?;
-            take(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
+            add(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
         }
         Ok(found)
     }
@@ -187,22 +186,22 @@ impl StoredImage<'_> {
         judge: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
     ) -> Result<Result<(), String>> {
         let keys: Vec<&PublicKey> = keys.collect();
-        let mut known = FoundSignatures::default();
+        let mut cached = FoundSignatures::default();
         for key in &keys {
             let record = self.parts.cache.read_record::<bool>(SIGNED, &self.record_key(key));
-            if record.is_ok_and(|found| found == Some(true)) {
-                known.add_signer(key);
+            if record.is_ok_and(|is_signed| is_signed == Some(true)) {
+                cached.add_signer(key);
             }
         }
-        if keys.is_empty() || judge(&known).is_ok() {
-            return Ok(judge(&known));
+        if keys.is_empty() || judge(&cached).is_ok() {
+            return Ok(judge(&cached));
         }
         let mut found = self.find_signatures(&keys, &|found| judge(found).is_ok()).await?;
         for key in found.signers() {
             // Best effort: without the record the next check repeats the lookup.
             let _ = self.remember_signature(key);
         }
-        for key in known.signers() {
+        for key in cached.signers() {
             found.add_signer(key);
         }
         match judge(&found) {
@@ -211,7 +210,7 @@ impl StoredImage<'_> {
         }
     }
 
-    /// Names the revoked keys that signed the image, to complete a message.
+    /// Returns the end of a message, which names the revoked keys that signed the image.
     pub(super) async fn revoked_signers(self) -> Result<String> {
         let revoked = revoked_keys(self.parts).await?;
         if revoked.is_empty() {
@@ -276,7 +275,7 @@ pub async fn look_up_signatures(
     images: &BTreeSet<ImageReference>,
     known: &mut BTreeMap<Digest, SignatureState>,
 ) {
-    let wanted: Vec<(Repository, Digest)> = images
+    let missing: Vec<(Repository, Digest)> = images
         .iter()
         .filter_map(|reference| match &reference.version {
             Version::Digest(digest) if !known.contains_key(digest) => {
@@ -285,13 +284,13 @@ pub async fn look_up_signatures(
             Version::Digest(_) | Version::Tag(_) => None,
         })
         .collect();
-    if wanted.is_empty() {
+    if missing.is_empty() {
         return;
     }
     // An unusable key counts as no signature; the attempt to sign reports the reason.
     let own = own_key(parts).await;
     let required = required_signers(parts).await.map_err(|error| error_chain(&error));
-    let found = stream::iter(wanted)
+    let states = stream::iter(missing)
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);
             async move {
@@ -312,5 +311,5 @@ pub async fn look_up_signatures(
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
-    known.extend(found);
+    known.extend(states);
 }

@@ -27,33 +27,33 @@ use crate::{
     resolve::with_hint,
 };
 
-/// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing one is a
-/// reason not to build. Returns the keys of prebuilt images that the registry answered for but that are unusable.
+/// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing source
+/// is a reason not to build. Returns the keys of prebuilt images that the registry answered for but that are unusable.
 pub async fn look_up_sources(
     parts: &Parts,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
 ) -> Vec<TreeKey> {
-    let mut unknown = Vec::new();
+    let mut lookups = Vec::new();
     for image in images {
         for source in &image.spec.sources {
             let is_package = matches!(source.from, SourceOrigin::Apt(_));
             let is_image = matches!(source.from, SourceOrigin::Image(_));
             let key =
                 |target: &KernelTarget| (image.metadata.name.clone(), source.name.clone(), target.clone());
-            let is_asked = |target: &&KernelTarget| {
+            let needs_lookup = |target: &&KernelTarget| {
                 (source.differs_by_kernel() || is_package && target.arch != native())
                     && image.spec.range_excluding(target).is_none()
                     && !resolved.kernel_sources.contains_key(&key(target))
             };
-            let asked: Vec<&KernelTarget> = targets.iter().filter(is_asked).collect();
+            let pending: Vec<&KernelTarget> = targets.iter().filter(needs_lookup).collect();
             // There is only one other architecture, and its kernels share the package.
-            let per_lookup = if source.differs_by_kernel() { 1 } else { asked.len().max(1) };
-            for kernels in asked.chunks(per_lookup) {
+            let per_lookup = if source.differs_by_kernel() { 1 } else { pending.len().max(1) };
+            for kernels in pending.chunks(per_lookup) {
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
                 let version = version_from(image, source, resolved);
-                unknown.extend(kernels.first().copied().map(|target| async move {
+                lookups.extend(kernels.first().copied().map(|target| async move {
                     (keys, is_image, identity(parts, source, target, version.as_deref()).await)
                 }));
             }
@@ -61,7 +61,7 @@ pub async fn look_up_sources(
     }
     let mut refused = Vec::new();
     for (keys, is_image, outcome) in
-        stream::iter(unknown).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
+        stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
         if is_image && matches!(outcome, Err(TargetError::Finding(_))) {
@@ -87,18 +87,18 @@ async fn identity(
     parts: &Parts,
     source: &SourceSpec,
     target: &KernelTarget,
-    wanted: Option<&str>,
+    required_version: Option<&str>,
 ) -> Result<String> {
     if let SourceOrigin::Image(image) = &source.from {
-        return Ok(Found::find(parts, image, target).await?.identity());
+        return Ok(PrebuiltImage::find(parts, image, target).await?.identity());
     }
-    let source = source.for_kernel(target).map_err(unnamed)?;
+    let source = source.for_kernel(target).map_err(no_source)?;
     let look = || parts.fetcher.sources().identity(&source);
     let SourceIdentity { identity, version } = parts.retry("look up source", look).await?;
-    match (wanted, version.as_deref()) {
-        (Some(wanted), Some(found)) if found != wanted => {
+    match (required_version, version.as_deref()) {
+        (Some(required), Some(version)) if version != required => {
             let (arch, own) = (target.arch, native());
-            let message = format!("the package has version {found} for {arch}, and {wanted} for {own}");
+            let message = format!("the package has version {version} for {arch}, and {required} for {own}");
             let hint = "wait until the archive has the same version for both, or pin a version in the \
                 definition (`version` of the source)";
             Err(TargetError::unmet(message, hint))
@@ -114,13 +114,13 @@ pub(crate) async fn fetch_source(
     target: &KernelTarget,
 ) -> Result<FetchedSource> {
     if let SourceOrigin::Image(image) = &source.from {
-        return Found::find(parts, image, target).await?.fetch(parts, target).await;
+        return PrebuiltImage::find(parts, image, target).await?.fetch(parts, target).await;
     }
-    let source = source.for_kernel(target).map_err(unnamed)?;
+    let source = source.for_kernel(target).map_err(no_source)?;
     parts.retry("fetch source", || parts.fetcher.sources().fetch(&source)).await
 }
 
-fn unnamed(why: String) -> TargetError {
+fn no_source(why: String) -> TargetError {
     TargetError::unmet(
         why,
         "exclude this kernel with `kernels` and `release` of the image, or name another source",
@@ -128,7 +128,7 @@ fn unnamed(why: String) -> TargetError {
 }
 
 /// A prebuilt image that exists and is usable.
-struct Found {
+struct PrebuiltImage {
     /// Reference in the definition, by digest.
     image: ImageReference,
     /// Reference to fetch from.
@@ -137,10 +137,10 @@ struct Found {
     path: Option<String>,
 }
 
-impl Found {
+impl PrebuiltImage {
     async fn find(parts: &Parts, source: &SourceImage, target: &KernelTarget) -> Result<Self> {
         let (wanted, path) =
-            source.for_kernel(target).map_err(|missing| unnamed(format!("there is no {missing}")))?;
+            source.for_kernel(target).map_err(|missing| no_source(format!("there is no {missing}")))?;
         let absent = || {
             let hint =
                 "publish it for this kernel, or exclude the kernel with `kernels` and `release` of the image";
@@ -199,8 +199,8 @@ impl Found {
     }
 
     fn directory(&self, tree: &Path, path: &str) -> Result<PathBuf> {
-        let place = links::resolve(tree, Path::new(path))?.map(|place| tree.join(place));
-        place.filter(|place| place.is_dir()).ok_or_else(|| {
+        let directory = links::resolve(tree, Path::new(path))?.map(|path| tree.join(path));
+        directory.filter(|directory| directory.is_dir()).ok_or_else(|| {
             let message = format!("prebuilt image {} has no directory {path}", self.image);
             TargetError::unmet(
                 message,

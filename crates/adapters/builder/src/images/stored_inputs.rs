@@ -70,8 +70,7 @@ pub async fn look_up_root_fs(
         let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
         for image in images {
             let Ok(toolchain) = image.spec.toolchain(family) else { continue };
-            let root = PackageRoot::of_toolchain(&toolchain, target);
-            let Some(root) = root else { continue };
+            let Some(root) = PackageRoot::of_toolchain(&toolchain, target) else { continue };
             let key = toolchain_key(image, family, target, resolved.system(target));
             let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };
             let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
@@ -80,14 +79,14 @@ pub async fn look_up_root_fs(
     }
     let arches: BTreeSet<Architecture> = targets.iter().map(|target| target.arch).collect();
     for image in images {
-        let Some(Ok(found)) = resolved.images.get(&image.metadata.name).cloned() else { continue };
-        let Some(identity) = found.base_identity else { continue };
+        let Some(Ok(resolved_image)) = resolved.images.get(&image.metadata.name).cloned() else { continue };
+        let Some(identity) = resolved_image.base_identity else { continue };
         for arch in &arches {
             let key = (FetchedInputs::BASE, identity.clone(), *arch);
             match &image.spec.runtime.base {
                 Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
                     // A failing lookup was already reported with the image.
-                    let root = base_root(parts, base, &image.spec.sources, &found.version).await;
+                    let root = base_root(parts, base, &image.spec.sources, &resolved_image.version).await;
                     if let Ok(Some(root)) = root {
                         look_up_one(parts, RootFsSpec::Packages(&root), key, resolved).await;
                     }
@@ -111,8 +110,8 @@ async fn look_up_one(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolv
     {
         resolved.unbuildable_root_fs.insert(key.clone(), with_hint(&why));
     }
-    let found = match unverified_root_fs(parts, spec, key.2).await {
-        Ok(found) => found.map(Unverified::Content),
+    let unverified = match unverified_root_fs(parts, spec, key.2).await {
+        Ok(unverified) => unverified.map(Unverified::Content),
         Err(error) if error.is_unreachable() => {
             resolved.unreachable = true;
             tracing::debug!(
@@ -123,5 +122,5 @@ async fn look_up_one(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolv
         }
         Err(error) => Some(Unverified::Refused(with_hint(&error))),
     };
-    resolved.unverified_root_fs.insert(key, found);
+    resolved.unverified_root_fs.insert(key, unverified);
 }

@@ -30,7 +30,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
         .buffered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
         .await?;
-    let made = assemble_union(
+    let built = assemble_union(
         &members,
         &UnionMetadata {
             title: union.image.as_str(),
@@ -41,24 +41,25 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     )?;
     parts.may_write()?;
     let (registry, kind) = (&parts.registry, media_type::OCI_MANIFEST);
-    registry.push_bytes(repository, &made.config).await?;
-    let by_digest = Version::Digest(made.digest.clone());
-    registry.push_manifest(repository, &by_digest, kind, &made.manifest).await?;
-    let documents = documents(union, &made)?;
-    let image = StoredImage { parts, repository, digest: &made.digest };
+    registry.push_bytes(repository, &built.config).await?;
+    let by_digest = Version::Digest(built.digest.clone());
+    registry.push_manifest(repository, &by_digest, kind, &built.manifest).await?;
+    let documents = documents(union, &built)?;
+    let image = StoredImage { parts, repository, digest: &built.digest };
     for artifact in &documents.artifacts {
         image.push_document(artifact).await?;
     }
     image.sign(union.image.as_str(), &documents.claims).await?;
     parts.may_write()?;
-    let manifest = StoredManifest { digest: made.digest, media_type: kind.to_owned(), bytes: made.manifest };
+    let manifest =
+        StoredManifest { digest: built.digest, media_type: kind.to_owned(), bytes: built.manifest };
     tag_beside_others(parts, &union.image, union.architecture, &union.reference, &manifest, false).await?;
     let stored = parts.look_up_for(&union.reference, union.architecture).await?;
     stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
 }
 
 /// Creates the documents of a union image. They only list the members; the members' own documents have the details.
-fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
+fn documents(union: &PlannedUnion, built: &Assembled) -> Result<Documents> {
     let members = union.members.iter().map(|member| Material {
         version: Some(member.kernel.to_string()),
         digest: Some(member.digest.clone()),
@@ -68,7 +69,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
         subject: Subject {
             name: union.image.to_string(),
             version: union.version.clone(),
-            digest: made.digest.clone(),
+            digest: built.digest.clone(),
             target: None,
             architecture: union.architecture,
             input_hash: union.input_hash,
@@ -82,7 +83,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
         modules: Vec::new(),
         confinement: Confinement::default(),
     };
-    Documents::of(&provenance, &made.manifest)
+    Documents::of(&provenance, &built.manifest)
 }
 
 /// Manifest and configuration of a member.

@@ -51,7 +51,6 @@ pub struct VerifyCheck {
     pub result: CheckResult,
     /// Details of the result.
     pub message: String,
-    /// Suggested remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<&'static str>,
 }
@@ -74,9 +73,9 @@ pub struct VerifyReport {
 
 impl VerifyReport {
     /// Whether no check found a problem. Skipped checks count as passed here, but not for `verified`.
-    pub fn is_in_order(&self) -> bool {
+    pub fn has_no_problems(&self) -> bool {
         self.checks.iter().all(|check| matches!(check.result, CheckResult::Ok | CheckResult::Skipped))
-            && self.platforms.iter().all(Self::is_in_order)
+            && self.platforms.iter().all(Self::has_no_problems)
     }
 }
 
@@ -275,8 +274,8 @@ async fn check_blobs(
         return Ok(Err(Finding::failed(problems.join("; "), PUSH_AGAIN)));
     }
     let bytes: u64 = blobs.iter().map(|blob| blob.size).sum();
-    let how = if deep { "verified" } else { "there" };
-    Ok(Ok(format!("{} blobs with {bytes} bytes in total are {how}", blobs.len())))
+    let state = if deep { "verified" } else { "there" };
+    Ok(Ok(format!("{} blobs with {bytes} bytes in total are {state}", blobs.len())))
 }
 
 /// Checks that farrier's annotations exist and can be parsed.
@@ -306,11 +305,11 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
     let image = StoredImage { parts, repository, digest };
-    // No signature is enough, so that a damaged signature is reported even if the others suffice.
+    // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
-    let signer_check = signers.check(&found);
-    let revoked = if signer_check.is_enough() { String::new() } else { image.revoked_signers().await? };
-    let is_gone = found.is_empty() && image.is_gone(provenance::SIGSTORE_BUNDLE).await?;
+    let judgement = signers.judge(&found);
+    let revoked = if judgement.is_enough() { String::new() } else { image.revoked_signers().await? };
+    let is_deleted = found.is_empty() && image.is_referrer_deleted(provenance::SIGSTORE_BUNDLE).await?;
     checks.add(
         "signature",
         match (signer_check.is_enough(), found.unread()) {
@@ -318,9 +317,9 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
             (true, Some(why)) => {
                 Err(Finding::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
             }
-            (false, _) if is_gone => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
-            (false, _) if found.is_empty() => Err(Finding::absent(signer_check.to_string(), SIGN)),
-            (false, _) => Err(Finding::failed(format!("{signer_check}{revoked}"), SIGN)),
+            (false, _) if is_deleted => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
+            (false, _) if found.is_empty() => Err(Finding::absent(judgement.to_string(), SIGN)),
+            (false, _) => Err(Finding::failed(format!("{judgement}{revoked}"), SIGN)),
         },
     );
     Ok(())
@@ -335,12 +334,12 @@ async fn read_document(
     kind: &DocumentKind,
 ) -> Result<Result<Option<Vec<u8>>, Finding>> {
     let image = StoredImage { parts, repository: subject.repository, digest: image_digest };
-    let found = image.find_document(kind).await;
-    if matches!(found, Ok(None)) && image.is_gone(kind.media_type).await? {
+    let document = image.find_document(kind).await;
+    if matches!(document, Ok(None)) && image.is_referrer_deleted(kind.media_type).await? {
         return Ok(Err(Finding::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
     }
-    match found {
-        Ok(found) => Ok(Ok(found)),
+    match document {
+        Ok(document) => Ok(Ok(document)),
         Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
             Ok(Err(Finding::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
         }
@@ -356,9 +355,9 @@ async fn check_document(
     kind: &DocumentKind,
     fits: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Result<Outcome> {
-    let found = read_document(parts, subject, &subject.digest, kind).await?;
-    Ok(found.and_then(|found| match found {
-        Some(found) => judge_document(subject, kind, &found, fits),
+    let content = read_document(parts, subject, &subject.digest, kind).await?;
+    Ok(content.and_then(|content| match content {
+        Some(content) => judge_document(subject, kind, &content, fits),
         None => Err(Finding::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
     }))
 }
@@ -377,9 +376,9 @@ fn judge_document(
         }
         predicate = statement.predicate;
     }
-    let said = fits(&predicate, subject)?;
+    let summary = fits(&predicate, subject)?;
     if subject.signers.is_none() {
-        return Ok(said);
+        return Ok(summary);
     }
     let of_kind = |statement: &&Statement| statement.predicate_type == kind.predicate_type;
     let mut signed = subject.statements.iter().filter(of_kind).peekable();
@@ -389,7 +388,7 @@ fn judge_document(
     if !signed.any(|statement| statement.predicate == predicate) {
         return Err(Finding::failed("the signed document differs from the attached document", SIGN));
     }
-    Ok(format!("{said}, signed"))
+    Ok(format!("{summary}, signed"))
 }
 
 /// Checks the reports of a union image's members, which are images for single kernels. The union image has no report.
@@ -397,23 +396,23 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
     let (mut problems, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;
     for (kernel, digest) in &subject.facts.members {
-        let found = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
-            Ok(found) => found,
+        let content = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
+            Ok(content) => content,
             Err(finding) => {
                 hint = finding.hint;
                 problems.push(format!("report for {kernel}: {}", finding.why));
                 continue;
             }
         };
-        let report = found.and_then(|found| serde_json::from_slice::<Value>(&found).ok());
+        let report = content.and_then(|content| serde_json::from_slice::<Value>(&content).ok());
         match report.as_ref().map(|report| report["report"]["verdict"].as_str().unwrap_or("none")) {
             Some("loads") => {}
             Some("unknown") if subject.allows_unknown => unknown.push(kernel.to_string()),
-            Some(said) => {
-                if said == "unknown" {
+            Some(verdict) => {
+                if verdict == "unknown" {
                     hint = ALLOW;
                 }
-                problems.push(format!("report for {kernel}: verdict {said}"));
+                problems.push(format!("report for {kernel}: verdict {verdict}"));
             }
             None => problems.push(format!("report for {kernel} is missing")),
         }
@@ -438,8 +437,8 @@ fn about_other_kernel(kernel: Option<&str>) -> String {
 fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     let report = &document["report"];
     let (kernel, verdict) = (report["kernel"].as_str(), report["verdict"].as_str().unwrap_or("nothing"));
-    let wanted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
-    if kernel != wanted.as_deref() {
+    let recorded_kernel = subject.facts.kernel_release.as_ref().map(ToString::to_string);
+    if kernel != recorded_kernel.as_deref() {
         return Err(about_other_kernel(kernel).into());
     }
     let kernel = kernel.unwrap_or_default();
@@ -448,15 +447,15 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
         ("loads", Some("loads")) => Ok(format!("loads on {kernel}")),
         ("unknown", Some("unknown")) if subject.allows_unknown => Ok(format!(
             "unknown on {kernel}, which the definition allows{}",
-            subject.facts.check_summary.as_ref().map(|words| format!(" ({words})")).unwrap_or_default()
+            subject.facts.check_summary.as_ref().map(|summary| format!(" ({summary})")).unwrap_or_default()
         )),
         ("unknown", Some("unknown")) => {
             Err(Finding::failed("verdict unknown, which no definition allows", ALLOW))
         }
-        (said, Some(recorded)) if said != recorded => {
-            Err(format!("verdict {said}, but the image's annotation says {recorded}").into())
+        (_, Some(recorded)) if verdict != recorded => {
+            Err(format!("verdict {verdict}, but the image's annotation says {recorded}").into())
         }
-        (said, _) => Err(format!("verdict {said}").into()),
+        _ => Err(format!("verdict {verdict}").into()),
     }
 }
 

@@ -48,7 +48,6 @@ pub trait BootChecker: Send + Sync {
 pub struct BootCheckError {
     /// The error of the boot checker.
     pub error: Box<dyn Error + Send + Sync>,
-    /// Suggested remedy.
     pub hint: String,
     /// Whether the same build would fail again.
     pub is_permanent: bool,

@@ -31,7 +31,7 @@ pub enum FindingKind {
     Tampered,
     /// The kernel would refuse the modules.
     Refused,
-    /// The check cannot tell whether the modules load, and the definition does not accept that.
+    /// The verdict of the check is `unknown`, which the definition denies.
     Unknown,
     /// In the boot check the kernel did not load the modules.
     BootRefused,
@@ -46,11 +46,9 @@ pub enum FindingKind {
 #[error("{message}")]
 pub struct Finding {
     pub kind: FindingKind,
-    /// The problem.
     pub message: String,
     /// Details to show below the message, such as a report or the end of a log.
     pub detail: Vec<String>,
-    /// Hint for the user.
     pub hint: Option<String>,
 }
 
@@ -91,10 +89,8 @@ pub enum TargetError {
     /// An input cannot be fetched.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// The engine failed.
     #[error(transparent)]
     Engine(EngineError),
-    /// The registry failed.
     #[error(transparent)]
     Registry(RegistryError),
     /// The payload, its layer or the entrypoint binary is unusable.
@@ -103,7 +99,6 @@ pub enum TargetError {
     /// The image is invalid or cannot be assembled.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// The key that signs modules or images cannot be used.

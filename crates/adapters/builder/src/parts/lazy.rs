@@ -63,7 +63,7 @@ impl LazyEngine {
         }
     }
 
-    /// Whether a build may fall back to another engine than the one that was found.
+    /// Whether a build may use another engine if the found engine does not support it.
     pub(crate) fn may_fall_back(&self) -> bool {
         self.choice == EngineChoice::Auto
     }
@@ -73,7 +73,7 @@ impl LazyEngine {
 /// from the same bytes even if the file changes.
 #[derive(Clone, Debug, Default)]
 pub struct LazyEntrypoint {
-    given: Option<PathBuf>,
+    path: Option<PathBuf>,
     programs: Arc<[Program; 2]>,
 }
 
@@ -86,8 +86,8 @@ struct Program {
 
 impl LazyEntrypoint {
     /// Uses the given file, or the one next to farrier's executable.
-    pub fn new(given: Option<PathBuf>) -> Self {
-        Self { given, ..Self::default() }
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self { path, ..Self::default() }
     }
 
     fn program(&self, arch: Architecture) -> &Program {
@@ -98,7 +98,7 @@ impl LazyEntrypoint {
     /// exists, that one is returned.
     pub async fn binary(&self, arch: Architecture) -> Result<&Arc<Entrypoint>> {
         let read = || async {
-            let path = find_entrypoint(self.given.as_deref(), arch)?;
+            let path = find_entrypoint(self.path.as_deref(), arch)?;
             Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
         };
         self.program(arch).binary.get_or_try_init(read).await
@@ -106,11 +106,11 @@ impl LazyEntrypoint {
 
     /// Returns the architectures for which a binary exists.
     pub async fn architectures(&self) -> Result<BTreeSet<Architecture>> {
-        let mut found = BTreeSet::new();
+        let mut architectures = BTreeSet::new();
         for arch in [Architecture::Amd64, Architecture::Arm64] {
-            found.insert(self.binary(arch).await?.arch);
+            architectures.insert(self.binary(arch).await?.arch);
         }
-        Ok(found)
+        Ok(architectures)
     }
 
     /// Writes the entrypoint layer for an image of the architecture.

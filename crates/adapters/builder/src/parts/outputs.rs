@@ -1,4 +1,4 @@
-//! What is published beside an image.
+//! Outputs of an image, which are published as its referrers.
 
 use farrier_core::image::{Digest, HostOutput, Repository};
 use oci::Artifact;
@@ -8,7 +8,7 @@ use super::{error::Result, shared::Parts};
 /// Makes outputs from published images.
 #[async_trait::async_trait]
 pub trait OutputMaker: Send + Sync {
-    /// Makes an output as a referrer of the image for one kernel. The same image gives the same bytes, on every machine.
+    /// Makes an output as a referrer of the image for one kernel. The same image yields the same bytes on every machine.
     async fn make(
         &self,
         parts: &Parts,

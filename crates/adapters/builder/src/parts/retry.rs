@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::TargetError;
 
-/// Runs `action` until it succeeds, fails permanently, or exhausts the retries.
+/// Runs `action` until it succeeds, fails permanently, or exhausts the retries. The log calls the action `name`.
 pub async fn with_retry<T, E, F>(
-    what: &str,
+    name: &str,
     cancel: &CancellationToken,
     mut action: impl FnMut() -> F,
 ) -> Result<T, TargetError>
@@ -35,8 +35,8 @@ where
         let delay = if is_worthwhile { retry_delay(attempt) } else { None };
         let Some(delay) = delay else { return Err(error) };
         attempt += 1;
-        let (host, cause) = error.fault().unwrap_or_else(|| (what, root_cause(&error)));
-        log_retry((host, &cause), what, attempt, &error);
+        let (host, cause) = error.fault().unwrap_or_else(|| (name, root_cause(&error)));
+        log_retry((host, &cause), name, attempt, &error);
         tokio::select! {
             () = cancel.cancelled() => return Err(TargetError::Canceled),
             () = tokio::time::sleep(delay) => {}

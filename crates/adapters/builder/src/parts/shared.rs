@@ -166,20 +166,20 @@ impl Parts {
 
     /// Runs `action` until it succeeds, fails permanently, or exhausts the retries. Registry clients retry on their
     /// own.
-    pub async fn retry<T, E, F>(&self, what: &str, action: impl FnMut() -> F) -> Result<T>
+    pub async fn retry<T, E, F>(&self, name: &str, action: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, E>>,
         E: Into<TargetError>,
     {
-        with_retry(what, &self.cancel, action).await
+        with_retry(name, &self.cancel, action).await
     }
 
     /// Whether the registry refuses an image to clients without credentials; false if the registry does not answer.
     pub async fn refuses_anonymous(&self, image: &ImageReference) -> bool {
         let options = RegistryOptions { net: self.fetcher.net().clone(), ..RegistryOptions::default() };
         let anonymous = connect(&self.location, &options);
-        let found = anonymous.manifest(&image.repository, &image.version).await;
-        matches!(found, Err(RegistryError::Denied { .. }))
+        let outcome = anonymous.manifest(&image.repository, &image.version).await;
+        matches!(outcome, Err(RegistryError::Denied { .. }))
     }
 
     /// Returns the client for a repository: the configured registry if farrier publishes to the repository, otherwise a
@@ -270,9 +270,9 @@ impl Parts {
 
     /// Returns the digest of an image's mirror copy, if there is one.
     async fn copy_of(&self, reference: &ImageReference) -> Result<Option<(Repository, Digest)>> {
-        let Some(place) = self.mirror_repository(reference)? else { return Ok(None) };
-        let found = self.registry_of_needs(&place).manifest(&place, &reference.version).await?;
-        Ok(found.map(|found| (place, found.digest)))
+        let Some(mirror) = self.mirror_repository(reference)? else { return Ok(None) };
+        let copy = self.registry_of_needs(&mirror).manifest(&mirror, &reference.version).await?;
+        Ok(copy.map(|copy| (mirror, copy.digest)))
     }
 
     /// Returns the reference to fetch an image from: its mirror copy, if there is one, pinned by digest.
@@ -293,11 +293,11 @@ impl Parts {
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(Some(reference));
         }
-        // A tag may have moved upstream. Offline, farrier cannot ask upstream, so the latest copy counts.
+        // Its own registry is authoritative, because the tag may have moved there. Offline, use the latest copy.
         let copy = if self.fetcher.is_offline() { self.copy_of(&reference).await? } else { None };
         let digest = match copy {
             Some((_, digest)) => Some(digest),
-            None => self.manifest(&reference).await?.map(|found| found.digest),
+            None => self.manifest(&reference).await?.map(|stored| stored.digest),
         };
         let repository = reference.repository;
         Ok(digest.map(|digest| ImageReference { repository, version: Version::Digest(digest) }))
@@ -330,9 +330,9 @@ impl Parts {
         &self,
         repository: &Repository,
         blob: &Descriptor,
-        what: &str,
+        name: &str,
     ) -> Result<Vec<u8>> {
-        fetch_small(&self.cache, self.registry_of(repository), repository, blob, what).await
+        fetch_small(&self.cache, self.registry_of(repository), repository, blob, name).await
     }
 }
 
@@ -341,10 +341,10 @@ async fn fetch_small(
     registry: &dyn Registry,
     repository: &Repository,
     blob: &Descriptor,
-    what: &str,
+    name: &str,
 ) -> Result<Vec<u8>> {
     if blob.size > MAX_DOCUMENT {
-        let action = format!("fetch {what} {repository}@{}", blob.digest);
+        let action = format!("fetch {name} {repository}@{}", blob.digest);
         let reason = format!("it has {} bytes, more than the limit of {MAX_DOCUMENT} bytes", blob.size);
         return Err(RegistryError::protocol(registry.describe(), action, reason).into());
     }
@@ -382,14 +382,14 @@ pub async fn entries(
     index: &ImageIndex,
     bytes: &[u8],
 ) -> Result<BTreeMap<Architecture, StoredManifest>> {
-    let (mut images, mut named) = (BTreeMap::new(), BTreeSet::new());
+    let (mut images, mut seen) = (BTreeMap::new(), BTreeSet::new());
     if !index.is_canonical(bytes) {
         return Ok(images);
     }
     for entry in &index.manifests {
-        let linux = |arch: &Architecture| entry.platform == Some(Platform::linux(arch.as_str()));
+        let is_linux = |arch: &Architecture| entry.platform == Some(Platform::linux(arch.as_str()));
         let architecture = entry.platform.as_ref().and_then(|platform| platform.architecture.parse().ok());
-        let Some(architecture) = architecture.filter(linux).filter(|found| named.insert(*found)) else {
+        let Some(architecture) = architecture.filter(is_linux).filter(|arch| seen.insert(*arch)) else {
             return Ok(BTreeMap::new());
         };
         // Skip a missing image: the next reconcile publishes it.

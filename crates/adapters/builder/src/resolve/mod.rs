@@ -36,33 +36,32 @@ pub async fn resolve_more(
     resolved: &mut Resolved,
 ) {
     let known = &resolved.images;
-    let all = images;
     // Collected, because a closure held across an `await` would make the future not `Send`.
-    let images: Vec<_> = images
+    let lookups: Vec<_> = images
         .iter()
         .copied()
         .filter(|image| !known.contains_key(&image.metadata.name))
         .map(|image| async move { (image.metadata.name.clone(), resolve_image(parts, image).await) })
         .collect();
-    for (name, outcome) in stream::iter(images).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
+    for (name, outcome) in stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
-    resolve_trees(parts, all, targets, &mut resolved.trees).await;
-    let mut unknown_headers = Vec::new();
+    resolve_trees(parts, images, targets, &mut resolved.trees).await;
+    let mut header_lookups = Vec::new();
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
         if !resolved.headers.contains_key(target) {
             let source = family.spec.headers_for(target, resolved.system(target));
-            unknown_headers.push(async move {
+            header_lookups.push(async move {
                 let look = || parts.fetcher.headers().identity(&source, target);
                 (target.clone(), parts.retry("look up headers", look).await)
             });
         }
     }
-    // Each lookup asks the store, so run them concurrently.
+    // Each lookup sends requests to the store, so run them concurrently.
     for (target, outcome) in
-        stream::iter(unknown_headers).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
+        stream::iter(header_lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
@@ -73,20 +72,20 @@ pub async fn resolve_more(
             resolved.without_headers.extend(missing.clone().map(|looked_for| (target.clone(), looked_for)));
             let refused = refused.clone().map(Unverified::Refused);
             let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
-            resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
+            resolved.unverified_headers.extend(unverified.map(|unverified| (target.clone(), unverified)));
         }
-        let outcome = outcome.map(|found| found.identity).map_err(|error| {
+        let outcome = outcome.map(|headers| headers.identity).map_err(|error| {
             let detail = with_hint(&error);
             match error {
-                // The registry of the images is at fault, whatever is looked up there.
+                // The store failed, so it is unknown whether the headers exist.
                 TargetError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
                 _ => SkipReason::Headers { detail },
             }
         });
         resolved.headers.insert(target, outcome);
     }
-    resolve_toolchains(parts, all, targets, resolved).await;
-    resolve_header_texts(parts, all, targets, resolved).await;
+    resolve_toolchains(parts, images, targets, resolved).await;
+    resolve_header_texts(parts, images, targets, resolved).await;
 }
 
 /// Resolves the toolchains, after the headers, which can determine them.
@@ -104,8 +103,8 @@ async fn resolve_toolchains(
             if !resolved.toolchains.contains_key(&key) {
                 let outcome = match image.spec.toolchain(family) {
                     Ok(toolchain) => {
-                        let found = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
-                        found.map_err(|error| {
+                        let identity = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
+                        identity.map_err(|error| {
                             resolved.unreachable |= error.is_unanswered();
                             with_hint(&error)
                         })
@@ -146,7 +145,7 @@ async fn resolve_header_texts(
     {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         let answers: Vec<Result<bool, String>> = match outcome {
-            Ok(Lookup::Found(found)) => found.into_iter().map(Ok).collect(),
+            Ok(Lookup::Found(contained)) => contained.into_iter().map(Ok).collect(),
             Ok(Lookup::Missing { looked_for, hint }) => {
                 vec![Err(format!("there is no {looked_for} ({hint})")); texts.len()]
             }
@@ -269,7 +268,7 @@ pub(crate) async fn resolve_trees(
 
 async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget) -> Result<Digest, String> {
     match parts.fetcher.host_tree(tree, target).await {
-        Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
+        Ok(HostTreeLookup::Found(tree)) => Ok(tree.digest),
         Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
         Err(error) => {
             let hint = error.hint().map(|hint| format!(": {hint}")).unwrap_or_default();

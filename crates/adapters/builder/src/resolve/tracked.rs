@@ -20,9 +20,9 @@ use crate::parts::Parts;
 /// Returns the newest kernels of the tracked suites and repositories, for platforms whose nodes need images. An unreadable suite
 /// or repository announces no kernels this time, so that the images for running kernels are still built.
 pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<TrackedKernel> {
-    let mut found = BTreeSet::new();
+    let mut kernels = BTreeSet::new();
     if parts.definitions.families.iter().all(|family| family.spec.track.is_none()) {
-        return found;
+        return kernels;
     }
     let platforms = platforms_with_images(&parts.definitions, snapshot);
     for family in &parts.definitions.families {
@@ -32,11 +32,11 @@ pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<Trac
                 continue;
             }
             let newest = match track {
-                KernelTrack::Apt(suites) => of_suites(parts, family, suites, platform).await,
-                KernelTrack::Rpm(packages) => of_repositories(parts, family, packages, platform).await,
+                KernelTrack::Apt(suites) => newest_in_suites(parts, family, suites, platform).await,
+                KernelTrack::Rpm(packages) => newest_in_repositories(parts, family, packages, platform).await,
             };
             match newest {
-                Ok(newest) => found.extend(newest),
+                Ok(newest) => kernels.extend(newest),
                 Err(error) => {
                     let (family, hint) = (&family.metadata.name, error.hint());
                     tracing::warn!(%family, error = error_chain(&error), hint, "cannot look up the tracked kernels");
@@ -44,10 +44,10 @@ pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<Trac
             }
         }
     }
-    found
+    kernels
 }
 
-async fn of_suites(
+async fn newest_in_suites(
     parts: &Parts,
     family: &KernelFamily,
     suites: &TrackedSuites,
@@ -55,18 +55,18 @@ async fn of_suites(
 ) -> Result<Vec<TrackedKernel>> {
     let headers = parts.fetcher.headers();
     let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
-    let newest = |flavor| newest_of(parts, family, platform, flavor, &releases, debian_version::compare);
+    let newest = |flavor| newest_kernel(parts, family, platform, flavor, &releases, debian_version::compare);
     Ok(suites.flavors.iter().filter_map(|flavor| newest(flavor)).collect())
 }
 
 /// Returns the newest kernel of each flavor in each repository.
-async fn of_repositories(
+async fn newest_in_repositories(
     parts: &Parts,
     family: &KernelFamily,
     packages: &FurtherRpmPackages,
     platform: &Platform,
 ) -> Result<Vec<TrackedKernel>> {
-    // Repositories depend on the platform only, so any release will do.
+    // Repositories depend on the platform only, so the release is irrelevant.
     let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
     let headers = parts.fetcher.headers();
     let releases = match headers.rpm_releases(&family.spec.headers, packages, &platform.with(any)).await? {
@@ -77,20 +77,20 @@ async fn of_repositories(
             return Ok(Vec::new());
         }
     };
-    let mut found = Vec::new();
+    let mut kernels = Vec::new();
     for repository in releases {
         let mut flavors: BTreeMap<String, Vec<KernelRelease>> = BTreeMap::new();
         for release in repository {
             flavors.entry(rpm_flavor(&release)).or_default().push(release);
         }
-        found.extend(flavors.iter().filter_map(|(flavor, releases)| {
-            newest_of(parts, family, platform, flavor, releases, rpm_version::compare)
+        kernels.extend(flavors.iter().filter_map(|(flavor, releases)| {
+            newest_kernel(parts, family, platform, flavor, releases, rpm_version::compare)
         }));
     }
-    Ok(found)
+    Ok(kernels)
 }
 
-fn newest_of(
+fn newest_kernel(
     parts: &Parts,
     family: &KernelFamily,
     platform: &Platform,
