@@ -129,7 +129,7 @@ fn texts(data: &[u8]) {
     let _ = Index::read(RELEASE, &[(Origin::Host, tree)]);
     let _ = mounts::conceal(&node, "/run/x");
     let _ = parameters::check(&node, &parameters::FILES);
-    let _ = sriov::State::load_if_unloaded(&node, "/run/kept").map(|state| state.summary());
+    let _ = sriov::NetworkState::load_if_unloaded(&node, "/run/kept").map(|state| state.summary());
     let _ = kmsg::message(data);
     let _ = storage::uses(&node.paths);
     let _ = routes::Network::read(&node.paths).uses(&node.paths.at("/sys/class/net/eth0"));

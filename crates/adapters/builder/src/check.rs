@@ -91,7 +91,7 @@ pub(super) async fn static_check(
     let check = |mut facts: KernelFacts| {
         facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
-        let (required, needs) = (texts(&job.image.spec.modules), compile_inputs.needed.tables.clone());
+        let (required, needs) = (to_strings(&job.image.spec.modules), compile_inputs.needed.tables.clone());
         let (deny_unproven, files) = (denies_unproven(job), files.clone());
         blocking(move || {
             let report = kmod::check(&CheckRequest {

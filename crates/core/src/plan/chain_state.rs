@@ -48,8 +48,8 @@ impl<'a> ChainStates<'a> {
                 members.contains_key(name) && members.contains_key(need)
             };
             let member_edges: Vec<(&ImageName, &ImageName)> =
-                image_edges(images).filter(are_members).collect();
-            let chains = connected(members.keys().copied(), member_edges.iter().copied());
+                need_edges(images).filter(are_members).collect();
+            let chains = connected_components(members.keys().copied(), member_edges.iter().copied());
             for (name, chain) in &chains {
                 let chain_members = members.iter().filter(|(other, _)| chains.get(*other) == Some(chain));
                 let reasons = chain_members.filter_map(|(_, reason)| reason.as_ref());

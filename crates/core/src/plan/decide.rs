@@ -30,7 +30,7 @@ fn cannot_build(
         HeaderState::Unknown => None,
     };
     let family = families.iter().find(|family| family.metadata.name == cell.family)?;
-    if let Some(detail) = lacks_compiler(family, kernel_compiler) {
+    if let Some(detail) = missing_compiler(family, kernel_compiler) {
         return Some(SkipReason::NoCompiler { detail });
     }
     let unbuildable = |kind: &'static str, identity: &str| {

@@ -97,7 +97,7 @@ impl<'a> CellRequest<'a, '_> {
             _ => None,
         };
         let unknown =
-            family.spec.lacks([system_toolchain.unwrap_or_default(), system_headers], target, system);
+            family.spec.unresolved([system_toolchain.unwrap_or_default(), system_headers], target, system);
         let looked_for = resolved.without_headers.get(target).filter(|_| unknown.is_none());
         if let Some(looked_for) = looked_for {
             let detail = missing_headers_message(&definitions.families, target, looked_for);
@@ -169,7 +169,7 @@ impl<'a> CellRequest<'a, '_> {
         }
         let mut sources = self.image.spec.sources.iter();
         let source = sources
-            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
+            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_untrusted()))?;
         let detail = format!(
             "source {}: this site signs modules, but those of a third party's image are untrusted: name its \
              signer's key (`signedBy`), or let the site sign them anyway (`adoptUnsigned: true`)",

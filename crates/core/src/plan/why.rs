@@ -96,7 +96,7 @@ impl Explain<'_> {
             let is_chosen = |family: &&KernelFamily| Some(&family.metadata.name) == chosen;
             let families = &self.definitions.families;
             let family = families.iter().find(is_chosen).or_else(|| match_family(families, &cell.target));
-            chain.extend(family.map(|family| step("family", sources_of(family, &cell.target))));
+            chain.extend(family.map(|family| step("family", describe_sources(family, &cell.target))));
             chain.extend(cell.outcome.cell().map(|cell| inputs(cell)));
             chain.extend(self.outcome(name, &cell.target, Vec::new()));
             Explanation { subject: format!("{name} for {}", cell.target), chain }

@@ -185,10 +185,10 @@ impl Target {
             return Ok(ImportOutcome::Moved { previous: current.digest });
         }
         let new = verified.manifests.get(digest).filter(|_| content.is_joined());
-        Ok(match new.map_or(Joined::Foreign, |new| Joined::of(&current.bytes, &new.bytes)) {
-            Joined::Whole => ImportOutcome::Present,
+        Ok(match new.map_or(Joined::Incompatible, |new| Joined::of(&current.bytes, &new.bytes)) {
+            Joined::Unchanged => ImportOutcome::Present,
             Joined::New | Joined::Both(_) => ImportOutcome::Moved { previous: current.digest },
-            Joined::Foreign => ImportOutcome::Conflict { holds: current.digest },
+            Joined::Incompatible => ImportOutcome::Conflict { holds: current.digest },
         })
     }
 

@@ -101,7 +101,7 @@ pub async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
 async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
     let known: R = read_record(parts).await?;
-    let merged = known.joined(news);
+    let merged = known.merged(news);
     if merged == known {
         return Ok(false);
     }

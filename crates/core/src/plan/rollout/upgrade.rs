@@ -51,7 +51,7 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
         return Some(HoldReason::OrderedTwice { images });
     }
     let snapshot = context.inputs.snapshot;
-    let mut kinds = [ObservedKind::Pods].into_iter().chain(spec.makes_jobs().then_some(ObservedKind::Checks));
+    let mut kinds = [ObservedKind::Pods].into_iter().chain(spec.creates_jobs().then_some(ObservedKind::Checks));
     kinds.find_map(|kind| {
         let detail = snapshot.why_unseen(kind, &daemon_set.namespace)?.clone();
         Some(HoldReason::Unseen { what: kind, detail })
@@ -139,11 +139,12 @@ pub(super) fn in_order(
     daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
     desired: usize,
-    mut nodes: Vec<UpgradeNode<'_>>,
+    nodes: Vec<UpgradeNode<'_>>,
 ) -> Option<PlannedUpgrade> {
     let spec = context.spec.upgrade()?;
     let snapshot = context.inputs.snapshot;
     let mut workloads = Workloads::of(snapshot, &daemon_set.namespace);
+    let mut nodes = nodes;
     for node in &mut nodes {
         let note = UpgradeNote::of(node.facts);
         let job = |kind| snapshot.checks.get(&note.as_ref()?.job_name(kind, &node.facts.name)).cloned();
@@ -229,7 +230,7 @@ impl<'a> Workloads<'a> {
             let is_holder = || holders.iter().any(|holder| holder.pod.as_ref() == Some(&pod.uid));
             let leaves = match spec.drain {
                 Drain::None => false,
-                Drain::DeviceUsers => spec.is_user(&pod.requests) || is_holder(),
+                Drain::DeviceUsers => spec.uses_device(&pod.requests) || is_holder(),
                 Drain::Node => !is_pod_of(pod, &forecast) && !is_pod_of(pod, &check),
             };
             selected && leaves && !pod.stays

@@ -104,7 +104,7 @@ impl Upgrade<'_> {
     pub(super) fn begin(&self, node_upgrades: &mut [PlannedNodeUpgrade]) {
         let common_wait = self.common_wait(node_upgrades);
         let canary = self.canary_state(node_upgrades);
-        let most = self.spec.max_parallel.of(self.nodes.len());
+        let most = self.spec.max_parallel.limit(self.nodes.len());
         let under_way = |node_upgrade: &PlannedNodeUpgrade| node_upgrade.stage == UpgradeStage::UnderWay;
         let are_down = self.are_down();
         let mut busy = node_upgrades.iter().filter(|node_upgrade| under_way(node_upgrade)).count();

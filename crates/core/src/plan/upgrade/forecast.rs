@@ -75,7 +75,7 @@ fn work(
     nodes: usize,
     node_upgrades: &[PlannedNodeUpgrade],
 ) -> SignedDuration {
-    let parallel = upgrade.spec.max_parallel.of(upgrade.nodes.len());
+    let parallel = upgrade.spec.max_parallel.limit(upgrade.nodes.len());
     let canaries = match &upgrade.spec.canary {
         Some(Canary::Nodes(count)) => {
             let done =
