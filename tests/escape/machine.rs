@@ -44,7 +44,7 @@ fn debian_12s_kernel_holds() {
     tree.image("kit", programs.path());
     let kernel = kernel_image(&release).vmlinuz;
     let (directory, initramfs) = tree.pack();
-    let mut machine = Machine::boot(&kernel, directory, initramfs, MEMORY);
+    let mut machine = Machine::boot(&kernel, directory, initramfs, MEMORY, &[]);
     let prepared = machine.run(include_str!("guest.sh"), Duration::from_mins(2));
     assert_eq!(prepared.status, 0, "{}", prepared.text);
     for (user, walls) in PLAYS {

@@ -13,6 +13,7 @@ use crate::support::{
     virtual_machine::entrypoint,
 };
 
+mod connectivity;
 mod eviction;
 mod gpu;
 mod network;

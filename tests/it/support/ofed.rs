@@ -50,7 +50,24 @@ pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
 /// Returns the kernel's simulated devices with a driver named `mlx5_core`: `host/mlx5_core.ko`, and `other/mlx5_core.ko` with
 /// other parameter defaults. Debian's kernels lack this driver, but their source package contains it.
 pub fn netdevsim(release: &KernelRelease) -> PathBuf {
-    made_once("netdevsim", release, &fixture("netdevsim"), |release, fixture, work| {
+    variants_of("netdevsim", "net/netdevsim", "NETDEVSIM", &["host", "other"], release)
+}
+
+/// Returns the kernel's driver of the network card that QEMU has, under the name `mlx5_core`: `host/mlx5_core.ko`, another version
+/// of it as `other/mlx5_core.ko`, and one that sends nothing as `deaf/mlx5_core.ko`.
+pub fn e1000(release: &KernelRelease) -> PathBuf {
+    variants_of("e1000", "net/ethernet/intel/e1000", "E1000", &["host", "other", "deaf"], release)
+}
+
+/// Compiles variants of a driver of the kernel's source package, which the fixture's program `prepare` makes from its sources.
+fn variants_of(
+    name: &str,
+    directory: &str,
+    option: &str,
+    variants: &[&str],
+    release: &KernelRelease,
+) -> PathBuf {
+    made_once(name, release, &fixture(name), |release, fixture, work| {
         let headers = header_tree(release, &work.join("root"));
         let series = release.as_str().splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
         let package = format!("linux-source-{series}");
@@ -58,15 +75,15 @@ pub fn netdevsim(release: &KernelRelease) -> PathBuf {
         let sources = work.join("sources");
         fs::create_dir(&sources).unwrap();
         run(Command::new("tar")
-            .args(["--extract", "--strip-components=4", "--file"])
-            .args([&archive, Path::new("--directory"), &sources])
-            .arg(format!("{package}/drivers/net/netdevsim")));
-        for kind in ["host", "other"] {
+            .arg(format!("--strip-components={}", 2 + directory.split('/').count()))
+            .args([Path::new("--extract"), Path::new("--file"), &archive, Path::new("--directory"), &sources])
+            .arg(format!("{package}/drivers/{directory}")));
+        for kind in variants {
             let (tree, out) = (work.join(kind), work.join("out").join(kind));
             fs::create_dir_all(&out).unwrap();
             run(Command::new("cp").arg("-r").args([&sources, &tree]));
             run(Command::new(fixture.join("prepare")).arg(kind).current_dir(&tree));
-            make_modules(&headers, &tree, &["CONFIG_NETDEVSIM=m".to_owned()]);
+            make_modules(&headers, &tree, &[format!("CONFIG_{option}=m")]);
             fs::copy(tree.join("mlx5_core.ko"), out.join("mlx5_core.ko")).unwrap();
         }
     })
@@ -74,9 +91,14 @@ pub fn netdevsim(release: &KernelRelease) -> PathBuf {
 
 /// Adds the driver with other parameter defaults to an image.
 pub fn add_other_netdevsim(root: &Path, release: &KernelRelease, kernel: &KernelImage) {
-    let updates = root.join("lib/modules").join(release.as_str()).join("updates");
+    add_driver(root, &netdevsim(release).join("other/mlx5_core.ko"), kernel);
+}
+
+/// Adds a module to an image.
+pub fn add_driver(root: &Path, module: &Path, kernel: &KernelImage) {
+    let updates = root.join("lib/modules").join(kernel.release.as_str()).join("updates");
     fs::create_dir_all(&updates).unwrap();
-    fs::copy(netdevsim(release).join("other/mlx5_core.ko"), updates.join("mlx5_core.ko")).unwrap();
+    fs::copy(module, updates.join(module.file_name().unwrap())).unwrap();
     depmod(kernel, root);
 }
 

@@ -41,8 +41,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Boots a kernel with an initramfs, whose name is relative to `directory`, and waits for the agent.
-    pub fn boot(kernel: &Path, directory: TempDir, initramfs: &str, memory: u32) -> Self {
+    /// Boots a kernel with an initramfs, whose name is relative to `directory`, and waits for the agent. `devices` are further arguments of
+    /// QEMU.
+    pub fn boot(kernel: &Path, directory: TempDir, initramfs: &str, memory: u32, devices: &[&str]) -> Self {
         let console = directory.path().join("console");
         File::create(&console).unwrap();
         let mut child = Command::new("qemu-system-x86_64")
@@ -58,6 +59,7 @@ impl Machine {
             .arg("-chardev")
             .arg(format!("file,id=console,path={}", console.display()))
             .args(["-serial", "chardev:console", "-serial", "chardev:agent"])
+            .args(devices)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

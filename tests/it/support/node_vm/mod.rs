@@ -23,6 +23,9 @@ const STEP: Duration = Duration::from_mins(1);
 /// of the manifest says nothing here.
 const END: Duration = Duration::from_mins(6);
 
+/// Address and port of the only server in the network of [`Node::boot_with_network`].
+pub const ECHO_SERVER: &str = "10.0.2.100:6443";
+
 /// A running node.
 pub struct Node {
     machine: Machine,
@@ -37,11 +40,23 @@ pub struct Started {
 impl Node {
     /// Boots the node.
     pub fn boot(kernel: &KernelImage, tree: NodeTree) -> Self {
+        Self::boot_with(kernel, tree, &[])
+    }
+
+    /// Boots the node with a network card of type e1000. Its network has no way out; at [`ECHO_SERVER`], a server sends back
+    /// what it receives.
+    pub fn boot_with_network(kernel: &KernelImage, tree: NodeTree) -> Self {
+        let network = format!("user,id=network,restrict=on,guestfwd=tcp:{ECHO_SERVER}-cmd:cat");
+        // No ROM: the firmware boots nothing from this card.
+        Self::boot_with(kernel, tree, &["-netdev", &network, "-device", "e1000,netdev=network,romfile="])
+    }
+
+    fn boot_with(kernel: &KernelImage, tree: NodeTree, devices: &[&str]) -> Self {
         let (directory, initramfs) = tree.pack();
         // During unpacking, the archive is in memory twice.
         let size = directory.path().join(initramfs).metadata().unwrap().len() >> 20;
         let memory = 448 + 3 * u32::try_from(size).unwrap();
-        Self { machine: Machine::boot(&kernel.vmlinuz, directory, initramfs, memory) }
+        Self { machine: Machine::boot(&kernel.vmlinuz, directory, initramfs, memory, devices) }
     }
 
     /// Runs a script on the node, regardless of its exit status.
