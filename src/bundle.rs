@@ -158,14 +158,14 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let mut exports = Vec::new();
     for content in contents {
         let repository = select::repository(location, &content.repository)?;
-        exports.push(Wanted { repository, registry: Arc::clone(registry), content });
+        exports.push(ContentRequest { repository, registry: Arc::clone(registry), content });
     }
     if let Some(reference) = &args.farrier_image {
         exports.push(farrier_image(&session.global, reference).await?);
     }
     let from = location.to_string();
     let mut collection = bundle::collect(&exports, &from, since.as_ref()).await?;
-    collection.licensed_as(licenses);
+    collection.set_licenses(licenses);
     if let Some(key) = &key {
         collection.set_signer(key);
     }
@@ -213,7 +213,7 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<ContentReques
     let digest = manifest.ok_or_else(|| BundleError::Absent(reference.to_string()))?.digest;
     let tag = version.tag().cloned();
     let content = Content { kind: ContentKind::Farrier, repository: "farrier".to_owned(), tag, digest };
-    Ok(Wanted { content, repository: repository.clone(), registry })
+    Ok(ContentRequest { content, repository: repository.clone(), registry })
 }
 
 async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {

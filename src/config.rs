@@ -88,7 +88,7 @@ impl Defaults {
         let mut text = String::new();
         file.read_to_string(&mut text)?;
         let at_position = |error: &yaml::YamlError| {
-            invalid(format!(":{}:{}: {}", error.at.line, error.at.column, error.message))
+            invalid(format!(":{}:{}: {}", error.position.line, error.position.column, error.message))
         };
         let documents = yaml::documents(&text).map_err(|error| at_position(&error))?;
         let Some(document) = documents.first() else { return Ok(Some(Self::default())) };

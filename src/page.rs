@@ -49,18 +49,18 @@ pub struct ServedPage {
     pub actions: Option<Arc<Actions>>,
 }
 
-/// Makes the page of a service at `address`. `requested` is notified when an action calls for a reconcile.
+/// Makes the page of a service at `address`. `reconcile_request` is notified when an action calls for a reconcile.
 pub fn serve_page(
     args: &PageArgs,
     address: SocketAddr,
     parts: &Parts,
     cluster: &Arc<dyn Cluster>,
     kube: Option<&Arc<KubeCluster>>,
-    requested: &Arc<Notify>,
+    reconcile_request: &Arc<Notify>,
 ) -> ServedPage {
     let local = address.ip().is_loopback();
     let actions = args.page_actions.then(|| {
-        Actions::new(parts.clone(), Arc::clone(cluster), kube.cloned(), local, Arc::clone(requested))
+        Actions::new(parts.clone(), Arc::clone(cluster), kube.cloned(), local, Arc::clone(reconcile_request))
     });
     let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
     let router = page.router();

@@ -86,7 +86,7 @@ pub async fn serve(
     parts.reporter = Arc::new(Logs);
     let identity = identity();
     let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
-    let (stop_server, asked) = (CancellationToken::new(), Arc::<Notify>::default());
+    let (stop_server, reconcile_request) = (CancellationToken::new(), Arc::<Notify>::default());
     #[cfg(feature = "dashboard")]
     let mut page = None;
     if let Some(address) = listen(args, kube.is_some())? {
@@ -95,7 +95,7 @@ pub async fn serve(
         let routes = routes.merge(header_routes(&parts, args.collect_keys.as_ref()));
         #[cfg(feature = "dashboard")]
         let routes = {
-            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &asked);
+            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &reconcile_request);
             let routes = routes.merge(served.router.clone());
             page = Some(served);
             routes

@@ -58,14 +58,15 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
         parts.definitions = definitions_of_registry(&parts).await?;
         Arc::new(NoCluster)
     };
-    let requested = Arc::<Notify>::default();
-    let actions = page_actions
-        .then(|| Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&requested)));
+    let reconcile_request = Arc::<Notify>::default();
+    let actions = page_actions.then(|| {
+        Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&reconcile_request))
+    });
     let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
     let exit = tokio::select! {
         biased;
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
-        result = show(session, &parts, cluster.as_ref(), &page, &requested, no_browser) => result,
+        result = show(session, &parts, cluster.as_ref(), &page, &reconcile_request, no_browser) => result,
     };
     // Wait for a running build, which stops and cleans up.
     if let Some(actions) = actions {
@@ -80,7 +81,7 @@ async fn show(
     parts: &Parts,
     cluster: &dyn Cluster,
     page: &Arc<PageServer>,
-    requested: &Notify,
+    reconcile_request: &Notify,
     no_browser: bool,
 ) -> Result<Exit> {
     let definitions = Arc::new(parts.definitions.clone());
@@ -116,7 +117,7 @@ async fn show(
         }
         tokio::select! {
             () = until_due(cluster) => {}
-            () = requested.notified() => {}
+            () = reconcile_request.notified() => {}
         }
     }
 }

@@ -69,7 +69,7 @@ pub(super) async fn contents(
     }
     licensed.extend(licenses(parts, &contents).await?);
     ensure_exportable(&licensed, &parts.definitions.site.policy)?;
-    Ok(Some((in_order(contents), licensed)))
+    Ok(Some((sort_contents(contents), licensed)))
 }
 
 fn print_missing(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {

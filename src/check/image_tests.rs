@@ -54,9 +54,9 @@ fn the_path_ends_where_a_directory_does() {
         (format!("{text}:hello:1.0"), Some("hello:1.0")),
         (format!("{text}@{digest}"), Some(digest.as_str())),
     ] {
-        assert_eq!(split_place(&place), (root.clone(), wanted), "{place}");
+        assert_eq!(split_location(&place), (root.clone(), wanted), "{place}");
     }
-    assert_eq!(split_place("/nonexistent:1"), (PathBuf::from("/nonexistent:1"), None));
+    assert_eq!(split_location("/nonexistent:1"), (PathBuf::from("/nonexistent:1"), None));
 }
 
 /// Images are untrusted: decompressing their modules is limited as for a build.

@@ -29,7 +29,7 @@ async fn another_source_patch_or_header_set_than_the_planned_one_is_refused() {
     let job = Job::of(&bench.parts, &cell).unwrap();
     headers::fetch(&job).await.unwrap();
     let work = tempfile::tempdir().unwrap();
-    let context = || context(&job, work.path());
+    let context = || build_context(&job, work.path());
     context().await.unwrap();
 
     write("fix.patch", "another\n");
@@ -71,7 +71,7 @@ async fn credentials_in_sources_are_told_and_version_control_data_is_not_there()
 
     let job = Job::of(&bench.parts, &cell).unwrap();
     let work = tempfile::tempdir().unwrap();
-    context(&job, work.path()).await.unwrap();
+    build_context(&job, work.path()).await.unwrap();
     let told = bench.heard();
     let told: Vec<_> = told.iter().filter(|line| line.contains("credentials")).collect();
     assert!(

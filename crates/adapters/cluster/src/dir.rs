@@ -99,7 +99,7 @@ impl Directory {
         let mut files = BTreeMap::new();
         for path in self.files()? {
             let name = path.strip_prefix(&self.root).unwrap_or(&path).display();
-            let skip_reason = |error: YamlError| format!("{name}:{}: {}", error.at.line, error.message);
+            let skip_reason = |error: YamlError| format!("{name}:{}: {}", error.position.line, error.message);
             match read_manifest(&path)? {
                 Err(error) => snapshot.skipped.push(skip_reason(error)),
                 Ok(mut manifest) => {

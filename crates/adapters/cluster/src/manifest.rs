@@ -221,7 +221,7 @@ pub(super) fn why_not_editable(image: Option<&Node>) -> Option<String> {
     let reason =
         "the value is filled in by another tool; name the file and the path of its value in `values`";
     let filled = image.scalar().is_some_and(is_template);
-    why_not_in_place(image).or_else(|| filled.then(|| format!("{reason} (line {})", image.at.line)))
+    why_not_in_place(image).or_else(|| filled.then(|| format!("{reason} (line {})", image.position.line)))
 }
 
 /// Returns the reason why the text of a value cannot be replaced, if there is one.

@@ -101,7 +101,7 @@ impl BuildFault {
 pub async fn observe_and_plan(parts: &Parts, cluster: &dyn Cluster) -> Result<Planned> {
     let mut snapshot = cluster.snapshot().await?;
     ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, jiff::Timestamp::now());
-    NodeKernelLimiter::default().judge(&mut snapshot, &parts.definitions, Duration::ZERO);
+    NodeKernelLimiter::default().limit(&mut snapshot, &parts.definitions, Duration::ZERO);
     plan_for(parts, snapshot, &mut LookupCache::default()).await
 }
 

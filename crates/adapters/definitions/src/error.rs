@@ -55,13 +55,13 @@ pub(super) struct Report<'a> {
 impl Report<'_> {
     /// Adds a mistake in the value at this path of names and indexes.
     pub fn add(&mut self, path: &[&str], message: impl Into<String>) {
-        let mistake = YamlError { at: self.document.place_of(path), message: message.into() };
+        let mistake = YamlError { position: self.document.position_of(path), message: message.into() };
         self.errors.push(DefinitionError::at(self.file, mistake));
     }
 
     /// Returns the position of a value as `file:line:column`.
     pub fn position(&self, path: &[&str]) -> String {
-        let Position { line, column } = self.document.place_of(path);
+        let Position { line, column } = self.document.position_of(path);
         format!("{}:{line}:{column}", self.file.name)
     }
 }

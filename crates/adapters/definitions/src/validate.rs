@@ -53,7 +53,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             report.add(&["spec", "sources", &index.to_string()], message);
         }
     }
-    if let Some(message) = spec.runtime.wrong_operand() {
+    if let Some(message) = spec.runtime.invalid_operand() {
         report.add(&["spec", "runtime", "entrypoint"], message);
     }
     if let Some((index, message)) = spec.runtime.mistyped_module(&spec.modules) {

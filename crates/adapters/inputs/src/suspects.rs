@@ -112,8 +112,8 @@ pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
 pub(super) fn credentials_in(relative: &Path, path: &Path) -> Result<Option<String>> {
     let mut content = Vec::new();
     let file = File::open(path)?;
-    if file.metadata()?.len() <= SourceEntry::LARGEST {
-        file.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
+    if file.metadata()?.len() <= SourceEntry::MAX_INSPECTED_SIZE {
+        file.take(SourceEntry::MAX_INSPECTED_SIZE).read_to_end(&mut content)?;
     }
     Ok(match SourceEntry::of(relative, &content) {
         SourceEntry::Credentials(what) => Some(format!("{} ({what})", relative.display())),

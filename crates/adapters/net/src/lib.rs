@@ -102,11 +102,11 @@ impl Net {
     pub fn new(options: NetOptions) -> Result<Self, NetError> {
         let NetOptions { site, root, ca_file, insecure, environment, offline, cluster } = options;
         let SiteSpec { mirrors, proxy, hosts, .. } = site;
-        let mut policy = if offline { HostPolicy::only_named() } else { HostPolicy::default() };
+        let mut policy = if offline { HostPolicy::offline() } else { HostPolicy::default() };
         let mirror_hosts = mirrors.iter().flat_map(|rule| &rule.to).filter_map(host_of_prefix);
         let named = hosts.iter().flat_map(|host| std::iter::once(&host.host).chain(&host.token_servers));
         for host in named.cloned().chain(mirror_hosts) {
-            policy.name(host);
+            policy.allow(host);
         }
         for address in proxy.iter().flat_map(|proxy| [&proxy.http, &proxy.https]).flatten() {
             address.host().into_iter().for_each(|host| policy.allow(host));

@@ -91,7 +91,7 @@ impl Signer {
         if self.public.verify(hash, content, &output) {
             return Ok(output);
         }
-        let converted = self.public.verifiable(&output);
+        let converted = self.public.to_der_signature(&output);
         converted.filter(|signature| self.public.verify(hash, content, signature)).ok_or_else(|| {
             let message = format!(
                 "the signing command {} wrote {} bytes that are not a signature ({hash}) by the {} key",

@@ -62,8 +62,8 @@ pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<Pa
 /// Whether a file of the directory looks like credentials.
 fn is_secret(path: &Path, path_on_disk: &Path, size: u64) -> io::Result<bool> {
     let mut content = Vec::new();
-    if size <= SourceEntry::LARGEST {
-        File::open(path_on_disk)?.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
+    if size <= SourceEntry::MAX_INSPECTED_SIZE {
+        File::open(path_on_disk)?.take(SourceEntry::MAX_INSPECTED_SIZE).read_to_end(&mut content)?;
     }
     Ok(matches!(SourceEntry::of(path, &content), SourceEntry::Credentials(_)))
 }

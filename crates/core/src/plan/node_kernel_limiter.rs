@@ -22,7 +22,7 @@ pub struct NodeKernelLimiter {
 impl NodeKernelLimiter {
     /// Records the kernels that the nodes of a new snapshot name, and rejects those over the limits. Nodes that match no
     /// image are ignored: they call for nothing.
-    pub fn judge(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {
+    pub fn limit(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {
         let KernelLimits { per_node, within, distinct } = definitions.site.kernel_limits;
         let most = per_node.get();
         self.drop_old(now, within.duration());

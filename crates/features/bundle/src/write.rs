@@ -89,7 +89,9 @@ impl Writer {
         let (_, digest, size) = content.into_parts();
         if digest != blob.digest || size != blob.size {
             let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
-            return Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found: digest }.into());
+            return Err(
+                RegistryError::Digest { action, expected: blob.digest.clone(), actual: digest }.into()
+            );
         }
         writer.write_all(entry::padding(blob.size))?;
         writer.finish()?;

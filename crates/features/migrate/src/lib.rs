@@ -70,8 +70,9 @@ impl Drafted {
             dkms::draft(self, text, path.parent().unwrap_or(path), context);
             return Ok(true);
         }
-        let with_position =
-            |YamlError { at, message }| format!("line {}, column {}: {message}", at.line, at.column);
+        let with_position = |YamlError { position, message }| {
+            format!("line {}, column {}: {message}", position.line, position.column)
+        };
         let mut describes_driver = false;
         for document in yaml::documents(text).map_err(with_position)? {
             // `kubectl get -o yaml` prints several objects as one list.

@@ -36,7 +36,8 @@ pub fn draft(image: &str, change: &HeaderChange) -> Option<PatchDraft> {
     let by_count = format!(r"{function}\([^,;()]*(,[^,;()]*){{{commas}}}\)");
     let candidates = added.map(|parameter| format!(r"{function}\([^;]*{}", pattern(parameter)));
     let candidates = candidates.chain([by_count, format!(r"\b{function}\(")]);
-    let tells_apart = |when: &HeaderText| when.is_match(&format!("{new};")) && !when.is_match(&format!("{old};"));
+    let tells_apart =
+        |when: &HeaderText| when.is_match(&format!("{new};")) && !when.is_match(&format!("{old};"));
     let mut conditions = candidates.filter_map(|matches| {
         serde_json::from_value(serde_json::json!({"header": file, "matches": matches})).ok()
     });

@@ -307,8 +307,8 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     let image = StoredImage { parts, repository, digest };
     // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
-    let judgement = signers.judge(&found);
-    let revoked = if judgement.is_enough() { String::new() } else { image.revoked_signers().await? };
+    let signer_check = signers.check(&found);
+    let revoked = if signer_check.is_enough() { String::new() } else { image.revoked_signers().await? };
     let is_deleted = found.is_empty() && image.is_referrer_deleted(provenance::SIGSTORE_BUNDLE).await?;
     checks.add(
         "signature",
@@ -318,8 +318,8 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
                 Err(Finding::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
             }
             (false, _) if is_deleted => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
-            (false, _) if found.is_empty() => Err(Finding::absent(judgement.to_string(), SIGN)),
-            (false, _) => Err(Finding::failed(format!("{judgement}{revoked}"), SIGN)),
+            (false, _) if found.is_empty() => Err(Finding::absent(signer_check.to_string(), SIGN)),
+            (false, _) => Err(Finding::failed(format!("{signer_check}{revoked}"), SIGN)),
         },
     );
     Ok(())

@@ -144,7 +144,7 @@ impl Live {
         if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) || rollout.changes.is_empty() {
             return None;
         }
-        let next = self.rewrite_rate_limiter.wait(&rollout.target, self.started.elapsed())?;
+        let next = self.rewrite_rate_limiter.retry_at(&rollout.target, self.started.elapsed())?;
         self.timer.schedule(self.started + next);
         Some(HoldReason::TooOften)
     }

@@ -147,7 +147,7 @@ fn printable_annotation(stored: &StoredInput, key: &str) -> Option<String> {
 
 /// Returns the compiler that built the kernel of a stored set, as its annotation states.
 pub(super) fn compiler_of(stored: &StoredInput) -> Option<Compiler> {
-    Compiler::named(&printable_annotation(stored, annotations::COMPILER)?)
+    Compiler::from_name(&printable_annotation(stored, annotations::COMPILER)?)
 }
 
 fn parts(origin: &str) -> Vec<String> {
@@ -262,7 +262,7 @@ impl Headers<'_> {
         let refused = Some(format!("{}{hint}", error_chain(error)));
         let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
         let imported = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
-        let compiler = imported.as_ref().and_then(|set| Compiler::named(set.compiler.as_deref()?));
+        let compiler = imported.as_ref().and_then(|set| Compiler::from_name(set.compiler.as_deref()?));
         let identity = imported.and_then(|set| set.identity);
         Ok(HeaderIdentity { identity, compiler, refused, ..HeaderIdentity::default() })
     }

@@ -46,7 +46,9 @@ pub(super) fn is_excluded(path: &Path) -> bool {
     // A path that is not UTF-8 is not below the directories that all packages share.
     let Some(text) = path.to_str() else { return false };
     let is_package_directory = path.parent() == Some(Path::new(DOCUMENTATION));
-    EXCLUDED.iter().any(|pattern| fits(pattern, text)) && !fits(KEPT, text) && !is_package_directory
+    EXCLUDED.iter().any(|pattern| matches_glob(pattern, text))
+        && !matches_glob(KEPT, text)
+        && !is_package_directory
 }
 
 #[cfg(test)]

@@ -338,7 +338,7 @@ impl Repositories {
             return Ok(Vec::new());
         }
         let (names, arch) = (self.names.clone(), self.arch);
-        let is_selected = move |name: &str| names.iter().any(|pattern| fits(pattern, name));
+        let is_selected = move |name: &str| names.iter().any(|pattern| matches_glob(pattern, name));
         let read = move |from: &mut dyn BufRead| metadata::primary(from, arch, &is_selected);
         let mut packages = self.part(base, &repomd.primary, read).await?;
         let unnamed = packages.iter().filter(|package| package.releases.is_empty());

@@ -41,7 +41,7 @@ impl Joined {
         } else if has(&added, &current) {
             Self::New
         } else {
-            provenance::layered(Some(&current), &added.layers).map_or(Self::Incompatible, Self::Both)
+            provenance::add_layers(Some(&current), &added.layers).map_or(Self::Incompatible, Self::Both)
         }
     }
 }

@@ -33,7 +33,7 @@ impl Story {
     /// Advances the time and makes a plan.
     fn after(&mut self, time: Duration) -> Plan {
         self.now += time;
-        self.limiter.judge(&mut self.world.snapshot, &self.world.definitions, self.now);
+        self.limiter.limit(&mut self.world.snapshot, &self.world.definitions, self.now);
         self.world.plan()
     }
 

@@ -51,7 +51,8 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
         return Some(HoldReason::OrderedTwice { images });
     }
     let snapshot = context.inputs.snapshot;
-    let mut kinds = [ObservedKind::Pods].into_iter().chain(spec.creates_jobs().then_some(ObservedKind::Checks));
+    let mut kinds =
+        [ObservedKind::Pods].into_iter().chain(spec.creates_jobs().then_some(ObservedKind::Checks));
     kinds.find_map(|kind| {
         let detail = snapshot.why_unseen(kind, &daemon_set.namespace)?.clone();
         Some(HoldReason::Unseen { what: kind, detail })
