@@ -239,11 +239,11 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
         return Ok(None);
     }
     let tree = payload.tree.clone();
-    let exposed = blocking(move || payload::expose(&tree, &exposes)).await?;
-    for path in exposed.without_tables() {
+    let headers = blocking(move || payload::expose(&tree, &exposes)).await?;
+    for path in headers.without_tables() {
         job.note(&format!("exposed /{} has no Module.symvers", path.display()));
     }
-    Ok(Some(exposed.digest))
+    Ok(Some(headers.digest))
 }
 
 /// Builds the context from the sources and the applicable patches. Also returns the identity of each source.

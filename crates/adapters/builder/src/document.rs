@@ -281,7 +281,9 @@ async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<PackageList> {
         [only] => only.digest.hex().to_owned(),
         layers => {
             let mut hash = Sha256::new();
-            layers.iter().for_each(|layer| hash.update(layer.digest.as_str()));
+            for layer in layers {
+                hash.update(layer.digest.as_str());
+            }
             hex::encode(hash.finalize())
         }
     };

@@ -57,7 +57,7 @@ pub(super) fn signature(context: &Context<'_>, random: &mut Rng) -> Option<Mutan
     // The kernel has the key and refuses a signature of another object. The check does not have the key, so such mutants are
     // skipped.
     let key = |bytes: &[u8]| match kmod::without_signature(bytes).1 {
-        Signature::By(signer) => Some(signer.key_id),
+        Signature::By(by) => Some(by.key_id),
         _ => None,
     };
     let has_original_key = key(&bytes).is_some_and(|key_id| Some(key_id) == key(signed));

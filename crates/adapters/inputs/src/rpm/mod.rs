@@ -54,7 +54,7 @@ pub struct Repositories {
     arch: Architecture,
     signed: RpmSigned,
     keys: Keys,
-    repositories: Vec<RepositoryUrls>,
+    urls: Vec<RepositoryUrls>,
     /// Names of packages, with `*` for a flavor or a release.
     names: Vec<String>,
     /// Repositories without an address, for messages.
@@ -130,7 +130,16 @@ impl Repositories {
         let names = groups.iter().flat_map(RpmAlternatives::names);
         let names = names.map(|name| name.replace("{{flavor}}", "*").replace("{{release}}", "*")).collect();
         let (fetcher, signed) = (fetcher.clone(), archive.signed);
-        Ok(Ok(Self { fetcher, arch, signed, keys, repositories, names, no_address, requires_all: false }))
+        Ok(Ok(Self {
+            fetcher,
+            arch,
+            signed,
+            keys,
+            urls: repositories,
+            names,
+            no_address,
+            requires_all: false,
+        }))
     }
 
     /// Chooses one package of each group for a kernel. Refreshes the listings before reporting a group as missing.
@@ -186,7 +195,7 @@ impl Repositories {
     /// and an entitlement need not cover all repositories.
     async fn listings(&self, max_age: Duration) -> (Vec<Listing>, Vec<FetchError>) {
         let (mut listings, mut errors) = (Vec::new(), Vec::new());
-        for repository in &self.repositories {
+        for repository in &self.urls {
             match self.listing(repository, max_age).await {
                 Ok((listing, _)) => listings.push(listing),
                 Err(error) => errors.push(error),
@@ -206,7 +215,7 @@ impl Repositories {
     /// Refreshes the listings unless they are very recent; returns whether any was refreshed.
     pub async fn renew(&self) -> Result<bool> {
         let mut any_refreshed = false;
-        for repository in &self.repositories {
+        for repository in &self.urls {
             // Ignore an error here: the search for a missing package reports unreadable repositories.
             any_refreshed |= matches!(self.listing(repository, MISSING_PACKAGE_MAX_AGE).await, Ok((_, true)));
         }

@@ -64,7 +64,7 @@ impl<'a> Tree<'a> {
                 return self.create_dirs(&path, name).map(drop);
             }
             Ok(metadata) if self.unpack_mode == UnpackMode::Layer && !metadata.is_dir() => {
-                self.remove(&full)?
+                self.remove(&full)?;
             }
             _ => {}
         }

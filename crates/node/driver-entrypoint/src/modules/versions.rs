@@ -105,17 +105,17 @@ impl ExportedVersions {
 /// Refuses a module if it, or a module to be loaded for it, was compiled against drivers other than the loaded ones.
 pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Result<(), Error> {
     let Loader { node, .. } = loader;
-    let loaded = Loaded::read(&node.paths)?;
+    let live = Loaded::read(&node.paths)?;
     let mut exported = ExportedVersions::default();
     for driver in drivers {
-        if !driver.table_paths(node).iter().any(|table| exported.add(table, &loaded)) {
+        if !driver.table_paths(node).iter().any(|table| exported.add(table, &live)) {
             node.log.step(format!(
                 "{} exposes no Module.symvers for this kernel: whether {name} was compiled against it is left to the kernel",
                 driver.name()
             ));
         }
     }
-    for step in loader.plan(name, &loaded)?.into_iter().filter(|step| !step.optional) {
+    for step in loader.plan(name, &live)?.into_iter().filter(|step| !step.optional) {
         let info = step.file.info()?;
         if info.versions.is_empty() {
             node.log.step(format!("module {} has no symbol versions to compare", step.name));
