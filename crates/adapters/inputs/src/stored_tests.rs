@@ -147,7 +147,7 @@ async fn a_stored_tree_with_version_control_data_is_refused() {
     sites.keep_as(&spec, &sites.archive().0, &identity, None).await;
     let error = sites.fetcher("other-cache", true).sources().fetch(&spec).await.unwrap_err();
     let said = oci::error_chain(&error);
-    assert!(said.contains("it holds version-control data (.git)"), "{said}");
+    assert!(said.contains("it has version-control data (.git)"), "{said}");
 }
 
 #[tokio::test]
