@@ -210,7 +210,10 @@ impl KernelArg {
         let hint = "put the kernel's release after the image's name";
         match known[..] {
             [only] => parse("--kernel", only),
-            [] => Err(CliError::absent(format!("{prefix} for no kernel"), hint)),
+            [] => Err(CliError::absent(
+                format!("{prefix} for no kernel"),
+                "`farrier plan` shows which images the nodes need, and for which kernels",
+            )),
             _ => Err(CliError::hinted(format!("{prefix} for several kernels: {}", known.join(", ")), hint)),
         }
     }

@@ -39,9 +39,9 @@ const NONINTERACTIVE_USAGE: &str = "farrier init DIR --cluster CLUSTER --registr
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// Directory to create; existing files are kept
-    #[arg(value_name = "DIR", default_value = "definitions")]
-    pub directory: PathBuf,
+    /// Directory to create; existing files are kept [default: that of --definitions, or `definitions`]
+    #[arg(value_name = "DIR")]
+    pub directory: Option<PathBuf>,
     /// Cluster to read: kube or kube:CONTEXT, or dir:PATH
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
@@ -58,7 +58,7 @@ pub struct InitArgs {
     pub from: Vec<PathBuf>,
     /// Sources of such a driver: a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE; with NAME= in
     /// front if there are several drivers. Without --driver and --from, a directory with a Makefile, Kbuild or
-    /// dkms.conf is a driver itself
+    /// dkms.conf is a driver itself, and NAME= names its image
     #[arg(long, value_name = "[NAME=]SOURCE")]
     pub source: Vec<String>,
 }
@@ -80,6 +80,8 @@ struct Report {
 /// Reads the cluster and the files, asks for missing values, and writes the files that do not exist.
 pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     let InitArgs { directory, cluster, registry, driver, from, source } = args;
+    let directory = directory.or_else(|| session.global.definitions.clone());
+    let directory = directory.unwrap_or_else(|| PathBuf::from("definitions"));
     let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
     let connect = async |cluster: String| -> Result<_, CliError> {
         let scope = SnapshotScope::default();
@@ -295,8 +297,7 @@ fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> 
             continue;
         }
         let files = ["Kbuild", "Makefile"].map(|name| read_text(&build_dir.join(name)).unwrap_or_default());
-        let name = name.map_or_else(|| tree.file_name().unwrap_or_default().to_string_lossy(), Into::into);
-        drafted.add_kbuild(&name, &tree, directory, &files.join("\n"), context).map_err(invalid)?;
+        drafted.add_kbuild(name, &tree, directory, &files.join("\n"), context).map_err(invalid)?;
     }
     Ok(())
 }

@@ -8,7 +8,10 @@ use farrier_definitions::{self as definitions, DefinitionError, DefinitionErrors
 use farrier_inputs::dkms_conf_warnings;
 use serde::Serialize;
 
-use super::{Exit, Result, session::Session, settings::existing_directory};
+use super::{CliError, Exit, Result, session::Session, settings::existing_directory};
+
+/// Files and directories of definitions.
+const CONTENTS: [&str; 6] = ["images", "kernels", "templates", "patches", "announced", "site.yaml"];
 
 #[derive(Debug, Args)]
 pub struct LintArgs {
@@ -30,8 +33,16 @@ struct LintReport {
 pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
     let directory = args.directory.or_else(|| session.global.definitions.clone());
     let directory = directory.unwrap_or_else(|| PathBuf::from("definitions"));
+    let existing = existing_directory(&directory)?;
+    if !CONTENTS.iter().any(|name| directory.join(name).exists()) {
+        let message = format!("{}: has no definitions: none of {}", directory.display(), CONTENTS.join(", "));
+        return Err(CliError::hinted(
+            message,
+            "name the directory that `farrier init` created: farrier lint DIR",
+        ));
+    }
     let mut warnings = Vec::new();
-    let mistakes = match definitions::load(Some(&existing_directory(&directory)?)) {
+    let mistakes = match definitions::load(Some(&existing)) {
         Ok(loaded) => {
             for ((_, path), position) in &loaded.places {
                 if !loaded.root.join(path).exists() {

@@ -1,6 +1,6 @@
 //! `farrier logs`: prints the log of an image's latest build for a kernel.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, slice, time::Duration};
 
 use clap::Args;
 use farrier_builder::{LogReader, logs_for};
@@ -11,7 +11,7 @@ use super::{
     args::KernelArg,
     output,
     session::Session,
-    settings::{open_cache, parse},
+    settings::{self, Settings, open_cache, parse},
 };
 
 /// Interval at which a growing log is read.
@@ -43,12 +43,22 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
              builds (kubectl exec); an image pulled from a registry has no log",
         )
     };
-    if logs.is_empty() && kernel.get().is_none() {
+    let known: BTreeSet<String> = logs.iter().map(|log| log.release.to_string()).collect();
+    if logs.is_empty() {
+        // Without definitions the name may be right.
+        if let Ok(definitions) = Settings::definitions(session.global.definitions.as_deref()) {
+            settings::images(slice::from_ref(&image), &definitions)?;
+        }
         return Err(absent(&image));
     }
     let kernel =
         kernel.or_only(&format!("the cache has logs of {image}"), logs.iter().map(|log| &log.release))?;
     logs.retain(|log| log.release == kernel);
+    if logs.is_empty() {
+        let known = known.into_iter().collect::<Vec<_>>().join(", ");
+        let message = format!("the cache {} has no log of {image} for {kernel}", cache.root().display());
+        return Err(CliError::absent(message, format!("kernels with logs: {known}")));
+    }
     if let Some(platform) = &platform {
         let available: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
         logs.retain(|log| log.platform == *platform);

@@ -56,7 +56,10 @@ mod why;
 
 use std::{process::ExitCode, time::Duration};
 
-use clap::{ArgMatches, FromArgMatches as _};
+use clap::{
+    ArgMatches, FromArgMatches as _,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 
 use args::{Global, LogFormat, LogLevel};
 use command::{Cli, Command};
@@ -87,6 +90,9 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version go to standard output with code 0, usage errors to standard error with code 2.
             let _ = error.print();
+            if let Some(hint) = missing_option_hint(&error) {
+                output::message(hint);
+            }
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
         }
     };
@@ -106,6 +112,16 @@ fn main() -> ExitCode {
     });
     drop(runtime);
     exit_code(outcome)
+}
+
+/// Returns a hint for a missing `--cluster` or `--registry`: most users set these once.
+fn missing_option_hint(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_common =
+        |name: &String| ["--cluster ", "--registry "].iter().any(|option| name.starts_with(option));
+    (error.kind() == ErrorKind::MissingRequiredArgument && missing.iter().any(is_common)).then_some(
+        "hint: FARRIER_CLUSTER and FARRIER_REGISTRY in the environment, or `cluster` and `registry` in farrier.yaml, spare these options",
+    )
 }
 
 /// Returns the commands with the defaults of `farrier.yaml`. As a plug-in, runs a command in the cluster instead.

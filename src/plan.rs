@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use farrier_builder::{builds_elsewhere, parts::Parts};
 use farrier_cluster::Cluster;
 use farrier_controller::{Planned, observe_and_plan};
-use farrier_core::plan;
+use farrier_core::plan::{self, ClusterSnapshot};
 use farrier_engines::EngineChoice;
 use jiff::Timestamp;
 
@@ -98,7 +98,8 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
         plan.engine.engine = EngineChoice::Kubernetes;
     }
     let (parts, cluster) = session.parts_and_cluster(&plan).await?;
-    let Planned { plan, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    warn_of_no_nodes(&snapshot, cluster.as_ref());
     let attention = if exit_code && plan.needs_attention() { Exit::Failed } else { Exit::Done };
     let exit = if unreachable { Exit::Unreachable } else { attention };
     let Some(form) = matrix else {
@@ -120,9 +121,17 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     Ok(exit)
 }
 
+/// Warns of a cluster in which no image is needed, such as a directory without manifests of nodes.
+fn warn_of_no_nodes(snapshot: &ClusterSnapshot, cluster: &dyn Cluster) {
+    if snapshot.nodes.is_empty() {
+        output::message(&format!("warning: {}: no node, so no image is needed", cluster.describe()));
+    }
+}
+
 /// Prints the plan, for `run --dry-run`.
 pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
     let planned = observe_and_plan(parts, cluster).await?;
+    warn_of_no_nodes(&planned.snapshot, cluster);
     session.show(&planned.plan, output::plan)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }

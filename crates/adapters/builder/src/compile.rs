@@ -12,7 +12,7 @@ use std::{
 };
 
 use farrier_core::{
-    image::{BuildSpec, Digest, Output, Period},
+    image::{BuildSpec, Digest, ImageName, Output, Period},
     kernel::KernelRelease,
     provenance::Confinement,
 };
@@ -99,7 +99,9 @@ pub(super) async fn compile(
         Some(Ok(confinement)) => confinement,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
             let cause = missing_compiler(job, &compile_inputs.headers, &probe);
-            return Err(cause.unwrap_or_else(|| step_failed(&log, message, &log_path, &cell.target.release)));
+            return Err(cause.unwrap_or_else(|| {
+                step_failed(&log, message, &log_path, (&cell.image, &cell.target.release))
+            }));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
@@ -179,7 +181,12 @@ async fn within<T>(
 }
 
 /// Error for a failed step of the Dockerfile.
-fn step_failed(log: &FileLog, message: String, log_path: &Path, target: &KernelRelease) -> TargetError {
+fn step_failed(
+    log: &FileLog,
+    message: String,
+    log_path: &Path,
+    (image, target): (&ImageName, &KernelRelease),
+) -> TargetError {
     let (diagnosis, tail) = log.finish();
     let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
@@ -187,7 +194,8 @@ fn step_failed(log: &FileLog, message: String, log_path: &Path, target: &KernelR
         None => (message, tail),
     };
     let hint = format!(
-        "{}the full log is {}; correct the source or the definition and run again, or compile the same inputs with `farrier retry`",
+        "{}the full log is {}; correct the source or the definition and run again; to compile the same inputs again, first run \
+         `farrier retry {image} {target}`",
         advice.unwrap_or_default(),
         log_path.display()
     );
@@ -297,7 +305,8 @@ mod tests {
             let log = FileLog::create(&path, |_: &str| ()).unwrap();
             log.line("  CC [M]  /build/acme.o");
             log.line(last);
-            step_failed(&log, "RUN make: exit code 2".to_owned(), &path, &"6.1.0-47-amd64".parse().unwrap())
+            let cell = (&"acme".parse().unwrap(), &"6.1.0-47-amd64".parse().unwrap());
+            step_failed(&log, "RUN make: exit code 2".to_owned(), &path, cell)
         };
         for said in [
             "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",

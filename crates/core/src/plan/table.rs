@@ -9,7 +9,7 @@ use regex::Regex;
 
 use super::{
     BootReadiness, NextKernel, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
-    PlannedSignature, Readiness, RequiredImage, RolloutDecision, StatusRow,
+    PlannedSignature, Readiness, RequiredImage, RolloutDecision, RolloutObject, StatusRow,
 };
 use crate::{kmod::Verdict, text::printable_lines};
 
@@ -54,6 +54,9 @@ pub fn summary(plan: &Plan) -> String {
 /// Returns the number of items of each kind. Kinds without items are omitted.
 pub fn counts(plan: &Plan) -> String {
     let misses_tags = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { missing_tags, .. } if !missing_tags.is_empty());
+    let written = plan.rollouts.iter().filter(|rollout| rollout.target.object != RolloutObject::Nothing {});
+    let pending =
+        written.filter(|rollout| matches!(rollout.decision, RolloutDecision::Pending { .. })).count();
     let count =
         |matches: fn(&RolloutDecision) -> bool| plan.rollouts.iter().filter(|r| matches(&r.decision)).count();
     let counted = |count: usize, one, many| (count, if count == 1 { one } else { many });
@@ -69,7 +72,7 @@ pub fn counts(plan: &Plan) -> String {
         (plan.count(Phase::Unknown), "unknown"),
         (plan.count(Phase::Skipped), "skipped"),
         (count(|d| matches!(d, RolloutDecision::Rewrite { .. })), "to rewrite"),
-        (count(|d| matches!(d, RolloutDecision::Pending { .. })), "to rewrite after their build"),
+        (pending, "to rewrite after their build"),
         (count(|d| matches!(d, RolloutDecision::Steps { .. })), "to change"),
         (
             count(|d| matches!(d, RolloutDecision::AlreadySet { .. } | RolloutDecision::Settled { .. })),
@@ -153,7 +156,12 @@ pub fn held_rollouts(plan: &Plan) -> Table {
 
 fn rollouts<'a>(rollouts: impl IntoIterator<Item = &'a PlannedRollout>) -> Table {
     let row = |rollout: &PlannedRollout| {
-        let (action, mut why) = decided(&rollout.decision);
+        let (action, mut why) = match (&rollout.decision, &rollout.target.object) {
+            (RolloutDecision::Pending { on }, RolloutObject::Nothing {}) => {
+                ("wait", format!("until {on} is published"))
+            }
+            (decision, _) => decided(decision),
+        };
         if let Some(upgrade) = &rollout.upgrade {
             why = format!("{why}\n{}", upgrade.summary());
         }

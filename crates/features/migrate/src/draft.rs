@@ -15,7 +15,7 @@ use handlebars::Handlebars;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Context, Remark};
+use super::{Context, Remark, name_for};
 
 /// Maximum number of DaemonSets that a draft offers for its rollout.
 const MAX_CHOICES: usize = 8;
@@ -164,6 +164,19 @@ impl Context {
     /// Returns the only DaemonSet that runs the image; `None` if none or several do.
     fn daemon_set(&self, name: &str) -> Option<(&DaemonSetFacts, Vec<String>)> {
         <[_; 1]>::try_from(self.daemon_sets(name)).ok().map(|[daemon_set]| daemon_set)
+    }
+
+    /// Returns the image's name for a source tree: the tree's, or that of its only module if only the latter is also the name of a
+    /// DaemonSet or of the image that it runs.
+    pub fn image_name(&self, tree: &str, modules: &[String]) -> String {
+        let by_tree = name_for(tree);
+        match modules {
+            [module] if self.daemon_set(&by_tree).is_none() => {
+                let by_module = name_for(module);
+                if self.daemon_set(&by_module).is_some() { by_module } else { by_tree }
+            }
+            _ => by_tree,
+        }
     }
 
     /// Returns a rollout to the DaemonSet that runs the image.

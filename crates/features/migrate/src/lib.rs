@@ -108,10 +108,11 @@ impl Drafted {
         Ok(true)
     }
 
-    /// Drafts the definition of a source tree whose `directory` has kbuild files with the text `kbuild`.
+    /// Drafts the definition of a source tree whose `directory` has kbuild files with the text `kbuild`. Without `name`, the
+    /// image is named after the tree, or after its only module if a DaemonSet is.
     pub fn add_kbuild(
         &mut self,
-        name: &str,
+        name: Option<&str>,
         top: &Path,
         directory: String,
         kbuild: &str,
@@ -130,7 +131,10 @@ impl Drafted {
         if modules.is_empty() {
             return Err("obj-m names no module".to_owned());
         }
-        let mut draft = context.draft(&format!("the kbuild directory of {name}"), name_for(name));
+        let tree = top.file_name().unwrap_or_default().to_string_lossy();
+        let image = name.map_or_else(|| context.image_name(&tree, &modules), name_for);
+        let origin = format!("the kbuild directory of {}", name.unwrap_or(&tree));
+        let mut draft = context.draft(&origin, image);
         draft.vars.insert("directory", directory);
         draft.from = Some(source(&top.display().to_string())?);
         draft.modules = modules;

@@ -1,3 +1,4 @@
+use farrier_core::plan::{Container, Placement};
 use farrier_definitions as definitions;
 use serde_json::json;
 
@@ -378,7 +379,7 @@ fn a_kbuild_directory() {
         drafted.drafts.clear();
         let top = Path::new("/src/Acme Driver");
         let outcome =
-            drafted.add_kbuild("Acme Driver", top, "kernel".to_owned(), kbuild, &Context::default());
+            drafted.add_kbuild(Some("Acme Driver"), top, "kernel".to_owned(), kbuild, &Context::default());
         outcome.map(|()| drafted.drafts[0].modules.join(" "))
     };
     assert_eq!(draft("obj-m := hello.o\nhello-y := a.o b.o\n").as_deref(), Ok("hello"));
@@ -438,4 +439,33 @@ fn a_module_keeps_the_tag_of_each_mapping() {
     );
     let definitions = load(&drafted).unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(definitions.images.values().next().unwrap().spec.tags, tags);
+}
+
+#[test]
+fn a_source_tree_is_named_after_its_only_module_if_a_daemon_set_is() {
+    let daemon_set = |name: &str| DaemonSetFacts {
+        namespace: "drivers".to_owned(),
+        name: name.to_owned(),
+        containers: vec![Container {
+            name: "driver".to_owned(),
+            image: format!("r.test/{name}:1"),
+            fixed: None,
+            tagged: false,
+        }],
+        placement: Placement::default(),
+        owner: None,
+        paused: false,
+        live: None,
+    };
+    let context = |name| Context { daemon_sets: vec![daemon_set(name)], ..Context::default() };
+    let name = |context: Context, kbuild: &str, given| {
+        let mut drafted = Drafted::default();
+        drafted.add_kbuild(given, Path::new("/home/me/src"), ".".to_owned(), kbuild, &context).unwrap();
+        drafted.drafts.remove(0).name
+    };
+    assert_eq!(name(context("ring-log"), "obj-m := ring_log.o\n", None), "ring-log");
+    assert_eq!(name(context("src"), "obj-m := ring_log.o\n", None), "src");
+    assert_eq!(name(context("ring-log"), "obj-m := ring_log.o other.o\n", None), "src");
+    assert_eq!(name(context("other"), "obj-m := ring_log.o\n", None), "src");
+    assert_eq!(name(context("ring-log"), "obj-m := ring_log.o\n", Some("mine")), "mine");
 }
