@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, slice, time::Duration};
 
 use clap::Args;
 use farrier_builder::{LogReader, logs_for};
+use farrier_core::kernel::KernelRelease;
 use oci::error_chain;
 
 use super::{
@@ -44,6 +45,9 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
         )
     };
     let known: BTreeSet<String> = logs.iter().map(|log| log.release.to_string()).collect();
+    if let Some(given) = kernel.get() {
+        parse::<KernelRelease>("--kernel", given)?;
+    }
     if logs.is_empty() {
         // Without definitions the name may be right.
         if let Ok(definitions) = Settings::definitions(session.global.definitions.as_deref()) {

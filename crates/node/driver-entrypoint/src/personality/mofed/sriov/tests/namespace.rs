@@ -81,7 +81,9 @@ const CREATE: &str = "n=0\nfor name in v w; do\nn=$((n + 1))\n\
 fn facts(bench: &Bench) -> Vec<String> {
     let interfaces = bench.at("/sys/class/net");
     // The kernel sends a few packets before it uses an IPv6 address.
-    sh("for i in $(seq 100); do [ -n \"$(ip -6 address show tentative)\" ] || exit 0; sleep 0.1; done; exit 1");
+    sh(
+        "for i in $(seq 100); do [ -n \"$(ip -6 address show tentative)\" ] || exit 0; sleep 0.1; done; exit 1",
+    );
     let shown = sh(&format!(
         "cd {}\nfor name in v0 w0; do\n\
          for file in mtu tx_queue_len ifalias netdev_group flags; do echo $name $file $(cat $name/$file); done\n\
