@@ -120,7 +120,7 @@ async fn the_certificate_of_signed_modules_is_in_the_package() {
     // Without the certificate, another package would have the same name.
     bench.parts.module_signer = None;
     let error = package(&bench, &built.digest).await.unwrap_err().to_string();
-    assert!(error.contains("has modules signed with certificate sha256:"), "{error}");
+    assert!(error.contains("has modules signed with unknown certificate sha256:"), "{error}");
 }
 
 async fn listed(bench: &Bench, image: &Digest) -> Vec<Digest> {
