@@ -110,7 +110,7 @@ fn a_required_signature() {
     // writers.
     let existing = "  imageSigning: {key: {file: site.key}, existing: sign}\n";
     site_yaml(&site, &format!("{existing}  policy: {{requireSigned: [site.pem]}}\n"));
-    site.farrier(&["plan"]).exits(2).line("policy.requireSigned would accept that signature as proof");
+    site.farrier(&["plan"]).exits(2).line("policy.requireSigned would accept the signature");
     let meant = existing.replace("existing: sign", "existing: sign, trustRegistryWriters: true");
     site_yaml(&site, &format!("{meant}  policy: {{requireSigned: [site.pem]}}\n"));
     site.farrier(&["plan"]).line("lacks the site's signature");
