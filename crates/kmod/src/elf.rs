@@ -318,7 +318,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     pub fn misaligned(&self) -> Vec<String> {
         let is_misaligned = |&index: &usize| {
             let align = self.headers.get(index).map_or(0, |header| header.sh_addralign.get(LE));
-            // `percpu_modalloc` lowers alignments to a page, and raises them to four bytes.
+            // `percpu_modalloc` raises smaller alignments to four bytes, and lowers larger ones to a page.
             let is_impossible = match self.name(index) {
                 b".data..percpu" => (5..PAGE).contains(&align) && !align.is_power_of_two(),
                 _ => align > MAX_ALIGN,
@@ -429,7 +429,8 @@ fn read_header<'d, R: ModuleBytes<'d>>(data: R) -> Result<&'d FileHeader64<Littl
         let message = format!("the object has ELF type {}, not relocatable (1)", kind.0);
         return Err(ModuleError::damaged(message));
     }
-    // The loader ignores the class and the byte order. Objects of other machines may have shorter headers.
+    // The loader ignores class and byte order, so they do not matter for its own machines. For other machines they do: the headers
+    // may have another layout.
     if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0]
         && ![elf::EM_X86_64, elf::EM_AARCH64].contains(&header.e_machine.get(LE))
     {

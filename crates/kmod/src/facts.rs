@@ -167,7 +167,7 @@ impl KernelFacts {
         self.since(6, 4) || self.is_rhel_9_since(503)
     }
 
-    /// Whether the kernel has the checks of Linux 6.18 that stable updates up to Linux 6.12.117 got, too.
+    /// Whether the kernel has the checks of Linux 6.18 that Linux 6.12 has since its stable update 6.12.117.
     pub(super) fn has_checks_of_6_18(&self) -> bool {
         let version = self.release.version();
         self.since(6, 18) || (version.major, version.minor) == (6, 12) && version.patch >= 117

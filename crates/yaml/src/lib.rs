@@ -66,7 +66,7 @@ pub struct Node {
     content: Rc<Content>,
     /// Position of the value; for an alias, the position of the alias.
     pub position: Position,
-    /// Whether other nodes may share the value: the value is an alias, is node, or was merged in.
+    /// Whether other nodes may share the value: the value has an anchor, is an alias, or was merged in.
     pub shared: bool,
 }
 

@@ -55,7 +55,8 @@ const PUSHES: &str = "pushes";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
-/// Runs the build in a pod and unpacks its payload into `tree`. Cancels `begun` once the pod runs.
+/// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `begun`, a signal to the
+/// caller, once the pod runs.
 pub(super) async fn compile(
     job: &Job<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
@@ -184,8 +185,8 @@ async fn publish(
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
 }
 
-/// Returns the toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, which
-/// must be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
+/// Returns the toolchain's image as the base of a pod. The runner starts in the image's working directory, which must
+/// be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
 fn for_pod(base: &Base) -> Base {
     let mut base = base.clone();
     if let Some(Value::Object(config)) = base.config.get_mut("config") {

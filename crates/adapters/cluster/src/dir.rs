@@ -55,7 +55,7 @@ pub struct Directory {
     displayed_path: PathBuf,
     /// Directory above `root`, or `root` itself, whose files a kustomization may name.
     boundary: PathBuf,
-    /// Image of a chart. If set, farrier reads only the file of this image.
+    /// Value of a chart that has the image. If set, farrier reads only the file with this value.
     chart: Option<ChartImage>,
 }
 
@@ -73,7 +73,7 @@ impl Directory {
         Ok(Self { root, displayed_path: path.to_owned(), boundary, chart: None })
     }
 
-    /// Sets the image of a chart, if there is one.
+    /// Restricts the directory to a value of a chart, if one is given.
     #[must_use]
     pub fn with_chart(self, chart: Option<&ChartImage>) -> Self {
         Self { chart: chart.cloned(), ..self }

@@ -104,7 +104,7 @@ impl Explain<'_> {
         cells.into_iter().map(explain).collect()
     }
 
-    /// Returns the origins of the call for the image.
+    /// Returns the nodes and announcements because of which the image is built.
     fn callers(&self, image: &DriverImage, cell: &PlannedCell) -> Vec<ExplanationStep> {
         let running = self.running(|target| *target == cell.target);
         let (calling, others): (Vec<_>, Vec<_>) =

@@ -70,7 +70,7 @@ struct Cursor<'a> {
     lexer: Lexer<'a>,
     raw_escapes: bool,
     chars: Peekable<Chars<'a>>,
-    /// The current word. All nesting depths share it, as in BuildKit: text before `${x:-y}` does not belong to the word.
+    /// The current word. All nesting depths share it, as in BuildKit, so text before `${x:-y}` is lost.
     word: String,
 }
 

@@ -35,7 +35,7 @@ pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let finding = missing(plt, &format!("{kernel_message}: arm64 modules need .plt and .init.plt"));
         findings.push(finding.kernel("ENOEXEC", kernel_message));
     }
-    // `module_init_ftrace_plt`. The second section is required since 2025.
+    // `module_init_ftrace_plt`. Linux 6.18 and its backports also require the second section.
     if kernel.config.is_set("DYNAMIC_FTRACE") && kernel.since(5, 10) {
         let init_section = kernel.has_checks_of_6_18().then_some(init_trampoline);
         for section in [trampoline].into_iter().chain(init_section).filter(|section| !has(section)) {
@@ -100,8 +100,8 @@ pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Maximum size in bytes of one module's per-CPU variables. Kernels that profile allocations had a larger reserve from Linux 6.10
-/// to 6.15, from which one module could take 32 KiB, or 64 KiB with pages of that size.
+/// Returns the size in bytes of the reserve from which all modules take their per-CPU variables: the most that one module can have.
+/// With MEM_ALLOC_PROFILING, one module could have 32 KiB from Linux 6.10 to 6.15, or 64 KiB with pages of that size.
 fn per_cpu_reserve(kernel: &KernelFacts) -> u64 {
     let has_larger_reserve =
         kernel.config.is_set("MEM_ALLOC_PROFILING") && kernel.since(6, 10) && !kernel.since(6, 16);

@@ -44,8 +44,8 @@ impl RegistryLocation {
         }
     }
 
-    /// Whether the location can contain the repository. Names in a layout directory have no host. A registry location accepts every
-    /// repository.
+    /// Whether a client of the location reaches the repository. A client of the distribution protocol reaches every host; names in a
+    /// layout directory have no host.
     pub fn contains(&self, repository: &Repository) -> bool {
         match self {
             Self::Remote { .. } => true,

@@ -47,8 +47,8 @@ impl StoredImage<'_> {
         Ok(true)
     }
 
-    /// Signs each claim under the attestation tag and in a bundle. Also signs, only in a bundle, the statement that the
-    /// image is signed.
+    /// Signs each claim under the attestation tag and in a bundle. The signature of the image itself, in the form of cosign 3, is a
+    /// bundle, too.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { parts, repository, digest } = self;
         let reference =
@@ -118,8 +118,8 @@ impl StoredImage<'_> {
         Err(TargetError::unmet(message, "run again; existing content is kept"))
     }
 
-    /// Signs the published image, and each document of the image that a key of the site has signed. Any writer to the registry can
-    /// attach other documents.
+    /// Signs the published image, and again each of its documents that a key of the site has signed. Other documents may come from
+    /// anyone who can push, so they are not signed.
     pub async fn sign_published(self, name: &str) -> Result<()> {
         self.parts.may_write()?;
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);

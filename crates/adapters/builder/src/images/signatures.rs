@@ -43,12 +43,13 @@ impl StoredImage<'_> {
         match self.trusted().await {
             Ok(outcome) => Ok(outcome.map_or_else(SignatureStatus::Refused, |()| SignatureStatus::Signed)),
             Err(error) if error.is_unreachable() => Err(error),
-            // If a key is unreadable here, the image counts as refused; publishing does not need the key.
+            // A process that cannot read a key may still publish, so the image only counts as refused.
             Err(error) => Ok(SignatureStatus::Refused(error_chain(&error))),
         }
     }
 
-    /// Manifest of a tag with signatures or attestations. `None` also for other content, which is replaced.
+    /// Manifest of a tag with signatures or attestations. `None` if the tag is absent or has other content, which the next signature
+    /// replaces.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
         let version = Version::Tag(tag.clone());
         let stored = self.parts.registry_of(self.repository).manifest(self.repository, &version).await?;
@@ -95,7 +96,8 @@ impl StoredImage<'_> {
         Ok(layers.await?.into_iter().filter_map(signature).collect())
     }
 
-    /// Signed statements in bundles. With `predicate_type`, skips bundles that the list declares to have another type.
+    /// Signed statements in bundles. With `predicate_type`, skips bundles to which
+    /// the registry's list of referrers gives another type.
     async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);

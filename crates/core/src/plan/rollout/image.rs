@@ -30,7 +30,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     decide_for(context, container, container.daemon_set)
 }
 
-/// Decides for the nodes that the pods of `reaching` reach.
+/// Decides about a container, whose image goes to the nodes that the DaemonSet `reaching` reaches.
 pub(super) fn decide_for(
     context: &Context<'_>,
     TargetContainer { daemon_set, container: Container { name, .. } }: TargetContainer<'_>,
@@ -96,7 +96,7 @@ fn first_not_ready<'a>(kernels: impl IntoIterator<Item = &'a Vec<&'a NodeFacts>>
     NotReadyNode::first(not_ready.flatten().copied())
 }
 
-/// Returns the text for an image where `from` is written. A tag beside the digest stays, and becomes the image's `tag`.
+/// Returns the text for an image where `from` is written. If `from` has a tag beside its digest, the text has `tag` there.
 fn image_text(from: &Container, to: &ImageReference, tag: Option<&ImageReference>) -> String {
     if from.image.parse().is_ok_and(|image: ImageReference| image == *to) {
         return from.image.clone();
@@ -228,7 +228,8 @@ pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &Record) -> Daem
         version: live.map(|live| live.version.clone()),
         expected: images.clone(),
         images,
-        // The fence of a `per-kernel` rollout is also farrier's. An affinity that another writer removed is not named.
+        // The node affinity by which a `per-kernel` rollout hands nodes over is also farrier's. An affinity that another writer
+        // removed is not named.
         affinity: live
             .filter(|live| live.annotations.contains_key(PER_KERNEL_ANNOTATION))
             .map(|_| daemon_set.placement.affinity.clone())
