@@ -31,6 +31,15 @@ fn assert_restored(bench: &Bench, before: &[String]) {
     assert_eq!(blacklists(bench), Vec::<String>::new());
 }
 
+/// Kills a container while it waits for the API server, which does not answer with the image's driver.
+fn kill_while_waiting(bench: &Bench) {
+    bench.kernel.without_link.borrow_mut().push("image-mlx5_core".to_owned());
+    bench.kernel.at_pause.replace(Some(Box::new(|| std::panic::panic_any(Killed))));
+    let killed = catch_unwind(AssertUnwindSafe(|| run_container(bench, &settings(&[ALLOWED]), || {})));
+    assert!(killed.is_err());
+    bench.kernel.at_pause.replace(None);
+}
+
 #[test]
 fn drivers_that_reach_the_api_server_stay() {
     let bench = connected();
@@ -62,13 +71,9 @@ fn a_killed_container_does_not_make_the_drivers_stay() {
     for has_link in [false, true] {
         let bench = connected();
         let before = host_drivers(&bench);
-        bench.kernel.without_link.borrow_mut().push("image-mlx5_core".to_owned());
-        bench.kernel.at_pause.replace(Some(Box::new(|| std::panic::panic_any(Killed))));
-        let killed = catch_unwind(AssertUnwindSafe(|| run_container(&bench, &settings(&[ALLOWED]), || {})));
-        assert!(killed.is_err());
+        kill_while_waiting(&bench);
         assert_eq!(bench.loaded_versions(), OURS);
         assert_eq!(bench.read(RECORD).as_deref(), Some("10.0.0.9:6443"));
-        bench.kernel.at_pause.replace(None);
         if has_link {
             bench.kernel.without_link.borrow_mut().clear();
             run_container(&bench, &settings(&[]), || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
@@ -96,11 +101,7 @@ fn a_container_that_ends_while_it_waits_restores_the_hosts_drivers() {
     let bench = connected();
     let before = host_drivers(&bench);
     // A start asks for signals before it replaces the drivers, so this is the wait of the next container.
-    bench.kernel.without_link.borrow_mut().push("image-mlx5_core".to_owned());
-    bench.kernel.at_pause.replace(Some(Box::new(|| std::panic::panic_any(Killed))));
-    let killed = catch_unwind(AssertUnwindSafe(|| run_container(&bench, &settings(&[ALLOWED]), || {})));
-    assert!(killed.is_err());
-    bench.kernel.at_pause.replace(None);
+    kill_while_waiting(&bench);
     let error = run(&bench.node(), &settings(&[]), &mut EndsNow).unwrap_err();
     assert_eq!(error.to_string(), "received SIGTERM before the drivers were ready");
     assert_restored(&bench, &before);
@@ -123,4 +124,9 @@ fn only_servers_that_answered_before_are_waited_for() {
     let bench = connected();
     bench.kernel.without_link.borrow_mut().push("image-mlx5_core".to_owned());
     run_container(&bench, &settings(&[ALLOWED, ("API_SERVER_TIMEOUT_SEC", "0")]), || {}).unwrap();
+    // Also for a container that finds the record of another one.
+    let bench = connected();
+    kill_while_waiting(&bench);
+    run_container(&bench, &settings(&[("API_SERVER_TIMEOUT_SEC", "0")]), || {}).unwrap();
+    assert_eq!(bench.read(RECORD), None);
 }
