@@ -44,7 +44,6 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
              builds (kubectl exec); an image pulled from a registry has no log",
         )
     };
-    let known: BTreeSet<String> = logs.iter().map(|log| log.release.to_string()).collect();
     if let Some(given) = kernel.get() {
         parse::<KernelRelease>("--kernel", given)?;
     }
@@ -57,6 +56,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     }
     let kernel =
         kernel.or_only(&format!("the cache has logs of {image}"), logs.iter().map(|log| &log.release))?;
+    let known: BTreeSet<String> = logs.iter().map(|log| log.release.to_string()).collect();
     logs.retain(|log| log.release == kernel);
     if logs.is_empty() {
         let known = known.into_iter().collect::<Vec<_>>().join(", ");
@@ -66,7 +66,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     if let Some(platform) = &platform {
         let available: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
         logs.retain(|log| log.platform == *platform);
-        if logs.is_empty() && !available.is_empty() {
+        if logs.is_empty() {
             let available = available.into_iter().collect::<Vec<_>>().join(", ");
             let message = format!("there is no log of {image} for {kernel} on platform {platform}");
             return Err(CliError::absent(message, format!("available platforms: {available}")));

@@ -120,7 +120,7 @@ fn missing_option_hint(error: &clap::Error) -> Option<&'static str> {
     let is_common =
         |name: &String| ["--cluster ", "--registry "].iter().any(|option| name.starts_with(option));
     (error.kind() == ErrorKind::MissingRequiredArgument && missing.iter().any(is_common)).then_some(
-        "hint: FARRIER_CLUSTER and FARRIER_REGISTRY in the environment, or `cluster` and `registry` in farrier.yaml, spare these options",
+        "hint: to omit these options, set FARRIER_CLUSTER and FARRIER_REGISTRY, or `cluster` and `registry` in farrier.yaml",
     )
 }
 

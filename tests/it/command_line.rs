@@ -312,6 +312,21 @@ fn lint_validates_definitions_without_a_network() {
     let first = &report["mistakes"][0];
     assert_eq!((&first["file"], &first["line"]), (&json!("images/hello.yaml"), &json!(7)));
     bare(&site, &directory, &["lint", "nowhere"]).exits(2).line("definitions nowhere");
+    bare(&site, &directory, &["lint", "cluster"])
+        .exits(2)
+        .line("cluster: has no definitions: none of images");
+}
+
+#[test]
+fn commands_name_what_a_newcomer_forgot() {
+    let site = Site::new();
+    let directory = site.path("");
+    bare(&site, &directory, &["plan"]).exits(2).line("set FARRIER_CLUSTER and FARRIER_REGISTRY");
+    let empty = directory.join("empty");
+    fs::create_dir(&empty).unwrap();
+    let cluster = format!("dir:{}", empty.display());
+    site.farrier(&["plan", "--cluster", &cluster]).exits(0).line("empty: no node, so no image is needed");
+    site.farrier(&["logs", "helo"]).exits(2).line("hello");
 }
 
 /// Runs the shipped hook as pre-commit does: its words, in the root of the repository.
