@@ -328,7 +328,7 @@ impl Sources<'_> {
                 )?;
                 Ok(Content::Rpm(Box::new(found)))
             }
-            // An image differs between kernels, and farrier fetches its layers as those of other images.
+            // Each kernel has its own image, which farrier fetches like other images.
             SourceOrigin::Image(source) => Err(FetchError::value(
                 "a source that is the same for all kernels",
                 &source.reference,

@@ -13,7 +13,7 @@ pub type Result<T, E = PayloadError> = std::result::Result<T, E>;
 /// Reason why a payload cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
-    /// Exposed paths are missing: the paths, and a description of what exists near the first path.
+    /// Exposed paths are missing: the paths, and a list of files near the first path.
     #[error("the payload has no {missing}, which the definition exposes; {1}", missing = .0.join(", "))]
     Missing(Vec<String>, String),
     /// An exposed link cannot be resolved where the tree is used, because its target is outside of it.

@@ -166,8 +166,8 @@ impl Context {
         <[_; 1]>::try_from(self.daemon_sets(name)).ok().map(|[daemon_set]| daemon_set)
     }
 
-    /// Returns the image's name for a source tree: the tree's, or that of its only module if only the latter is also the name of a
-    /// DaemonSet or of the image that it runs.
+    /// Returns the image's name for a source tree. If no DaemonSet has the tree's name, or runs an image of that name, and one does
+    /// for the only module, it is the module's name.
     pub fn image_name(&self, tree: &str, modules: &[String]) -> String {
         let by_tree = name_for(tree);
         match modules {

@@ -91,7 +91,7 @@ impl PackageRoot {
         }
     }
 
-    /// Returns the specification of a root file system from Debian packages, or as `Err` that of one from RPM packages.
+    /// Returns the specification for Debian packages. `Err` has the specification for RPM packages.
     fn spec(&self) -> Result<&BootstrapSpec, &RpmRoot> {
         match self {
             Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => Ok(spec),
