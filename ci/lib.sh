@@ -94,12 +94,44 @@ unpack_release() {
 # The tests build them in the same target directory.
 build_static() {
     local target="$root/target/entrypoint" crate name
-    for crate in driver-entrypoint runner; do
+    for crate in driver-entrypoint runner host; do
         (cd "$root/crates/node/$crate" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
             die "crates/node/$crate does not compile"
     done
     target+="/$(cd "$root" && rustc --print host-tuple)/entrypoint"
-    for name in driver-entrypoint farrier-runner; do cp "$target/$name" "$(dirname "$farrier")/$name"; done
+    for name in driver-entrypoint farrier-runner farrier-host; do cp "$target/$name" "$(dirname "$farrier")/$name"; done
+}
+
+# host_package PROGRAM FILE [ARCH]: writes the Debian package of farrier-host.
+host_package() {
+    local place="$state/deb-host" from="$root/crates/node/host/package" name version
+    version="$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/crates/node/host/Cargo.toml")"
+    rm -rf "$place"
+    install -D -m 755 "$1" "$place/usr/bin/farrier-host"
+    install -D -m 644 -t "$place/lib/systemd/system" "$from"/*.service "$from"/*.timer
+    install -D -m 644 "$from/grub.cfg" "$place/etc/default/grub.d/farrier-host.cfg"
+    install -D -m 644 "$from/watchdog.conf" "$place/lib/systemd/system.conf.d/farrier-host.conf"
+    install -D -m 755 "$from/kernel-installed" "$place/etc/kernel/postinst.d/zz-farrier-host"
+    install -D -m 644 "$root/LICENSE" "$place/usr/share/doc/farrier-host/copyright"
+    mkdir -p "$place/DEBIAN"
+    for name in postinst prerm postrm; do install -m 755 "$from/$name" "$place/DEBIAN/$name"; done
+    printf '%s\n' /etc/default/grub.d/farrier-host.cfg /etc/kernel/postinst.d/zz-farrier-host > "$place/DEBIAN/conffiles"
+    cat > "$place/DEBIAN/control" <<TEXT
+Package: farrier-host
+Version: $version
+Architecture: ${3:-$(dpkg --print-architecture)}
+Maintainer: The farrier project <farrier@example.com>
+Installed-Size: $(du --summarize --apparent-size --block-size=1024 "$place/usr" | cut -f 1)
+Depends: farrier (>= $version), kmod, systemd (>= 252)
+Recommends: grub2-common
+Section: admin
+Priority: optional
+Description: Boots a new kernel only when its drivers are there
+ Fetches verified system extensions with drivers, which farrier publishes, boots
+ a new kernel once, and makes it the default after its drivers were loaded.
+TEXT
+    find "$place" -exec touch --no-dereference --date="@${SOURCE_DATE_EPOCH:-0}" {} +
+    dpkg-deb --root-owner-group -z1 --build "$place" "$2" > /dev/null
 }
 
 # alive PIDFILE: succeeds if the recorded process still runs. A recycled pid has another command line, and the command lines of

@@ -10,8 +10,7 @@ use farrier_controller::observe_and_plan;
 use farrier_core::{
     kernel::KernelRelease,
     plan::{
-        BootReadiness, Change, ClusterSnapshot, CowArc, NEXT_KERNEL_ANNOTATION, NextKernel, NodeFacts, Plan,
-        PlannedNode, Platform,
+        BootReadiness, Change, ClusterSnapshot, CowArc, NextKernel, NodeFacts, Plan, PlannedNode, Platform,
     },
     site::ignore_nodes,
 };
@@ -113,10 +112,8 @@ impl Cluster for AnnouncingCluster {
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let mut snapshot = self.snapshot.clone();
         for node in &mut snapshot.nodes {
-            node.annotations.remove(NEXT_KERNEL_ANNOTATION);
-            if self.selected.contains(&node.name) {
-                node.annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), self.kernel.to_string());
-            }
+            let is_selected = self.selected.contains(&node.name);
+            node.announce(is_selected.then_some(&self.kernel));
         }
         Ok(snapshot)
     }

@@ -30,6 +30,10 @@ pub struct PullArgs {
     /// File to write [default: the output's name, in the working directory]
     #[arg(long, value_name = "FILE")]
     pub to: Option<PathBuf>,
+    /// Layout directory that also gets the published output with its signatures. `--registry oci:DIR` then reads it without a
+    /// network
+    #[arg(long, value_name = "DIR")]
+    pub store: Option<PathBuf>,
     /// Trusted public key, PEM; one of the keys must have signed (repeatable) [default: what
     /// policy.requireSigned in site.yaml asks for, else the key of imageSigning]
     #[arg(long, value_name = "PEM")]
@@ -49,6 +53,8 @@ pub enum OutputArg {
     Deb,
     /// An archive to append to an initramfs
     Initramfs,
+    /// A system extension for systemd-sysext
+    Sysext,
 }
 
 /// Writes the file, and prints its name.
@@ -56,6 +62,7 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     let output = match args.what {
         OutputArg::Deb => HostOutput::Deb,
         OutputArg::Initramfs => HostOutput::Initramfs,
+        OutputArg::Sysext => HostOutput::Sysext,
     };
     let release = args.kernel.as_deref().map(|kernel| parse("--kernel", kernel)).transpose()?;
     let arch = parse("--arch", args.arch.as_deref().unwrap_or(std::env::consts::ARCH))?;
@@ -68,6 +75,14 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     let digest = host::find_image(&parts, &repository, version.as_ref(), release.as_ref(), arch).await?;
     let image = images::StoredImage { parts: &parts, repository: &repository, digest: &digest };
     let pulled = host::pull(image, output, signers.as_ref(), args.to.as_deref()).await?;
+    if let Some(store) = &args.store {
+        if !pulled.published {
+            let message = format!("{output}: {} has none in the registry to store", pulled.image);
+            return Err(CliError::absent(message, "publish it: `farrier build --push` with `outputs`"));
+        }
+        let to = session.parts(Some(&format!("oci:{}", store.display())), EngineChoice::Auto)?;
+        host::store(image, &pulled.artifact, &to).await?;
+    }
     session.show(&pulled, text)?;
     Ok(Exit::Done)
 }

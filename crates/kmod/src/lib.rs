@@ -66,7 +66,10 @@ pub use module::{
 pub use release::{KernelRelease, ReleaseError};
 pub use relocation::{BadRelocation, RelocationProblem};
 pub use report::{CheckReport, Finding, ModuleReport, Rule, RuleError, Verdict, VerdictError};
-pub use sign::{CannotVerify, ModuleKey, SignatureHash, SigningRule, signer, trailer, without_signature};
+pub use sign::{
+    CannotVerify, ModuleKey, SignatureHash, SigningRule, signature_message, signer, trailer,
+    without_signature,
+};
 pub use signature::{Signature, Signer};
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
 pub use system_map::exported_names;

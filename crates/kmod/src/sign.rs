@@ -122,9 +122,26 @@ impl SigningRule {
     }
 }
 
-/// Builds the trailer that makes a module a signed one: a PKCS#7 message (RFC 5652) without certificates and attributes, the
-/// record, and the marker. `signature` is the key's signature of the module's bytes.
+/// Builds the trailer that makes a module a signed one: the message of the signature, the record, and the marker.
+/// `signature` is the key's signature of the module's bytes.
 pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, signature: &[u8]) -> Vec<u8> {
+    let mut bytes = signature_message(certificate, key, hash, signature);
+    // Messages have a few hundred bytes, or a few thousand with very long names.
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    bytes.extend([0, 0, PKCS7, 0, 0, 0, 0, 0]);
+    bytes.extend(length.to_be_bytes());
+    bytes.extend(MARKER);
+    bytes
+}
+
+/// Builds a PKCS#7 message (RFC 5652) without content, certificates and attributes, as the kernel verifies it. `signature` is
+/// the key's signature of the content.
+pub fn signature_message(
+    certificate: &Certificate,
+    key: ModuleKey,
+    hash: SignatureHash,
+    signature: &[u8],
+) -> Vec<u8> {
     let version = encode(INTEGER, &[&[1]]);
     let digest = encode(SEQUENCE, &[&encode(OBJECT_ID, &[NIST_DIGESTS, &[hash.number()]])]);
     let algorithm = match key {
@@ -150,13 +167,7 @@ pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, s
             &encode(SET, &[&signer]),
         ],
     );
-    let mut bytes = encode(SEQUENCE, &[&encode(OBJECT_ID, &[SIGNED_DATA]), &encode(CONTEXT_0, &[&data])]);
-    // Messages have a few hundred bytes, or a few thousand with very long names.
-    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    bytes.extend([0, 0, PKCS7, 0, 0, 0, 0, 0]);
-    bytes.extend(length.to_be_bytes());
-    bytes.extend(MARKER);
-    bytes
+    encode(SEQUENCE, &[&encode(OBJECT_ID, &[SIGNED_DATA]), &encode(CONTEXT_0, &[&data])])
 }
 
 /// Returns the signer that `modinfo` will show for a signature by this certificate's key.

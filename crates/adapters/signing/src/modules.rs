@@ -96,4 +96,11 @@ impl ModuleSigner {
         let signature = signer.sign(hash, module)?;
         Ok(kmod::trailer(&self.certificate, self.kind(), hash, &signature))
     }
+
+    /// Returns a PKCS#7 message that signs content other than a module, without the content. `signer` comes from [`Self::load`].
+    /// Blocks.
+    pub fn message(&self, signer: &Signer, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
+        let signature = signer.sign(hash, content)?;
+        Ok(kmod::signature_message(&self.certificate, self.kind(), hash, &signature))
+    }
 }

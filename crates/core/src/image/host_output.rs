@@ -16,6 +16,8 @@ pub enum HostOutput {
     Deb,
     /// An archive that loads the modules, to append to an initramfs of initramfs-tools, for the same kernels.
     Initramfs,
+    /// A system extension for systemd-sysext, for all kernels.
+    Sysext,
 }
 
 impl HostOutput {
@@ -24,6 +26,7 @@ impl HostOutput {
         match self {
             Self::Deb => "application/vnd.farrier.deb.v1",
             Self::Initramfs => "application/vnd.farrier.initramfs.v1",
+            Self::Sysext => "application/vnd.farrier.sysext.v1",
         }
     }
 
@@ -36,6 +39,7 @@ impl HostOutput {
     pub fn is_for(self, family: &KernelFamily) -> bool {
         match self {
             Self::Deb | Self::Initramfs => family.spec.headers.rpm_archive().is_none(),
+            Self::Sysext => true,
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Announced kernels, which images are built for before any node runs them, and their announcers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use serde::Serialize;
 
 use super::{
-    ClusterSnapshot, ExceededLimit, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
-    reasons::and_more, skip_reason::explained,
+    ClusterSnapshot, ExceededLimit, NEXT_KERNEL_ANNOTATION, NEXT_KERNEL_LABEL, NodeFacts, OS_ID_LABEL,
+    OS_VERSION_LABEL, reasons::and_more, skip_reason::explained,
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, Period},
@@ -125,7 +128,7 @@ pub fn rpm_flavor(release: &KernelRelease) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum AnnouncementReason {
-    /// The annotation is not a kernel release, or its release has no label.
+    /// The announcement is not a kernel release, or its release has no label.
     #[error("{detail}")]
     Malformed { detail: String },
     /// The node's operating system or architecture is unknown.
@@ -267,7 +270,7 @@ impl Announcements {
         self.kernels.iter().filter(|(_, announcement)| announcement.is_for(image)).map(|(target, _)| target)
     }
 
-    /// Returns the kernel that a node is to boot next: the kernel in its annotation, else the newest tracked kernel of
+    /// Returns the kernel that a node is to boot next: the kernel that it announces, else the newest tracked kernel of
     /// its platform and flavor.
     pub(super) fn next_kernel_of(&self, node: &NodeFacts) -> Option<KernelTarget> {
         match announcement(node) {
@@ -292,10 +295,27 @@ impl Announcements {
     }
 }
 
-/// Returns the kernel target that a node's annotation announces, or the reason for not using the announcement. Returns
-/// `None` for a node without the annotation.
+impl NodeFacts {
+    /// Returns the kernel release that the node announces, by its annotation or else by its label.
+    pub fn announced_release(&self) -> Option<Cow<'_, str>> {
+        let annotation = self.annotations.get(NEXT_KERNEL_ANNOTATION).map(|text| Cow::from(text.as_str()));
+        annotation.or_else(|| Some(self.labels.get(NEXT_KERNEL_LABEL)?.replace(".plus.", "+").into()))
+    }
+
+    /// Replaces the node's announcement.
+    pub fn announce(&mut self, release: Option<&KernelRelease>) {
+        self.labels.remove(NEXT_KERNEL_LABEL);
+        self.annotations.remove(NEXT_KERNEL_ANNOTATION);
+        if let Some(release) = release {
+            self.annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), release.to_string());
+        }
+    }
+}
+
+/// Returns the kernel target that a node announces, or the reason for not using the announcement. Returns
+/// `None` for a node without an announcement.
 pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, AnnouncementReason>> {
-    let text = node.annotations.get(NEXT_KERNEL_ANNOTATION)?;
+    let text = node.announced_release()?;
     if let Some(ExceededLimit::PerNode { most, within }) = node.rejected_claims.announcement {
         return Some(Err(AnnouncementReason::TooManyNamed { most, within }));
     }

@@ -45,6 +45,8 @@ pub(super) fn operator_upgrade_in_progress(
 
 /// Annotation in which a node, or the automation that upgrades it, names the kernel to boot next.
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
+/// Label in which `farrier-host` names the kernel to boot next, by a file that NFD reads. In the value, `.plus.` stands for `+`.
+pub const NEXT_KERNEL_LABEL: &str = "feature.node.kubernetes.io/farrier-next-kernel";
 /// Label and annotation of a node that may boot its next kernel. The value is that kernel's label.
 pub const READY_FOR: &str = "farrier.dev/ready-for";
 /// Label and annotation of a node that needs no driver image for its next kernel. The value is that kernel's label.

@@ -91,9 +91,9 @@ pub use inputs::{
 pub use instance::{Instance, InstanceError};
 pub use labels::{
     ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, JOB_NAME, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION,
-    NO_DRIVER_FOR, OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, READY_FOR,
-    RECORD_ANNOTATION, UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS, has_pause_annotation,
-    is_hardware_label,
+    NEXT_KERNEL_LABEL, NO_DRIVER_FOR, OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION,
+    PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION, UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS,
+    has_pause_annotation, is_hardware_label,
 };
 pub use matrix::{Matrix, OwnDriver, SkippedNode};
 pub use needs::cell_for;

@@ -11,8 +11,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    Change, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR, NodeChange, NodeFacts, Observed, PlanInputs, Platform,
-    READY_FOR,
+    Change, NO_DRIVER_FOR, NodeChange, NodeFacts, Observed, PlanInputs, Platform, READY_FOR,
     guarantee::{RequiredKernels, admissible_image},
     outcome::{CellLookup, CellState, Outcome},
     rollout::RequestedRollouts,
@@ -156,7 +155,7 @@ pub(super) fn nodes(
     for node in inputs.snapshot.nodes.iter().filter(|node| node.ignored_by.is_none()) {
         // Labels that are missing for a while, as when NFD restarts, do not invalidate a published image: keep the
         // marks.
-        if node.annotations.contains_key(NEXT_KERNEL_ANNOTATION) && Platform::of(node).is_none() {
+        if node.announced_release().is_some() && Platform::of(node).is_none() {
             continue;
         }
         let Some(target) = inputs.announced.next_kernel_of(node) else {

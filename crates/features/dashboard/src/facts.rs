@@ -1,6 +1,7 @@
 //! The facts that pages show. They contain only a part of a reconcile's snapshot, because a fleet has many nodes.
 
 use std::{
+    borrow::Cow,
     cmp::Ordering,
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -10,8 +11,8 @@ use farrier_core::{
     image::{Definitions, ImageName},
     kernel::KernelTarget,
     plan::{
-        Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NextKernel, Plan, RECORD_ANNOTATION, Record,
-        RolloutObject, RolloutTarget, SkippedNode, node_target, paused,
+        Activity, ClusterSnapshot, NextKernel, Plan, RECORD_ANNOTATION, Record, RolloutObject, RolloutTarget,
+        SkippedNode, node_target, paused,
     },
 };
 use jiff::Timestamp;
@@ -177,7 +178,7 @@ impl Facts {
                 }
                 index
             });
-            let announces = node.annotations.get(NEXT_KERNEL_ANNOTATION).cloned();
+            let announces = node.announced_release().map(Cow::into_owned);
             let (os_image, cordoned) = (node.os_image.clone(), node.unschedulable);
             self.nodes.insert(node.name.clone(), NodeFact { group, os_image, announces, cordoned });
         }

@@ -14,7 +14,7 @@ use super::{
 /// Returns the package and its file name. Blocks.
 pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
     let names = Names::of(payload);
-    let data = data(payload);
+    let data = with_directories(entries(payload));
     let mut size = 0;
     for entry in data.values() {
         size += match entry {
@@ -97,8 +97,8 @@ fn script(release: &str, action: &str) -> String {
     )
 }
 
-/// Returns the files that the package installs, with their directories.
-fn data(payload: &HostPayload) -> Entries {
+/// Returns the files for a host: modules, firmware, depmod's configuration, and the certificate of the modules' signatures.
+pub(super) fn entries(payload: &HostPayload) -> Entries {
     let HostPayload { name, release, certificate, .. } = payload;
     let mut entries = payload.entries();
     let overrides = Path::new("lib/depmod.d").join(format!("farrier-{name}-{release}.conf"));
@@ -107,7 +107,7 @@ fn data(payload: &HostPayload) -> Entries {
         let dir = Path::new("usr/share/farrier").join(name.as_str()).join(release.as_str());
         entries.insert(dir.join("module-signing.der"), Entry::Text(certificate.clone()));
     }
-    with_directories(entries)
+    entries
 }
 
 /// Returns depmod's configuration that prefers each module of the payload to other modules of its name below `updates`, such as

@@ -1,41 +1,25 @@
 //! Packages of images that the pipeline published, as `dpkg-deb` reads them.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    sync::Arc,
-};
+use std::{fs, path::Path, process::Command, sync::Arc};
 
 use farrier_builder::{
     build_one,
-    parts::{OutputMaker as _, TargetError},
+    parts::TargetError,
     testing::{Bench, K9, module},
 };
-use farrier_core::{
-    image::{Digest, HostOutput},
-    site::{KeySource, ModuleSigning, Signed},
-};
-use farrier_net::SecretReader;
-use farrier_signing::{
-    ModuleSigner,
-    testing::{EC_256, OpensslDir, RSA_2048},
-};
+use farrier_core::image::{Digest, HostOutput};
+use farrier_signing::testing::{EC_256, OpensslDir};
 use oci::Artifact;
 use serde_json::json;
 
 use super::*;
-use crate::HostArtifacts;
+use crate::{
+    HostArtifacts,
+    testing::{bench_that_signs_modules, make, run},
+};
 
 async fn package(bench: &Bench, image: &Digest) -> Result<Artifact, TargetError> {
-    let repository = bench.parts.location.repository("x").unwrap();
-    HostArtifacts.make(&bench.parts, &repository, image, HostOutput::Deb).await
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    make(bench, image, HostOutput::Deb).await
 }
 
 fn dpkg_deb(option: &str, package: &Path, to: &[&Path]) -> String {
@@ -86,25 +70,7 @@ async fn the_same_image_gives_the_same_package_on_two_machines() {
 
 #[tokio::test]
 async fn the_certificate_of_signed_modules_is_in_the_package() {
-    let keys = OpensslDir::new();
-    keys.key(RSA_2048);
-    keys.certificate("/CN=Acme");
-    let mut bench = Bench::new(&json!({}));
-    bench.headers_with(
-        K9,
-        farrier_builder::testing::SYMBOLS,
-        "CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_FORCE=y\nCONFIG_MODULE_SIG_HASH=\"sha512\"\n",
-    );
-    bench.sign_images_with(&keys);
-    let spec = ModuleSigning {
-        key: KeySource::File("k.pem".parse().unwrap()),
-        passphrase: None,
-        certificate: "c.pem".parse().unwrap(),
-        signed: Signed::Keep,
-    };
-    let secrets = SecretReader::new(keys.root().to_owned(), None);
-    let signer = ModuleSigner::open(&spec, keys.root(), secrets).unwrap();
-    bench.parts.module_signer = Some(Arc::new(signer));
+    let (mut bench, _keys) = bench_that_signs_modules();
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     let made = package(&bench, &built.digest).await.unwrap();
     let root = tempfile::tempdir().unwrap();

@@ -8,9 +8,14 @@ mod find;
 mod initramfs;
 mod payload;
 mod pull;
+mod store;
+mod sysext;
+#[cfg(test)]
+mod testing;
 
 pub use find::find_image;
 pub use pull::{Pulled, pull};
+pub use store::store;
 
 use farrier_builder::{
     images::StoredImage,
@@ -42,6 +47,7 @@ impl OutputMaker for HostArtifacts {
         let (name, content) = match output {
             HostOutput::Deb => blocking(move || deb::write(&payload)).await?,
             HostOutput::Initramfs => blocking(move || initramfs::write(&payload)).await?,
+            HostOutput::Sysext => sysext::write(parts, payload).await?,
         };
         let notes = [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::TITLE, name.as_str())];
         Ok(Artifact::about(&manifest, output.media_type(), content, &notes)?)

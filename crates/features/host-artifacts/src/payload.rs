@@ -26,12 +26,16 @@ pub(super) struct HostPayload {
     pub(super) name: ImageName,
     pub(super) version: String,
     pub(super) release: KernelRelease,
+    /// ID and version of the operating system, as in `os-release`.
+    pub(super) os: (String, String),
     pub(super) arch: Architecture,
     pub(super) image: Digest,
     /// Certificate (DER) of the key that signed modules of the payload.
     pub(super) certificate: Option<Vec<u8>>,
     /// Unpacked file or symbolic link for each path on the host, which is relative to `/`.
-    pub(super) files: BTreeMap<PathBuf, PathBuf>,
+    pub(super) files: Files,
+    /// Other unpacked files and symbolic links for `/usr`, by their paths relative to `/`.
+    pub(super) user_space: Files,
     _work: Scratch,
 }
 
@@ -52,13 +56,15 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
     let image_facts = facts.and_then(|facts| {
-        let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, .. } = facts
+        let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, os, .. } =
+            facts
         else {
             return None;
         };
-        Some((kernel_release?, driver_version?, module_signer))
+        let (id, version) = os.as_deref()?.split_once(' ')?;
+        Some((kernel_release?, driver_version?, module_signer, (id.to_owned(), version.to_owned())))
     });
-    let (Some((release, version, signer)), Some(name), Some(arch), Some(layer)) =
+    let (Some((release, version, signer, os)), Some(name), Some(arch), Some(layer)) =
         (image_facts, name, arch, manifest.payload_layer())
     else {
         let hint =
@@ -77,9 +83,10 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     .await?;
     let signer = signer.filter(|_| is_signed);
     let certificate = signer.map(|signer| certificate(image, &signer)).transpose()?;
-    let files = host_files(&tree, &name, &release)?;
+    let (files, user_space) = host_files(&tree, &name, &release)?;
     let image = stored.digest;
-    let payload = HostPayload { name, version, release, arch, image, certificate, files, _work: work };
+    let payload =
+        HostPayload { name, version, release, os, arch, image, certificate, files, user_space, _work: work };
     Ok((stored.bytes, payload))
 }
 
@@ -100,18 +107,29 @@ fn is_signed_by(tree: &Path, signer: &ModuleSignerFact) -> payload::Result<bool>
     Ok(modules.iter().any(|file| file.module.as_ref().is_ok_and(|module| by_key(&module.signature))))
 }
 
-fn host_files(tree: &Path, name: &ImageName, release: &KernelRelease) -> Result<BTreeMap<PathBuf, PathBuf>> {
-    let mut files = BTreeMap::new();
+type Files = BTreeMap<PathBuf, PathBuf>;
+
+/// Returns the modules and firmware of an unpacked payload, and its user space.
+fn host_files(tree: &Path, name: &ImageName, release: &KernelRelease) -> Result<(Files, Files)> {
+    let (mut files, mut user_space) = (Files::new(), Files::new());
     for entry in WalkDir::new(tree).sort_by_file_name() {
         let entry = entry.map_err(payload::PayloadError::from)?;
         let inner = entry.path().strip_prefix(tree).unwrap_or(entry.path());
-        if !entry.file_type().is_dir()
-            && let Some(path_on_host) = host_path(inner, name, release)
-        {
+        if entry.file_type().is_dir() {
+            continue;
+        }
+        if let Some(path_on_host) = host_path(inner, name, release) {
             files.insert(path_on_host, entry.path().to_owned());
+        } else if is_user_space(inner) {
+            user_space.insert(inner.to_owned(), entry.path().to_owned());
         }
     }
-    Ok(files)
+    Ok((files, user_space))
+}
+
+/// Whether a file of the payload is neither a module's nor exposed to builds.
+fn is_user_space(path: &Path) -> bool {
+    path.starts_with("usr") && !["usr/src", "usr/lib/modules"].iter().any(|other| path.starts_with(other))
 }
 
 /// Directory of an image's modules on a host, below the kernel's module directory. depmod prefers modules below `updates`.

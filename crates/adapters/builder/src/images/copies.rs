@@ -41,19 +41,20 @@ pub async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
     if new {
         copy_manifest(parts, &pinned, &place, &version).await?;
     }
-    copy_all_referrers(parts, &pinned.repository, digest, &place).await?;
+    copy_referrers(parts, parts.registry_of(&pinned.repository), &pinned.repository, digest, &place).await?;
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
-/// Copies the referrers of an image, and the signatures and attestations that `cosign` stores under tags made from the
-/// image's digest. A failed lookup is only reported as a note, because the image is complete without them.
-async fn copy_all_referrers(
+/// Copies the referrers of an image from the repository `from` of `source` to `place`, and the signatures and attestations that
+/// `cosign` stores under tags made from the image's digest. A failed lookup is only reported as a note, because the image is
+/// complete without them.
+pub async fn copy_referrers(
     parts: &Parts,
+    source: &dyn Registry,
     from: &Repository,
     image: &Digest,
     place: &Repository,
 ) -> Result<()> {
-    let source = parts.registry_of(from);
     let referrers = match source.referrers(from, image, None).await {
         Ok(referrers) => referrers,
         Err(error) => {

@@ -41,6 +41,25 @@ fn a_node_announces_for_the_images_that_it_calls_for() {
     assert!(table(&world.plan()).contains("announced by node n1"));
 }
 
+/// A node without rights in the cluster announces by a label, which NFD sets.
+#[test]
+fn a_label_announces_like_the_annotation() {
+    let mut world = World::new(&[K47]);
+    world.snapshot.nodes[0]
+        .labels
+        .insert(NEXT_KERNEL_LABEL.to_owned(), "6.12.90.plus.deb12-amd64".to_owned());
+    assert_eq!(
+        cells(&world)[1..],
+        [r#"mft for 6.12.90+deb12-amd64, nodes [], announced by ["node n0"]"#.to_owned()]
+    );
+    announce(&mut world, 0, K48);
+    assert_eq!(
+        cells(&world)[1..],
+        [r#"mft for 6.1.0-48-amd64, nodes [], announced by ["node n0"]"#.to_owned()],
+        "the annotation counts first"
+    );
+}
+
 #[test]
 fn the_configuration_announces_for_every_image() {
     let mut world = with_second_image(World::new(&[K47]));

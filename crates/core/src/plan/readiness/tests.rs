@@ -1,6 +1,6 @@
 use super::{
     super::{
-        Instance, Plan, SkipReason,
+        Instance, NEXT_KERNEL_ANNOTATION, Plan, SkipReason,
         fixtures::{K47, K48, World, name},
         table,
     },

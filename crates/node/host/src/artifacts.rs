@@ -1,0 +1,160 @@
+//! System extensions of drivers, each with its signatures in a layout directory for one kernel. `farrier pull` verifies them, at
+//! first when it fetches them, and again at each boot.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde::Deserialize;
+
+use crate::{Error, Result, commands::output_of, config::HostConfig};
+
+/// The result of `farrier pull -o json`.
+#[derive(Deserialize)]
+struct Pulled {
+    digest: String,
+    verified: bool,
+}
+
+/// Fetches and verifies system extensions.
+pub(crate) struct ArtifactStore<'a> {
+    pub(crate) config: &'a HostConfig,
+    /// Directory of this program's data.
+    pub(crate) directory: PathBuf,
+}
+
+impl ArtifactStore<'_> {
+    /// Returns the digest of a driver's extension for a kernel. Fetches what the store lacks: from imported bundles, else from the
+    /// registry.
+    pub(crate) fn ensure_stored(&self, driver: &str, release: &str) -> Result<String, String> {
+        let record = self.layout(driver, release).with_extension("digest");
+        if let Ok(digest) = fs_err::read_to_string(&record) {
+            return Ok(digest);
+        }
+        let mut reasons = Vec::new();
+        for source in self.sources() {
+            match self.fetch(driver, release, &source) {
+                Ok(digest) => return Ok(digest),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        if reasons.is_empty() {
+            reasons.push("no registry is configured, and no bundle was imported".to_owned());
+        }
+        Err(reasons.join("; "))
+    }
+
+    /// Writes the stored extension of a driver into `directory`, after its signature and digest were verified.
+    pub(crate) fn verified(&self, driver: &str, release: &str, directory: &Path) -> Result<PathBuf> {
+        fs_err::create_dir_all(directory)?;
+        let file = directory.join(extension_file(driver, release));
+        let layout = format!("oci:{}", self.layout(driver, release).display());
+        self.pull(driver, release, &layout, &file, &[])?;
+        Ok(file)
+    }
+
+    /// Removes what is stored for other kernels than these.
+    pub(crate) fn keep_only(&self, releases: &[String]) -> Result<()> {
+        let store = self.directory.join("store");
+        if !store.exists() {
+            return Ok(());
+        }
+        for entry in fs_err::read_dir(store)? {
+            let entry = entry?;
+            if !releases.iter().any(|release| entry.file_name() == **release) {
+                fs_err::remove_dir_all(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what is stored for a kernel, so that it is fetched again.
+    pub(crate) fn forget(&self, release: &str) -> Result<()> {
+        match fs_err::remove_dir_all(self.directory.join("store").join(release)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Imports a bundle, such as one of a USB drive, as a source of extensions. farrier verifies the bundle's signature.
+    pub(crate) fn import(&self, bundle: &Path) -> Result<()> {
+        let to = format!("oci:{}", self.imported().display());
+        let mut command = self.farrier(&["bundle", "import", "--registry", &to]);
+        output_of(command.arg(bundle)).map(drop)
+    }
+
+    fn imported(&self) -> PathBuf {
+        self.directory.join("imported")
+    }
+
+    fn sources(&self) -> Vec<String> {
+        let imported = self.imported();
+        let bundles = imported.join("index.json").exists().then(|| format!("oci:{}", imported.display()));
+        bundles.into_iter().chain(self.config.registry.clone()).collect()
+    }
+
+    fn layout(&self, driver: &str, release: &str) -> PathBuf {
+        self.directory.join("store").join(release).join(driver)
+    }
+
+    fn fetch(&self, driver: &str, release: &str, source: &str) -> Result<String> {
+        let layout = self.layout(driver, release);
+        let (new, file) = (layout.with_extension("new"), layout.with_extension("raw"));
+        if new.exists() {
+            fs_err::remove_dir_all(&new)?;
+        }
+        fs_err::create_dir_all(&new)?;
+        let digest = self.pull(driver, release, source, &file, &["--store", &new.display().to_string()])?;
+        fs_err::remove_file(&file)?;
+        if layout.exists() {
+            fs_err::remove_dir_all(&layout)?;
+        }
+        fs_err::rename(&new, &layout)?;
+        crate::state::write_durably(&layout.with_extension("digest"), digest.as_bytes())?;
+        Ok(digest)
+    }
+
+    /// Runs `farrier pull`, and returns the digest of the extension.
+    fn pull(
+        &self,
+        driver: &str,
+        release: &str,
+        source: &str,
+        file: &Path,
+        options: &[&str],
+    ) -> Result<String> {
+        let mut command =
+            self.farrier(&["pull", "sysext", driver, "--kernel", release, "--registry", source]);
+        command.args(["-o", "json", "--to"]).arg(file).args(options);
+        let printed = output_of(&mut command)?;
+        let pulled: Pulled = serde_json::from_str(&printed).map_err(std::io::Error::other)?;
+        if !pulled.verified {
+            return Err(Error::Program {
+                program: "farrier".to_owned(),
+                why: "no signature was verified".to_owned(),
+            });
+        }
+        Ok(pulled.digest)
+    }
+
+    fn farrier(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("farrier");
+        command.args(arguments);
+        for key in &self.config.keys {
+            command.arg("--key").arg(key);
+        }
+        // The program runs early in the boot, without a home directory.
+        command.env("FARRIER_CACHE_DIR", self.directory.join("cache")).env("HOME", &self.directory);
+        command.env("FARRIER_LOG_LEVEL", "error");
+        if let Some(file) = &self.config.ca_file {
+            command.env("FARRIER_CA_FILE", file);
+        }
+        command
+    }
+}
+
+/// Name of an extension's file, which is the name of the extension with `.raw`.
+fn extension_file(driver: &str, release: &str) -> String {
+    format!("farrier-{driver}-{release}.raw")
+}

@@ -1,0 +1,164 @@
+//! Merges system extensions into `/usr`, and loads their modules.
+
+use std::{
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{Error, Result, commands::output_of};
+
+/// Where systemd-sysext looks for extensions that a boot brings.
+const EXTENSIONS: &str = "/run/extensions";
+/// Extension with the indexes of all modules, which this program writes.
+const INDEXES: &str = "farrier-host-indexes";
+
+/// Merges the extensions, and indexes the modules of the kernel and of the extensions together. An extension cannot bring the
+/// indexes: it would hide those of the kernel's own modules, and each of several extensions would hide the others'.
+pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
+    fs_err::create_dir_all(EXTENSIONS)?;
+    remove_merged()?;
+    for image in images {
+        symlink(image, Path::new(EXTENSIONS).join(image.file_name().unwrap_or_default()))?;
+    }
+    refresh()?;
+    write_indexes(release)?;
+    refresh()
+}
+
+/// Removes what an earlier run of this boot left in the directory of extensions.
+fn remove_merged() -> Result<()> {
+    for entry in fs_err::read_dir(EXTENSIONS)? {
+        let entry = entry?;
+        if !entry.file_name().to_string_lossy().starts_with("farrier-") {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            fs_err::remove_dir_all(entry.path())?;
+        } else {
+            fs_err::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn refresh() -> Result<()> {
+    output_of(Command::new("systemd-sysext").arg("refresh")).map(drop)
+}
+
+/// Runs depmod on the merged modules, and writes its files as an extension.
+fn write_indexes(release: &str) -> Result<()> {
+    let merged = Path::new("/usr/lib/modules").join(release);
+    let base = Path::new("/run/farrier-host/modules");
+    if base.exists() {
+        fs_err::remove_dir_all(base)?;
+    }
+    let work = base.join("lib/modules").join(release);
+    fs_err::create_dir_all(&work)?;
+    for entry in fs_err::read_dir(&merged)? {
+        let entry = entry?;
+        if !is_index(&entry.file_name().to_string_lossy()) {
+            symlink(entry.path(), work.join(entry.file_name()))?;
+        }
+    }
+    output_of(Command::new("depmod").arg("--basedir").args([base, Path::new(release)]))?;
+    let extension = Path::new(EXTENSIONS).join(INDEXES);
+    let (indexes, about) =
+        (extension.join("usr/lib/modules").join(release), extension.join("usr/lib/extension-release.d"));
+    fs_err::create_dir_all(&indexes)?;
+    fs_err::create_dir_all(&about)?;
+    for entry in fs_err::read_dir(&work)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs_err::copy(entry.path(), indexes.join(entry.file_name()))?;
+        }
+    }
+    fs_err::write(about.join(format!("extension-release.{INDEXES}")), "ID=_any\n")?;
+    Ok(())
+}
+
+/// Whether depmod writes a file of this name. The kernel's package brings `modules.order` and `modules.builtin*`.
+fn is_index(name: &str) -> bool {
+    let brought = ["modules.order", "modules.builtin", "modules.builtin.modinfo", "modules.builtin.ranges"];
+    name.starts_with("modules.") && !brought.contains(&name)
+}
+
+/// Returns the modules of the merged extensions for a kernel.
+pub(crate) fn modules(root: &Path, release: &str) -> Result<Vec<String>> {
+    let updates = root.join("usr/lib/modules").join(release).join("updates");
+    let mut modules = Vec::new();
+    for directory in directories_of(&updates)? {
+        if directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with("farrier-")) {
+            collect_modules(&directory, &mut modules)?;
+        }
+    }
+    modules.sort();
+    Ok(modules)
+}
+
+fn directories_of(directory: &Path) -> Result<Vec<PathBuf>> {
+    if !directory.exists() {
+        return Ok(Vec::new());
+    }
+    let entries = fs_err::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+    Ok(entries
+        .filter(|path| path.as_ref().map_or(true, |path| path.is_dir()))
+        .collect::<std::io::Result<_>>()?)
+}
+
+fn collect_modules(directory: &Path, modules: &mut Vec<String>) -> Result<()> {
+    for entry in fs_err::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_dir() {
+            collect_modules(&entry.path(), modules)?;
+        } else if let Some((stem, _)) = name.split_once(".ko") {
+            modules.push(stem.replace('-', "_"));
+        }
+    }
+    Ok(())
+}
+
+/// Loads modules with the modules that they depend on.
+pub(crate) fn load(modules: &[String]) -> Result<()> {
+    output_of(Command::new("modprobe").arg("--all").args(modules)).map(drop)
+}
+
+/// Fails unless all modules are loaded.
+pub(crate) fn ensure_loaded(root: &Path, modules: &[String]) -> Result<()> {
+    let is_missing = |module: &&String| !root.join("sys/module").join(module).exists();
+    let missing: Vec<&str> = modules.iter().filter(is_missing).map(String::as_str).collect();
+    if missing.is_empty() { Ok(()) } else { Err(Error::NotLoaded { modules: missing.join(", ") }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn modules_of_extensions_are_found_and_others_are_not() {
+        let root = tempfile::tempdir().unwrap();
+        let updates = root.path().join("usr/lib/modules/6.1/updates");
+        for file in ["farrier-a/extra/acme-nic.ko.xz", "farrier-b/b.ko", "farrier-b/readme", "dkms/c.ko"] {
+            fs::create_dir_all(updates.join(file).parent().unwrap()).unwrap();
+            fs::write(updates.join(file), "").unwrap();
+        }
+        let modules = modules(root.path(), "6.1").unwrap();
+        assert_eq!(modules, ["acme_nic", "b"]);
+        fs::create_dir_all(root.path().join("sys/module/b")).unwrap();
+        let error = ensure_loaded(root.path(), &modules).unwrap_err().to_string();
+        assert!(error.contains("acme_nic") && !error.contains(", b"), "{error}");
+        assert_eq!(super::modules(root.path(), "6.2").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn depmod_writes_all_indexes_anew() {
+        for (name, expected) in
+            [("modules.dep.bin", true), ("modules.alias", true), ("modules.order", false), ("kernel", false)]
+        {
+            assert_eq!(is_index(name), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Kernels that are installed on the host.
+
+use std::{
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use crate::{Error, Result, commands::output_of};
+
+/// Returns the releases of the installed kernels, oldest first.
+pub(crate) fn installed(root: &Path) -> Result<Vec<String>> {
+    let mut releases = Vec::new();
+    for entry in fs_err::read_dir(root.join("usr/lib/modules"))? {
+        let entry = entry?;
+        // Directories without this index are what other packages left of a removed kernel.
+        if entry.path().join("modules.builtin").exists() {
+            releases.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    in_version_order(&releases)
+}
+
+/// Sorts kernel releases as `sort` does, which compares numbers as numbers.
+fn in_version_order(releases: &[String]) -> Result<Vec<String>> {
+    let mut command = Command::new("sort");
+    command.arg("--version-sort").env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let failed = |why: std::io::Error| Error::Program { program: "sort".to_owned(), why: why.to_string() };
+    let mut child = command.spawn().map_err(failed)?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(releases.join("\n").as_bytes()).map_err(failed)?;
+    }
+    let sorted = child.wait_with_output().map_err(failed)?;
+    Ok(String::from_utf8_lossy(&sorted.stdout)
+        .lines()
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Returns the release of the running kernel.
+pub(crate) fn running() -> Result<String> {
+    Ok(output_of(Command::new("uname").arg("--kernel-release"))?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn kernels_are_ordered_by_version() {
+        let root = tempfile::tempdir().unwrap();
+        for release in ["6.1.0-10-amd64", "6.1.0-9-amd64", "6.12.1+deb12-amd64", "6.1.0-8-amd64"] {
+            let directory = root.path().join("usr/lib/modules").join(release);
+            fs::create_dir_all(&directory).unwrap();
+            if release != "6.1.0-8-amd64" {
+                fs::write(directory.join("modules.builtin"), "").unwrap();
+            }
+        }
+        assert_eq!(
+            installed(root.path()).unwrap(),
+            ["6.1.0-9-amd64", "6.1.0-10-amd64", "6.12.1+deb12-amd64"]
+        );
+    }
+}

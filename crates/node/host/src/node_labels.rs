@@ -1,0 +1,61 @@
+//! Labels that Node Feature Discovery takes from a file of the host (`sources/local` of NFD's documentation). This program needs
+//! no right in the cluster.
+
+use std::path::Path;
+
+use crate::{Result, gate::Decision, state::write_durably};
+
+/// File below the directory that NFD's worker reads.
+const FEATURE_FILE: &str = "etc/kubernetes/node-feature-discovery/features.d/farrier-host";
+
+/// Writes the kernel that the host is to boot next. farrier builds images for this kernel.
+pub(crate) fn write(root: &Path, decision: &Decision) -> Result<()> {
+    let path = root.join(FEATURE_FILE);
+    // Hosts without NFD have no such directory.
+    if !path.parent().is_some_and(Path::exists) {
+        return Ok(());
+    }
+    write_durably(&path, features(decision).as_bytes())
+}
+
+/// Returns the labels. The newest held kernel comes first: it is the one that lacks drivers.
+fn features(decision: &Decision) -> String {
+    let next = decision.held.keys().next_back().map(|release| (release, "held"));
+    let next = next.or(decision.trial.as_ref().map(|trial| (&trial.release, "ready")));
+    next.map_or_else(String::new, |(release, gate)| {
+        format!("farrier-next-kernel={}\nfarrier-kernel-gate={gate}\n", label_value(release))
+    })
+}
+
+/// Returns a kernel release as the value of a label, which cannot contain `+`.
+fn label_value(release: &str) -> String {
+    release.replace('+', ".plus.")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fs};
+
+    use super::*;
+    use crate::state::{Artifacts, Trial};
+
+    #[test]
+    fn the_kernel_that_lacks_drivers_is_announced() {
+        let root = tempfile::tempdir().unwrap();
+        let held = BTreeMap::from([("6.12.1+deb12-amd64".to_owned(), BTreeMap::new())]);
+        let mut decision = Decision { held, ..Decision::default() };
+        write(root.path(), &decision).unwrap();
+        let path = root.path().join(FEATURE_FILE);
+        assert!(!path.exists(), "this host has no NFD");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        write(root.path(), &decision).unwrap();
+        let written = || fs::read_to_string(&path).unwrap();
+        assert_eq!(written(), "farrier-next-kernel=6.12.1.plus.deb12-amd64\nfarrier-kernel-gate=held\n");
+        decision.held.clear();
+        decision.trial = Some(Trial { release: "6.2".to_owned(), artifacts: Artifacts::new() });
+        write(root.path(), &decision).unwrap();
+        assert_eq!(written(), "farrier-next-kernel=6.2\nfarrier-kernel-gate=ready\n");
+        write(root.path(), &Decision::default()).unwrap();
+        assert_eq!(written(), "");
+    }
+}
