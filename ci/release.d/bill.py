@@ -11,7 +11,7 @@ import sys
 import tomllib
 import uuid
 
-PROGRAMS = ["farrier", "driver-entrypoint", "farrier-runner"]
+PROGRAMS = ["farrier", "driver-entrypoint", "farrier-runner", "farrier-host"]
 
 
 def reached(metadata, packages, with_tools):

@@ -111,6 +111,47 @@ fn a_package_is_published_signed_carried_and_fetched() {
     assert_eq!(run.exits(0).json()["published"], true);
 }
 
+/// A host keeps an extension with its signatures, and verifies both at each boot.
+#[test]
+fn a_stored_extension_is_verified_without_the_registry() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    for name in ["site", "other"] {
+        key(&site, name, P256);
+    }
+    site_yaml(&site, SIGNING);
+    let store = site.path("store").display().to_string();
+    let from_store = format!("oci:{store}");
+    let file = site.path("x.raw");
+    let pull = |key: &str, options: &[&str]| {
+        let (key, file) = (site.definitions().join(format!("{key}.pem")), file.to_str().unwrap().to_owned());
+        let words =
+            ["pull", "sysext", "hello", "--kernel", &kernel, "--arch", "amd64", "-o", "json", "--to", &file];
+        site.farrier(&[&words[..], &["--key", key.to_str().unwrap()], options].concat())
+    };
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let refused = pull("site", &["--store", &store]).exits(1);
+    refused.line("has none in the registry to store");
+    refused.line("hint: publish it");
+    ask_for(&site, "[sysext]");
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let published = pull("site", &["--store", &store]).exits(0).json();
+    let content = fs::read(&file).unwrap();
+
+    let stored = pull("site", &["--registry", &from_store, "--offline"]).exits(0).json();
+    assert_eq!((&stored["digest"], &stored["verified"]), (&published["digest"], &true.into()));
+    assert!(fs::read(&file).unwrap() == content);
+    pull("other", &["--registry", &from_store]).exits(1).line("has no sysext with an accepted signature");
+
+    let digest = published["digest"].as_str().unwrap().trim_start_matches("sha256:");
+    let blob = site.path("store").join("blobs/sha256").join(digest);
+    let mut altered = content;
+    altered[1 << 20] ^= 1;
+    fs::write(blob, altered).unwrap();
+    let altered = pull("site", &["--registry", &from_store]);
+    assert_ne!(altered.code, Some(0), "an altered extension: {altered}");
+}
+
 fn run_dpkg_deb(package: &Path, tree: &Path) {
     run(Command::new("dpkg-deb").arg("--extract").args([package, tree]));
 }

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use farrier_builder::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
 use farrier_core::{
     facts::ImageFacts,
-    image::{Digest, Repository, Version},
+    image::{Digest, HostOutput, Repository, Version},
     kernel::{Architecture, KernelRelease},
 };
 use farrier_store::registry::RegistryError;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use oci::ImageManifest;
 
 /// Returns the digest of the image for one kernel: the image under `version`, or else the only image of the repository for
 /// `release`. Of a union image, returns the member for `release`.
@@ -67,9 +68,13 @@ async fn look_up(
     };
     let Some(stored) = stored else { return Ok(None) };
     let Ok(facts) = ImageFacts::from_manifest(&stored.bytes) else { return Ok(None) };
+    let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { return Ok(None) };
+    // Where outputs are stored without their images, each has a tag.
+    let is_output = HostOutput::has_type(manifest.artifact_type.as_deref());
+    let subject = manifest.subject.filter(|_| is_output).map(|subject| subject.digest);
     Ok(match (facts.kernel_release, release) {
         (Some(kernel), Some(requested)) if kernel != *requested => None,
-        (Some(_), _) => Some(stored.digest),
+        (Some(_), _) => Some(subject.unwrap_or(stored.digest)),
         (None, Some(requested)) => facts.members.get(requested).cloned(),
         (None, None) => None,
     })

@@ -5,7 +5,7 @@ use farrier_core::{
     image::{Digest, ImageReference, Repository, Tag, Version},
     provenance,
 };
-use farrier_store::registry::{Registry, join};
+use farrier_store::registry::{Registry, StoredManifest, join};
 use oci::{AnyManifest, Descriptor, error_chain};
 
 use crate::parts::{Parts, Result, TargetError};
@@ -48,7 +48,7 @@ pub async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
 /// Copies the referrers of an image from the repository `from` of `source` to `place`, and the signatures and attestations that
 /// `cosign` stores under tags made from the image's digest. A failed lookup is only reported as a note, because the image is
 /// complete without them.
-pub async fn copy_referrers(
+async fn copy_referrers(
     parts: &Parts,
     source: &dyn Registry,
     from: &Repository,
@@ -93,6 +93,21 @@ pub async fn copy_referrers(
         }
     }
     Ok(())
+}
+
+/// Copies an artifact to `place` under a tag, with its blobs and referrers.
+pub async fn copy_artifact(
+    parts: &Parts,
+    source: &dyn Registry,
+    from: (&Repository, &StoredManifest),
+    place: (&Repository, Tag),
+) -> Result<()> {
+    let ((repository, found), (place, tag)) = (from, place);
+    for blob in AnyManifest::parse(&found.bytes)?.blobs() {
+        copy_blob(parts, source, repository, place, blob).await?;
+    }
+    parts.registry.push_manifest(place, &Version::Tag(tag), &found.media_type, &found.bytes).await?;
+    copy_referrers(parts, source, repository, &found.digest, place).await
 }
 
 /// Copies a manifest, after its children and blobs.

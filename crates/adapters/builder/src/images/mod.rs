@@ -17,7 +17,7 @@ mod union;
 mod verify;
 
 pub use contents::contents;
-pub use copies::{ImageCopy, copy_image, copy_referrers, copy_tag};
+pub use copies::{ImageCopy, copy_artifact, copy_image, copy_tag};
 pub(crate) use documents::Claim;
 pub use documents::{BILL_OF_MATERIALS, CHECK_REPORT, Documents, PROVENANCE};
 pub use keys::{
