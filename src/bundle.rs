@@ -147,13 +147,13 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let since = args.since.clone();
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
-    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    let services = session.publisher(&args.registry, EngineChoice::Auto)?;
     // Fail fast, not after gigabytes.
-    let key = images::signing_key(&parts).await?;
-    let Some((contents, licenses)) = select::contents(session, &parts, args).await? else {
+    let key = images::signing_key(&services).await?;
+    let Some((contents, licenses)) = select::contents(session, &services, args).await? else {
         return Ok(Exit::Failed);
     };
-    let (location, registry) = (&parts.location, &parts.registry);
+    let (location, registry) = (&services.location, &services.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut exports = Vec::new();
     for content in contents {
@@ -181,7 +181,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let path = args.to.clone();
     let exported_bundle = blocking(move || Bundle::open(&path)).await?;
-    match images::sign_bytes(&parts, exported_bundle.signed_bytes()?).await? {
+    match images::sign_bytes(&services, exported_bundle.signed_bytes()?).await? {
         Some(signature) => {
             let path = exported_bundle.write_signature(&signature)?;
             output::message(&format!("signed: copy {} along with the bundle", path.display()));

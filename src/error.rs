@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, process::ExitCode};
 
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::TargetError;
 use farrier_cluster::ClusterError;
 use farrier_controller::{rollback::RollbackError, runtime::HttpError};
 use farrier_definitions::DefinitionErrors;

@@ -6,7 +6,7 @@ mod collect;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::TargetError;
 use farrier_core::kernel::{
     Architecture, KernelFamily, KernelRelease, KernelTarget, UNKNOWN_SYSTEM, match_family,
 };

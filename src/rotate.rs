@@ -24,11 +24,11 @@ pub struct RotateArgs {
 
 /// Signs the artifacts in the registry, and prints a line for each artifact.
 pub async fn rotate(session: &Session, args: RotateArgs) -> Result<Exit> {
-    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    let services = session.publisher(&args.registry, EngineChoice::Auto)?;
     let further: Vec<ImageName> =
         args.image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
-    let accepted = images::verification_keys(&parts, &args.key, 1).await?;
-    let artifacts = images::rotate(&parts, &accepted, &further).await?;
+    let accepted = images::verification_keys(&services, &args.key, 1).await?;
+    let artifacts = images::rotate(&services, &accepted, &further).await?;
     session
         .show(&artifacts, |artifacts| output::table(["OUTCOME", "REFERENCE"], artifacts.iter().map(row)))?;
     Ok(Exit::Done)

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::TargetError;
 use farrier_cluster::KubeSecrets;
 use farrier_core::{
     image::{Definitions, ImageName},

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use axum::Router;
 use clap::Args;
-use farrier_builder::parts::Parts;
+use farrier_builder::services::BuildServices;
 use farrier_core::kernel::{Architecture, KernelRelease};
 use farrier_header_collection as collected;
 use farrier_header_collection::{Key, Receipt, Receiver, SendError};
@@ -48,8 +48,8 @@ pub struct HeadersCollectArgs {
 }
 
 /// Returns the routes that accept header sets from nodes with a key in this directory.
-pub fn header_routes(parts: &Parts, keys: Option<&PathBuf>) -> Router {
-    let receiver = keys.map(|keys| Receiver::new(parts.fetcher.clone(), keys.clone()));
+pub fn header_routes(services: &BuildServices, keys: Option<&PathBuf>) -> Router {
+    let receiver = keys.map(|keys| Receiver::new(services.fetcher.clone(), keys.clone()));
     receiver.map(Receiver::router).unwrap_or_default()
 }
 

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     images::{BaseImage, runtime_base},
-    parts::{Result, Stage, TargetError},
+    services::{Result, Stage, TargetError},
 };
 
 /// An image that is ready to be pushed.
@@ -36,7 +36,7 @@ pub(super) struct Image {
 /// Assembles the image from the payload and its base.
 pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image> {
     job.stage(Stage::Assemble);
-    let Job { parts, cell, image, .. } = job;
+    let Job { services, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content: _, report } = checked;
     let runtime = &image.spec.runtime;
     if let Some(RuntimeBase::Runfile(_)) = &runtime.base {
@@ -66,7 +66,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     } else {
         let base = match &runtime.base {
             None => None,
-            Some(base) => Some(runtime_base(parts, base, &image.spec.sources, cell).await?),
+            Some(base) => Some(runtime_base(services, base, &image.spec.sources, cell).await?),
         };
         let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
         let (tree, layer_path) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
@@ -75,7 +75,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         facts.payload_digest = Some(written.payload_digest);
         if image.spec.contains_entrypoint() {
             let file = payload.work.path().join("entrypoint.tar.gz");
-            let layer = parts.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
+            let layer = services.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
             // A base that is itself a driver image already has the entrypoint.
             let is_in_base = base.as_ref().is_some_and(|base| base.image.contains(&layer.digest));
             entrypoint = (!is_in_base).then_some((file, layer));

@@ -24,7 +24,7 @@ use runner::plan::{Action, Limits, Plan, Run, Step};
 use super::{cross, host_tools, job::Job, kept, verified_tree::verified_tree};
 use crate::{
     images::{BaseImage, root_fs_layer, toolchain_tree},
-    parts::{FindingKind, Parts, Result, Stage, TargetError},
+    services::{BuildServices, FindingKind, Result, Stage, TargetError},
 };
 
 /// Prefix of the line in which the toolchain probe lists the compilers that it found.
@@ -77,7 +77,7 @@ impl InPlaceBase {
 
 /// Prepares the cell's base: the toolchain plus the header set.
 pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
-    let engines = &job.parts.engine;
+    let engines = &job.services.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
             let (tree, toolchain) = cell_toolchain(job, headers).await?;
@@ -89,7 +89,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match sandbox_base(job, headers).await? {
             Ok(base) => {
                 // Serialize the change of ownership, because concurrent builds would walk the same tree.
-                let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
+                let _lock = job.services.cache.lock("trees", "owner", LockMode::Exclusive).await?;
                 let (owner, trees) = (sandbox.owner(), base.lowers.clone());
                 blocking(move || trees.iter().try_for_each(|tree| owner.chown_tree(tree))).await?;
                 return Ok(PreparedBase::InPlace(sandbox, base));
@@ -104,7 +104,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         (Output::Payload, Err(error)) => return Err(error.into()),
         (Output::Image, _) => engines.docker().await?,
     };
-    reject_required_landlock(job.parts.definitions.site.builds.landlock)?;
+    reject_required_landlock(job.services.definitions.site.builds.landlock)?;
     ensure_base_image(job, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
 }
@@ -123,8 +123,8 @@ fn reject_required_landlock(min_abi: u32) -> Result<()> {
 /// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.
 async fn cell_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
     job.stage(Stage::Toolchain);
-    let get = || toolchain_tree(job.parts, &job.toolchain, job.cell);
-    let (tree, image) = verified_tree(job.parts, get, |(tree, _)| Some(tree)).await?;
+    let get = || toolchain_tree(job.services, &job.toolchain, job.cell);
+    let (tree, image) = verified_tree(job.services, get, |(tree, _)| Some(tree)).await?;
     host_tools::check(job, headers, &tree).await?;
     Ok((tree, image))
 }
@@ -172,15 +172,15 @@ fn unsupported_template(job: &Job<'_>, error: &StepsError) -> TargetError {
 
 /// Ensures that the engine has the base image of the cell's Dockerfile.
 async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
-    let Job { parts, cell, toolchain, .. } = job;
+    let Job { services, cell, toolchain, .. } = job;
     // Builds run concurrently and can share a base.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
-    let _lock = parts.cache.lock("base", key, LockMode::Exclusive).await?;
-    parts.cache.stamp("base", key)?;
+    let _lock = services.cache.lock("base", key, LockMode::Exclusive).await?;
+    services.cache.stamp("base", key)?;
     if engine.has_image(&cell.base_name).await? {
         return Ok(());
     }
-    kept::make_room(parts, engine).await;
+    kept::make_room(services, engine).await;
     job.stage(Stage::Toolchain);
     let toolchain = ensure_toolchain(job, engine, toolchain).await?;
     job.stage(Stage::Base);
@@ -190,7 +190,7 @@ async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEn
         dockerfile: base_dockerfile(job, &toolchain, headers.compiler, btf_source(job, headers)),
         context: vec![ContextEntry { dest: "kernel".to_owned(), from: headers.root.clone() }],
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        cancel: parts.cancel.clone(),
+        cancel: services.cancel.clone(),
     };
     match engine.build_image(&build, &cell.base_name).await {
         Err(EngineError::Step(message)) => Err(match missing_compiler(job, headers, &log) {
@@ -216,32 +216,32 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 
 /// Ensures that the engine has the toolchain, and returns its name there.
 async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
-    let parts = job.parts;
+    let services = job.services;
     let Some(root) = PackageRoot::of_toolchain(toolchain, &job.cell.target) else {
         // Use the digest from the input hash, even if the tag has moved since.
         let reference: ImageReference = job.cell.toolchain.parse()?;
         if engine.has_image(&reference.to_string()).await? {
             return Ok(reference.to_string());
         }
-        let copy = parts.mirrored_reference(reference.clone()).await?;
+        let copy = services.mirrored_reference(reference.clone()).await?;
         // No engine can pull from a layout directory.
         let reference = if copy.repository.host().is_some() { copy } else { reference };
-        let pull = || pull(parts, engine, &reference);
-        return parts.retry("pull toolchain image", pull).await;
+        let pull = || pull(services, engine, &reference);
+        return services.retry("pull toolchain image", pull).await;
     };
     // Name the image by its content: an image named after the definition could come from anywhere.
-    let (digest, layer) = root_fs_layer(parts, &root, job.cell).await?;
+    let (digest, layer) = root_fs_layer(services, &root, job.cell).await?;
     let key = &digest.hex()[..24];
     let name = format!("{LOCAL_PREFIX}toolchain:{key}");
-    let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
-    parts.cache.stamp("toolchain", key)?;
+    let _lock = services.cache.lock("toolchain", key, LockMode::Exclusive).await?;
+    services.cache.stamp("toolchain", key)?;
     if !engine.has_image(&name).await? {
         let build = BuildJob {
             id: format!("toolchain-{}", std::process::id()),
             dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),
             context: vec![ContextEntry { dest: "rootfs.tar.gz".to_owned(), from: layer }],
             log: Arc::new(ProbeLog::default()),
-            cancel: parts.cancel.clone(),
+            cancel: services.cancel.clone(),
         };
         engine.build_image(&build, &name).await?;
     }
@@ -250,8 +250,8 @@ async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Tool
 
 /// Ensures that the engine has an image, from a mirror or its own registry, and returns its name there. The engine
 /// connects to the network directly, so its hosts are checked against the site's network policy first.
-async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
-    let net = parts.fetcher.net();
+async fn pull(services: &BuildServices, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
+    let net = services.fetcher.net();
     let candidates = net.image_candidates(&image.repository);
     let name_in = |repository: &Repository| {
         ImageReference { repository: repository.clone(), version: image.version.clone() }.to_string()
@@ -264,7 +264,7 @@ async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> R
     let mut outcome = Err(TargetError::no_such_image(image));
     for repository in &candidates {
         let name = name_in(repository);
-        outcome = pull_from(parts, engine, repository, &name).await.map(|()| name);
+        outcome = pull_from(services, engine, repository, &name).await.map(|()| name);
         match &outcome {
             Ok(_) => break,
             Err(error) if *repository != image.repository => {
@@ -276,12 +276,17 @@ async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> R
     outcome
 }
 
-async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, name: &str) -> Result<()> {
+async fn pull_from(
+    services: &BuildServices,
+    engine: &DockerEngine,
+    place: &Repository,
+    name: &str,
+) -> Result<()> {
     if let Some(host) = HostPort::of_registry(&place.normalized().0) {
         let what = format!("pull of toolchain image {name}");
-        parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
+        services.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
     }
-    let found = parts.credentials.password(place).await;
+    let found = services.credentials.password(place).await;
     let credentials = found.map(|(username, password)| Credentials { username, password });
     Ok(engine.pull(name, credentials.as_ref()).await?)
 }

@@ -19,14 +19,14 @@ use super::{
     job::{CheckedPayload, CompileInputs, Job, Payload},
     sign::{self, Signing},
 };
-use crate::parts::{BootCheck, Finding, FindingKind, Result, Stage, TargetError};
+use crate::services::{BootCheck, Finding, FindingKind, Result, Stage, TargetError};
 
 /// Fails fast if the definition asks for a boot check that this farrier cannot run.
 pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
     if !job.image.spec.check.boot {
         return Ok(());
     }
-    if let Some(checker) = &job.parts.boot_checker {
+    if let Some(checker) = &job.services.boot_checker {
         return checker.ensure_can_boot(job.cell.target.arch).await;
     }
     let name = &job.image.metadata.name;
@@ -109,13 +109,13 @@ pub(super) async fn static_check(
 
 /// Returns facts from the kernel's own image, if the family names one.
 async fn kernel_image_facts(job: &Job<'_>) -> Result<Option<ExtraKernelFacts>> {
-    let Job { parts, cell, family, .. } = job;
+    let Job { services, cell, family, .. } = job;
     if family.spec.kernel_image.is_none() {
         return Ok(None);
     }
-    let fetch = || parts.fetcher.kernel_images().find(family, &cell.target);
-    match parts.retry("fetch kernel image", fetch).await? {
-        KernelImageLookup::Found(kernel) => Ok(Some(parts.fetcher.kernel_images().facts(&kernel).await?)),
+    let fetch = || services.fetcher.kernel_images().find(family, &cell.target);
+    match services.retry("fetch kernel image", fetch).await? {
+        KernelImageLookup::Found(kernel) => Ok(Some(services.fetcher.kernel_images().facts(&kernel).await?)),
         KernelImageLookup::Missing { .. } => Ok(None),
     }
 }
@@ -127,7 +127,7 @@ pub(super) async fn boot(
     payload: &Payload,
     report: CheckReport,
 ) -> Result<CheckReport> {
-    let Some(checker) = job.parts.boot_checker.as_ref().filter(|_| job.image.spec.check.boot) else {
+    let Some(checker) = job.services.boot_checker.as_ref().filter(|_| job.image.spec.check.boot) else {
         return Ok(report);
     };
     job.stage(Stage::Boot);
@@ -144,14 +144,14 @@ pub(super) async fn boot(
     // Dropping the future stops the virtual machine.
     tokio::select! {
         biased;
-        () = job.parts.cancel.cancelled() => Err(TargetError::Canceled),
+        () = job.services.cancel.cancelled() => Err(TargetError::Canceled),
         booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
     }
 }
 
 /// Whether the site denies modules for which the check has no proof that they fit the kernel.
 fn denies_unproven(job: &Job<'_>) -> bool {
-    job.parts.definitions.site.check.unproven == UnprovenPolicy::Deny
+    job.services.definitions.site.check.unproven == UnprovenPolicy::Deny
 }
 
 /// Fails if a payload with this report must not be published.

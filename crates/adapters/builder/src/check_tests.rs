@@ -28,7 +28,7 @@ fn boot_report(outcome: BootOutcome) -> BootReport {
 /// Returns a report with the verdict unknown, made by the real check of a header set without `Module.symvers`.
 async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let job = Job::of(&bench.services, &cell).unwrap();
     let mut headers = crate::headers::fetch(&job).await.unwrap();
     headers.facts.symbols = None;
     let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
@@ -40,7 +40,7 @@ async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
 async fn firmware_that_the_payload_lacks_is_reported() {
     let bench = Bench::new(&json!({}));
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let job = Job::of(&bench.services, &cell).unwrap();
     let headers = crate::headers::fetch(&job).await.unwrap();
     let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
     let payload = bench.payload(K9, &[&module().info("firmware", "acme/*.fw")]);
@@ -94,27 +94,28 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
 
     // The failure is recorded with the policy that caused it.
     let cell = bench.cell(K9).await;
-    record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
-    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    record_outcome(&bench.services, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.services.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
     bench.image().spec.check.unknown = UnknownPolicy::Allow;
-    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
 }
 
 #[tokio::test]
 async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() {
     let mut bench = Bench::new(&json!({}));
     // Without `Module.symvers` nothing is known about symbols.
-    std::fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
+    std::fs::remove_file(bench.services.definitions.root.join(format!("headers-{K9}/Module.symvers")))
+        .unwrap();
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(built.report.verdict, Verdict::Unknown);
     let (name, target) = ("x".parse().unwrap(), Bench::target(K9));
-    let outcome = build_one(&bench.parts, &name, &target, true, false).await.unwrap();
+    let outcome = build_one(&bench.services, &name, &target, true, false).await.unwrap();
     assert!(outcome.built.is_none());
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
-    let error = build_one(&bench.parts, &name, &target, true, false).await.unwrap_err();
+    let error = build_one(&bench.services, &name, &target, true, false).await.unwrap_err();
     assert!(error.to_string().ends_with("with the verdict unknown, and check.unknown is deny"), "{error}");
     assert!(error.hint().is_some());
 }
@@ -126,7 +127,7 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let bomb = zstd::encode_all(io::repeat(0).take(1 << 20), 1).unwrap();
     let (cell, deadline) = (bench.cell(K9).await, bench.image().spec.build.deadline);
     let checked = async |budget: DecompressionBudget| {
-        let job = Job::of(&bench.parts, &cell).unwrap();
+        let job = Job::of(&bench.services, &cell).unwrap();
         let compile_inputs = CompileInputs {
             headers: crate::headers::fetch(&job).await.unwrap(),
             needed: NeedInputs::default(),
@@ -149,12 +150,12 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let late = checked(DecompressionBudget::of_build(deadline, deadline.duration())).await;
     assert!(late.to_string().ends_with(": the deadline of 2h has passed"), "{late}");
     assert!(late.is_permanent() && late.is_caused_by_deadline() && late.hint().is_some());
-    record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
-    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    record_outcome(&bench.services, &cell, &Err(late)).unwrap();
+    let failures = known_failures(&bench.services.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
     bench.image().spec.build.deadline = Period::seconds(3 * 60 * 60);
-    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
 }
 
 #[tokio::test]
@@ -206,7 +207,7 @@ async fn a_boot_that_does_not_load_stops_the_target() {
         assert_eq!(error.to_string(), format!("the boot check failed: {said}"));
         assert!(error.is_permanent() && error.is_caused_by_policy() && error.hint().is_some());
         let reference = bench.cell(K9).await.reference;
-        assert!(bench.parts.look_up(&reference).await.unwrap().is_none(), "nothing is published");
+        assert!(bench.services.look_up(&reference).await.unwrap().is_none(), "nothing is published");
     }
 }
 
@@ -238,7 +239,7 @@ async fn what_is_unproven_is_published_unless_the_site_denies_it() {
     let mut file = module();
     file.info.retain(|(key, _)| *key != "vermagic");
 
-    bench.parts.definitions.site.check.unproven = UnprovenPolicy::Deny;
+    bench.services.definitions.site.check.unproven = UnprovenPolicy::Deny;
     let error = bench.publish(K9, &[&file]).await.unwrap_err();
     let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
     let message = error.to_string();
@@ -248,14 +249,14 @@ async fn what_is_unproven_is_published_unless_the_site_denies_it() {
         "{message}"
     );
     let cell = bench.cell(K9).await;
-    record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
-    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    record_outcome(&bench.services, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.services.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
     let applies =
-        |bench: &Bench| failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site);
+        |bench: &Bench| failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site);
     assert!(applies(&bench));
 
-    bench.parts.definitions.site.check.unproven = UnprovenPolicy::Allow;
+    bench.services.definitions.site.check.unproven = UnprovenPolicy::Allow;
     assert!(!applies(&bench));
     let built = bench.publish(K9, &[&file]).await.unwrap();
     assert_eq!(built.report.short_summary(), "1 module: loads, unproven");

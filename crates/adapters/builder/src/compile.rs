@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     images::fetch_source,
-    parts::{Finding, FindingKind, Result, Stage, TargetError},
+    services::{Finding, FindingKind, Result, Stage, TargetError},
 };
 
 /// Runs the engine and returns the payload that it produced.
@@ -42,12 +42,12 @@ pub(super) async fn compile(
     base: &PreparedBase,
     compile_inputs: &CompileInputs,
 ) -> Result<Payload> {
-    let Job { parts, cell, image, .. } = job;
-    let work = parts.cache.scratch()?;
+    let Job { services, cell, image, .. } = job;
+    let work = services.cache.scratch()?;
     let (mut context, sources) = build_context(job, work.path()).await?;
     context.extend(compile_inputs.needed.context.iter().cloned());
-    let log_path = log_path(&parts.cache, cell)?;
-    let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
+    let log_path = log_path(&services.cache, cell)?;
+    let (reporter, subject) = (Arc::clone(&services.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
     let live_probe = Arc::clone(&probe);
     let live = move |line: &str| {
@@ -60,7 +60,7 @@ pub(super) async fn compile(
         dockerfile: cell.dockerfile.clone(),
         context,
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        cancel: parts.cancel.child_token(),
+        cancel: services.cancel.child_token(),
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
@@ -74,7 +74,7 @@ pub(super) async fn compile(
         match (base, image.spec.output) {
             (PreparedBase::InPlace(sandbox, base), _) => {
                 let scratch = work.path().join("sandbox");
-                let least_landlock = parts.definitions.site.builds.landlock;
+                let least_landlock = services.definitions.site.builds.landlock;
                 let build = in_place_build(base, build.clone(), scratch, image.spec.build, least_landlock);
                 Ok(sandbox.compile(build, &tree).await?)
             }
@@ -256,23 +256,23 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
 
 /// Builds the context from the sources and the applicable patches. Also returns the identity of each source.
 async fn build_context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
-    let Job { parts, cell, image, .. } = job;
+    let Job { services, cell, image, .. } = job;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
     if !image.spec.sources.is_empty() {
         job.stage(Stage::Sources);
     }
     for source in &image.spec.sources {
-        let fetched = fetch_source(parts, source, &cell.target).await?;
+        let fetched = fetch_source(services, source, &cell.target).await?;
         let planned = cell.fetched.sources.get(source.name.as_str());
         ensure_planned(planned == Some(&fetched.origin), format!("source {}", source.name))?;
-        if let Some(warning) = parts.fetcher.sources().archive_warning(source).await? {
+        if let Some(warning) = services.fetcher.sources().archive_warning(source).await? {
             job.note(&warning);
         }
         context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         origins.push(format!("{}: {}", source.name, fetched.origin));
     }
     for patch in &cell.patches {
-        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
+        let bytes = read_patch(&services.definitions, &image.spec.patches[patch.index].path).await?;
         ensure_planned(Digest::of(&bytes).hex() == patch.sha256, format!("patch {}", patch.name))?;
         let from = work.join(&patch.name);
         fs_err::tokio::write(&from, bytes).await?;

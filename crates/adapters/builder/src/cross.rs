@@ -15,7 +15,7 @@ use farrier_local::machine::native;
 use super::{job::Job, verified_tree::verified_tree};
 use crate::{
     images::DEFAULT_PATH,
-    parts::{FindingKind, Result, TargetError},
+    services::{FindingKind, Result, TargetError},
 };
 
 /// Whether the cell's kernel has another architecture than this machine.
@@ -27,7 +27,7 @@ pub(super) fn is_foreign(job: &Job<'_>) -> bool {
 /// from packages that apt has verified. It is neither published nor part of the input hash: the same compiler version
 /// produces the same modules on any machine.
 pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
-    let (parts, target) = (job.parts, job.cell.target.arch);
+    let (services, target) = (job.services, job.cell.target.arch);
     let Toolchain::Bootstrap(native_spec) = &job.toolchain else {
         return Err(not_compilable_here(job, NO_CROSS_COMPILERS));
     };
@@ -39,12 +39,12 @@ pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(Pat
         return Err(not_compilable_here(job, FOREIGN_TOOLS));
     };
     let root = PackageRoot::Toolchain(spec);
-    let bootstrap = || parts.fetcher.root_fs().bootstrap(&root, native());
-    let made = parts.retry("make a cross toolchain", bootstrap).await?;
+    let bootstrap = || services.fetcher.root_fs().bootstrap(&root, native());
+    let made = services.retry("make a cross toolchain", bootstrap).await?;
     let layers = vec![(made.digest, made.layer)];
     let what = format!("cross toolchain for {target}");
-    let get = async || Ok(parts.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
-    let tree = verified_tree(parts, get, |tree| Some(tree)).await?;
+    let get = async || Ok(services.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
+    let tree = verified_tree(services, get, |tree| Some(tree)).await?;
     let env = [("PATH", DEFAULT_PATH), ("ARCH", kbuild_name(target))];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     Ok((tree, Base { name: job.cell.base_name.clone(), env, ..Base::default() }))

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
-    parts::{Parts, Result, TargetError},
+    services::{BuildServices, Result, TargetError},
 };
 
 /// Kind of the cache records that list a layer's packages.
@@ -38,7 +38,7 @@ const PACKAGES: &str = "packages";
 
 /// Creates the documents of an image.
 pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Image) -> Result<Documents> {
-    let Job { parts, cell, image, .. } = job;
+    let Job { services, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content, report } = checked;
     let mut materials = sources(job).await?;
     let recipe = Digest::of(cell.dockerfile.as_bytes());
@@ -72,7 +72,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
         materials.push(base_material(job, spec, base).await?);
     }
     if image.spec.contains_entrypoint() {
-        let digest = Some(parts.entrypoint.binary(cell.target.arch).await?.digest.clone());
+        let digest = Some(services.entrypoint.binary(cell.target.arch).await?.digest.clone());
         let version = Some(FARRIER.to_owned());
         let name = "driver-entrypoint";
         materials.push(Material { version, digest, ..Material::new(Role::Entrypoint, name) });
@@ -106,7 +106,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
 /// for example because the kernel does not verify signatures.
 fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
     let signed_with = job.cell.signed_with.as_ref()?;
-    let certificate = job.parts.module_signer.as_ref()?.certificate();
+    let certificate = job.services.module_signer.as_ref()?.certificate();
     let key_id = certificate.key_id.clone();
     let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
     signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
@@ -120,7 +120,7 @@ fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
 
 /// Returns the sources and the applicable patches.
 async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
-    let Job { parts, cell, image, .. } = job;
+    let Job { services, cell, image, .. } = job;
     let mut materials = Vec::new();
     for source in &image.spec.sources {
         // The compile stage has compared the fetched source with this identity.
@@ -128,7 +128,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
         materials.push(source_material(image, source, identity, (&cell.version, &cell.target)));
     }
     for patch in &cell.patches {
-        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
+        let bytes = read_patch(&services.definitions, &image.spec.patches[patch.index].path).await?;
         let digest = Some(Digest::of(&bytes));
         materials.push(Material { digest, ..Material::new(Role::Patch, patch.name.clone()) });
     }
@@ -207,7 +207,7 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
     let mut material =
         Material { distribution, ..Material::new(Role::Toolchain, root.name(cell.target.arch)) };
     let used = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN);
-    if let Some((digest, list)) = toolchain_packages(job.parts, cell.target.arch, &root, used).await? {
+    if let Some((digest, list)) = toolchain_packages(job.services, cell.target.arch, &root, used).await? {
         material = Material { digest: Some(digest), ..material.with(list) };
     }
     // Record the toolchain that was used: the registry may hold another one by now.
@@ -223,25 +223,25 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
 /// build used, otherwise of the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
 /// longer than both. Nothing is fetched only for documentation.
 async fn toolchain_packages(
-    parts: &Parts,
+    services: &BuildServices,
     arch: Architecture,
     root: &PackageRoot,
     used: Option<&Digest>,
 ) -> Result<Option<(Digest, PackageList)>> {
-    let published = published_root_fs(parts, root, arch).await?;
+    let published = published_root_fs(services, root, arch).await?;
     if let Some((reference, _)) = published.filter(|(_, unverified)| unverified.as_ref() == used) {
-        let base = base_image(parts, &reference, arch).await?;
+        let base = base_image(services, &reference, arch).await?;
         let digest = base.image.layers.first().map(|layer| layer.digest.clone());
-        let packages = packages_of(parts, &base).await?;
+        let packages = packages_of(services, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(made) = parts.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
-    let packages = packages_in(parts, made.digest.hex(), vec![made.layer.clone()]).await?;
+    let Some(made) = services.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
+    let packages = packages_in(services, made.digest.hex(), vec![made.layer.clone()]).await?;
     Ok(Some((made.digest, packages)))
 }
 
 async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
-    let parts = job.parts;
+    let services = job.services;
     let (name, distribution) = match spec {
         RuntimeBase::Minimal(spec) => return minimal_base(job, spec).await,
         RuntimeBase::Need(name) => (name.to_string(), None),
@@ -257,14 +257,14 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
         .then(|| format!("oci://{}@{}", base.repository, base.image.digest));
     let digest = Some(base.image.digest.clone());
     let material = Material { digest, uri, distribution, ..Material::new(Role::Base, name) };
-    Ok(material.with(packages_of(parts, base).await?))
+    Ok(material.with(packages_of(services, base).await?))
 }
 
 /// Returns the material of a minimal base: its only package, whose digest is more specific than the image's.
 async fn minimal_base(job: &Job<'_>, spec: &MinimalSpec) -> Result<Material> {
-    let (parts, arch) = (job.parts, job.cell.target.arch);
+    let (services, arch) = (job.services, job.cell.target.arch);
     let package =
-        parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch)).await?;
+        services.retry("look up busybox", || services.fetcher.root_fs().minimal_package(spec, arch)).await?;
     let suite = spec.suites.first();
     let distribution = suite.and_then(|suite| Distribution::of_suite(suite, spec.mirror.as_deref()));
     let material = Material::of_origin(Role::Base, &package, &spec.package, distribution);
@@ -276,7 +276,7 @@ async fn minimal_base(job: &Job<'_>, spec: &MinimalSpec) -> Result<Material> {
 }
 
 /// Returns the packages of a base image, from the cache if possible.
-async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<PackageList> {
+async fn packages_of(services: &BuildServices, base: &BaseImage) -> Result<PackageList> {
     let key = match &base.image.layers[..] {
         [only] => only.digest.hex().to_owned(),
         layers => {
@@ -287,15 +287,15 @@ async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<PackageList> {
             hex::encode(hash.finalize())
         }
     };
-    if let Some(known) = parts.cache.read_record(PACKAGES, &key)? {
+    if let Some(known) = services.cache.read_record(PACKAGES, &key)? {
         return Ok(known);
     }
-    packages_in(parts, &key, layer_files(parts, base).await?).await
+    packages_in(services, &key, layer_files(services, base).await?).await
 }
 
 /// Reads the packages from layer files, once per cache.
-async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<PackageList> {
-    if let Some(known) = parts.cache.read_record(PACKAGES, key)? {
+async fn packages_in(services: &BuildServices, key: &str, layers: Vec<PathBuf>) -> Result<PackageList> {
+    if let Some(known) = services.cache.read_record(PACKAGES, key)? {
         return Ok(known);
     }
     let packages = blocking(move || {
@@ -306,7 +306,7 @@ async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<P
         Ok::<_, TargetError>(reader.finish())
     })
     .await?;
-    parts.cache.write_record(PACKAGES, key, &packages)?;
+    services.cache.write_record(PACKAGES, key, &packages)?;
     Ok(packages)
 }
 

@@ -10,7 +10,7 @@ use kmod::PayloadModule;
 use super::job::{Job, Payload};
 use crate::{
     images::{layer_files, runtime_base},
-    parts::Result,
+    services::Result,
 };
 
 /// Kind of the cache records that list a base's firmware.
@@ -36,13 +36,13 @@ pub(super) async fn files(
         blocking(move || payload::list_tree(&tree)).await?.firmware
     };
     if let Some(spec) = job.image.spec.runtime.base.as_ref().filter(|_| payload.image.is_none()) {
-        let base = runtime_base(job.parts, spec, &job.image.spec.sources, job.cell).await?;
+        let base = runtime_base(job.services, spec, &job.image.spec.sources, job.cell).await?;
         let key = base.image.digest.hex();
-        let of_base = if let Some(known) = job.parts.cache.read_record(RECORDS, key)? {
+        let of_base = if let Some(known) = job.services.cache.read_record(RECORDS, key)? {
             known
         } else {
-            let listed = in_layers(job, layer_files(job.parts, &base).await?).await?;
-            job.parts.cache.write_record(RECORDS, key, &listed)?;
+            let listed = in_layers(job, layer_files(job.services, &base).await?).await?;
+            job.services.cache.write_record(RECORDS, key, &listed)?;
             listed
         };
         firmware.extend(of_base);
@@ -51,7 +51,7 @@ pub(super) async fn files(
 }
 
 async fn in_layers(job: &Job<'_>, layers: Vec<PathBuf>) -> Result<Vec<String>> {
-    let scratch = job.parts.cache.scratch()?;
+    let scratch = job.services.cache.scratch()?;
     let dest = scratch.path().to_owned();
     let listed = blocking(move || payload::unpack_image(&ImageLayers::Files(layers), &dest, None));
     Ok(listed.await?.firmware)

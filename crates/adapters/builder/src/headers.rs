@@ -9,17 +9,17 @@ use super::{
     job::{Job, ensure_planned},
     verified_tree::verified_tree,
 };
-use crate::parts::{Result, Stage, TargetError};
+use crate::services::{Result, Stage, TargetError};
 
 /// Returns the header set, fetching it if the cache lacks it. Fails if the header set differs from the planned one, for
 /// example because a user has imported another one since.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     job.stage(Stage::Headers);
-    let (parts, target) = (job.parts, &job.cell.target);
+    let (services, target) = (job.services, &job.cell.target);
     let source = job.family.spec.headers_for(target, &job.cell.system);
-    let look = || parts.fetcher.headers().find(&source, target);
-    let find = || parts.retry("fetch headers", look);
-    match verified_tree(parts, find, tree_of).await? {
+    let look = || services.fetcher.headers().find(&source, target);
+    let find = || services.retry("fetch headers", look);
+    match verified_tree(services, find, tree_of).await? {
         HeaderLookup::Found(headers) => {
             let planned = &job.cell.fetched;
             let is_planned = headers.identity == planned.headers

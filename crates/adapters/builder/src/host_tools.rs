@@ -10,7 +10,7 @@ use farrier_local::{archive::links::resolve, blocking::blocking};
 use fs_err as fs;
 
 use super::job::Job;
-use crate::parts::{FindingKind, Result, TargetError};
+use crate::services::{FindingKind, Result, TargetError};
 
 /// Tools in every build tree. The other tools come from the same machine.
 const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];

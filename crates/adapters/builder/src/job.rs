@@ -15,11 +15,11 @@ use farrier_local::cache::Scratch;
 use farrier_payload::{ArchiveImage, DecompressionBudget};
 use kmod::{CheckReport, NeededTable};
 
-use crate::parts::{FindingKind, Parts, Result, Stage, TargetError};
+use crate::services::{BuildServices, FindingKind, Result, Stage, TargetError};
 
 /// The build of one image for one kernel.
 pub(super) struct Job<'a> {
-    pub(super) parts: &'a Parts,
+    pub(super) services: &'a BuildServices,
     pub(super) cell: &'a Cell,
     pub(super) image: &'a DriverImage,
     pub(super) family: &'a KernelFamily,
@@ -29,26 +29,26 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// Looks up the cell's definitions.
-    pub(super) fn of(parts: &'a Parts, cell: &'a Cell) -> Result<Self> {
-        let image = parts.definitions.images.get(&cell.image);
-        let family = parts.definitions.families.iter().find(|family| family.metadata.name == cell.family);
+    pub(super) fn of(services: &'a BuildServices, cell: &'a Cell) -> Result<Self> {
+        let image = services.definitions.images.get(&cell.image);
+        let family = services.definitions.families.iter().find(|family| family.metadata.name == cell.family);
         let (image, family) =
             image.zip(family).ok_or_else(|| TargetError::definition_gone(&cell.subject()))?;
         let toolchain = image.spec.toolchain(family).map_err(|why| {
             let message = format!("toolchain of family {}: {why}", cell.family);
             TargetError::finding(FindingKind::Usage, message, None)
         })?;
-        Ok(Self { parts, cell, image, family, toolchain })
+        Ok(Self { services, cell, image, family, toolchain })
     }
 
     /// Reports the start of a stage.
     pub(super) fn stage(&self, stage: Stage) {
-        self.parts.reporter.stage(&self.cell.subject(), stage);
+        self.services.reporter.stage(&self.cell.subject(), stage);
     }
 
     /// Reports a note that does not stop the build.
     pub(super) fn note(&self, text: &str) {
-        self.parts.reporter.note(&self.cell.subject(), text);
+        self.services.reporter.note(&self.cell.subject(), text);
     }
 }
 

@@ -22,12 +22,12 @@ mod job;
 mod kept;
 mod logs;
 mod needs;
-pub mod parts;
 mod pipeline;
 mod pod;
 mod publish;
 pub mod resolve;
 mod reuse;
+pub mod services;
 mod sign;
 mod single;
 #[cfg(any(test, feature = "testing"))]

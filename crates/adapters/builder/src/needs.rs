@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     images::StoredImage,
-    parts::{Parts, Result, Stage, TargetError},
+    services::{BuildServices, Result, Stage, TargetError},
 };
 
 /// Kinds of cache entries: exposed trees keyed by their digest, modules keyed by their image's digest.
@@ -74,8 +74,8 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
         let ImageReference { repository, version } = &image.image;
         let Version::Digest(digest) = version else { return Err(need_not_found(&image.image)) };
         // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
-        StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
-        let tree = exposed_tree(job.parts, &image).await?;
+        StoredImage { services: job.services, repository, digest }.ensure_trusted("needed image").await?;
+        let tree = exposed_tree(job.services, &image).await?;
         let image_tables = read_tables(&image, &tree).await?;
         if image_tables.is_empty() {
             job.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
@@ -104,10 +104,10 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
 
 /// Adds the cell's host trees to the build context, and their symbols to the check.
 async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
-    let Job { parts, cell, .. } = job;
+    let Job { services, cell, .. } = job;
     for need in &job.image.spec.needs {
         let Need::Tree { name, tree } = need else { continue };
-        let found = parts.fetcher.host_tree(tree, &cell.target).await?;
+        let found = services.fetcher.host_tree(tree, &cell.target).await?;
         let HostTree { root, digest, symvers, origin } = match found {
             HostTreeLookup::Found(host_tree) => host_tree,
             HostTreeLookup::Missing { looked_for, hint } => {
@@ -142,7 +142,7 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
     let mut next = 0;
     while let Some(image) = images.get(next) {
         next += 1;
-        let definition = job.parts.definitions.images.get(&image.name);
+        let definition = job.services.definitions.images.get(&image.name);
         let needs = definition.into_iter().flat_map(|image| &image.spec.needs);
         for name in needs.filter_map(|need| need.image()) {
             if seen.insert(name.clone()) {
@@ -155,9 +155,9 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
 
 /// Looks up an indirect need. It was published, because the image that needs it could be built.
 async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> {
-    let needed = cell(job.parts, name, &job.cell.target).await?;
+    let needed = cell(job.services, name, &job.cell.target).await?;
     let mut image = needed.reference.clone();
-    let found = job.parts.look_up_for(&image, needed.target.arch).await?;
+    let found = job.services.look_up_for(&image, needed.target.arch).await?;
     let published = found.filter(|found| found.is_of(&needed)).ok_or_else(|| need_not_found(&image))?;
     let exposed =
         published.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
@@ -166,18 +166,18 @@ async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> 
 }
 
 /// Returns the exposed trees of a published image, at their original paths below one directory.
-async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf> {
+async fn exposed_tree(services: &BuildServices, image: &NeededImage) -> Result<PathBuf> {
     let key = image.exposed.hex();
-    parts.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(parts, image, place)).await
+    services.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(services, image, place)).await
 }
 
-async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<()> {
+async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, place: PathBuf) -> Result<()> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
     let headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
     let definition =
-        parts.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
+        services.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
     let patterns = definition.spec.exposes.clone();
-    let manifest = needed_manifest(parts, image).await?;
+    let manifest = needed_manifest(services, image).await?;
     let recorded = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;
     if recorded.as_ref() != Some(exposed) {
         let recorded = recorded.map_or_else(|| "nothing".to_owned(), |digest| digest.to_string());
@@ -185,9 +185,9 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
             "expected {exposed}, but its annotations say that it exposes {recorded}"
         )));
     }
-    let work = parts.cache.scratch()?;
+    let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
-    fetch_payload(parts, image, &manifest, &blob).await?;
+    fetch_payload(services, image, &manifest, &blob).await?;
     fs_err::create_dir(&tree)?;
     let unpacked = tree.clone();
     let content = blocking(move || {
@@ -206,28 +206,33 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
 async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf> {
     let Version::Digest(digest) = &needed.image.version else { return Err(need_not_found(&needed.image)) };
     let release = job.cell.target.release.as_str();
-    let fetch = |place| fetch_modules(job.parts, &needed.image, release, place);
-    job.parts.cache.get_or_make(MODULES, digest.hex(), fetch).await
+    let fetch = |place| fetch_modules(job.services, &needed.image, release, place);
+    job.services.cache.get_or_make(MODULES, digest.hex(), fetch).await
 }
 
-async fn fetch_modules(parts: &Parts, image: &ImageReference, release: &str, place: PathBuf) -> Result<()> {
-    let manifest = needed_manifest(parts, image).await?;
-    let work = parts.cache.scratch()?;
+async fn fetch_modules(
+    services: &BuildServices,
+    image: &ImageReference,
+    release: &str,
+    place: PathBuf,
+) -> Result<()> {
+    let manifest = needed_manifest(services, image).await?;
+    let work = services.cache.scratch()?;
     let blob = work.path().join("layer");
-    fetch_payload(parts, image, &manifest, &blob).await?;
+    fetch_payload(services, image, &manifest, &blob).await?;
     let release = release.to_owned();
     let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
     unpacked.map_err(|error| missing_headers_error(&image.to_string(), &error_chain(&error)))
 }
 
-async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest> {
+async fn needed_manifest(services: &BuildServices, image: &ImageReference) -> Result<ImageManifest> {
     let ImageReference { repository, version } = image;
-    let stored = parts.registry_of_needs(repository).manifest(repository, version).await?;
+    let stored = services.registry_of_needs(repository).manifest(repository, version).await?;
     Ok(ImageManifest::parse(&stored.ok_or_else(|| need_not_found(image))?.bytes)?)
 }
 
 async fn fetch_payload(
-    parts: &Parts,
+    services: &BuildServices,
     image: &ImageReference,
     manifest: &ImageManifest,
     to: &Path,
@@ -236,7 +241,7 @@ async fn fetch_payload(
     let layer = manifest
         .payload_layer()
         .ok_or_else(|| missing_headers_error(&image.to_string(), "it has no layers"))?;
-    Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
+    Ok(services.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
 }
 
 /// Reads the symbol tables of an exposed tree.

@@ -12,7 +12,7 @@ use crate::{
 /// Publishes image `x` with these modules. Its exposed headers have a table with one symbol of each module.
 async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let job = Job::of(&bench.services, &cell).unwrap();
     let compile_inputs =
         CompileInputs { headers: headers::fetch(&job).await.unwrap(), needed: NeedInputs::default() };
     let mut payload = bench.payload(K9, modules);
@@ -37,8 +37,8 @@ async fn licenses_of_needed_modules_are_known_without_a_boot_check() {
     bench.add("y", &json!({"modules": ["y"], "needs": ["x"]}));
     let closed = ModuleFile::named("closed").info("license", "NVIDIA").exports("closed_f", 1);
     publish_with_table(&bench, &[&closed, &ModuleFile::named("open").exports("open_f", 1)]).await;
-    let y = cell(&bench.parts, &"y".parse().unwrap(), &Bench::target(K9)).await.unwrap();
-    let needed = fetch(&Job::of(&bench.parts, &y).unwrap()).await.unwrap();
+    let y = cell(&bench.services, &"y".parse().unwrap(), &Bench::target(K9)).await.unwrap();
+    let needed = fetch(&Job::of(&bench.services, &y).unwrap()).await.unwrap();
     let [table] = needed.tables.as_slice() else { panic!("{} tables", needed.tables.len()) };
     assert_eq!((table.image.as_str(), table.symbols.len()), ("x", 2));
     assert_eq!(table.proprietary, Some(BTreeSet::from(["closed".to_owned()])));

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     images::{ensure_can_sign_images, output_maker},
-    parts::{FindingKind, Parts, Result, TargetError},
+    services::{BuildServices, FindingKind, Result, TargetError},
 };
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,13 +34,13 @@ pub struct Built {
 }
 
 /// Builds one cell, or reuses a published payload.
-pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Built> {
-    let job = Job::of(parts, cell)?;
+pub async fn build(services: &BuildServices, cell: &Cell, options: BuildOptions) -> Result<Built> {
+    let job = Job::of(services, cell)?;
     // Fail fast: check signing and boot prerequisites before compiling.
     check::ensure_boot_check_is_possible(&job).await?;
     if options.push {
-        ensure_can_sign_images(parts).await?;
-        output_maker(parts, job.image)?;
+        ensure_can_sign_images(services).await?;
+        output_maker(services, job.image)?;
     }
     let headers = headers::fetch(&job).await?;
     sign::ensure_can_sign_modules(&job, &headers).await?;

@@ -26,7 +26,7 @@ async fn another_source_patch_or_header_set_than_the_planned_one_is_refused() {
     write("tree/Makefile", "all:\n");
     write("fix.patch", "one\n");
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let job = Job::of(&bench.services, &cell).unwrap();
     headers::fetch(&job).await.unwrap();
     let work = tempfile::tempdir().unwrap();
     let context = || build_context(&job, work.path());
@@ -69,7 +69,7 @@ async fn credentials_in_sources_are_told_and_version_control_data_is_not_there()
         "{told:?}"
     );
 
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let job = Job::of(&bench.services, &cell).unwrap();
     let work = tempfile::tempdir().unwrap();
     build_context(&job, work.path()).await.unwrap();
     let told = bench.heard();

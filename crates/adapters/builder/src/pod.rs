@@ -41,7 +41,7 @@ use walkdir::WalkDir;
 use super::{base::InPlaceBase, job::Job};
 use crate::{
     images::{BaseImage, layer_files},
-    parts::{Result, Stage, TargetError},
+    services::{Result, Stage, TargetError},
 };
 
 /// Repository of these images, below the registry's prefix.
@@ -64,7 +64,7 @@ pub(super) async fn compile(
     begun: &CancellationToken,
     tree: &Path,
 ) -> Result<Confinement> {
-    let Job { parts, cell, image, .. } = job;
+    let Job { services, cell, image, .. } = job;
     let spec = image.spec.build;
     let mut plan = base.plan(spec);
     for step in &mut plan.steps {
@@ -75,7 +75,7 @@ pub(super) async fn compile(
     job.stage(Stage::Base);
     let reference = publish(job, (cluster, base, toolchain), &build.context, &plan).await?;
     job.stage(Stage::Waiting);
-    let (reporter, subject, log) = (Arc::clone(&parts.reporter), cell.subject(), Arc::clone(&build.log));
+    let (reporter, subject, log) = (Arc::clone(&services.reporter), cell.subject(), Arc::clone(&build.log));
     let phases = |phase: Phase<'_>| match phase {
         Phase::Waiting(why) => log.line(&format!("The build waits for the cluster: {why}")),
         Phase::Running => {
@@ -87,11 +87,11 @@ pub(super) async fn compile(
     };
     let limits = plan.limits;
     // With leader election, another replica adopts the Job when this replica stops.
-    let detach = if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() };
+    let detach = if services.fence.is_some() { services.cancel.clone() } else { CancellationToken::new() };
     let in_cluster = InCluster {
         job: JobSpec {
-            builds: &parts.definitions.site.builds,
-            instance: &parts.instance,
+            builds: &services.definitions.site.builds,
+            instance: &services.instance,
             driver: &cell.image,
             kernel: KernelLabel::of(&cell.target.release),
             arch: cell.target.arch,
@@ -99,7 +99,7 @@ pub(super) async fn compile(
             build: spec,
             limits,
         },
-        least_landlock: parts.definitions.site.builds.landlock,
+        least_landlock: services.definitions.site.builds.landlock,
         plan,
         log: Arc::clone(&build.log),
         phases: &phases,
@@ -120,8 +120,8 @@ async fn publish(
     context: &[ContextEntry],
     plan: &Plan,
 ) -> Result<ImageReference> {
-    let Job { parts, cell, .. } = job;
-    let RegistryLocation::Remote { .. } = parts.location else {
+    let Job { services, cell, .. } = job;
+    let RegistryLocation::Remote { .. } = services.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
         let hint = "name one with --registry; for `farrier build`, also pass --push";
         return Err(TargetError::usage(message.to_owned(), hint));
@@ -131,7 +131,7 @@ async fn publish(
     runner.check_arch(cell.target.arch)?;
     let headers = headers_layer(job, base).await?;
     let (work, lowers, entries, plan) =
-        (parts.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());
+        (services.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());
     let write = move || {
         let layers = write_layers(&lowers, &entries, &plan, runner.bytes(), work.path())?;
         Ok::<_, EngineError>((layers, work))
@@ -156,10 +156,10 @@ async fn publish(
         annotations: &BTreeMap::new(),
         architecture: cell.target.arch.as_str(),
     })?;
-    parts.may_write()?;
-    let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
-    let from = Some(&toolchain.repository).filter(|from| parts.location.contains(from));
-    let base_layers = toolchain.image.layers.iter().zip(layer_files(parts, toolchain).await?);
+    services.may_write()?;
+    let (repository, registry) = (services.location.repository(REPOSITORY)?, &services.registry);
+    let from = Some(&toolchain.repository).filter(|from| services.location.contains(from));
+    let base_layers = toolchain.image.layers.iter().zip(layer_files(services, toolchain).await?);
     let base_blobs = base_layers.map(|(layer, file)| (&layer.digest, file, from));
     let new_blobs = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
     for (digest, file, from) in base_blobs.chain(new_blobs) {
@@ -168,7 +168,7 @@ async fn publish(
         }
         // Concurrent builds share most layers. One build pushes each layer, and the others then find it in the
         // registry.
-        let _sole = parts.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
+        let _sole = services.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
         let is_mounted = match from {
             Some(from) => registry.mount_blob(&repository, digest, from).await?,
             None => false,
@@ -201,7 +201,7 @@ fn for_pod(base: &Base) -> Base {
 /// Deletes the image, if the registry supports deletion. Its layers stay useful to other builds.
 async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageReference) {
     if let Version::Digest(digest) = version
-        && let Err(error) = job.parts.registry.delete_manifest(repository, digest).await
+        && let Err(error) = job.services.registry.delete_manifest(repository, digest).await
     {
         tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build could not be deleted");
     }
@@ -209,7 +209,7 @@ async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageRef
 
 /// Returns the headers as a layer, which is made once per kernel.
 async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
-    let (cache, [headers, _]) = (&job.parts.cache, base.lowers.clone());
+    let (cache, [headers, _]) = (&job.services.cache, base.lowers.clone());
     let make = |entry: PathBuf| {
         blocking(move || {
             let mut contents = Vec::new();

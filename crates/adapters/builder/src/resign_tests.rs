@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    parts::{Finding, FindingKind},
+    services::{Finding, FindingKind},
     testing::{Bench, K9, K10, SYMBOLS, module},
 };
 
@@ -48,7 +48,7 @@ fn sign_with(bench: &mut Bench, openssl_dir: &OpensslDir, signed: Signed) {
     };
     let secrets = SecretReader::new(openssl_dir.root().to_owned(), None);
     let opened = ModuleSigner::open(&spec, openssl_dir.root(), secrets).unwrap();
-    bench.parts.module_signer = Some(Arc::new(opened));
+    bench.services.module_signer = Some(Arc::new(opened));
 }
 
 /// The certificate's serial number, as OpenSSL prints it.
@@ -75,7 +75,7 @@ async fn an_enforcing_kernel_takes_what_will_be_signed() {
     assert_eq!(signed_by.key_id, serial(&openssl_dir));
     assert!(built.report.modules[0].findings.iter().all(|finding| finding.rule != Rule::Signature));
     let annotations = bench.annotations(K9).await;
-    let fingerprint = bench.parts.module_signer.as_ref().unwrap().fingerprint();
+    let fingerprint = bench.services.module_signer.as_ref().unwrap().fingerprint();
     assert_eq!(
         annotations[annotations::MODULE_SIGNER],
         format!("keep {} {fingerprint}", serial(&openssl_dir))
@@ -133,7 +133,7 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     assert_eq!(after.reused_from.unwrap().digest, before.digest);
 
     // After signing is disabled, a signed payload cannot be reused: farrier does not remove signatures.
-    bench.parts.module_signer = None;
+    bench.services.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
@@ -147,10 +147,10 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
     let key = openssl_dir(RSA_2048);
     let strangers: [fn(&mut Bench); 2] = [
         |bench| bench.sign_images_with(&openssl_dir(EC_256)),
-        |bench| bench.parts.definitions.site.image_signing = None,
+        |bench| bench.services.definitions.site.image_signing = None,
     ];
     for publish_as in strangers {
-        let ours = bench.parts.definitions.site.image_signing.clone();
+        let ours = bench.services.definitions.site.image_signing.clone();
         let keys =
             ["images.pem", "images.pub"].map(|name| (name, fs::read(bench.root().join(name)).unwrap()));
         publish_as(&mut bench);
@@ -160,7 +160,7 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
         for (name, bytes) in keys {
             fs::write(bench.root().join(name), bytes).unwrap();
         }
-        bench.parts.definitions.site.image_signing = ours;
+        bench.services.definitions.site.image_signing = ours;
         sign_with(&mut bench, &key, Signed::Keep);
         for release in [K9, K10] {
             bench.heard();
@@ -198,7 +198,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
     let policy = Policy { require_signed: serde_json::from_str(both).unwrap(), ..Policy::default() };
     bench.sign_images_with(&release);
     let theirs = bench.publish(K9, &[&module()]).await.unwrap();
-    bench.parts.definitions.site.policy = policy;
+    bench.services.definitions.site.policy = policy;
     bench.sign_images_with(&site);
     bench.heard();
     let error = bench.build(K10).await.unwrap_err();
@@ -209,7 +209,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
 
     let reference = bench.cell(K9).await.reference;
     let image =
-        StoredImage { parts: &bench.parts, repository: &reference.repository, digest: &theirs.digest };
+        StoredImage { services: &bench.services, repository: &reference.repository, digest: &theirs.digest };
     image.sign("x", &[]).await.unwrap();
     let built = bench.build(K10).await.unwrap();
     assert_eq!(built.reused_from.unwrap().digest, theirs.digest);
@@ -221,7 +221,7 @@ async fn without_keys_for_images_no_published_payload_is_signed() {
     let (first, second) = (openssl_dir(RSA_2048), openssl_dir(RSA_2048));
     sign_with(&mut bench, &first, Signed::Keep);
     bench.publish(K9, &[&module()]).await.unwrap();
-    bench.parts.definitions.site.image_signing = None;
+    bench.services.definitions.site.image_signing = None;
     sign_with(&mut bench, &second, Signed::Keep);
     let error = bench.build(K9).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
@@ -248,9 +248,9 @@ async fn who_signed_a_lender_is_looked_up_when_its_turn_comes() {
     const K8: &str = "6.1.0-8-amd64";
     let mut bench = bench("");
     bench.headers_with(K8, SYMBOLS, "");
-    let ours = bench.parts.definitions.site.image_signing.take();
+    let ours = bench.services.definitions.site.image_signing.take();
     bench.publish(K8, &[&module()]).await.unwrap();
-    bench.parts.definitions.site.image_signing = ours;
+    bench.services.definitions.site.image_signing = ours;
     let candidate = bench.publish(K9, &[&module()]).await.unwrap();
     bench.heard();
     let built = bench.build(K10).await.unwrap();

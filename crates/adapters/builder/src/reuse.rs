@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     images::StoredImage,
-    parts::{MAX_CONCURRENT_REQUESTS, Result, Stage, TargetError},
+    services::{MAX_CONCURRENT_REQUESTS, Result, Stage, TargetError},
 };
 
 /// Maximum number of tags to look up for one target.
@@ -88,7 +88,7 @@ async fn re_sign(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option
 
 /// Returns the first trusted image that holds the payload.
 async fn find_re_sign_candidate(job: &Job<'_>) -> Result<Option<ReuseCandidate>> {
-    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
+    let tags = job.services.registry.tags(&job.cell.reference.repository).await?;
     for tag in re_sign_candidate_tags(job.cell, tags, MAX_RESIGN_LOOKUPS) {
         if let Some(candidate) = look_up(job, tag).await?
             && can_re_sign(job.cell, &candidate.facts)
@@ -146,7 +146,7 @@ async fn try_candidates(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result
 
 /// Returns the published images that qualify for reuse, the newest kernel first.
 async fn reuse_candidates(job: &Job<'_>) -> Result<Vec<(KernelRelease, ReuseCandidate)>> {
-    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
+    let tags = job.services.registry.tags(&job.cell.reference.repository).await?;
     let lookups = stream::iter(reuse_candidate_tags(job.cell, tags, MAX_LOOKUPS))
         .map(|tag| look_up(job, tag))
         .buffered(MAX_CONCURRENT_REQUESTS)
@@ -200,7 +200,7 @@ async fn try_candidate(
 
 /// Looks up a tag of the cell's repository. Returns `None` unless the tag is an image that farrier made.
 async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<ReuseCandidate>> {
-    let (repository, registry) = (&job.cell.reference.repository, &job.parts.registry);
+    let (repository, registry) = (&job.cell.reference.repository, &job.services.registry);
     let found = registry.image(repository, &Version::Tag(tag), job.cell.target.arch.as_str()).await;
     let stored = match found {
         Err(RegistryError::Image(_)) => None,
@@ -223,7 +223,7 @@ impl ReuseCandidate {
     /// nothing, because every writer to the registry can set them.
     async fn is_trusted(&self, job: &Job<'_>) -> Result<bool> {
         let (repository, digest) = (&job.cell.reference.repository, &self.digest);
-        let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;
+        let trusted = StoredImage { services: job.services, repository, digest }.trusted().await?;
         if let Err(why) = &trusted {
             job.note(&format!("the payload of {repository}@{digest} is not reused: {why}"));
         }
@@ -238,10 +238,10 @@ impl ReuseCandidate {
         transform: impl FnOnce(&std::path::Path) -> Result<(), PayloadError> + Send + 'static,
     ) -> Result<Option<Result<Scratch, PayloadError>>> {
         let Some(layer) = self.manifest.payload_layer() else { return Ok(None) };
-        let work = job.parts.cache.scratch()?;
+        let work = job.services.cache.scratch()?;
         let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
         let repository = &job.cell.reference.repository;
-        job.parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+        job.services.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
         fs_err::create_dir(&tree)?;
         let unpacked =
             blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| transform(&tree))).await;

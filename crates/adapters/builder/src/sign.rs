@@ -10,7 +10,7 @@ use farrier_signing::{ModuleSigner, Signer};
 use kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule};
 
 use super::job::{Job, Payload};
-use crate::parts::{Result, Stage, TargetError};
+use crate::services::{Result, Stage, TargetError};
 
 /// Parameters for signing the modules of one payload.
 #[derive(Clone)]
@@ -24,14 +24,14 @@ pub(super) struct Signing {
 /// Returns the signer of the image's modules, as recorded in the image's annotations.
 pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
     let SignedWith { certificate, signed } = job.cell.signed_with.clone()?;
-    let key_id = job.parts.module_signer.as_ref()?.certificate().key_id.clone();
+    let key_id = job.services.module_signer.as_ref()?.certificate().key_id.clone();
     Some(ModuleSignerFact { signed, key_id, certificate })
 }
 
 /// Fails fast if the modules cannot be signed. Otherwise notes why they will not be signed, or a warning about the
 /// signing key.
 pub(super) async fn ensure_can_sign_modules(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
-    let Some(modules) = &job.parts.module_signer else { return Ok(()) };
+    let Some(modules) = &job.services.module_signer else { return Ok(()) };
     let signed = signing(job, headers, None).await?.is_some();
     if job.image.spec.output == Output::Image {
         job.note("its modules are not signed: the engine makes the whole image (output: image)");
@@ -50,7 +50,7 @@ pub(super) async fn signing(
     headers: &HeaderSet,
     previous: Option<&ModuleSignerFact>,
 ) -> Result<Option<Signing>> {
-    let Some(modules) = &job.parts.module_signer else { return Ok(None) };
+    let Some(modules) = &job.services.module_signer else { return Ok(None) };
     if job.image.spec.output == Output::Image {
         return Ok(None);
     }

@@ -37,8 +37,9 @@ use super::{
     pipeline::{BuildOptions, Built, build},
     publish,
 };
-use crate::parts::{
-    BootCheck, BootChecker, BuildLimits, LazyEngine, LazyEntrypoint, Parts, Reporter, Stage, TargetError,
+use crate::services::{
+    BootCheck, BootChecker, BuildLimits, BuildServices, LazyEngine, LazyEntrypoint, Reporter, Stage,
+    TargetError,
 };
 
 /// Three kernels. [`ModuleFile`] writes modules for the first.
@@ -49,9 +50,9 @@ pub const K11: &str = "6.1.0-11-amd64";
 pub const SYMBOLS: &str =
     "0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
 
-/// [`Parts`] over temporary directories.
+/// [`BuildServices`] over temporary directories.
 pub struct Bench {
-    pub parts: Parts,
+    pub services: BuildServices,
     heard: Arc<Heard>,
     directory: tempfile::TempDir,
 }
@@ -127,7 +128,7 @@ impl Bench {
             docker_host: Some(format!("unix://{}", at("none.sock").display())),
             ..EngineEnv::default()
         };
-        let parts = Parts {
+        let services = BuildServices {
             definitions: Definitions {
                 images: [(image.metadata.name.clone(), image)].into(),
                 families: vec![family(&at("headers-{{release}}").display().to_string())],
@@ -158,7 +159,7 @@ impl Bench {
             fence: None,
             cancel: tokio_util::sync::CancellationToken::new(),
         };
-        let bench = Self { parts, heard, directory };
+        let bench = Self { services, heard, directory };
         for release in [K9, K10, K11] {
             bench.headers(release, SYMBOLS);
         }
@@ -168,7 +169,7 @@ impl Bench {
     /// Adds another image, whose definition has these additional fields.
     pub fn add(&mut self, name: &str, spec: &Value) {
         let image = image(name, spec);
-        self.parts.definitions.images.insert(image.metadata.name.clone(), image);
+        self.services.definitions.images.insert(image.metadata.name.clone(), image);
     }
 
     /// Writes a kernel's headers.
@@ -204,7 +205,7 @@ impl Bench {
         for (file, name) in [("k.pem", "images.pem"), ("p.pem", "images.pub")] {
             fs::copy(openssl_dir.path(file), self.root().join(name)).unwrap();
         }
-        self.parts.definitions.site.image_signing = Some(ImageSigning {
+        self.services.definitions.site.image_signing = Some(ImageSigning {
             key: KeySource::File(self.root().join("images.pem").to_str().unwrap().parse().unwrap()),
             passphrase: None,
             public_key: Some("images.pub".parse().unwrap()),
@@ -221,16 +222,16 @@ impl Bench {
     /// Adds a boot check that returns this answer.
     pub fn with_boot(mut self, answer: fn() -> Result<BootReport, TargetError>) -> (Self, Arc<Scripted>) {
         let scripted = Arc::new(Scripted { answer, asked: Mutex::default() });
-        self.parts.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
+        self.services.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
         (self, scripted)
     }
 
     pub fn image(&mut self) -> &mut DriverImage {
-        self.parts.definitions.images.values_mut().next().unwrap()
+        self.services.definitions.images.values_mut().next().unwrap()
     }
 
     pub fn definition(&self) -> (&DriverImage, &KernelFamily) {
-        let definitions = &self.parts.definitions;
+        let definitions = &self.services.definitions;
         (definitions.images.values().next().unwrap(), &definitions.families[0])
     }
 
@@ -249,12 +250,12 @@ impl Bench {
 
     async fn cell_of(&self, image: &str, release: &str) -> Cell {
         let name: ImageName = image.parse().unwrap();
-        cell::cell(&self.parts, &name, &Self::target(release)).await.unwrap()
+        cell::cell(&self.services, &name, &Self::target(release)).await.unwrap()
     }
 
     /// Returns a payload with these modules, as a build for the kernel produces it.
     pub(super) fn payload(&self, release: &str, modules: &[&ModuleFile]) -> Payload {
-        let work = self.parts.cache.scratch().unwrap();
+        let work = self.services.cache.scratch().unwrap();
         let tree = work.path().join("payload");
         let extra = tree.join(format!("lib/modules/{release}/extra"));
         fs::create_dir_all(&extra).unwrap();
@@ -262,7 +263,7 @@ impl Bench {
             fs::write(extra.join(format!("{}.ko", module.module().name)), module.build()).unwrap();
         }
         fs::write(tree.join(format!("lib/modules/{release}/modules.dep")), "extra/m.ko:\n").unwrap();
-        let family = &self.parts.definitions.families[0].spec.toolchain;
+        let family = &self.services.definitions.families[0].spec.toolchain;
         let farrier_core::kernel::Toolchain::Image(toolchain) = family else { panic!("an image") };
         Payload {
             tree,
@@ -294,7 +295,7 @@ impl Bench {
         modules: &[&ModuleFile],
     ) -> Result<Built, TargetError> {
         let cell = self.cell_of(image, release).await;
-        let job = Job::of(&self.parts, &cell).unwrap();
+        let job = Job::of(&self.services, &cell).unwrap();
         let compile_inputs =
             CompileInputs { headers: headers::fetch(&job).await?, needed: needs::fetch(&job).await? };
         let mut payload = self.payload(release, modules);
@@ -319,13 +320,13 @@ impl Bench {
     pub async fn build(&self, release: &str) -> Result<Built, TargetError> {
         let cell = self.cell(release).await;
         // Boxed, because the large future would be part of the future of every test.
-        Box::pin(build(&self.parts, &cell, BuildOptions { push: true, compile: false })).await
+        Box::pin(build(&self.services, &cell, BuildOptions { push: true, compile: false })).await
     }
 
     /// Returns the annotations of the image that is published for a kernel.
     pub async fn annotations(&self, release: &str) -> BTreeMap<String, String> {
         let reference = self.cell(release).await.reference;
-        let registry = &self.parts.registry;
+        let registry = &self.services.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_builder::parts::{FindingKind, MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use farrier_builder::services::{BuildServices, FindingKind, MAX_CONCURRENT_REQUESTS, Result, TargetError};
 use farrier_cluster::Cluster;
 use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
@@ -12,9 +12,9 @@ use tokio::time::Instant;
 /// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
 /// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
 /// content of a digest cannot change.
-pub(super) async fn ensure_published(parts: &Parts, change: &Change) -> Result<()> {
+pub(super) async fn ensure_published(services: &BuildServices, change: &Change) -> Result<()> {
     for reference in change.proof() {
-        if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
+        if services.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is no longer in the registry");
             return Err(TargetError::finding(FindingKind::Unmet, message, None));
         }
@@ -72,13 +72,13 @@ pub(super) struct NodeLabelWrites {
 /// Writes the labels that tell nodes which kernel they may boot, where they are stale. Failures are logged once per
 /// distinct error and planned again by the next reconcile.
 pub(super) async fn label_nodes(
-    parts: &Parts,
+    services: &BuildServices,
     cluster: &dyn Cluster,
     nodes: &[PlannedNode],
     labels: &mut NodeLabeler,
 ) -> NodeLabelWrites {
     let outcomes = stream::iter(labels.due(nodes))
-        .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
+        .take_while(|_| std::future::ready(!services.cancel.is_cancelled()))
         .map(|(index, change)| async move { (index, cluster.apply(&change).await, change) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
@@ -112,12 +112,12 @@ pub(super) struct UpgradeSteps {
 /// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans the refused step
 /// again.
 pub(super) async fn apply_upgrade_steps(
-    parts: &Parts,
+    services: &BuildServices,
     cluster: &dyn Cluster,
     steps: Vec<Change>,
 ) -> UpgradeSteps {
     let outcomes = stream::iter(steps)
-        .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
+        .take_while(|_| std::future::ready(!services.cancel.is_cancelled()))
         .map(|step| async move { (cluster.apply(&step).await, step) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()

@@ -12,8 +12,8 @@ use farrier_builder::{
     images::{
         LastRecord, StoredImage, contents, look_up_root_fs, look_up_sources, publish_union, record_kernels,
     },
-    parts::{Finding, FindingKind, Parts, Result, TargetError, image_location},
     resolve::{resolve_more, tracked, with_hint},
+    services::{BuildServices, Finding, FindingKind, Result, TargetError, image_location},
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
@@ -98,55 +98,56 @@ impl BuildFault {
 }
 
 /// Observes and plans without changing anything.
-pub async fn observe_and_plan(parts: &Parts, cluster: &dyn Cluster) -> Result<Planned> {
+pub async fn observe_and_plan(services: &BuildServices, cluster: &dyn Cluster) -> Result<Planned> {
     let mut snapshot = cluster.snapshot().await?;
-    ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, jiff::Timestamp::now());
-    NodeKernelLimiter::default().limit(&mut snapshot, &parts.definitions, Duration::ZERO);
-    plan_for(parts, snapshot, &mut LookupCache::default()).await
+    ignore_nodes(&mut snapshot, &services.definitions.site.ignore_nodes, jiff::Timestamp::now());
+    NodeKernelLimiter::default().limit(&mut snapshot, &services.definitions, Duration::ZERO);
+    plan_for(services, snapshot, &mut LookupCache::default()).await
 }
 
 /// Plans for a snapshot, looking up only what `lookup_cache` lacks.
 pub(super) async fn plan_for(
-    parts: &Parts,
+    services: &BuildServices,
     snapshot: ClusterSnapshot,
     lookup_cache: &mut LookupCache,
 ) -> Result<Planned> {
-    let tracked = tracked(parts, &snapshot).await;
-    let announced = Announcements::of(&parts.definitions, &snapshot, tracked);
-    let systems = node_systems(&snapshot, &parts.definitions.families);
+    let tracked = tracked(services, &snapshot).await;
+    let announced = Announcements::of(&services.definitions, &snapshot, tracked);
+    let systems = node_systems(&snapshot, &services.definitions.families);
     let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();
     lookup_cache.set_systems(systems);
-    let mut required: Vec<&DriverImage> = parts
+    let mut required: Vec<&DriverImage> = services
         .definitions
         .images
         .values()
         .filter(|image| is_required(image, &snapshot) || announced.has_kernel_for(&image.metadata.name))
         .collect();
-    add_needs(&parts.definitions, &mut required);
-    resolve_more(parts, &required, &targets, &mut lookup_cache.resolved).await;
-    let refused = look_up_sources(parts, &required, &targets, &mut lookup_cache.resolved).await;
+    add_needs(&services.definitions, &mut required);
+    resolve_more(services, &required, &targets, &mut lookup_cache.resolved).await;
+    let refused = look_up_sources(services, &required, &targets, &mut lookup_cache.resolved).await;
     lookup_cache.record_refused(refused);
-    look_up_root_fs(parts, &required, &targets, &mut lookup_cache.resolved).await;
-    let manifests = read_all_manifests(parts, lookup_cache).await;
+    look_up_root_fs(services, &required, &targets, &mut lookup_cache.resolved).await;
+    let manifests = read_all_manifests(services, lookup_cache).await;
     // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
     // moved.
     lookup_cache.observed.failures.clear();
-    contents(parts, &images_in_use(&snapshot, &parts.definitions), &mut lookup_cache.observed.contents).await;
-    let (location, now) = (image_location(&parts.location), jiff::Timestamp::now());
-    let (machine, has_daemon) = Box::pin(engines_for(parts, &required, &targets)).await;
+    contents(services, &images_in_use(&snapshot, &services.definitions), &mut lookup_cache.observed.contents)
+        .await;
+    let (location, now) = (image_location(&services.location), jiff::Timestamp::now());
+    let (machine, has_daemon) = Box::pin(engines_for(services, &required, &targets)).await;
     let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
     let inputs = PlanInputs {
-        cells: CellInputs { definitions: &parts.definitions, resolved, location: &location },
+        cells: CellInputs { definitions: &services.definitions, resolved, location: &location },
         snapshot: &snapshot,
         announced: &announced,
         manifests: &manifests,
-        instance: &parts.instance,
+        instance: &services.instance,
         machine,
         has_daemon,
         now,
     };
-    let mut plan = Box::pin(look_up_and_plan(parts, &inputs, observed, unreachable)).await?;
-    confirm_warnings(parts, &mut plan, &mut lookup_cache.refuses_anonymous).await;
+    let mut plan = Box::pin(look_up_and_plan(services, &inputs, observed, unreachable)).await?;
+    confirm_warnings(services, &mut plan, &mut lookup_cache.refuses_anonymous).await;
     let unreachable = lookup_cache.resolved.unreachable || lookup_cache.unreachable;
     let contents = lookup_cache.observed.contents.clone();
     Ok(Planned { plan, unreachable, announced, snapshot, contents })
@@ -156,27 +157,27 @@ pub(super) async fn plan_for(
 /// if a target is foreign, the daemon if an image has `output: image`. A probe may have to detect the engine first, which is
 /// slow.
 async fn engines_for(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
 ) -> (Option<Architecture>, bool) {
     let is_foreign = targets.iter().any(|target| target.arch != native());
-    let machine = if is_foreign { parts.engine.machine().await } else { None };
+    let machine = if is_foreign { services.engine.machine().await } else { None };
     let is_whole = images.iter().any(|image| image.spec.output == Output::Image);
-    (machine, is_whole && parts.engine.has_daemon().await)
+    (machine, is_whole && services.engine.has_daemon().await)
 }
 
 /// Builds one cell and reports the outcome.
-pub(super) async fn build_planned(parts: &Parts, cell: &Cell) -> Result<AttemptResult> {
+pub(super) async fn build_planned(services: &BuildServices, cell: &Cell) -> Result<AttemptResult> {
     let subject = cell.subject();
-    match build::attempt(parts, cell, BuildOptions { push: true, compile: false }).await? {
-        Ok(built) => Ok(AttemptResult { report: published_report(parts, cell, built), fault: None }),
+    match build::attempt(services, cell, BuildOptions { push: true, compile: false }).await? {
+        Ok(built) => Ok(AttemptResult { report: published_report(services, cell, built), fault: None }),
         Err(error) => {
             let outcome = match error {
                 TargetError::Canceled => "interrupted".to_owned(),
                 _ => format!("failed: {}", error_chain(&error)),
             };
-            parts.reporter.finished(&subject, &outcome);
+            services.reporter.finished(&subject, &outcome);
             let report = TargetReport::failed(subject, &error);
             Ok(AttemptResult { report, fault: Some(BuildFault::of(&error)) })
         }
@@ -184,7 +185,7 @@ pub(super) async fn build_planned(parts: &Parts, cell: &Cell) -> Result<AttemptR
 }
 
 /// Shows a published image on the reporter, and returns its target report.
-fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
+fn published_report(services: &BuildServices, cell: &Cell, built: Built) -> TargetReport {
     let subject = cell.subject();
     let pinned = |digest: &farrier_core::image::Digest| format!("{}@{digest}", cell.reference.repository);
     let Built { digest, report, reused_from, pushed_bytes } = built;
@@ -194,11 +195,11 @@ fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
         Verdict::Loads | Verdict::Refused => Vec::new(),
     };
     for warning in &warnings {
-        parts.reporter.note(&subject, &format!("warning: {warning}"));
+        services.reporter.note(&subject, &format!("warning: {warning}"));
     }
     let how = reused_from.as_ref().map(|from| format!(", reused from kernel {}", from.kernel));
     let how = how.unwrap_or_default();
-    parts.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
+    services.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
     match reused_from {
         Some(from) => TargetReport::Reused {
             subject,
@@ -213,18 +214,22 @@ fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
 }
 
 /// Records in the registry which kernels run or are announced, for garbage collection.
-pub(super) async fn record_kernels_in_use(parts: &Parts, planned: &Planned, last: &mut LastRecord) {
+pub(super) async fn record_kernels_in_use(
+    services: &BuildServices,
+    planned: &Planned,
+    last: &mut LastRecord,
+) {
     let kernels = kernels_in_use(&planned.snapshot, &planned.announced);
-    record_kernels(parts, kernels, last).await;
+    record_kernels(services, kernels, last).await;
 }
 
 /// Signs a published image that lacks a signature, and the image's documents.
-pub(super) async fn sign_planned(parts: &Parts, planned: &PlannedSignature) -> TargetReport {
+pub(super) async fn sign_planned(services: &BuildServices, planned: &PlannedSignature) -> TargetReport {
     let PlannedSignature { image, reference } = planned;
     let subject = format!("{image}, {reference}");
     let signed = match &reference.version {
         Version::Digest(digest) => {
-            let stored = StoredImage { parts, repository: &reference.repository, digest };
+            let stored = StoredImage { services, repository: &reference.repository, digest };
             stored.sign_published(image.as_str()).await
         }
         Version::Tag(_) => Ok(()),
@@ -236,10 +241,10 @@ pub(super) async fn sign_planned(parts: &Parts, planned: &PlannedSignature) -> T
 }
 
 /// Publishes a union image from the payloads of several kernels.
-pub(super) async fn publish_planned_union(parts: &Parts, union: &PlannedUnion) -> TargetReport {
+pub(super) async fn publish_planned_union(services: &BuildServices, union: &PlannedUnion) -> TargetReport {
     let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
     let subject = format!("{} for {} kernels", union.image, kernels.len());
-    match publish_union(parts, union).await {
+    match publish_union(services, union).await {
         Ok(published) => {
             let image = format!("{}@{}", union.reference.repository, published.digest);
             TargetReport::United { subject, image, kernels }
@@ -249,13 +254,13 @@ pub(super) async fn publish_planned_union(parts: &Parts, union: &PlannedUnion) -
 }
 
 pub(super) async fn add_missing_tags(
-    parts: &Parts,
+    services: &BuildServices,
     cell: &Cell,
     digest: &farrier_core::image::Digest,
     references: &[farrier_core::image::ImageReference],
 ) -> TargetReport {
     let subject = cell.subject();
-    match build::add_tags(parts, cell, digest, references).await {
+    match build::add_tags(services, cell, digest, references).await {
         Ok(()) => {
             TargetReport::Tagged { subject, references: references.iter().map(ToString::to_string).collect() }
         }
@@ -264,19 +269,23 @@ pub(super) async fn add_missing_tags(
 }
 
 /// Applies the changes of a rollout in order. On cancellation, stops between two changes.
-pub(super) async fn roll_out(parts: &Parts, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<()> {
+pub(super) async fn roll_out(
+    services: &BuildServices,
+    cluster: &dyn Cluster,
+    rollout: &PlannedRollout,
+) -> Result<()> {
     for change in &rollout.changes {
-        if parts.cancel.is_cancelled() {
+        if services.cancel.is_cancelled() {
             return Err(TargetError::Canceled);
         }
-        ensure_published(parts, change).await?;
-        parts.may_write()?;
+        ensure_published(services, change).await?;
+        services.may_write()?;
         match &rollout.target.place {
             Some(ManifestLocation::Local { path, values }) => {
-                let directory = Directory::open(&parts.definitions.root.join(path))?;
+                let directory = Directory::open(&services.definitions.root.join(path))?;
                 directory.with_chart(values.as_ref()).apply(change).await?;
             }
-            Some(ManifestLocation::Git(place)) => commit(parts, place, rollout, change).await?,
+            Some(ManifestLocation::Git(place)) => commit(services, place, rollout, change).await?,
             None => cluster.apply(change).await?,
         }
     }
@@ -284,19 +293,24 @@ pub(super) async fn roll_out(parts: &Parts, cluster: &dyn Cluster, rollout: &Pla
 }
 
 /// Commits a change to a Git repository.
-async fn commit(parts: &Parts, place: &GitPlace, rollout: &PlannedRollout, change: &Change) -> Result<()> {
-    let image = parts.definitions.images.get(&rollout.image);
+async fn commit(
+    services: &BuildServices,
+    place: &GitPlace,
+    rollout: &PlannedRollout,
+    change: &Change,
+) -> Result<()> {
+    let image = services.definitions.images.get(&rollout.image);
     let mut specs = image.into_iter().flat_map(|image| &image.spec.rollout);
     let spec = specs.find(|spec| RolloutTarget::of(spec) == rollout.target);
     let commit = spec.and_then(|spec| git_commit(spec, rollout, change));
     let commit = commit.ok_or_else(|| TargetError::definition_gone(&rollout.target.to_string()))?;
-    git::write(parts, place, change, &commit).await
+    git::write(services, place, change, &commit).await
 }
 
 /// Reads the manifests that `file` and `git` rollouts name.
-async fn read_all_manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Manifests {
+async fn read_all_manifests(services: &BuildServices, lookup_cache: &mut LookupCache) -> Manifests {
     let mut places: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
-    for spec in parts.definitions.images.values().flat_map(|image| &image.spec.rollout) {
+    for spec in services.definitions.images.values().flat_map(|image| &image.spec.rollout) {
         if let Some(place) = ManifestLocation::of(spec) {
             places.entry(place).or_default().extend(spec.proposals());
         }
@@ -304,8 +318,8 @@ async fn read_all_manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Ma
     let mut manifests = Manifests::new();
     for (place, proposals) in places {
         let facts = match &place {
-            ManifestLocation::Local { path, values } => read_manifests(parts, path, values.as_ref()).await,
-            ManifestLocation::Git(git) => read_repository(parts, git, &proposals, lookup_cache).await,
+            ManifestLocation::Local { path, values } => read_manifests(services, path, values.as_ref()).await,
+            ManifestLocation::Git(git) => read_repository(services, git, &proposals, lookup_cache).await,
         };
         manifests.insert(place, facts);
     }
@@ -313,7 +327,7 @@ async fn read_all_manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Ma
 }
 
 async fn read_repository(
-    parts: &Parts,
+    services: &BuildServices,
     place: &GitPlace,
     proposals: &[&str],
     lookup_cache: &mut LookupCache,
@@ -321,17 +335,17 @@ async fn read_repository(
     if let Some(found) = lookup_cache.repository(place) {
         return found.clone();
     }
-    let found = git::read(parts, place, proposals).await.map_err(|error| with_hint(&error));
+    let found = git::read(services, place, proposals).await.map_err(|error| with_hint(&error));
     lookup_cache.repositories.insert(place.clone(), (Instant::now(), found.clone()));
     found
 }
 
 async fn read_manifests(
-    parts: &Parts,
+    services: &BuildServices,
     path: &Path,
     chart: Option<&ChartImage>,
 ) -> Result<ManifestFacts, String> {
-    let read = match Directory::open(&parts.definitions.root.join(path)) {
+    let read = match Directory::open(&services.definitions.root.join(path)) {
         Ok(directory) => directory.with_chart(chart).snapshot().await,
         Err(error) => Err(error),
     };

@@ -1,6 +1,6 @@
 //! Report of one reconcile: build outcomes, rollout outcomes and the resulting plan.
 
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::TargetError;
 use farrier_core::plan::{Change, Plan, PlannedRollout, RolloutDecision};
 use kmod::Verdict;
 use oci::error_chain;

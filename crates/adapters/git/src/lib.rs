@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
-use farrier_builder::parts::{Parts, Result};
+use farrier_builder::services::{BuildServices, Result};
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
     image::GitPlace,
@@ -35,8 +35,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 const MAX_ATTEMPTS: u32 = 5;
 
 /// Reads the rollout targets at a place, or the image of its chart, and the names of the branches that begin with one of `proposals`.
-pub async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
-    let repository = Repository::open(parts, place).await?;
+pub async fn read(services: &BuildServices, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
+    let repository = Repository::open(services, place).await?;
     repository.fetch().await?;
     let ClusterSnapshot { daemon_sets, resources, skipped, .. } =
         repository.check_out().await?.snapshot().await?;
@@ -44,21 +44,30 @@ pub async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result
 }
 
 /// Returns which of `images` the manifests at a place mention.
-pub async fn mentions(parts: &Parts, place: &GitPlace, images: &Candidates) -> Result<BTreeSet<String>> {
-    let repository = Repository::open(parts, place).await?;
+pub async fn mentions(
+    services: &BuildServices,
+    place: &GitPlace,
+    images: &Candidates,
+) -> Result<BTreeSet<String>> {
+    let repository = Repository::open(services, place).await?;
     repository.fetch().await?;
     Ok(repository.check_out().await?.mentions(images).await?)
 }
 
 /// Commits a change on top of the branch's current tip and pushes the commit without force. Does nothing when
 /// the branch already contains the change.
-pub async fn write(parts: &Parts, place: &GitPlace, change: &Change, commit: &GitCommit) -> Result<()> {
-    let repository = Repository::open(parts, place).await?;
+pub async fn write(
+    services: &BuildServices,
+    place: &GitPlace,
+    change: &Change,
+    commit: &GitCommit,
+) -> Result<()> {
+    let repository = Repository::open(services, place).await?;
     for _ in 0..MAX_ATTEMPTS {
         let tip = repository.fetch().await?;
         repository.check_out().await?.apply(change).await?;
         let Some(new_commit) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
-        parts.may_write()?;
+        services.may_write()?;
         if repository.push(&new_commit, &commit.branch).await? {
             return Ok(());
         }
@@ -73,7 +82,7 @@ pub async fn write(parts: &Parts, place: &GitPlace, change: &Change, commit: &Gi
 
 /// A cached repository, locked for exclusive use.
 struct Repository<'a> {
-    parts: &'a Parts,
+    services: &'a BuildServices,
     place: &'a GitPlace,
     directory: PathBuf,
     /// Holds the working tree, the index and the keys of this use.
@@ -83,19 +92,19 @@ struct Repository<'a> {
 }
 
 impl<'a> Repository<'a> {
-    async fn open(parts: &'a Parts, place: &'a GitPlace) -> Result<Self> {
+    async fn open(services: &'a BuildServices, place: &'a GitPlace) -> Result<Self> {
         let address: &str = &place.repository;
         let url = Url::parse(address).map_err(|error| FetchError::Program {
             action: format!("parse repository address {address}"),
             message: error.to_string(),
             transient: false,
         })?;
-        let reach = git_reach(parts.fetcher.net(), &url).await.map_err(FetchError::from)?;
+        let reach = git_reach(services.fetcher.net(), &url).await.map_err(FetchError::from)?;
         let key = hex::encode(&Sha256::digest(address)[..16]);
-        let lock = parts.cache.lock(KIND, &key, LockMode::Exclusive).await?;
-        let (directory, scratch) = (parts.cache.place(KIND, &key)?, parts.cache.scratch()?);
+        let lock = services.cache.lock(KIND, &key, LockMode::Exclusive).await?;
+        let (directory, scratch) = (services.cache.place(KIND, &key)?, services.cache.scratch()?);
         let environment = environment(&reach, scratch.path(), "https:http:ssh:file", &[])?;
-        let repository = Self { parts, place, directory, scratch, environment, _lock: lock };
+        let repository = Self { services, place, directory, scratch, environment, _lock: lock };
         if !repository.directory.join("HEAD").exists() {
             fs::create_dir_all(&repository.directory)?;
             repository.run(&["init", "--quiet", "--bare", "."], "prepare").await?;
@@ -105,7 +114,7 @@ impl<'a> Repository<'a> {
                 fs::remove_file(lock_file)?;
             }
         }
-        parts.cache.hold(KIND, &key)?;
+        services.cache.hold(KIND, &key)?;
         Ok(repository)
     }
 
@@ -121,7 +130,7 @@ impl<'a> Repository<'a> {
     /// Checks out the last fetched commit, and opens the rollout's path. A kustomization there may name files elsewhere.
     async fn check_out(&self) -> Result<Directory> {
         let tree = self.tree();
-        self.parts.cache.quarantine().remove(&tree)?;
+        self.services.cache.quarantine().remove(&tree)?;
         fs::create_dir(&tree)?;
         self.run(&["read-tree", "refs/farrier/tip"], "read").await?;
         self.run(&["checkout", "--quiet", "--force", "refs/farrier/tip", "--", "."], "check out").await?;
@@ -140,7 +149,7 @@ impl<'a> Repository<'a> {
         let key = self.scratch.path().join("signing-key");
         let setting = format!("user.signingKey={}", key.display());
         if let Some(source) = self.site_commits().and_then(|commits| commits.signing_key.as_ref()) {
-            let secret = self.parts.fetcher.net().secrets().read(source).await;
+            let secret = self.services.fetcher.net().secrets().read(source).await;
             let secret = secret.map_err(|source| {
                 let action = format!("sign a commit to {}", self.place.repository);
                 FetchError::from(farrier_net::NetError::Secret(action, source))
@@ -192,7 +201,7 @@ impl<'a> Repository<'a> {
     }
 
     fn site_commits(&self) -> Option<&farrier_core::site::GitCommits> {
-        self.parts.definitions.site.git.as_ref()
+        self.services.definitions.site.git.as_ref()
     }
 
     fn action(&self, verb: &str) -> String {

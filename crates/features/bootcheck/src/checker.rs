@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
-use farrier_builder::parts::{
+use farrier_builder::services::{
     BootCheck, BootCheckError, BootChecker, FindingKind, Result, TargetError, with_retry,
 };
 use farrier_core::kernel::Architecture;

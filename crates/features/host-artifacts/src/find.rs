@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farrier_builder::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use farrier_builder::services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError};
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, Repository, Version},
@@ -14,7 +14,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 /// Returns the digest of the image for one kernel: the image under `version`, or else the only image of the repository for
 /// `release`. Of a union image, returns the member for `release`.
 pub async fn find_image(
-    parts: &Parts,
+    services: &BuildServices,
     repository: &Repository,
     version: Option<&Version>,
     release: Option<&KernelRelease>,
@@ -28,15 +28,15 @@ pub async fn find_image(
         None => "for one kernel".to_owned(),
     };
     if let Some(version) = version {
-        let digest = look_up(parts, repository, version, release, arch).await?;
+        let digest = look_up(services, repository, version, release, arch).await?;
         return digest.ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
     }
-    let tags = parts.registry.tags(repository).await?;
+    let tags = services.registry.tags(repository).await?;
     let tags = tags.into_iter().filter(|tag| oci::subject_of_tag(tag).is_none());
     let lookups: Vec<_> = stream::iter(tags)
         .map(|tag| async move {
             let version = Version::Tag(tag.clone());
-            Ok::<_, TargetError>((look_up(parts, repository, &version, release, arch).await?, tag))
+            Ok::<_, TargetError>((look_up(services, repository, &version, release, arch).await?, tag))
         })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
@@ -54,13 +54,13 @@ pub async fn find_image(
 
 /// Returns the digest of the image, if it is for the kernel.
 async fn look_up(
-    parts: &Parts,
+    services: &BuildServices,
     repository: &Repository,
     version: &Version,
     release: Option<&KernelRelease>,
     arch: Architecture,
 ) -> Result<Option<Digest>> {
-    let stored = match parts.registry.image(repository, version, arch.as_str()).await {
+    let stored = match services.registry.image(repository, version, arch.as_str()).await {
         // The tag holds no image.
         Err(RegistryError::Image(_)) => None,
         stored => stored?,

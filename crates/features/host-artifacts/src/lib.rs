@@ -14,7 +14,7 @@ pub use pull::{Pulled, pull};
 
 use farrier_builder::{
     images::StoredImage,
-    parts::{OutputMaker, Parts, Result},
+    services::{BuildServices, OutputMaker, Result},
 };
 use farrier_core::{
     facts::annotations,
@@ -32,12 +32,12 @@ pub struct HostArtifacts;
 impl OutputMaker for HostArtifacts {
     async fn make(
         &self,
-        parts: &Parts,
+        services: &BuildServices,
         repository: &Repository,
         image: &Digest,
         output: HostOutput,
     ) -> Result<Artifact> {
-        let (manifest, payload) = host_payload(StoredImage { parts, repository, digest: image }).await?;
+        let (manifest, payload) = host_payload(StoredImage { services, repository, digest: image }).await?;
         let release = payload.release.clone();
         let (name, content) = match output {
             HostOutput::Deb => blocking(move || deb::write(&payload)).await?,

@@ -7,7 +7,7 @@ use std::{
 
 use farrier_builder::{
     images::StoredImage,
-    parts::{Result, TargetError},
+    services::{Result, TargetError},
 };
 use farrier_core::{
     facts::{ImageFacts, ModuleSignerFact, annotations},
@@ -43,11 +43,11 @@ pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> TargetErro
 
 /// Fetches and unpacks the payload. Returns the payload, and the bytes of the image's manifest.
 pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, HostPayload)> {
-    let StoredImage { parts, repository, digest } = image;
-    let stored = parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
+    let StoredImage { services, repository, digest } = image;
+    let stored = services.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
     let stored = stored.ok_or_else(|| unmet(image, "is not in the registry", "give a published image"))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
-    let config = parts.configuration(repository, &manifest.config).await?;
+    let config = services.configuration(repository, &manifest.config).await?;
     let arch = oci::architecture_of(&config).and_then(|arch| arch.parse().ok());
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
@@ -65,9 +65,9 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
             "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
         return Err(unmet(image, "has no payload for one kernel", hint));
     };
-    let work = parts.cache.scratch()?;
+    let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
-    parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+    services.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
     fs_err::create_dir(&tree)?;
     let (dest, expected_signer) = (tree.clone(), signer.clone());
     let is_signed = blocking(move || {
@@ -85,7 +85,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
 
 /// Returns the certificate that the image's annotations name, from the site's definition.
 fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
-    let site = image.parts.module_signer.as_ref();
+    let site = image.services.module_signer.as_ref();
     let known = site.filter(|site| site.fingerprint() == signer.certificate);
     known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
         let why = format!("has modules signed with unknown certificate {}", signer.certificate);

@@ -7,31 +7,38 @@ use farrier_store::registry::StoredManifest;
 use futures::{StreamExt, stream};
 use oci::AnyManifest;
 
-use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, TargetError, entries, image_location};
+use crate::services::{BuildServices, MAX_CONCURRENT_REQUESTS, TargetError, entries, image_location};
 
 /// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
 /// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
 /// digest are reused. An image whose lookup fails is missing from `known`; all decisions about the image wait.
-pub async fn contents(parts: &Parts, images: &BTreeSet<String>, known: &mut BTreeMap<String, ImageContents>) {
+pub async fn contents(
+    services: &BuildServices,
+    images: &BTreeSet<String>,
+    known: &mut BTreeMap<String, ImageContents>,
+) {
     known.retain(|image, _| images.contains(image) && image.contains("@sha256:"));
-    let prefix = format!("{}/", image_location(&parts.location).prefix.trim_end_matches('/'));
+    let prefix = format!("{}/", image_location(&services.location).prefix.trim_end_matches('/'));
     let new = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
-    let found = stream::iter(new.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
-        .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
-        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
-        .collect::<Vec<_>>()
-        .await;
+    let found =
+        stream::iter(new.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
+            .map(|(image, reference)| async move {
+                Some((image.clone(), contents_of(services, &reference).await?))
+            })
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+            .collect::<Vec<_>>()
+            .await;
     known.extend(found.into_iter().flatten());
 }
 
-async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageContents> {
+async fn contents_of(services: &BuildServices, reference: &ImageReference) -> Option<ImageContents> {
     let ImageReference { repository, version } = reference;
     let found = async {
-        let Some(stored) = parts.registry.manifest(repository, version).await? else { return Ok(None) };
+        let Some(stored) = services.registry.manifest(repository, version).await? else { return Ok(None) };
         let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
             return Ok(contents_of_one(&stored));
         };
-        let entries = entries(parts.registry.as_ref(), repository, &index, &stored.bytes).await?;
+        let entries = entries(services.registry.as_ref(), repository, &index, &stored.bytes).await?;
         let platforms: Option<BTreeMap<_, _>> =
             entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
         let platforms = platforms.filter(|platforms| !platforms.is_empty());

@@ -11,7 +11,7 @@ use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{keys::own_key, root_fs::ROOT_FS, signatures::StoredImage};
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildServices, Result, TargetError};
 
 /// Outcome for one artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,21 +41,21 @@ pub struct RotatedArtifact {
 /// Signs every tagged image and stored input that `accepted` keys signed, and the documents that these keys signed. Contacts only
 /// the registry of the published images. `further` are names of images without a definition.
 pub async fn rotate(
-    parts: &Parts,
+    services: &BuildServices,
     accepted: &RequiredSigners,
     further: &[ImageName],
 ) -> Result<Vec<RotatedArtifact>> {
-    let own = own_key(parts).await?.ok_or_else(|| {
+    let own = own_key(services).await?.ok_or_else(|| {
         TargetError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
     })?;
-    let images = parts.definitions.images.keys().chain(further).map(ImageName::as_str);
+    let images = services.definitions.images.keys().chain(further).map(ImageName::as_str);
     let names: BTreeSet<&str> =
         images.chain(InputKind::ALL.map(InputKind::repository)).chain([ROOT_FS]).collect();
     let mut artifacts = Vec::new();
     for name in names {
-        let repository = parts.location.repository(name)?;
-        for digest in tagged(parts, &repository).await? {
-            let image = StoredImage { parts, repository: &repository, digest: &digest };
+        let repository = services.location.repository(name)?;
+        for digest in tagged(services, &repository).await? {
+            let image = StoredImage { services, repository: &repository, digest: &digest };
             let outcome = image.rotate(&own, accepted, name).await?;
             artifacts.push(RotatedArtifact { reference: format!("{repository}@{digest}"), outcome });
         }
@@ -64,24 +64,24 @@ pub async fn rotate(
 }
 
 /// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
-async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Digest>> {
+async fn tagged(services: &BuildServices, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut digests = BTreeSet::new();
-    for tag in parts.registry.tags(repository).await? {
+    for tag in services.registry.tags(repository).await? {
         let version = Version::Tag(tag);
         if version.tag().is_some_and(is_referrer_or_signature) {
             continue;
         }
-        let Some(stored) = parts.registry.manifest(repository, &version).await? else { continue };
+        let Some(stored) = services.registry.manifest(repository, &version).await? else { continue };
         if let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) {
             for entry in index.manifests {
-                let image = parts.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
+                let image = services.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
                 digests.extend(image.map(|image| image.digest));
             }
         }
         digests.insert(stored.digest);
     }
     for image in digests.clone() {
-        let listed = parts.registry.referrers(repository, &image, None).await?;
+        let listed = services.registry.referrers(repository, &image, None).await?;
         let outputs =
             listed.into_iter().filter(|referrer| HostOutput::has_type(referrer.artifact_type.as_deref()));
         digests.extend(outputs.map(|output| output.digest));

@@ -16,7 +16,7 @@ use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
 use super::keys::{has_keys, own_key, required_signers, revoked_keys};
-use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use crate::services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
@@ -26,7 +26,7 @@ const MAX_LAYERS: usize = 100;
 /// An image in a repository.
 #[derive(Clone, Copy)]
 pub struct StoredImage<'a> {
-    pub parts: &'a Parts,
+    pub services: &'a BuildServices,
     pub repository: &'a Repository,
     pub digest: &'a Digest,
 }
@@ -37,7 +37,7 @@ type ReadResult<T> = Result<T, String>;
 impl StoredImage<'_> {
     /// Returns whether a trusted key signed the image.
     pub async fn signature_status(self) -> Result<SignatureStatus> {
-        if !has_keys(self.parts) {
+        if !has_keys(self.services) {
             return Ok(SignatureStatus::NoKeys);
         }
         match self.trusted().await {
@@ -52,13 +52,13 @@ impl StoredImage<'_> {
     /// replaces.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
         let version = Version::Tag(tag.clone());
-        let stored = self.parts.registry_of(self.repository).manifest(self.repository, &version).await?;
+        let stored = self.services.registry_of(self.repository).manifest(self.repository, &version).await?;
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 
     async fn read(self, layer: &Descriptor, what: &str) -> Result<ReadResult<Vec<u8>>> {
-        let Self { parts, repository, digest } = self;
-        match parts.small_blob(repository, layer, what).await {
+        let Self { services, repository, digest } = self;
+        match services.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
             Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
                 tracing::warn!(%repository, %digest, error = %error_chain(&error), "cannot read {what}");
@@ -99,8 +99,8 @@ impl StoredImage<'_> {
     /// Signed statements in bundles. With `predicate_type`, skips bundles to which
     /// the registry's list of referrers gives another type.
     async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
-        let Self { parts, repository, digest } = self;
-        let registry = parts.registry_of(repository);
+        let Self { services, repository, digest } = self;
+        let registry = services.registry_of(repository);
         let mut envelopes = Vec::new();
         let referrers = registry.referrers(repository, digest, None).await?.into_iter();
         let candidates = referrers.filter(|referrer| provenance::may_be_bundle(referrer, predicate_type));
@@ -190,7 +190,7 @@ impl StoredImage<'_> {
         let keys: Vec<&PublicKey> = keys.collect();
         let mut cached = FoundSignatures::default();
         for key in &keys {
-            let record = self.parts.cache.read_record::<bool>(SIGNED, &self.record_key(key));
+            let record = self.services.cache.read_record::<bool>(SIGNED, &self.record_key(key));
             if record.is_ok_and(|is_signed| is_signed == Some(true)) {
                 cached.add_signer(key);
             }
@@ -214,7 +214,7 @@ impl StoredImage<'_> {
 
     /// Returns the end of a message, which names the revoked keys that signed the image.
     pub(super) async fn revoked_signers(self) -> Result<String> {
-        let revoked = revoked_keys(self.parts).await?;
+        let revoked = revoked_keys(self.services).await?;
         if revoked.is_empty() {
             return Ok(String::new());
         }
@@ -238,8 +238,8 @@ impl StoredImage<'_> {
     /// Whether builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
     /// for example a registry error.
     pub async fn trusted(self) -> Result<Result<(), String>> {
-        let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
-        let signs_modules = self.parts.module_signer.is_some();
+        let (own, required) = (own_key(self.services).await?, required_signers(self.services).await?);
+        let signs_modules = self.services.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
         Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.check(found)).await))
     }
@@ -258,7 +258,7 @@ impl StoredImage<'_> {
     }
 
     pub(super) fn remember_signature(self, key: &PublicKey) -> Result<()> {
-        Ok(self.parts.cache.write_record(SIGNED, &self.record_key(key), &true)?)
+        Ok(self.services.cache.write_record(SIGNED, &self.record_key(key), &true)?)
     }
 
     fn record_key(self, key: &PublicKey) -> String {
@@ -273,7 +273,7 @@ fn reason(outcome: Result<Result<(), String>>) -> Result<(), String> {
 
 /// Looks up the signatures of images that `known` lacks.
 pub async fn look_up_signatures(
-    parts: &Parts,
+    services: &BuildServices,
     images: &BTreeSet<ImageReference>,
     known: &mut BTreeMap<Digest, SignatureState>,
 ) {
@@ -290,13 +290,13 @@ pub async fn look_up_signatures(
         return;
     }
     // An unusable key counts as no signature; the attempt to sign reports the reason.
-    let own = own_key(parts).await;
-    let required = required_signers(parts).await.map_err(|error| error_chain(&error));
+    let own = own_key(services).await;
+    let required = required_signers(services).await.map_err(|error| error_chain(&error));
     let states = stream::iter(missing)
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);
             async move {
-                let image = StoredImage { parts, repository: &repository, digest: &digest };
+                let image = StoredImage { services, repository: &repository, digest: &digest };
                 let ours = match own {
                     Ok(Some(own)) => image.must_be_signed(own).await.is_ok(),
                     Ok(None) => true,

@@ -23,14 +23,14 @@ use super::{
     signatures::StoredImage,
 };
 use crate::{
-    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError},
     resolve::with_hint,
+    services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError},
 };
 
 /// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing source
 /// is a reason not to build. Returns the keys of prebuilt images that the registry answered for but that are unusable.
 pub async fn look_up_sources(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
@@ -54,7 +54,7 @@ pub async fn look_up_sources(
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
                 let version = version_from(image, source, resolved);
                 lookups.extend(kernels.first().copied().map(|target| async move {
-                    (keys, is_image, identity(parts, source, target, version.as_deref()).await)
+                    (keys, is_image, identity(services, source, target, version.as_deref()).await)
                 }));
             }
         }
@@ -84,17 +84,17 @@ fn version_from(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -
 }
 
 async fn identity(
-    parts: &Parts,
+    services: &BuildServices,
     source: &SourceSpec,
     target: &KernelTarget,
     required_version: Option<&str>,
 ) -> Result<String> {
     if let SourceOrigin::Image(image) = &source.from {
-        return Ok(PrebuiltImage::find(parts, image, target).await?.identity());
+        return Ok(PrebuiltImage::find(services, image, target).await?.identity());
     }
     let source = source.for_kernel(target).map_err(no_source)?;
-    let look = || parts.fetcher.sources().identity(&source);
-    let SourceIdentity { identity, version } = parts.retry("look up source", look).await?;
+    let look = || services.fetcher.sources().identity(&source);
+    let SourceIdentity { identity, version } = services.retry("look up source", look).await?;
     match (required_version, version.as_deref()) {
         (Some(required), Some(version)) if version != required => {
             let (arch, own) = (target.arch, native());
@@ -109,15 +109,15 @@ async fn identity(
 
 /// Fetches a source of a cell's image for the target kernel.
 pub(crate) async fn fetch_source(
-    parts: &Parts,
+    services: &BuildServices,
     source: &SourceSpec,
     target: &KernelTarget,
 ) -> Result<FetchedSource> {
     if let SourceOrigin::Image(image) = &source.from {
-        return PrebuiltImage::find(parts, image, target).await?.fetch(parts, target).await;
+        return PrebuiltImage::find(services, image, target).await?.fetch(services, target).await;
     }
     let source = source.for_kernel(target).map_err(no_source)?;
-    parts.retry("fetch source", || parts.fetcher.sources().fetch(&source)).await
+    services.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
 }
 
 fn no_source(why: String) -> TargetError {
@@ -138,7 +138,7 @@ struct PrebuiltImage {
 }
 
 impl PrebuiltImage {
-    async fn find(parts: &Parts, source: &SourceImage, target: &KernelTarget) -> Result<Self> {
+    async fn find(services: &BuildServices, source: &SourceImage, target: &KernelTarget) -> Result<Self> {
         let (wanted, path) =
             source.for_kernel(target).map_err(|missing| no_source(format!("there is no {missing}")))?;
         let absent = || {
@@ -146,15 +146,15 @@ impl PrebuiltImage {
                 "publish it for this kernel, or exclude the kernel with `kernels` and `release` of the image";
             TargetError::unmet(format!("no prebuilt image {wanted}"), hint)
         };
-        let image = parts.pinned(wanted.clone()).await?.ok_or_else(absent)?;
-        let nearest = parts.mirrored_reference(image.clone()).await?;
-        if parts.manifest(&nearest).await?.is_none() {
+        let image = services.pinned(wanted.clone()).await?.ok_or_else(absent)?;
+        let nearest = services.mirrored_reference(image.clone()).await?;
+        if services.manifest(&nearest).await?.is_none() {
             return Err(absent());
         }
         if let (false, Version::Digest(digest)) = (source.signed_by.is_empty(), &nearest.version) {
-            let named = (&*parts.definitions.root, &source.signed_by[..]);
-            let required = signers(&parts.definitions, "signedBy", named, 1).await?;
-            let stored = StoredImage { parts, repository: &nearest.repository, digest };
+            let named = (&*services.definitions.root, &source.signed_by[..]);
+            let required = signers(&services.definitions, "signedBy", named, 1).await?;
+            let stored = StoredImage { services, repository: &nearest.repository, digest };
             stored.signed_by(&required).await?.map_err(|why| {
                 let message = format!(
                     "prebuilt image {wanted} ({digest}) is not signed with a key of `signedBy`: {why}"
@@ -166,7 +166,7 @@ impl PrebuiltImage {
             })?;
         }
         // Read the image only after the signature check: its author controls the size of the configuration.
-        let read = read_image(parts, &nearest, target.arch).await;
+        let read = read_image(services, &nearest, target.arch).await;
         read.map_err(|error| match error {
             TargetError::Image(why) => {
                 let hint = "name the image for this architecture ({{arch}} in `reference`), or publish an \
@@ -189,8 +189,8 @@ impl PrebuiltImage {
         format!("{repository} {digest}{path}")
     }
 
-    async fn fetch(&self, parts: &Parts, target: &KernelTarget) -> Result<FetchedSource> {
-        let (tree, _) = image_tree(parts, &self.nearest, target.arch, "prebuilt image").await?;
+    async fn fetch(&self, services: &BuildServices, target: &KernelTarget) -> Result<FetchedSource> {
+        let (tree, _) = image_tree(services, &self.nearest, target.arch, "prebuilt image").await?;
         let root = match &self.path {
             Some(path) => self.directory(&tree, path)?,
             None => tree,

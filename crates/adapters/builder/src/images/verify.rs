@@ -16,7 +16,7 @@ use super::{
     documents::{BILL_OF_MATERIALS, CHECK_REPORT, DocumentKind, PROVENANCE, SPDX},
     signatures::StoredImage,
 };
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildServices, Result, TargetError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -166,7 +166,7 @@ struct Subject<'a> {
 /// Verifies an image. Without `signers`, signatures are not checked. Problems of the image are in the report; an error means
 /// that the registry could not be read.
 pub async fn verify(
-    parts: &Parts,
+    services: &BuildServices,
     reference: &ImageReference,
     signers: Option<&RequiredSigners>,
     deep: bool,
@@ -175,7 +175,7 @@ pub async fn verify(
     checks.not_looked_at.extend(signers.is_none().then_some(UNCHECKED_SIGNATURES));
     checks.not_looked_at.extend((!deep).then_some(UNCHECKED_CONTENT));
     let repository = &reference.repository;
-    let Some(stored) = parts.manifest(reference).await? else {
+    let Some(stored) = services.manifest(reference).await? else {
         checks.add("manifest", Err(Finding::absent(format!("there is no {reference}"), PUSH_AGAIN)));
         return Ok(checks.report(reference.to_string()));
     };
@@ -190,7 +190,7 @@ pub async fn verify(
                 return Ok(checks.report(image));
             }
             let report = Checks::default().report(image);
-            return verify_index(parts, repository, &index, (signers, deep), report).await;
+            return verify_index(services, repository, &index, (signers, deep), report).await;
         }
         Err(error) => {
             checks.add("manifest", Err(Finding::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
@@ -198,30 +198,33 @@ pub async fn verify(
         }
     };
     checks.add("manifest", Ok(stored.digest.to_string()));
-    checks.add("blobs", check_blobs(parts, repository, &manifest, deep).await?);
+    checks.add("blobs", check_blobs(services, repository, &manifest, deep).await?);
     let (facts, annotations) = check_annotations(&manifest);
     checks.add("annotations", annotations);
     let keys: Vec<&PublicKey> = signers.into_iter().flat_map(RequiredSigners::keys).collect();
-    let image_by_digest = StoredImage { parts, repository, digest: &stored.digest };
+    let image_by_digest = StoredImage { services, repository, digest: &stored.digest };
     let statements = if keys.is_empty() { Vec::new() } else { image_by_digest.all_statements(&keys).await? };
-    let allows_unknown = accepts_unknown(parts, repository);
+    let allows_unknown = accepts_unknown(services, repository);
     let subject = Subject { repository, digest: stored.digest, facts, allows_unknown, signers, statements };
-    check_signature(parts, &subject, &mut checks).await?;
+    check_signature(services, &subject, &mut checks).await?;
     if subject.facts.members.is_empty() {
-        checks.add(CHECK_REPORT.name, check_document(parts, &subject, &CHECK_REPORT, report_fits).await?);
+        checks.add(CHECK_REPORT.name, check_document(services, &subject, &CHECK_REPORT, report_fits).await?);
     } else {
-        checks.add(CHECK_REPORT.name, check_members(parts, &subject).await?);
+        checks.add(CHECK_REPORT.name, check_members(services, &subject).await?);
         checks.not_looked_at.extend(signers.is_some().then_some(UNCHECKED_MEMBERS));
     }
-    checks.add(BILL_OF_MATERIALS.name, check_document(parts, &subject, &BILL_OF_MATERIALS, bill_fits).await?);
-    checks.add(SPDX.name, check_document(parts, &subject, &SPDX, spdx_fits).await?);
-    checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
+    checks.add(
+        BILL_OF_MATERIALS.name,
+        check_document(services, &subject, &BILL_OF_MATERIALS, bill_fits).await?,
+    );
+    checks.add(SPDX.name, check_document(services, &subject, &SPDX, spdx_fits).await?);
+    checks.add(PROVENANCE.name, check_document(services, &subject, &PROVENANCE, provenance_fits).await?);
     Ok(checks.report(image))
 }
 
 /// Verifies each image of an index. The caller has checked that the index is canonical.
 async fn verify_index(
-    parts: &Parts,
+    services: &BuildServices,
     repository: &Repository,
     index: &ImageIndex,
     (signers, deep): (Option<&RequiredSigners>, bool),
@@ -230,7 +233,7 @@ async fn verify_index(
     for entry in &index.manifests {
         let version = Version::Digest(entry.digest.clone());
         let reference = ImageReference { repository: repository.clone(), version };
-        report.platforms.push(Box::pin(verify(parts, &reference, signers, deep)).await?);
+        report.platforms.push(Box::pin(verify(services, &reference, signers, deep)).await?);
     }
     report.verified = !report.platforms.is_empty() && report.platforms.iter().all(|image| image.verified);
     let result = if report.platforms.is_empty() { CheckResult::Absent } else { CheckResult::Ok };
@@ -241,20 +244,20 @@ async fn verify_index(
 
 /// Whether the local definition of the driver image allows the verdict `unknown`. Rollouts use the same field. The
 /// repository's name selects the definition, because the image's own annotations are not trusted yet.
-fn accepts_unknown(parts: &Parts, repository: &Repository) -> bool {
+fn accepts_unknown(services: &BuildServices, repository: &Repository) -> bool {
     let name = repository.as_str().rsplit('/').next().unwrap_or_default();
-    let image = parts.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
+    let image = services.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
     image.is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
 }
 
 /// Checks that all blobs exist; with `deep`, also verifies their digests.
 async fn check_blobs(
-    parts: &Parts,
+    services: &BuildServices,
     repository: &Repository,
     manifest: &ImageManifest,
     deep: bool,
 ) -> Result<Outcome> {
-    let registry = parts.registry_of(repository);
+    let registry = services.registry_of(repository);
     let blobs: Vec<&Descriptor> = manifest.blobs().collect();
     let mut problems = Vec::new();
     for blob in &blobs {
@@ -262,7 +265,7 @@ async fn check_blobs(
         if !registry.has_blob(repository, digest).await? {
             problems.push(format!("{digest} is missing"));
         } else if deep {
-            let work = parts.cache.scratch()?;
+            let work = services.cache.scratch()?;
             match registry.fetch_blob(repository, digest, blob.size, &work.path().join("blob")).await {
                 Ok(()) => {}
                 Err(error) if error.is_unreachable() => return Err(error.into()),
@@ -296,7 +299,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     (facts, outcome)
 }
 
-async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
+async fn check_signature(services: &BuildServices, subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
     let Subject { repository, digest, signers, .. } = subject;
     let Some(signers) = signers else {
         let (result, message) = (CheckResult::Skipped, "no key given".to_owned());
@@ -304,7 +307,7 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
         return Ok(());
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
-    let image = StoredImage { parts, repository, digest };
+    let image = StoredImage { services, repository, digest };
     // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
     let signer_check = signers.check(&found);
@@ -328,12 +331,12 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
 /// Reads a document about the image `image_digest`. Unreadable content is a finding and not an error, for example content that
 /// does not match its digest.
 async fn read_document(
-    parts: &Parts,
+    services: &BuildServices,
     subject: &Subject<'_>,
     image_digest: &Digest,
     kind: &DocumentKind,
 ) -> Result<Result<Option<Vec<u8>>, Finding>> {
-    let image = StoredImage { parts, repository: subject.repository, digest: image_digest };
+    let image = StoredImage { services, repository: subject.repository, digest: image_digest };
     let document = image.find_document(kind).await;
     if matches!(document, Ok(None)) && image.is_referrer_deleted(kind.media_type).await? {
         return Ok(Err(Finding::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
@@ -350,12 +353,12 @@ async fn read_document(
 /// Checks that a document exists, is about this image and has the expected content. With required signers, also checks
 /// that the document is signed.
 async fn check_document(
-    parts: &Parts,
+    services: &BuildServices,
     subject: &Subject<'_>,
     kind: &DocumentKind,
     fits: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Result<Outcome> {
-    let content = read_document(parts, subject, &subject.digest, kind).await?;
+    let content = read_document(services, subject, &subject.digest, kind).await?;
     Ok(content.and_then(|content| match content {
         Some(content) => judge_document(subject, kind, &content, fits),
         None => Err(Finding::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
@@ -392,11 +395,11 @@ fn judge_document(
 }
 
 /// Checks the reports of a union image's members, which are images for single kernels. The union image has no report.
-async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> {
+async fn check_members(services: &BuildServices, subject: &Subject<'_>) -> Result<Outcome> {
     let (mut problems, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;
     for (kernel, digest) in &subject.facts.members {
-        let content = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
+        let content = match read_document(services, subject, digest, &CHECK_REPORT).await? {
             Ok(content) => content,
             Err(finding) => {
                 hint = finding.hint;

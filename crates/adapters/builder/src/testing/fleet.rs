@@ -14,7 +14,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::parts::{BootCheck, BootChecker, TargetError};
+use crate::services::{BootCheck, BootChecker, TargetError};
 
 pub const FIRST: &str = "registry.test/x:first";
 

@@ -137,7 +137,7 @@ mod tests {
 
     async fn layers(bench: &Bench, release: &str) -> Vec<Descriptor> {
         let reference = bench.cell(release).await.reference;
-        let registry = &bench.parts.registry;
+        let registry = &bench.services.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         ImageManifest::parse(&stored.bytes).unwrap().layers
     }
@@ -149,7 +149,7 @@ mod tests {
     #[tokio::test]
     async fn one_more_kernel_is_one_more_payload_over_the_same_entrypoint() {
         let bench = bench();
-        let path = bench.parts.definitions.root.join("driver-entrypoint");
+        let path = bench.services.definitions.root.join("driver-entrypoint");
         std::fs::write(&path, elf_program(62, 1)).unwrap();
         let first = bench.publish(K9, &[&module()]).await.unwrap();
         // Changes of the file no longer matter: the plan used its earlier content.
@@ -182,16 +182,16 @@ mod tests {
     async fn without_the_binary_the_image_is_unresolved_and_says_how_to_build_it() {
         let bench = bench();
         let name = "x".parse().unwrap();
-        let error = crate::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
         let text = oci::error_chain(&error);
         assert!(
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
             "{text}"
         );
         // An arm64 binary does not fit this target.
-        let path = bench.parts.definitions.root.join("driver-entrypoint");
+        let path = bench.services.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
-        let error = crate::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
         let text = oci::error_chain(&error);
         assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
     }

@@ -1,4 +1,4 @@
-//! [`Parts`], the services that builds share: selects the registry for a repository, looks up images, and checks
+//! [`BuildServices`], the services that builds share: selects the registry for a repository, looks up images, and checks
 //! whether this process may write.
 
 use std::{
@@ -70,7 +70,7 @@ pub struct BuildLimits {
 
 /// Services and settings that builds and image operations need. Clones share the engine, the registry and the cache.
 #[derive(Clone)]
-pub struct Parts {
+pub struct BuildServices {
     /// Definitions in use.
     pub definitions: Definitions,
     /// Fetches headers, sources and root file systems.
@@ -118,7 +118,7 @@ pub fn image_location(location: &RegistryLocation) -> ImageLocation {
     }
 }
 
-impl Parts {
+impl BuildServices {
     /// Returns a clone for one piece of work. Cache entries that it uses are protected from eviction until the clone is
     /// dropped.
     #[must_use]
