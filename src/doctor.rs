@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::Path};
 use clap::Args;
 use farrier_builder::{
     images,
-    services::{BuildServices, TargetError},
+    services::{BuildError, BuildServices},
 };
 use farrier_cluster::ClusterError;
 use farrier_controller::{Planned, observe_and_plan};
@@ -166,7 +166,7 @@ impl Diagnosis {
             let unused = unused.map(|count| format!("{count}, none of which the site uses"));
             self.add_result("revoked keys", unused);
         }
-        let engine = services.engine.get().await.map_err(TargetError::from);
+        let engine = services.engine.get().await.map_err(BuildError::from);
         self.add_result(
             "engine",
             engine.map(|engine| match engine {

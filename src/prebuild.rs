@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use clap::Args;
 use farrier_builder::{
     build_one,
-    services::{BuildServices, TargetError},
+    services::{BuildError, BuildServices},
 };
 use farrier_core::{
     image::ImageName,
@@ -79,7 +79,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
             }
             // An image need not be meant for this kernel. Skip such an image, unless it was requested by
             // name.
-            Err(TargetError::Skipped(_, reason)) if reason.is_not_applicable() && args.image.is_empty() => {
+            Err(BuildError::Skipped(_, reason)) if reason.is_not_applicable() && args.image.is_empty() => {
                 row.outcome = "skipped";
                 row.message = Some(reason.to_string());
             }

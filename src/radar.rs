@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use farrier_builder::{
     build_one,
-    services::{BuildServices, Finding, FindingKind, TargetError},
+    services::{BuildError, BuildProblem, BuildServices, ProblemKind},
 };
 use farrier_core::{
     image::ImageName,
@@ -137,10 +137,12 @@ async fn row(
     services: &BuildServices,
     image: &ImageName,
     (from, to): (&KernelTarget, KernelTarget),
-    error: Option<TargetError>,
+    error: Option<BuildError>,
 ) -> Result<RadarBuild> {
     let names = match &error {
-        Some(TargetError::Finding(Finding { kind: FindingKind::Compile, message, .. })) => names_in(message),
+        Some(BuildError::Problem(BuildProblem { kind: ProblemKind::Compile, message, .. })) => {
+            names_in(message)
+        }
         _ => Vec::new(),
     };
     let mut changed = Vec::new();

@@ -1,7 +1,7 @@
 //! `farrier why`: explains the chain of reasons from labels to image fields, in sentences.
 
 use clap::Args;
-use farrier_builder::services::TargetError;
+use farrier_builder::services::BuildError;
 use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::{
     image::{Definitions, DriverImage, ImageName},
@@ -75,9 +75,7 @@ impl<'a> Subject<'a> {
                 let name = parse::<ImageName>("image", subject);
                 match name.as_ref().ok().and_then(|name| definitions.images.get(name)) {
                     Some(image) => Ok(Self::Image(image)),
-                    None if has_kernel => {
-                        Err(TargetError::no_image(&name?, definitions.images.keys()).into())
-                    }
+                    None if has_kernel => Err(BuildError::no_image(&name?, definitions.images.keys()).into()),
                     None => Ok(Self::Node(subject)),
                 }
             }

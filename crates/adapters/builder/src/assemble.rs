@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     images::{BaseImage, runtime_base},
-    services::{Result, Stage, TargetError},
+    services::{BuildError, Result, Stage},
 };
 
 /// An image that is ready to be pushed.
@@ -121,7 +121,7 @@ fn check_module_version(modules: &[ModuleReport], expected: &str) -> Result<()> 
     let module = modules.iter().find(|module| module.name == "nvidia");
     match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != expected) {
         None => Ok(()),
-        Some(actual) => Err(TargetError::unmet(
+        Some(actual) => Err(BuildError::unmet(
             format!(
                 "module nvidia has version {actual}, but the user space of the runtime base has {expected}"
             ),

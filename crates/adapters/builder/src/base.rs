@@ -24,7 +24,7 @@ use runner::plan::{Action, Limits, Plan, Run, Step};
 use super::{cross, host_tools, job::Job, kept, verified_tree::verified_tree};
 use crate::{
     images::{BaseImage, root_fs_layer, toolchain_tree},
-    services::{BuildServices, FindingKind, Result, Stage, TargetError},
+    services::{BuildError, BuildServices, ProblemKind, Result, Stage},
 };
 
 /// Prefix of the line in which the toolchain probe lists the compilers that it found.
@@ -117,7 +117,7 @@ fn reject_required_landlock(min_abi: u32) -> Result<()> {
     let message =
         format!("the site requires Landlock ABI {min_abi}, which Docker does not provide for builds");
     let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
-    Err(TargetError::usage(message, hint))
+    Err(BuildError::usage(message, hint))
 }
 
 /// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.
@@ -165,9 +165,9 @@ fn in_place_base(
     Ok(InPlaceBase { steps, lowers: [headers.root.clone(), toolchain], headers: headers.key.clone() })
 }
 
-fn unsupported_template(job: &Job<'_>, error: &StepsError) -> TargetError {
+fn unsupported_template(job: &Job<'_>, error: &StepsError) -> BuildError {
     let message = format!("template {}: {error}", job.image.spec.template);
-    TargetError::finding(FindingKind::Compile, message, None)
+    BuildError::problem(ProblemKind::Compile, message, None)
 }
 
 /// Ensures that the engine has the base image of the cell's Dockerfile.
@@ -202,7 +202,7 @@ async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEn
 }
 
 /// Returns an error if the probe has found that the toolchain lacks the kernel's compiler.
-pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
+pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<BuildError> {
     let (required, offered) = headers.compiler.zip(log.offered())?;
     let family = &job.family.metadata.name;
     let message = format!(
@@ -211,7 +211,7 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
     let hint = format!(
         "add the package of {required} to the toolchain of kernels family {family}, or name an image that has it"
     );
-    Some(TargetError::finding(FindingKind::Compile, message, Some(hint)))
+    Some(BuildError::problem(ProblemKind::Compile, message, Some(hint)))
 }
 
 /// Ensures that the engine has the toolchain, and returns its name there.
@@ -261,7 +261,7 @@ async fn pull(services: &BuildServices, engine: &DockerEngine, image: &ImageRefe
             return Ok(name);
         }
     }
-    let mut outcome = Err(TargetError::no_such_image(image));
+    let mut outcome = Err(BuildError::no_such_image(image));
     for repository in &candidates {
         let name = name_in(repository);
         outcome = pull_from(services, engine, repository, &name).await.map(|()| name);

@@ -12,7 +12,7 @@ use farrier_core::{
 use crate::{
     images::{look_up_root_fs, look_up_sources},
     resolve::resolve,
-    services::{BuildServices, Result, TargetError, image_location},
+    services::{BuildError, BuildServices, Result, image_location},
 };
 
 /// Returns the cell of one image for one kernel. Its needs must be published.
@@ -40,7 +40,7 @@ pub async fn cell(services: &BuildServices, name: &ImageName, target: &KernelTar
             Err(_) => {}
         }
     }
-    Err(TargetError::definition_gone(&subject()))
+    Err(BuildError::definition_gone(&subject()))
 }
 
 /// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
@@ -54,11 +54,11 @@ pub async fn dockerfile(services: &BuildServices, name: &ImageName, target: &Ker
 }
 
 /// Error for a cell that cannot be built. If an external system was unreachable, the command is not at fault.
-fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> TargetError {
+fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> BuildError {
     if resolved.unreachable && !reason.is_not_applicable() {
-        TargetError::Unresolved(subject, reason)
+        BuildError::Unresolved(subject, reason)
     } else {
-        TargetError::Skipped(subject, reason)
+        BuildError::Skipped(subject, reason)
     }
 }
 
@@ -71,7 +71,7 @@ async fn resolved(services: &BuildServices, images: &[&DriverImage], target: &Ke
 }
 
 pub(super) fn find<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
-    definitions.images.get(name).ok_or_else(|| TargetError::no_image(name, definitions.images.keys()))
+    definitions.images.get(name).ok_or_else(|| BuildError::no_image(name, definitions.images.keys()))
 }
 
 /// Returns the images that an image needs, directly or indirectly, in build order, followed by the image itself.

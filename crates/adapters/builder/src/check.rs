@@ -19,7 +19,7 @@ use super::{
     job::{CheckedPayload, CompileInputs, Job, Payload},
     sign::{self, Signing},
 };
-use crate::services::{BootCheck, Finding, FindingKind, Result, Stage, TargetError};
+use crate::services::{BootCheck, BuildError, BuildProblem, ProblemKind, Result, Stage};
 
 /// Fails fast if the definition asks for a boot check that this farrier cannot run.
 pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
         return checker.ensure_can_boot(job.cell.target.arch).await;
     }
     let name = &job.image.metadata.name;
-    Err(TargetError::unmet(
+    Err(BuildError::unmet(
         format!(
             "image {name} asks for a boot check (check.boot: true), but this farrier cannot boot kernels"
         ),
@@ -144,7 +144,7 @@ pub(super) async fn boot(
     // Dropping the future stops the virtual machine.
     tokio::select! {
         biased;
-        () = job.services.cancel.cancelled() => Err(TargetError::Canceled),
+        () = job.services.cancel.cancelled() => Err(BuildError::Canceled),
         booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
     }
 }
@@ -162,7 +162,7 @@ fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
     let (kind, message, hint) = match (report.verdict, boot_failure) {
         (Verdict::Loads, _) => return Ok(()),
         (Verdict::Unknown, _) if has_denied_modules => (
-            FindingKind::Unknown,
+            ProblemKind::Unknown,
             format!("nothing proves that the modules fit, and check.unproven of site.yaml is deny: {}", report.summary()),
             format!(
                 "to prove it: {}; or accept such modules with check: {{unproven: allow}} in site.yaml",
@@ -171,7 +171,7 @@ fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
         ),
         (Verdict::Unknown, _) if unknown == UnknownPolicy::Allow => return Ok(()),
         (Verdict::Unknown, _) => (
-            FindingKind::Unknown,
+            ProblemKind::Unknown,
             format!(
                 "the check cannot tell whether the modules load, and check.unknown is deny: {}",
                 report.summary()
@@ -182,19 +182,19 @@ fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
             ),
         ),
         (Verdict::Refused, Some(failure)) => (
-            FindingKind::BootRefused,
+            ProblemKind::BootRefused,
             format!("the boot check failed: {failure}"),
             "the kernel itself refuses the modules: see its messages above; farrier does not retry until an input changes".to_owned(),
         ),
         (Verdict::Refused, None) => (
-            FindingKind::Refused,
+            ProblemKind::Refused,
             format!("check refused the modules: {}", report.summary()),
             missing_modules_hint(job.image, report)
                 .unwrap_or_else(|| "the modules do not fit this kernel: see the report above".to_owned()),
         ),
     };
     let detail = report.to_string().lines().map(str::to_owned).collect();
-    Err(Finding { kind, message, detail, hint: Some(hint) }.into())
+    Err(BuildProblem { kind, message, detail, hint: Some(hint) }.into())
 }
 
 /// Returns the hint for a report that is refused only because required modules are absent.

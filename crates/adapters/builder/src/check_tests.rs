@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A function that returns the result of a scripted boot.
-type Answer = fn() -> Result<BootReport, TargetError>;
+type Answer = fn() -> Result<BootReport, BuildError>;
 
 fn boot_report(outcome: BootOutcome) -> BootReport {
     BootReport {
@@ -26,7 +26,7 @@ fn boot_report(outcome: BootOutcome) -> BootReport {
 }
 
 /// Returns a report with the verdict unknown, made by the real check of a header set without `Module.symvers`.
-async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
+async fn unknown(bench: &Bench) -> Result<CheckReport, BuildError> {
     let cell = bench.cell(K9).await;
     let job = Job::of(&bench.services, &cell).unwrap();
     let mut headers = crate::headers::fetch(&job).await.unwrap();
@@ -84,7 +84,9 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
     let error = unknown(&bench).await.unwrap_err();
-    let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
+    let BuildError::Problem(BuildProblem { kind: ProblemKind::Unknown, .. }) = &error else {
+        panic!("{error}")
+    };
     let settle = unknown_report.remedies(Verdict::Unknown);
     assert!(!settle.is_empty());
     assert!(error.is_permanent() && error.is_caused_by_policy());
@@ -140,7 +142,10 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
         check(&job, &compile_inputs, payload, None).await.map(|checked| checked.report).unwrap_err()
     };
     let refused = checked(DecompressionBudget::without_build()).await;
-    assert!(matches!(refused, TargetError::Finding(Finding { kind: FindingKind::Refused, .. })), "{refused}");
+    assert!(
+        matches!(refused, BuildError::Problem(BuildProblem { kind: ProblemKind::Refused, .. })),
+        "{refused}"
+    );
 
     let many = checked(DecompressionBudget::of_bytes(9 << 20)).await;
     assert!(many.to_string().starts_with("decompress module "), "{many}");
@@ -163,7 +168,7 @@ async fn a_refused_module_is_not_booted() {
     let (bench, scripted) =
         Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Ok(boot_report(BootOutcome::Loaded)));
     let error = bench.publish(K9, &[&ModuleFile::named("m").needs("printk", 2)]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Finding(Finding { kind: FindingKind::Refused, .. })), "{error}");
+    assert!(matches!(error, BuildError::Problem(BuildProblem { kind: ProblemKind::Refused, .. })), "{error}");
     assert!(scripted.asked.lock().unwrap().is_empty());
 }
 
@@ -226,9 +231,9 @@ async fn a_boot_check_that_nobody_can_make_is_an_error_at_once() {
 
 #[tokio::test]
 async fn faults_of_the_virtual_machine_pass_through() {
-    let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(TargetError::Canceled));
+    let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(BuildError::Canceled));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Canceled) && !error.is_permanent(), "{error}");
+    assert!(matches!(error, BuildError::Canceled) && !error.is_permanent(), "{error}");
 }
 
 /// A kernel with `CONFIG_MODULE_FORCE_LOAD` loads a module without vermagic, and nothing proves that the module fits.
@@ -241,7 +246,9 @@ async fn what_is_unproven_is_published_unless_the_site_denies_it() {
 
     bench.services.definitions.site.check.unproven = UnprovenPolicy::Deny;
     let error = bench.publish(K9, &[&file]).await.unwrap_err();
-    let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
+    let BuildError::Problem(BuildProblem { kind: ProblemKind::Unknown, .. }) = &error else {
+        panic!("{error}")
+    };
     let message = error.to_string();
     assert!(
         message

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     images::fetch_source,
-    services::{Finding, FindingKind, Result, Stage, TargetError},
+    services::{BuildError, BuildProblem, ProblemKind, Result, Stage},
 };
 
 /// Runs the engine and returns the payload that it produced.
@@ -97,16 +97,16 @@ pub(super) async fn compile(
     let elapsed = started.get().map(Instant::elapsed).unwrap_or_default();
     let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
-        Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
+        Some(Err(BuildError::Engine(EngineError::Step(message)))) => {
             let cause = missing_compiler(job, &compile_inputs.headers, &probe);
             return Err(cause.unwrap_or_else(|| {
                 step_failed(&log, message, &log_path, (&cell.image, &cell.target.release))
             }));
         }
-        Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
+        Some(Err(BuildError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
         }
-        Some(Err(TargetError::Engine(error @ EngineError::Tampered(_)))) => {
+        Some(Err(BuildError::Engine(error @ EngineError::Tampered(_)))) => {
             return Err(tampered(&log, &error, &log_path).into());
         }
         Some(Err(other)) => return Err(other),
@@ -177,7 +177,7 @@ async fn within<T>(
         () = deadline_passed => {}
     }
     cancel.cancel();
-    Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Canceled)))
+    Some(run.await).filter(|outcome| !matches!(outcome, Err(BuildError::Canceled)))
 }
 
 /// Error for a failed step of the Dockerfile.
@@ -186,7 +186,7 @@ fn step_failed(
     message: String,
     log_path: &Path,
     (image, target): (&ImageName, &KernelRelease),
-) -> TargetError {
+) -> BuildError {
     let (diagnosis, tail) = log.finish();
     let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
@@ -200,11 +200,11 @@ fn step_failed(
         log_path.display()
     );
     let message = format!("compile failed: {message}");
-    Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into()
+    BuildProblem { kind: ProblemKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
-/// Finding for a build that exceeded a resource limit.
-fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
+/// Problem of a build that exceeded a resource limit.
+fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = format!(
         "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
@@ -212,24 +212,24 @@ fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
         log_path.display(),
         MIN_MEMORY >> 30
     );
-    Finding {
-        kind: FindingKind::Compile,
+    BuildProblem {
+        kind: ProblemKind::Compile,
         message: format!("the build was stopped: {message}"),
         detail,
         hint: Some(hint),
     }
 }
 
-/// Finding for a step that forged runner messages.
-fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> Finding {
+/// Problem of a step that forged runner messages.
+fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = error.hint().unwrap_or_default();
     let hint = Some(format!("{hint}: {}", log_path.display()));
-    Finding { kind: FindingKind::Tampered, message: error.to_string(), detail, hint }
+    BuildProblem { kind: ProblemKind::Tampered, message: error.to_string(), detail, hint }
 }
 
-/// Finding for a build that exceeded its deadline.
-fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
+/// Problem of a build that exceeded its deadline.
+fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> BuildProblem {
     let (_, detail) = log.finish();
     let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
     let hint = format!(
@@ -237,7 +237,7 @@ fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> Findin
          deadline or an input changes",
         log_path.display()
     );
-    Finding { kind: FindingKind::TooLong, message, detail, hint: Some(hint) }
+    BuildProblem { kind: ProblemKind::TooLong, message, detail, hint: Some(hint) }
 }
 
 /// Locates the payload's exposed headers, resolves their links, and returns their digest.
@@ -322,10 +322,10 @@ mod tests {
     }
 
     /// An engine run that ends after some seconds, or on cancellation.
-    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, TargetError> {
+    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, BuildError> {
         tokio::select! {
             () = sleep(Duration::from_secs(seconds)) => Ok(seconds),
-            () = cancel.cancelled() => Err(TargetError::Canceled),
+            () = cancel.cancelled() => Err(BuildError::Canceled),
         }
     }
 
@@ -346,7 +346,7 @@ mod tests {
             stopped.cancel();
         };
         let (outcome, ()) = tokio::join!(within(deadline, (&begun, &any), &stopped, run(61, &stopped)), stop);
-        assert!(matches!(outcome, Some(Err(TargetError::Canceled))));
+        assert!(matches!(outcome, Some(Err(BuildError::Canceled))));
         // The run succeeds while it is being canceled.
         let ends = CancellationToken::new();
         let started = OnceLock::new();

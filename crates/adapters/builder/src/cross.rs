@@ -15,7 +15,7 @@ use farrier_local::machine::native;
 use super::{job::Job, verified_tree::verified_tree};
 use crate::{
     images::DEFAULT_PATH,
-    services::{FindingKind, Result, TargetError},
+    services::{BuildError, ProblemKind, Result},
 };
 
 /// Whether the cell's kernel has another architecture than this machine.
@@ -58,7 +58,7 @@ fn kbuild_name(arch: Architecture) -> &'static str {
     }
 }
 
-fn not_compilable_here(job: &Job<'_>, why: &str) -> TargetError {
+fn not_compilable_here(job: &Job<'_>, why: &str) -> BuildError {
     let message = not_compiled_here(job.cell.target.arch, native(), why);
-    TargetError::finding(FindingKind::Compile, message, Some(BUILD_ELSEWHERE_HINT.to_owned()))
+    BuildError::problem(ProblemKind::Compile, message, Some(BUILD_ELSEWHERE_HINT.to_owned()))
 }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
-    services::{BuildServices, Result, TargetError},
+    services::{BuildError, BuildServices, Result},
 };
 
 /// Kind of the cache records that list a layer's packages.
@@ -303,7 +303,7 @@ async fn packages_in(services: &BuildServices, key: &str, layers: Vec<PathBuf>) 
         for path in layers {
             reader.layer(fs_err::File::open(&path)?)?;
         }
-        Ok::<_, TargetError>(reader.finish())
+        Ok::<_, BuildError>(reader.finish())
     })
     .await?;
     services.cache.write_record(PACKAGES, key, &packages)?;

@@ -9,7 +9,7 @@ use super::{
     job::{Job, ensure_planned},
     verified_tree::verified_tree,
 };
-use crate::services::{Result, Stage, TargetError};
+use crate::services::{BuildError, Result, Stage};
 
 /// Returns the header set, fetching it if the cache lacks it. Fails if the header set differs from the planned one, for
 /// example because a user has imported another one since.
@@ -27,7 +27,7 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
             ensure_planned(is_planned, "the kernel's headers")?;
             Ok(*headers)
         }
-        HeaderLookup::Missing { looked_for, hint } => Err(TargetError::headers_missing(&looked_for, hint)),
+        HeaderLookup::Missing { looked_for, hint } => Err(BuildError::headers_missing(&looked_for, hint)),
     }
 }
 

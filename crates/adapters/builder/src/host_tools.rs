@@ -10,7 +10,7 @@ use farrier_local::{archive::links::resolve, blocking::blocking};
 use fs_err as fs;
 
 use super::job::Job;
-use crate::services::{FindingKind, Result, TargetError};
+use crate::services::{BuildError, ProblemKind, Result};
 
 /// Tools in every build tree. The other tools come from the same machine.
 const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];
@@ -32,7 +32,7 @@ pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) 
     );
     let hint = "build the tree's tools on a system that is as old as the toolchain (`make modules_prepare` there), and import the \
                 headers again; or copy the family into your definitions' kernels/, with a newer suite or an image as its toolchain";
-    Err(TargetError::finding(FindingKind::Compile, message, Some(hint.to_owned())))
+    Err(BuildError::problem(ProblemKind::Compile, message, Some(hint.to_owned())))
 }
 
 /// Returns the first tool that needs a newer glibc, with the required and the available version (`x` of `2.x`).

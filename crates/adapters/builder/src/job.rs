@@ -15,7 +15,7 @@ use farrier_local::cache::Scratch;
 use farrier_payload::{ArchiveImage, DecompressionBudget};
 use kmod::{CheckReport, NeededTable};
 
-use crate::services::{BuildServices, FindingKind, Result, Stage, TargetError};
+use crate::services::{BuildError, BuildServices, ProblemKind, Result, Stage};
 
 /// The build of one image for one kernel.
 pub(super) struct Job<'a> {
@@ -33,10 +33,10 @@ impl<'a> Job<'a> {
         let image = services.definitions.images.get(&cell.image);
         let family = services.definitions.families.iter().find(|family| family.metadata.name == cell.family);
         let (image, family) =
-            image.zip(family).ok_or_else(|| TargetError::definition_gone(&cell.subject()))?;
+            image.zip(family).ok_or_else(|| BuildError::definition_gone(&cell.subject()))?;
         let toolchain = image.spec.toolchain(family).map_err(|why| {
             let message = format!("toolchain of family {}: {why}", cell.family);
-            TargetError::finding(FindingKind::Usage, message, None)
+            BuildError::problem(ProblemKind::Usage, message, None)
         })?;
         Ok(Self { services, cell, image, family, toolchain })
     }
@@ -54,7 +54,7 @@ impl<'a> Job<'a> {
 
 /// Fails if a fetched input is not the planned one, because the input hash would not describe the published image.
 pub(super) fn ensure_planned(is_same: bool, input: impl Into<String>) -> Result<()> {
-    if is_same { Ok(()) } else { Err(TargetError::Outdated(input.into())) }
+    if is_same { Ok(()) } else { Err(BuildError::Outdated(input.into())) }
 }
 
 /// Inputs from other images and host trees: for compiling, for the check, and for loading.

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     images::StoredImage,
-    services::{BuildServices, Result, Stage, TargetError},
+    services::{BuildError, BuildServices, Result, Stage},
 };
 
 /// Kinds of cache entries: exposed trees keyed by their digest, modules keyed by their image's digest.
@@ -44,16 +44,16 @@ struct NeededImage {
 
 /// Error for a needed image that lacks the headers it claims to expose. The failure is not permanent: the needed image
 /// may be republished while the inputs of this build stay the same.
-fn missing_headers_error(image: &str, why: &str) -> TargetError {
-    TargetError::unmet(
+fn missing_headers_error(image: &str, why: &str) -> BuildError {
+    BuildError::unmet(
         format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
         "delete the needed image's tag: farrier then rebuilds and publishes it, and after it this image",
     )
 }
 
 /// Error for a needed image that has disappeared since the build was planned.
-fn need_not_found(image: &ImageReference) -> TargetError {
-    TargetError::unmet(
+fn need_not_found(image: &ImageReference) -> BuildError {
+    BuildError::unmet(
         format!("needed image {image} is no longer in the registry"),
         "run again: farrier then builds and publishes it first",
     )
@@ -111,7 +111,7 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
         let HostTree { root, digest, symvers, origin } = match found {
             HostTreeLookup::Found(host_tree) => host_tree,
             HostTreeLookup::Missing { looked_for, hint } => {
-                return Err(TargetError::headers_missing(&looked_for, hint));
+                return Err(BuildError::headers_missing(&looked_for, hint));
             }
         };
         let planned = cell.needs.iter().find(|planned| planned.name == *name);
@@ -175,7 +175,7 @@ async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, place: Pa
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
     let headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
     let definition =
-        services.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
+        services.definitions.images.get(name).ok_or_else(|| BuildError::definition_gone(name.as_str()))?;
     let patterns = definition.spec.exposes.clone();
     let manifest = needed_manifest(services, image).await?;
     let recorded = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;

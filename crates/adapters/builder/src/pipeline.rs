@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     images::{ensure_can_sign_images, output_maker},
-    services::{BuildServices, FindingKind, Result, TargetError},
+    services::{BuildError, BuildServices, ProblemKind, Result},
 };
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,7 +52,7 @@ pub async fn build(services: &BuildServices, cell: &Cell, options: BuildOptions)
         checked
     } else {
         if let Some(detail) = missing_compiler(job.family, compile_inputs.headers.compiler) {
-            return Err(TargetError::finding(FindingKind::Compile, detail, None));
+            return Err(BuildError::problem(ProblemKind::Compile, detail, None));
         }
         let base = base::prepare(&job, &compile_inputs.headers).await?;
         let payload = compile::compile(&job, &base, &compile_inputs).await?;

@@ -10,7 +10,7 @@ use crate::{
     testing::{Bench, K9, SYMBOLS},
 };
 
-fn refused<T>(outcome: Result<T, TargetError>) -> String {
+fn refused<T>(outcome: Result<T, BuildError>) -> String {
     let error = outcome.err().expect("another input must be refused");
     assert!(!error.is_permanent());
     error.to_string()

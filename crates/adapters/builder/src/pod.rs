@@ -41,7 +41,7 @@ use walkdir::WalkDir;
 use super::{base::InPlaceBase, job::Job};
 use crate::{
     images::{BaseImage, layer_files},
-    services::{Result, Stage, TargetError},
+    services::{BuildError, Result, Stage},
 };
 
 /// Repository of these images, below the registry's prefix.
@@ -124,7 +124,7 @@ async fn publish(
     let RegistryLocation::Remote { .. } = services.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
         let hint = "name one with --registry; for `farrier build`, also pass --push";
-        return Err(TargetError::usage(message.to_owned(), hint));
+        return Err(BuildError::usage(message.to_owned(), hint));
     };
     let runner = cluster.runner(cell.target.arch);
     let runner = blocking(move || Entrypoint::read(&runner)).await?;
@@ -223,7 +223,7 @@ async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, Path
             contents.sort_by(|a, b| a.dest.cmp(&b.dest));
             let layer = write_layer(&entry.join(root_fs_layer::FILE), |out| write_tar(None, &contents, out))?;
             root_fs_layer::record(&entry, &layer.digest, &layer.diff_id, layer.size)?;
-            Ok::<_, TargetError>(())
+            Ok::<_, BuildError>(())
         })
     };
     let entry = cache.get_or_make(HEADER_LAYERS, &base.headers, make).await?;

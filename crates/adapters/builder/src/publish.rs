@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     images::{BaseImage, Documents, StoredImage, tag_beside_others},
-    services::{BuildServices, Result, Stage, TargetError},
+    services::{BuildError, BuildServices, Result, Stage},
 };
 
 /// Publishes once this process may write, so that a leader that temporarily cannot reach the API server loses no build.
@@ -27,7 +27,7 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
         ensure_current(job).await?;
         match push(job, image, documents).await {
             // Try again. Blobs that are already in the registry are not sent again.
-            Err(TargetError::Fenced(_)) => {}
+            Err(BuildError::Fenced(_)) => {}
             outcome => return outcome,
         }
     }
@@ -38,7 +38,7 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
 async fn ensure_current(job: &Job<'_>) -> Result<()> {
     match cell(job.services, &job.cell.image, &job.cell.target).await {
         Ok(current) => current.changed_since(job.cell).map_or(Ok(()), |input| ensure_planned(false, input)),
-        Err(TargetError::Canceled) => Err(TargetError::Canceled),
+        Err(BuildError::Canceled) => Err(BuildError::Canceled),
         Err(error) => {
             let (subject, error) = (job.cell.subject(), error_chain(&error));
             tracing::info!(subject, error, "inputs cannot be looked up again before publishing");
@@ -112,7 +112,7 @@ async fn tag(
     let (definition, arch) = (services.definitions.images.get(&cell.image), cell.target.arch);
     let overwrite = definition.is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
     if !overwrite && let Some(found) = services.look_up_for(reference, arch).await? {
-        return if found.is_of(cell) { Ok(()) } else { Err(TargetError::tag_conflict(reference)) };
+        return if found.is_of(cell) { Ok(()) } else { Err(BuildError::tag_conflict(reference)) };
     }
     if services.shares_tags(repository) {
         return tag_beside_others(services, &cell.image, arch, reference, image, overwrite).await;

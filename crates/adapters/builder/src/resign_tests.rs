@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    services::{Finding, FindingKind},
+    services::{BuildProblem, ProblemKind},
     testing::{Bench, K9, K10, SYMBOLS, module},
 };
 
@@ -60,7 +60,7 @@ fn serial(openssl_dir: &OpensslDir) -> String {
 async fn an_enforcing_kernel_takes_what_will_be_signed() {
     let mut bench = bench(ENFORCING);
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    let TargetError::Finding(Finding { kind: FindingKind::Refused, message, .. }) = &error else {
+    let BuildError::Problem(BuildProblem { kind: ProblemKind::Refused, message, .. }) = &error else {
         panic!("{error}")
     };
     assert!(message.contains("not signed"), "{message}");
@@ -136,7 +136,7 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     bench.services.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 /// Anyone who can write to the registry can give a payload any annotations. No engine is available, so nothing else is
@@ -165,7 +165,7 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
         for release in [K9, K10] {
             bench.heard();
             let error = bench.build(release).await.unwrap_err();
-            assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+            assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
             let (heard, refused) = (bench.heard(), format!("{theirs} is not reused: "));
             assert!(heard.iter().any(|note| note.contains(&refused)), "{heard:?}");
         }
@@ -202,7 +202,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
     bench.sign_images_with(&site);
     bench.heard();
     let error = bench.build(K10).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
     let heard = bench.heard().join("\n");
     assert!(heard.contains("1 of 2 required keys have signed: release.pub (sha256:"), "{heard}");
     assert!(heard.contains("missing: site.pub (sha256:"), "{heard}");
@@ -224,7 +224,7 @@ async fn without_keys_for_images_no_published_payload_is_signed() {
     bench.services.definitions.site.image_signing = None;
     sign_with(&mut bench, &second, Signed::Keep);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn signatures_that_were_replaced_cannot_be_had_again() {
     sign_with(&mut bench, &key, Signed::Keep);
     assert_ne!(bench.cell(K9).await.input_hash, replaced.input_hash);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 #[tokio::test]
@@ -282,7 +282,7 @@ async fn kernels_and_keys_that_do_not_go_together() {
     // The directory and its files are removed. The certificate is loaded already, but the key is not.
     bench.headers_with(K9, SYMBOLS, &format!("{ENFORCING}CONFIG_CRYPTO_ECDSA=y\n"));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Signing(_)), "{error}");
+    assert!(matches!(error, BuildError::Signing(_)), "{error}");
 }
 
 #[tokio::test]

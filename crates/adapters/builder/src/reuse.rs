@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     images::StoredImage,
-    services::{MAX_CONCURRENT_REQUESTS, Result, Stage, TargetError},
+    services::{BuildError, MAX_CONCURRENT_REQUESTS, Result, Stage},
 };
 
 /// Maximum number of tags to look up for one target.
@@ -64,7 +64,7 @@ async fn re_sign(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option
     let candidate = match find_re_sign_candidate(job).await {
         Ok(Some(candidate)) => candidate,
         Ok(None) => return Ok(None),
-        Err(error @ TargetError::Registry(_)) => {
+        Err(error @ BuildError::Registry(_)) => {
             tracing::info!(subject = job.cell.subject(), reason = error_chain(&error), "nothing to re-sign");
             return Ok(None);
         }
@@ -111,7 +111,7 @@ async fn reuse(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option<C
     let reason = match try_candidates(job, compile_inputs).await {
         Ok(Ok(checked)) => return Ok(Some(checked)),
         Ok(Err(reason)) => reason,
-        Err(error @ TargetError::Registry(_)) => error_chain(&error),
+        Err(error @ BuildError::Registry(_)) => error_chain(&error),
         Err(error) => return Err(error),
     };
     job.note(&format!("nothing to reuse: {reason}"));

@@ -20,9 +20,9 @@ fn compatible() -> Bench {
 
 /// Asserts that a compilation was attempted: it fails, because there is no engine.
 #[track_caller]
-fn assert_compiles(outcome: Result<crate::Built, TargetError>) {
+fn assert_compiles(outcome: Result<crate::Built, BuildError>) {
     let error = outcome.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 /// Returns every file in the payload layer of a kernel's image, with the digest of its content.

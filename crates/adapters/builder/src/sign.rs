@@ -10,7 +10,7 @@ use farrier_signing::{ModuleSigner, Signer};
 use kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule};
 
 use super::job::{Job, Payload};
-use crate::services::{Result, Stage, TargetError};
+use crate::services::{BuildError, Result, Stage};
 
 /// Parameters for signing the modules of one payload.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ pub(super) async fn signing(
         return Ok(None);
     }
     let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
-        TargetError::unmet(
+        BuildError::unmet(
             format!("modules cannot be signed for kernel {}: {source}", job.cell.target.release),
             "sign with an RSA key for a kernel with built-in SHA-256 or SHA-512, or remove moduleSigning from site.yaml",
         )

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     images::StoredImage,
-    services::{BuildServices, Result, TargetError},
+    services::{BuildError, BuildServices, Result},
 };
 
 /// Result of [`build_one`].
@@ -44,7 +44,7 @@ pub async fn build_one(
     let image = find(&services.definitions, name)?;
     for need in in_build_order(&services.definitions, image) {
         if push && need.metadata.name != *name {
-            build_image(services, need, target, push, false).await.map_err(|error| TargetError::Need {
+            build_image(services, need, target, push, false).await.map_err(|error| BuildError::Need {
                 image: name.to_string(),
                 need: need.metadata.name.to_string(),
                 error: Box::new(error),
@@ -80,7 +80,7 @@ async fn build_image(
         && failure.applies_to(&image.spec, &services.definitions.site)
     {
         let message = format!("the same inputs failed at {}: {}", failure.at, failure.message);
-        return Err(TargetError::unmet(message, "change an input, or build with --force"));
+        return Err(BuildError::unmet(message, "change an input, or build with --force"));
     }
     let outcome = attempt(services, &cell, BuildOptions { push, compile: force }).await?;
     let how = match (&outcome, push) {
@@ -113,10 +113,10 @@ async fn published_already(
             let inputs = stored.named_inputs().await.unwrap_or_default();
             let changed = plan::changed_inputs(&inputs, cell);
             let message = plan::conflict(reference, &changed);
-            return Err(TargetError::unmet(message, &plan::conflict_remedy(cell, &changed)));
+            return Err(BuildError::unmet(message, &plan::conflict_remedy(cell, &changed)));
         }
         if found.verdict == Some(Verdict::Unknown) && image.spec.check.unknown == UnknownPolicy::Deny {
-            return Err(TargetError::unmet(
+            return Err(BuildError::unmet(
                 format!("{reference} is published with the verdict unknown, and check.unknown is deny"),
                 "settle what is unknown and raise the version, or accept it with check.unknown: allow",
             ));

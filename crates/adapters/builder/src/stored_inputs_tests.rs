@@ -174,7 +174,7 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     // A build planned with the original headers does not use the replaced ones.
     let job = crate::job::Job::of(&bench.services, &cell).unwrap();
     let error = crate::headers::fetch(&job).await.unwrap_err();
-    assert!(matches!(error, TargetError::Outdated(_)), "{error}");
+    assert!(matches!(error, BuildError::Outdated(_)), "{error}");
     // The annotations and the provenance record the headers that were used.
     bench.lose(&evil.reference);
     bench.publish(K9, &[&module()]).await.unwrap();
@@ -296,7 +296,7 @@ fn with_bootstrap(bench: &mut Bench, is_base: bool) -> PackageRoot {
 
 /// Returns the root file system that a build of this cell gets. A daemon gets the toolchain as a layer and a sandbox as
 /// a tree, and both must have the same content.
-async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Digest, TargetError> {
+async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Digest, BuildError> {
     let services = &bench.services;
     match root {
         PackageRoot::RuntimeBase(spec) => {
@@ -322,7 +322,7 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
 }
 
 /// Returns the root file system that a build of the current cell gets.
-async fn taken(bench: &Bench, root: &PackageRoot) -> Result<Digest, TargetError> {
+async fn taken(bench: &Bench, root: &PackageRoot) -> Result<Digest, BuildError> {
     taken_for(bench, root, &bench.cell(K9).await).await
 }
 
@@ -427,7 +427,7 @@ async fn without_keys_a_toolchain_counts_for_its_content() {
             for machine_name in ["first", "second"] {
                 machine(&mut bench, machine_name);
                 let error = taken_for(&bench, &root, &planned).await.unwrap_err();
-                assert!(matches!(error, TargetError::Outdated(_)), "{error}");
+                assert!(matches!(error, BuildError::Outdated(_)), "{error}");
             }
             let changed = bench.cell(K9).await;
             assert_eq!(changed.declared_hash, before.input_hash);

@@ -38,8 +38,8 @@ use super::{
     publish,
 };
 use crate::services::{
-    BootCheck, BootChecker, BuildLimits, BuildServices, LazyEngine, LazyEntrypoint, Reporter, Stage,
-    TargetError,
+    BootCheck, BootChecker, BuildError, BuildLimits, BuildServices, LazyEngine, LazyEntrypoint, Reporter,
+    Stage,
 };
 
 /// Three kernels. [`ModuleFile`] writes modules for the first.
@@ -77,13 +77,13 @@ impl Reporter for Heard {
 
 /// A boot checker that returns a scripted answer and records the modules of each request.
 pub struct Scripted {
-    pub answer: fn() -> Result<BootReport, TargetError>,
+    pub answer: fn() -> Result<BootReport, BuildError>,
     pub asked: Mutex<Vec<Vec<String>>>,
 }
 
 #[async_trait::async_trait]
 impl BootChecker for Scripted {
-    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, BuildError> {
         for module in &check.modules {
             assert!(check.payload.join(module).is_file(), "{module}");
         }
@@ -220,7 +220,7 @@ impl Bench {
     }
 
     /// Adds a boot check that returns this answer.
-    pub fn with_boot(mut self, answer: fn() -> Result<BootReport, TargetError>) -> (Self, Arc<Scripted>) {
+    pub fn with_boot(mut self, answer: fn() -> Result<BootReport, BuildError>) -> (Self, Arc<Scripted>) {
         let scripted = Arc::new(Scripted { answer, asked: Mutex::default() });
         self.services.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
         (self, scripted)
@@ -283,7 +283,7 @@ impl Bench {
     }
 
     /// Checks and publishes a payload, as a build does.
-    pub async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, TargetError> {
+    pub async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, BuildError> {
         self.publish_of("x", release, modules).await
     }
 
@@ -293,7 +293,7 @@ impl Bench {
         image: &str,
         release: &str,
         modules: &[&ModuleFile],
-    ) -> Result<Built, TargetError> {
+    ) -> Result<Built, BuildError> {
         let cell = self.cell_of(image, release).await;
         let job = Job::of(&self.services, &cell).unwrap();
         let compile_inputs =
@@ -317,7 +317,7 @@ impl Bench {
     }
 
     /// Builds the image for a kernel, as the controller does. Compiling fails, because there is no engine.
-    pub async fn build(&self, release: &str) -> Result<Built, TargetError> {
+    pub async fn build(&self, release: &str) -> Result<Built, BuildError> {
         let cell = self.cell(release).await;
         // Boxed, because the large future would be part of the future of every test.
         Box::pin(build(&self.services, &cell, BuildOptions { push: true, compile: false })).await

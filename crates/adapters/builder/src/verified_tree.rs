@@ -92,7 +92,7 @@ mod tests {
         let get = async || {
             let found = headers(&bench).await?;
             fs::write(found.root.join("evil"), "")?;
-            Ok::<_, crate::services::TargetError>(found)
+            Ok::<_, crate::services::BuildError>(found)
         };
         let error = compared(&bench.services, get, |headers| Some(&headers.root)).await.unwrap_err();
         assert!(oci::error_chain(&error).contains("it was modified again"), "{error:?}");

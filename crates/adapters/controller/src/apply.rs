@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_builder::services::{BuildServices, FindingKind, MAX_CONCURRENT_REQUESTS, Result, TargetError};
+use farrier_builder::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
 use farrier_cluster::Cluster;
 use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
@@ -16,7 +16,7 @@ pub(super) async fn ensure_published(services: &BuildServices, change: &Change) 
     for reference in change.proof() {
         if services.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is no longer in the registry");
-            return Err(TargetError::finding(FindingKind::Unmet, message, None));
+            return Err(BuildError::problem(ProblemKind::Unmet, message, None));
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use farrier_builder::{
         LastRecord, StoredImage, contents, look_up_root_fs, look_up_sources, publish_union, record_kernels,
     },
     resolve::{resolve_more, tracked, with_hint},
-    services::{BuildServices, Finding, FindingKind, Result, TargetError, image_location},
+    services::{BuildError, BuildProblem, BuildServices, ProblemKind, Result, image_location},
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
@@ -85,11 +85,11 @@ pub(super) enum BuildFault {
 }
 
 impl BuildFault {
-    fn of(error: &TargetError) -> Self {
+    fn of(error: &BuildError) -> Self {
         match error {
-            TargetError::Canceled | TargetError::Fenced(_) => Self::Stopped,
-            TargetError::Outdated(_) => Self::Outdated,
-            TargetError::Finding(Finding { kind: FindingKind::Tampered, .. }) => Self::Tampered,
+            BuildError::Canceled | BuildError::Fenced(_) => Self::Stopped,
+            BuildError::Outdated(_) => Self::Outdated,
+            BuildError::Problem(BuildProblem { kind: ProblemKind::Tampered, .. }) => Self::Tampered,
             error if error.is_permanent() => Self::Permanent,
             error if error.is_unreachable() => Self::Unreachable,
             _ => Self::Transient,
@@ -174,7 +174,7 @@ pub(super) async fn build_planned(services: &BuildServices, cell: &Cell) -> Resu
         Ok(built) => Ok(AttemptResult { report: published_report(services, cell, built), fault: None }),
         Err(error) => {
             let outcome = match error {
-                TargetError::Canceled => "interrupted".to_owned(),
+                BuildError::Canceled => "interrupted".to_owned(),
                 _ => format!("failed: {}", error_chain(&error)),
             };
             services.reporter.finished(&subject, &outcome);
@@ -276,7 +276,7 @@ pub(super) async fn roll_out(
 ) -> Result<()> {
     for change in &rollout.changes {
         if services.cancel.is_cancelled() {
-            return Err(TargetError::Canceled);
+            return Err(BuildError::Canceled);
         }
         ensure_published(services, change).await?;
         services.may_write()?;
@@ -303,7 +303,7 @@ async fn commit(
     let mut specs = image.into_iter().flat_map(|image| &image.spec.rollout);
     let spec = specs.find(|spec| RolloutTarget::of(spec) == rollout.target);
     let commit = spec.and_then(|spec| git_commit(spec, rollout, change));
-    let commit = commit.ok_or_else(|| TargetError::definition_gone(&rollout.target.to_string()))?;
+    let commit = commit.ok_or_else(|| BuildError::definition_gone(&rollout.target.to_string()))?;
     git::write(services, place, change, &commit).await
 }
 

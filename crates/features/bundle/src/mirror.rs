@@ -6,7 +6,7 @@ use std::{borrow::Cow, collections::BTreeSet};
 use farrier_builder::{
     images::{ImageCopy, base_root, copy_image, copy_tag, root_fs_tag},
     resolve::resolve,
-    services::{BuildServices, Result, TargetError},
+    services::{BuildError, BuildServices, Result},
 };
 use farrier_core::{
     image::{ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
@@ -249,7 +249,7 @@ async fn mirror_input(services: &BuildServices, input: &Input<'_>) -> Result<Mir
             match services.retry(action, put).await? {
                 Lookup::Found(kept) => kept,
                 Lookup::Missing { looked_for, hint } => {
-                    return Err(TargetError::headers_missing(&looked_for, hint));
+                    return Err(BuildError::headers_missing(&looked_for, hint));
                 }
             }
         }
@@ -402,7 +402,7 @@ fn without_family(kernel: &KernelTarget) -> MissingInput {
     }
 }
 
-fn missing_of(what: String, error: &TargetError) -> MissingInput {
+fn missing_of(what: String, error: &BuildError) -> MissingInput {
     MissingInput { what, error: error_chain(error), hint: error.hint(), unreachable: error.is_unreachable() }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_builder::{
     images::{BILL_OF_MATERIALS, CHECK_REPORT, PROVENANCE, StoredImage, build_times},
-    services::{BuildServices, TargetError},
+    services::{BuildError, BuildServices},
 };
 use farrier_core::{
     image::ImageReference,
@@ -142,7 +142,7 @@ impl Images {
     }
 }
 
-async fn read_image(services: &BuildServices, reference: &ImageReference) -> Result<Image, TargetError> {
+async fn read_image(services: &BuildServices, reference: &ImageReference) -> Result<Image, BuildError> {
     let stored = services.existing_manifest(reference).await?;
     let layers = ImageManifest::parse(&stored.bytes)?.layers;
     let image = StoredImage { services, repository: &reference.repository, digest: &stored.digest };

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use farrier_builder::{
     images::{RECORDS, add_to_record, day, read_record},
     resolve::tracked,
-    services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError},
+    services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
@@ -411,7 +411,7 @@ async fn delete_all(
     // If an image has reappeared, its referrers are no longer leftovers.
     report.leftovers.retain(|leftover| leftover.state != GcState::WouldDelete);
     match stopped {
-        Some(TargetError::Canceled) => Err(TargetError::Canceled),
+        Some(BuildError::Canceled) => Err(BuildError::Canceled),
         Some(error) => {
             report.refused = Some(error_chain(&error));
             report.hint = error.hint();
@@ -482,14 +482,14 @@ impl GcReport {
 
 /// Returns the state after one deletion. Sets `stopped` after an error that would affect every deletion, for example if the
 /// registry does not allow deletion at all.
-fn deletion_state(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
+fn deletion_state(outcome: Result<()>, stopped: &mut Option<BuildError>) -> GcState {
     let Err(error) = outcome else { return GcState::Deleted };
     let state = GcState::Failed { error: error_chain(&error) };
     let affects_all = matches!(
         error,
-        TargetError::Canceled
-            | TargetError::Fenced(_)
-            | TargetError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
+        BuildError::Canceled
+            | BuildError::Fenced(_)
+            | BuildError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
     );
     if affects_all {
         *stopped = Some(error);

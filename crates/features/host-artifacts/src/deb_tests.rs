@@ -9,7 +9,7 @@ use std::{
 
 use farrier_builder::{
     build_one,
-    services::{OutputMaker as _, TargetError},
+    services::{BuildError, OutputMaker as _},
     testing::{Bench, K9, module},
 };
 use farrier_core::{
@@ -27,7 +27,7 @@ use serde_json::json;
 use super::*;
 use crate::HostArtifacts;
 
-async fn package(bench: &Bench, image: &Digest) -> Result<Artifact, TargetError> {
+async fn package(bench: &Bench, image: &Digest) -> Result<Artifact, BuildError> {
     let repository = bench.services.location.repository("x").unwrap();
     HostArtifacts.make(&bench.services, &repository, image, HostOutput::Deb).await
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farrier_builder::services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError};
+use farrier_builder::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, Repository, Version},
@@ -21,7 +21,7 @@ pub async fn find_image(
     arch: Architecture,
 ) -> Result<Digest> {
     let absent = |message: String| {
-        TargetError::unmet(message, "`farrier build NAME --kernel RELEASE --push` publishes an image")
+        BuildError::unmet(message, "`farrier build NAME --kernel RELEASE --push` publishes an image")
     };
     let for_kernel = || match release {
         Some(release) => format!("for kernel {release}"),
@@ -36,7 +36,7 @@ pub async fn find_image(
     let lookups: Vec<_> = stream::iter(tags)
         .map(|tag| async move {
             let version = Version::Tag(tag.clone());
-            Ok::<_, TargetError>((look_up(services, repository, &version, release, arch).await?, tag))
+            Ok::<_, BuildError>((look_up(services, repository, &version, release, arch).await?, tag))
         })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
@@ -47,7 +47,7 @@ pub async fn find_image(
         let mut tags: Vec<&str> = images.values().map(oci::Tag::as_str).collect();
         tags.sort_unstable();
         let message = format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
-        return Err(TargetError::usage(message, "name one of them: NAME:TAG"));
+        return Err(BuildError::usage(message, "name one of them: NAME:TAG"));
     }
     images.into_keys().next().ok_or_else(|| absent(format!("{repository} has no image {}", for_kernel())))
 }

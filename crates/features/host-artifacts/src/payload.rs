@@ -7,7 +7,7 @@ use std::{
 
 use farrier_builder::{
     images::StoredImage,
-    services::{Result, TargetError},
+    services::{BuildError, Result},
 };
 use farrier_core::{
     facts::{ImageFacts, ModuleSignerFact, annotations},
@@ -36,9 +36,9 @@ pub(super) struct HostPayload {
 }
 
 /// Fails because the image does not meet a requirement.
-pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> TargetError {
+pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> BuildError {
     let message = format!("{}@{} {why}", image.repository, image.digest);
-    TargetError::unmet(message, hint)
+    BuildError::unmet(message, hint)
 }
 
 /// Fetches and unpacks the payload. Returns the payload, and the bytes of the image's manifest.

@@ -7,7 +7,7 @@ use farrier_store::registry::StoredManifest;
 use futures::{StreamExt, stream};
 use oci::AnyManifest;
 
-use crate::services::{BuildServices, MAX_CONCURRENT_REQUESTS, TargetError, entries, image_location};
+use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, entries, image_location};
 
 /// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
 /// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
@@ -42,7 +42,7 @@ async fn contents_of(services: &BuildServices, reference: &ImageReference) -> Op
         let platforms: Option<BTreeMap<_, _>> =
             entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
         let platforms = platforms.filter(|platforms| !platforms.is_empty());
-        Ok::<_, TargetError>(
+        Ok::<_, BuildError>(
             platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }),
         )
     };

@@ -8,7 +8,7 @@ use farrier_core::{
 use farrier_store::registry::{Registry, join};
 use oci::{AnyManifest, Descriptor, error_chain};
 
-use crate::services::{BuildServices, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// A copy of an image in the destination registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
     let wanted: ImageReference = text.parse()?;
     let pinned = services.resolve_reference(text).await?;
     let Version::Digest(digest) = &pinned.version else {
-        return Err(TargetError::no_such_image(text));
+        return Err(BuildError::no_such_image(text));
     };
     let Some(place) = services.mirror_repository(&wanted)? else {
         return Ok(ImageCopy { digest: digest.clone(), reference: wanted, new: false });

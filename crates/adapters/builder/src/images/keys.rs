@@ -15,7 +15,7 @@ use farrier_signing as signing;
 use farrier_signing::{SignatureHash, Signer};
 use jiff::Timestamp;
 
-use crate::services::{BuildServices, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// A key that signs images, with its public key for verification.
 pub(super) struct ImageSigner {
@@ -36,7 +36,7 @@ impl ImageSigner {
             signer.must_match(public, path)?;
         }
         let public = PublicKey::from_info(signer.public_key().info())
-            .map_err(|source| TargetError::image_key("imageSigning", source))?;
+            .map_err(|source| BuildError::image_key("imageSigning", source))?;
         ensure_not_revoked(&services.definitions, "imageSigning", &public).await?;
         Ok(Some(Self { signer: Arc::new(signer), public }))
     }
@@ -73,7 +73,7 @@ pub async fn verification_keys(
     own_key(services).await?.ok_or_else(|| {
         let hint = "pass --key, or name keys in site.yaml (policy.requireSigned, imageSigning); \
                     --insecure-no-signature checks only what everyone with push access can forge";
-        TargetError::usage("no key to verify the image with".to_owned(), hint)
+        BuildError::usage("no key to verify the image with".to_owned(), hint)
     })
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn signers(
     RequiredSigners::new(keys, at_least).map_err(|error| {
         let hint = "name more keys, or require fewer; a key that is named twice counts once, and revoked keys do not count";
         let message = format!("{setting}: {error}{}", revoked.concat());
-        TargetError::usage(message, hint)
+        BuildError::usage(message, hint)
     })
 }
 
@@ -171,7 +171,7 @@ async fn ensure_not_revoked(definitions: &Definitions, setting: &str, key: &Publ
     let Some(since) = revoked_since(definitions, key).await? else { return Ok(()) };
     let message = format!("{setting}: its key ({}) is revoked since {since}", key.fingerprint());
     let hint = "use another key: docs/rotation.md says how to replace a key";
-    Err(TargetError::usage(message, hint))
+    Err(BuildError::usage(message, hint))
 }
 
 /// Revoked keys that the site names by file, with a description for messages.
@@ -198,5 +198,5 @@ pub async fn check_revoked_keys(services: &BuildServices) -> Result<usize> {
 
 async fn read_key(path: &Path) -> Result<PublicKey> {
     let text = fs_err::tokio::read_to_string(path).await?;
-    PublicKey::from_pem(&text).map_err(|source| TargetError::image_key(&path.display().to_string(), source))
+    PublicKey::from_pem(&text).map_err(|source| BuildError::image_key(&path.display().to_string(), source))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farrier_core::{image::DriverImage, kernel::KernelFamily};
 
 use super::signatures::StoredImage;
-use crate::services::{BuildServices, OutputMaker, Result, TargetError};
+use crate::services::{BuildError, BuildServices, OutputMaker, Result};
 
 /// Returns the maker of the definition's outputs, if the definition asks for any. Fails if this farrier cannot make them.
 pub(crate) fn output_maker(
@@ -17,7 +17,7 @@ pub(crate) fn output_maker(
     }
     let maker = services.output_maker.clone().ok_or_else(|| {
         let message = format!("outputs of {}: this farrier makes none", image.metadata.name);
-        TargetError::unmet(message, "use a farrier with the feature host-artifacts, or remove `outputs`")
+        BuildError::unmet(message, "use a farrier with the feature host-artifacts, or remove `outputs`")
     })?;
     Ok(Some(maker))
 }

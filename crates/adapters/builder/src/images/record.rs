@@ -18,7 +18,7 @@ use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before, read_annot
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 use oci::error_chain;
 
-use crate::services::{BuildServices, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// Repository below the registry's prefix. Driver images cannot have this name.
 pub const REPOSITORY: &str = "kernels";
@@ -52,7 +52,7 @@ pub async fn record_kernels(services: &BuildServices, kernels: BTreeSet<KernelKe
     let seen = KernelRecord::default().with(&kernels, today);
     match add_to_record(services, &seen).await {
         Ok(()) => *last = LastRecord { written: Some((today, kernels)), failed: None },
-        Err(TargetError::Canceled) => {}
+        Err(BuildError::Canceled) => {}
         Err(error) => {
             last.failed = Some(Instant::now());
             tracing::warn!(error = %error_chain(&error), "cannot record the kernels in use");

@@ -16,7 +16,7 @@ use farrier_store::SignatureStatus;
 use oci::{Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
 
 use super::{keys::has_keys, signatures::StoredImage};
-use crate::services::{BuildServices, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// Repository of published root file systems, below the registry's prefix.
 pub(super) const ROOT_FS: &str = "farrier-rootfs";
@@ -60,11 +60,11 @@ pub(crate) async fn runtime_base(
         RuntimeBase::Need(name) => {
             let need = cell.needs.iter().find(|need| need.name == *name);
             let image = need.and_then(|need| need.image.clone());
-            image.ok_or_else(|| TargetError::no_such_image(name))?
+            image.ok_or_else(|| BuildError::no_such_image(name))?
         }
         RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
             let root = base_root(services, base, sources, &cell.version).await?;
-            let root = root.ok_or_else(|| TargetError::definition_gone(cell.image.as_str()))?;
+            let root = root.ok_or_else(|| BuildError::definition_gone(cell.image.as_str()))?;
             cell_root_fs(services, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Minimal(spec) => {
@@ -100,7 +100,7 @@ pub async fn root_fs_layer(
     let reference =
         cell_root_fs(services, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
     let base = base_image(services, &reference, cell.target.arch).await?;
-    let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
+    let layer = base.image.layers.first().ok_or_else(|| BuildError::no_such_image(&reference))?;
     Ok((layer.digest.clone(), services.blob_file(&base.repository, layer).await?))
 }
 
@@ -162,7 +162,7 @@ pub(super) async fn unbuildable(
     services: &BuildServices,
     root: &PackageRoot,
     arch: Architecture,
-) -> Result<Option<TargetError>> {
+) -> Result<Option<BuildError>> {
     let makes = services.fetcher.root_fs();
     let Some(error) = makes.can_make(root, arch).err().filter(|error| !error.is_transient()) else {
         return Ok(None);
@@ -188,7 +188,7 @@ async fn published(services: &BuildServices, key: &str, arch: Architecture) -> R
             let message = format!(
                 "{repository}:{version} is signed, but its annotations name another root file system"
             );
-            return Err(TargetError::unmet(
+            return Err(BuildError::unmet(
                 message,
                 "delete the tag: farrier then builds and publishes the root file system again",
             ));
@@ -264,7 +264,7 @@ async fn cell_root_fs(
         None => publish(services, spec, arch, &key).await?,
     };
     if root_fs.unverified.as_ref() != cell.fetched.unverified.get(input) {
-        return Err(TargetError::Outdated(format!("the {input} in the registry")));
+        return Err(BuildError::Outdated(format!("the {input} in the registry")));
     }
     Ok(root_fs.reference)
 }
@@ -341,7 +341,7 @@ pub(super) async fn read_image(
 ) -> Result<(BaseImage, BTreeMap<String, String>)> {
     let ImageReference { repository, version } = reference;
     let stored = services.registry_of(repository).image(repository, version, arch.as_str()).await?;
-    let stored = stored.ok_or_else(|| TargetError::no_such_image(reference))?;
+    let stored = stored.ok_or_else(|| BuildError::no_such_image(reference))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
     let config = services.configuration(repository, &manifest.config).await?;
     let image = Base::parse(&stored.bytes, &config, arch.as_str())?;

@@ -48,7 +48,7 @@ fn tar(files: &[(&str, &str)]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-async fn tree_of(bench: &Bench, reference: &str) -> Result<(PathBuf, BaseImage), TargetError> {
+async fn tree_of(bench: &Bench, reference: &str) -> Result<(PathBuf, BaseImage), BuildError> {
     let toolchain = Toolchain::Image(reference.parse().unwrap());
     let cell = Cell { toolchain: reference.to_owned(), ..bench.cell(K9).await };
     toolchain_tree(&bench.services, &toolchain, &cell).await

@@ -11,7 +11,7 @@ use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{keys::own_key, root_fs::ROOT_FS, signatures::StoredImage};
-use crate::services::{BuildServices, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// Outcome for one artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -46,7 +46,7 @@ pub async fn rotate(
     further: &[ImageName],
 ) -> Result<Vec<RotatedArtifact>> {
     let own = own_key(services).await?.ok_or_else(|| {
-        TargetError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
+        BuildError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
     })?;
     let images = services.definitions.images.keys().chain(further).map(ImageName::as_str);
     let names: BTreeSet<&str> =

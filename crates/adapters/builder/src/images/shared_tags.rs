@@ -12,7 +12,7 @@ use farrier_store::registry::{MAX_TRIES, StoredManifest, pause_before};
 use oci::{Descriptor, ImageIndex, Platform};
 
 use super::signatures::StoredImage;
-use crate::services::{BuildServices, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// Points a tag at an image of `title`. If the tag already names images for other architectures, it gets an index of
 /// all of them. A different image for the same architecture is an error, unless the definition allows overwriting.
@@ -33,7 +33,7 @@ pub(crate) async fn tag_beside_others(
         let current = there.as_ref().and_then(|there| there.for_architecture(arch));
         match current {
             Some(current) if current.digest == image.digest => return Ok(()),
-            Some(_) if !overwrite => return Err(TargetError::tag_conflict(reference)),
+            Some(_) if !overwrite => return Err(BuildError::tag_conflict(reference)),
             _ => {}
         }
         pause_before(attempt).await;
@@ -48,7 +48,7 @@ pub(crate) async fn tag_beside_others(
     }
     let message =
         format!("{reference} lacks the image for {arch} after {MAX_TRIES} writes: other writers replace it");
-    Err(TargetError::unmet(message, "run again; existing content is kept"))
+    Err(BuildError::unmet(message, "run again; existing content is kept"))
 }
 
 /// Pushes an index of an image and the images for other architectures under a tag. If the site signs images, the others

@@ -15,7 +15,7 @@ use super::{
     keys::{ImageSigner, own_key, required_signers},
     signatures::StoredImage,
 };
-use crate::services::{Result, TargetError};
+use crate::services::{BuildError, Result};
 
 impl StoredImage<'_> {
     /// If the site signs images, signs the claims about the image, then the image, each in the forms of `cosign` 2 and
@@ -115,7 +115,7 @@ impl StoredImage<'_> {
             "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers \
                 replace it"
         );
-        Err(TargetError::unmet(message, "run again; existing content is kept"))
+        Err(BuildError::unmet(message, "run again; existing content is kept"))
     }
 
     /// Signs the published image, and again each of its documents that a key of the site has signed. Other documents may come from

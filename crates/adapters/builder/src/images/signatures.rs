@@ -16,7 +16,7 @@ use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
 use super::keys::{has_keys, own_key, required_signers, revoked_keys};
-use crate::services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError};
+use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
@@ -60,7 +60,7 @@ impl StoredImage<'_> {
         let Self { services, repository, digest } = self;
         match services.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
-            Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
+            Err(error @ BuildError::Registry(_)) if !error.is_unreachable() => {
                 tracing::warn!(%repository, %digest, error = %error_chain(&error), "cannot read {what}");
                 Ok(Err(error_chain(&error)))
             }
@@ -248,7 +248,7 @@ impl StoredImage<'_> {
     pub(crate) async fn ensure_trusted(self, what: &str) -> Result<()> {
         let Self { repository, digest, .. } = self;
         self.trusted().await?.map_err(|why| {
-            TargetError::unmet(
+            BuildError::unmet(
                 format!("{what} {repository}@{digest} is not signed with a key of this site: {why}"),
                 "if farrier published it, delete its tag: farrier then builds and publishes it again, \
                  before the images that depend on it; if another team published it, name its key in \

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     resolve::with_hint,
-    services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError},
+    services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result},
 };
 
 /// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing source
@@ -63,8 +63,8 @@ pub async fn look_up_sources(
     for (keys, is_image, outcome) in
         stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        if is_image && matches!(outcome, Err(TargetError::Finding(_))) {
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unreachable);
+        if is_image && matches!(outcome, Err(BuildError::Problem(_))) {
             refused.extend(keys.iter().cloned());
         }
         let outcome = outcome.map_err(|error| with_hint(&error));
@@ -101,7 +101,7 @@ async fn identity(
             let message = format!("the package has version {version} for {arch}, and {required} for {own}");
             let hint = "wait until the archive has the same version for both, or pin a version in the \
                 definition (`version` of the source)";
-            Err(TargetError::unmet(message, hint))
+            Err(BuildError::unmet(message, hint))
         }
         _ => Ok(identity),
     }
@@ -120,8 +120,8 @@ pub(crate) async fn fetch_source(
     services.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
 }
 
-fn no_source(why: String) -> TargetError {
-    TargetError::unmet(
+fn no_source(why: String) -> BuildError {
+    BuildError::unmet(
         why,
         "exclude this kernel with `kernels` and `release` of the image, or name another source",
     )
@@ -144,7 +144,7 @@ impl PrebuiltImage {
         let absent = || {
             let hint =
                 "publish it for this kernel, or exclude the kernel with `kernels` and `release` of the image";
-            TargetError::unmet(format!("no prebuilt image {wanted}"), hint)
+            BuildError::unmet(format!("no prebuilt image {wanted}"), hint)
         };
         let image = services.pinned(wanted.clone()).await?.ok_or_else(absent)?;
         let nearest = services.mirrored_reference(image.clone()).await?;
@@ -159,7 +159,7 @@ impl PrebuiltImage {
                 let message = format!(
                     "prebuilt image {wanted} ({digest}) is not signed with a key of `signedBy`: {why}"
                 );
-                TargetError::unmet(
+                BuildError::unmet(
                     message,
                     "it was not used: contact its publisher, or name the key that signs it",
                 )
@@ -168,10 +168,10 @@ impl PrebuiltImage {
         // Read the image only after the signature check: its author controls the size of the configuration.
         let read = read_image(services, &nearest, target.arch).await;
         read.map_err(|error| match error {
-            TargetError::Image(why) => {
+            BuildError::Image(why) => {
                 let hint = "name the image for this architecture ({{arch}} in `reference`), or publish an \
                     index with both architectures";
-                TargetError::unmet(
+                BuildError::unmet(
                     format!("prebuilt image {wanted} is not for linux/{}: {why}", target.arch),
                     hint,
                 )
@@ -202,7 +202,7 @@ impl PrebuiltImage {
         let directory = links::resolve(tree, Path::new(path))?.map(|path| tree.join(path));
         directory.filter(|directory| directory.is_dir()).ok_or_else(|| {
             let message = format!("prebuilt image {} has no directory {path}", self.image);
-            TargetError::unmet(
+            BuildError::unmet(
                 message,
                 "the image is for another kernel, or has its modules in another directory: correct `path` \
                  of the source",

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     resolve::with_hint,
-    services::{BuildServices, TargetError},
+    services::{BuildError, BuildServices},
 };
 
 /// The store at `location`, with the keys of the site in `services`.
@@ -55,7 +55,7 @@ impl Trust for SiteKeys {
     }
 }
 
-fn fault(error: &TargetError) -> TrustFault {
+fn fault(error: &BuildError) -> TrustFault {
     TrustFault { message: error_chain(error), hint: error.hint(), is_transient: error.is_transient() }
 }
 

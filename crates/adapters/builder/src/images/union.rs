@@ -12,7 +12,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use oci::{Assembled, ImageManifest};
 
 use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
-use crate::services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result, TargetError};
+use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
 /// Ensures that the registry has a union image. Pushes the manifest under its digest first, then under its tag, which
 /// also names the images for other architectures.
@@ -21,7 +21,7 @@ pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Re
         return if found.input_hash == Some(union.input_hash) {
             Ok(found)
         } else {
-            Err(TargetError::tag_conflict(&union.reference))
+            Err(BuildError::tag_conflict(&union.reference))
         };
     }
     let repository = &union.reference.repository;
@@ -55,7 +55,7 @@ pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Re
         StoredManifest { digest: built.digest, media_type: kind.to_owned(), bytes: built.manifest };
     tag_beside_others(services, &union.image, union.architecture, &union.reference, &manifest, false).await?;
     let stored = services.look_up_for(&union.reference, union.architecture).await?;
-    stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
+    stored.ok_or_else(|| BuildError::no_such_image(&union.reference))
 }
 
 /// Creates the documents of a union image. They only list the members; the members' own documents have the details.

@@ -16,7 +16,7 @@ use super::{
     documents::{BILL_OF_MATERIALS, CHECK_REPORT, DocumentKind, PROVENANCE, SPDX},
     signatures::StoredImage,
 };
-use crate::services::{BuildServices, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -81,13 +81,13 @@ impl VerifyReport {
 
 /// A problem that a check found.
 #[derive(Debug)]
-struct Finding {
+struct FailedCheck {
     result: CheckResult,
     why: String,
     hint: &'static str,
 }
 
-impl Finding {
+impl FailedCheck {
     fn failed(why: impl Into<String>, hint: &'static str) -> Self {
         Self { result: CheckResult::Failed, why: why.into(), hint }
     }
@@ -97,14 +97,14 @@ impl Finding {
     }
 }
 
-impl From<String> for Finding {
+impl From<String> for FailedCheck {
     fn from(why: String) -> Self {
         Self::failed(why, BUILD_AGAIN)
     }
 }
 
 /// Details of a passed check, or the problem.
-type Outcome = Result<String, Finding>;
+type Outcome = Result<String, FailedCheck>;
 
 /// Collects the results of checks.
 #[derive(Default)]
@@ -117,7 +117,7 @@ impl Checks {
     fn add(&mut self, check: &'static str, outcome: Outcome) {
         let (result, message, hint) = match outcome {
             Ok(message) => (CheckResult::Ok, message, None),
-            Err(Finding { result, why, hint }) => (result, why, Some(hint)),
+            Err(FailedCheck { result, why, hint }) => (result, why, Some(hint)),
         };
         self.done.push(VerifyCheck { check, result, message, hint });
     }
@@ -131,7 +131,7 @@ impl Checks {
 
 const LISTED_BUT_GONE: &str = "listed, but gone: the registry deleted its manifest";
 
-// Hints of findings.
+// Hints of failed checks.
 const USE_PUBLISHED_IMAGE: &str = "give an image that farrier published";
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from an intact registry";
 const SIGN: &str = "pass the key that signed it with --key, or sign it with imageSigning in site.yaml and \
@@ -176,7 +176,7 @@ pub async fn verify(
     checks.not_looked_at.extend((!deep).then_some(UNCHECKED_CONTENT));
     let repository = &reference.repository;
     let Some(stored) = services.manifest(reference).await? else {
-        checks.add("manifest", Err(Finding::absent(format!("there is no {reference}"), PUSH_AGAIN)));
+        checks.add("manifest", Err(FailedCheck::absent(format!("there is no {reference}"), PUSH_AGAIN)));
         return Ok(checks.report(reference.to_string()));
     };
     let image = format!("{repository}@{}", stored.digest);
@@ -186,14 +186,14 @@ pub async fn verify(
             if !index.is_canonical(&stored.bytes) {
                 let reason =
                     "farrier did not write this index, and other programs may find other images in it";
-                checks.add("manifest", Err(Finding::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
+                checks.add("manifest", Err(FailedCheck::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
                 return Ok(checks.report(image));
             }
             let report = Checks::default().report(image);
             return verify_index(services, repository, &index, (signers, deep), report).await;
         }
         Err(error) => {
-            checks.add("manifest", Err(Finding::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
+            checks.add("manifest", Err(FailedCheck::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
             return Ok(checks.report(image));
         }
     };
@@ -274,7 +274,7 @@ async fn check_blobs(
         }
     }
     if !problems.is_empty() {
-        return Ok(Err(Finding::failed(problems.join("; "), PUSH_AGAIN)));
+        return Ok(Err(FailedCheck::failed(problems.join("; "), PUSH_AGAIN)));
     }
     let bytes: u64 = blobs.iter().map(|blob| blob.size).sum();
     let state = if deep { "verified" } else { "there" };
@@ -286,7 +286,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     let hint = "farrier verifies images that farrier published";
     let facts = match ImageFacts::from_annotations(&manifest.annotations) {
         Ok(facts) => facts,
-        Err(error) => return (ImageFacts::default(), Err(Finding::failed(error_chain(&error), hint))),
+        Err(error) => return (ImageFacts::default(), Err(FailedCheck::failed(error_chain(&error), hint))),
     };
     let kernels: Vec<String> = match &facts.kernel_release {
         Some(kernel) => vec![kernel.to_string()],
@@ -294,7 +294,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     };
     let outcome = match (facts.input_hash, kernels.is_empty()) {
         (Some(hash), false) => Ok(format!("inputs {}, for {}", hash.short(), kernels.join(", "))),
-        _ => Err(Finding::absent("no input hash or no kernel is recorded", hint)),
+        _ => Err(FailedCheck::absent("no input hash or no kernel is recorded", hint)),
     };
     (facts, outcome)
 }
@@ -318,33 +318,33 @@ async fn check_signature(services: &BuildServices, subject: &Subject<'_>, checks
         match (signer_check.is_enough(), found.unread()) {
             (true, None) => Ok(signer_check.to_string()),
             (true, Some(why)) => {
-                Err(Finding::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
+                Err(FailedCheck::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
             }
-            (false, _) if is_deleted => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
-            (false, _) if found.is_empty() => Err(Finding::absent(signer_check.to_string(), SIGN)),
-            (false, _) => Err(Finding::failed(format!("{signer_check}{revoked}"), SIGN)),
+            (false, _) if is_deleted => Err(FailedCheck::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
+            (false, _) if found.is_empty() => Err(FailedCheck::absent(signer_check.to_string(), SIGN)),
+            (false, _) => Err(FailedCheck::failed(format!("{signer_check}{revoked}"), SIGN)),
         },
     );
     Ok(())
 }
 
-/// Reads a document about the image `image_digest`. Unreadable content is a finding and not an error, for example content that
+/// Reads a document about the image `image_digest`. Unreadable content is a failed check and not an error, for example content that
 /// does not match its digest.
 async fn read_document(
     services: &BuildServices,
     subject: &Subject<'_>,
     image_digest: &Digest,
     kind: &DocumentKind,
-) -> Result<Result<Option<Vec<u8>>, Finding>> {
+) -> Result<Result<Option<Vec<u8>>, FailedCheck>> {
     let image = StoredImage { services, repository: subject.repository, digest: image_digest };
     let document = image.find_document(kind).await;
     if matches!(document, Ok(None)) && image.is_referrer_deleted(kind.media_type).await? {
-        return Ok(Err(Finding::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
+        return Ok(Err(FailedCheck::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
     }
     match document {
         Ok(document) => Ok(Ok(document)),
-        Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
-            Ok(Err(Finding::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
+        Err(error @ (BuildError::Registry(_) | BuildError::Image(_))) if !error.is_unreachable() => {
+            Ok(Err(FailedCheck::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
         }
         Err(error) => Err(error),
     }
@@ -361,7 +361,7 @@ async fn check_document(
     let content = read_document(services, subject, &subject.digest, kind).await?;
     Ok(content.and_then(|content| match content {
         Some(content) => judge_document(subject, kind, &content, fits),
-        None => Err(Finding::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
+        None => Err(FailedCheck::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
     }))
 }
 
@@ -386,10 +386,10 @@ fn judge_document(
     let of_kind = |statement: &&Statement| statement.predicate_type == kind.predicate_type;
     let mut signed = subject.statements.iter().filter(of_kind).peekable();
     if signed.peek().is_none() {
-        return Err(Finding::failed("it is not signed with an accepted key", SIGN));
+        return Err(FailedCheck::failed("it is not signed with an accepted key", SIGN));
     }
     if !signed.any(|statement| statement.predicate == predicate) {
-        return Err(Finding::failed("the signed document differs from the attached document", SIGN));
+        return Err(FailedCheck::failed("the signed document differs from the attached document", SIGN));
     }
     Ok(format!("{summary}, signed"))
 }
@@ -401,9 +401,9 @@ async fn check_members(services: &BuildServices, subject: &Subject<'_>) -> Resul
     for (kernel, digest) in &subject.facts.members {
         let content = match read_document(services, subject, digest, &CHECK_REPORT).await? {
             Ok(content) => content,
-            Err(finding) => {
-                hint = finding.hint;
-                problems.push(format!("report for {kernel}: {}", finding.why));
+            Err(failed) => {
+                hint = failed.hint;
+                problems.push(format!("report for {kernel}: {}", failed.why));
                 continue;
             }
         };
@@ -421,7 +421,7 @@ async fn check_members(services: &BuildServices, subject: &Subject<'_>) -> Resul
         }
     }
     if !problems.is_empty() {
-        return Ok(Err(Finding::failed(problems.join("; "), hint)));
+        return Ok(Err(FailedCheck::failed(problems.join("; "), hint)));
     }
     let count = subject.facts.members.len();
     Ok(Ok(match unknown.len() {
@@ -453,7 +453,7 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
             subject.facts.check_summary.as_ref().map(|summary| format!(" ({summary})")).unwrap_or_default()
         )),
         ("unknown", Some("unknown")) => {
-            Err(Finding::failed("verdict unknown, which no definition allows", ALLOW))
+            Err(FailedCheck::failed("verdict unknown, which no definition allows", ALLOW))
         }
         (_, Some(recorded)) if verdict != recorded => {
             Err(format!("verdict {verdict}, but the image's annotation says {recorded}").into())

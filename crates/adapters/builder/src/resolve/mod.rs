@@ -19,7 +19,7 @@ use farrier_inputs::{FetchError, HeaderIdentity, HostTreeLookup, Lookup, Package
 use oci::error_chain;
 pub use tracked::tracked;
 
-use crate::services::{BuildServices, FindingKind, MAX_CONCURRENT_REQUESTS, Result, TargetError};
+use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
 
 /// Resolves the given images, and the families of the given targets.
 pub async fn resolve(
@@ -48,7 +48,7 @@ pub async fn resolve_more(
         .map(|image| async move { (image.metadata.name.clone(), resolve_image(services, image).await) })
         .collect();
     for (name, outcome) in stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
     resolve_trees(services, images, targets, &mut resolved.trees).await;
@@ -67,7 +67,7 @@ pub async fn resolve_more(
     for (target, outcome) in
         stream::iter(header_lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
             match compiler {
                 Some(compiler) => drop(resolved.compilers.insert(target.clone(), *compiler)),
@@ -82,7 +82,7 @@ pub async fn resolve_more(
             let detail = with_hint(&error);
             match error {
                 // The store failed, so it is unknown whether the headers exist.
-                TargetError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
+                BuildError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
                 _ => SkipReason::Headers { detail },
             }
         });
@@ -148,7 +148,7 @@ async fn resolve_header_texts(
     for (target, texts, outcome) in
         stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         let answers: Vec<Result<bool, String>> = match outcome {
             Ok(Lookup::Found(contained)) => contained.into_iter().map(Ok).collect(),
             Ok(Lookup::Missing { looked_for, hint }) => {
@@ -169,12 +169,12 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
     for source in spec.sources.iter().filter(|source| !source.differs_by_kernel()) {
         let identity = services.retry("look up source", || services.fetcher.sources().identity(source)).await;
         let identity = identity.map_err(|error| match &source.from {
-            SourceOrigin::Path { path, .. } if matches!(error, TargetError::Fetch(FetchError::Absent(_))) => {
+            SourceOrigin::Path { path, .. } if matches!(error, BuildError::Fetch(FetchError::Absent(_))) => {
                 let place =
                     services.definitions.places.get(&(image.metadata.name.clone(), path.to_path_buf()));
                 let place = place.map_or("a definition", String::as_str);
                 let message = format!("{place}: {}", error_chain(&error));
-                TargetError::finding(FindingKind::Usage, message, error.hint())
+                BuildError::problem(ProblemKind::Usage, message, error.hint())
             }
             _ => error,
         })?;
@@ -194,7 +194,7 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
                 let name = &image.metadata.name;
                 let message =
                     format!("image {name}: source {source} has no version; only apt sources have one");
-                TargetError::finding(FindingKind::Usage, message, None)
+                BuildError::problem(ProblemKind::Usage, message, None)
             })?
         }
     };
@@ -232,7 +232,7 @@ async fn toolchain_identity(
 ) -> Result<String> {
     if let Toolchain::Image(image) = toolchain {
         let image = family.spec.image_for(image, target, system).map_err(|missing| {
-            TargetError::unmet(format!("there is no {missing}"), "name it in the kernel family")
+            BuildError::unmet(format!("there is no {missing}"), "name it in the kernel family")
         })?;
         return Ok(services.resolve_reference(&image.to_string()).await?.to_string());
     }
@@ -240,7 +240,7 @@ async fn toolchain_identity(
     let root = PackageRoot::of_toolchain(toolchain, target);
     root.map(|root| root.identity()).ok_or_else(|| {
         let message = "the source of the toolchain's RPM packages is not defined".to_owned();
-        TargetError::unmet(message, "name `from` in the kernel family")
+        BuildError::unmet(message, "name `from` in the kernel family")
     })
 }
 
@@ -288,7 +288,7 @@ async fn digest_of_tree(
 }
 
 /// Formats an error for the plan: what failed, why, and the remedy.
-pub fn with_hint(error: &TargetError) -> String {
+pub fn with_hint(error: &BuildError) -> String {
     let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
     format!("{}{hint}", error_chain(error))
 }

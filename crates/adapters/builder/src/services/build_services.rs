@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     boot::BootChecker,
-    error::{Result, TargetError},
+    error::{BuildError, Result},
     lazy::{LazyEngine, LazyEntrypoint},
     outputs::OutputMaker,
     report::Reporter,
@@ -149,7 +149,7 @@ impl BuildServices {
     /// registry or cluster.
     pub fn may_write(&self) -> Result<()> {
         match self.fence.as_ref().and_then(|fence| fence.closed_reason()) {
-            Some(why) => Err(TargetError::Fenced(why)),
+            Some(why) => Err(BuildError::Fenced(why)),
             None => Ok(()),
         }
     }
@@ -159,7 +159,7 @@ impl BuildServices {
         while let Err(fenced) = self.may_write() {
             tracing::debug!(%fenced, "waiting to publish");
             let wait = tokio::time::sleep(FENCE_POLL_INTERVAL);
-            self.cancel.run_until_cancelled(wait).await.ok_or(TargetError::Canceled)?;
+            self.cancel.run_until_cancelled(wait).await.ok_or(BuildError::Canceled)?;
         }
         Ok(())
     }
@@ -169,7 +169,7 @@ impl BuildServices {
     pub async fn retry<T, E, F>(&self, name: &str, action: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, E>>,
-        E: Into<TargetError>,
+        E: Into<BuildError>,
     {
         with_retry(name, &self.cancel, action).await
     }
@@ -204,7 +204,7 @@ impl BuildServices {
 
     /// Returns the manifest of a reference. Fails if it does not exist.
     pub async fn existing_manifest(&self, reference: &ImageReference) -> Result<StoredManifest> {
-        self.manifest(reference).await?.ok_or_else(|| TargetError::no_such_image(reference))
+        self.manifest(reference).await?.ok_or_else(|| BuildError::no_such_image(reference))
     }
 
     /// Looks up an image that farrier published, or a needed image.
@@ -285,7 +285,7 @@ impl BuildServices {
 
     /// Parses a reference in a definition and pins its tag to the current digest.
     pub async fn resolve_reference(&self, text: &str) -> Result<ImageReference> {
-        self.pinned(text.parse()?).await?.ok_or_else(|| TargetError::no_such_image(text))
+        self.pinned(text.parse()?).await?.ok_or_else(|| BuildError::no_such_image(text))
     }
 
     /// Pins a reference to the current digest; `None` if the tag does not exist.

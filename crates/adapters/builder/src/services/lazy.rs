@@ -10,7 +10,7 @@ use farrier_payload::{Entrypoint, PayloadError, find_entrypoint};
 use oci::Layer;
 use tokio::sync::OnceCell;
 
-use super::error::{Result, TargetError};
+use super::error::{BuildError, Result};
 
 /// Engines that are connected on first use.
 #[derive(Clone)]
@@ -99,7 +99,7 @@ impl LazyEntrypoint {
     pub async fn binary(&self, arch: Architecture) -> Result<&Arc<Entrypoint>> {
         let read = || async {
             let path = find_entrypoint(self.path.as_deref(), arch)?;
-            Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
+            Ok::<_, BuildError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
         };
         self.program(arch).binary.get_or_try_init(read).await
     }

@@ -11,7 +11,7 @@ mod retry;
 pub use boot::{BootCheck, BootCheckError, BootChecker};
 pub use build_services::{BuildLimits, BuildServices, NeedsRegistry};
 pub use build_services::{MAX_CONCURRENT_REQUESTS, entries, image_location};
-pub use error::{Finding, FindingKind, Result, TargetError};
+pub use error::{BuildError, BuildProblem, ProblemKind, Result};
 pub use lazy::{LazyEngine, LazyEntrypoint};
 pub use outputs::OutputMaker;
 pub use report::{Reporter, Stage};

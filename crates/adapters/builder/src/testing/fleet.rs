@@ -14,7 +14,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::services::{BootCheck, BootChecker, TargetError};
+use crate::services::{BootCheck, BootChecker, BuildError};
 
 pub const FIRST: &str = "registry.test/x:first";
 
@@ -226,7 +226,7 @@ pub struct Gate {
 
 #[async_trait::async_trait]
 impl BootChecker for Gate {
-    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, BuildError> {
         self.asked.notify_one();
         self.open.notified().await;
         let booted = |module: &String| ModuleBoot {

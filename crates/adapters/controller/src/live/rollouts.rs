@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farrier_builder::services::{Result, TargetError};
+use farrier_builder::services::{BuildError, Result};
 use farrier_core::plan::{
     Change, ClusterSnapshot, HoldReason, ManifestLocation, PlannedRollout, PlannedUpgrade, RolloutDecision,
     RolloutTarget, uncordoned,
@@ -86,7 +86,7 @@ impl Live {
             self.log(snapshot, &rollout, None);
             return Ok(Some(RolloutReport { planned: rollout, error: None }));
         };
-        if let TargetError::Cluster(error) = &error
+        if let BuildError::Cluster(error) = &error
             && let Some(detail) = error.disruption()
         {
             self.evictions.insert(rollout.target.to_string(), Instant::now() + EVICTION_RETRY_DELAY);

@@ -524,7 +524,7 @@ fn nodes_of_two_architectures_get_the_index_of_their_common_tag() {
     assert!(matches!(why, HoldReason::NotPassed { .. }), "{why:?}");
 }
 
-/// Finding: the tag beside a digest was lost, and with it what people read.
+/// Regression: the tag beside a digest was lost, and with it what people read.
 #[test]
 fn a_tag_beside_the_digest_stays_and_is_the_new_images() {
     let mut world = world();
@@ -548,7 +548,7 @@ fn a_tag_beside_the_digest_stays_and_is_the_new_images() {
     is_quiet(&mut world);
 }
 
-/// Finding: two farriers of one cluster overwrote each other's image in each reconcile.
+/// Regression: two farriers of one cluster overwrote each other's image in each reconcile.
 #[test]
 fn another_instance_is_named_instead_of_fought() {
     let mut world = world();
@@ -572,7 +572,7 @@ fn another_instance_is_named_instead_of_fought() {
     rewrites(&mut world);
 }
 
-/// Finding: `already set`, although no pod runs the image.
+/// Regression: `already set`, although no pod runs the image.
 #[test]
 fn pods_that_keep_a_foreign_image_are_named() {
     let mut world = world();
