@@ -64,10 +64,10 @@ pub trait BuildLog: Send + Sync {
     fn line(&self, line: &str);
 }
 
-/// One run of a Dockerfile.
+/// Request to an engine to run a Dockerfile.
 #[derive(Clone)]
-pub struct BuildJob {
-    /// Name of everything that the engine creates for the job: `[a-z0-9-]`.
+pub struct BuildRequest {
+    /// Name of everything that the engine creates for the request: `[a-z0-9-]`.
     pub id: String,
     pub dockerfile: String,
     pub context: Vec<ContextEntry>,

@@ -13,7 +13,7 @@ use kmod::ModuleReport;
 use oci::{Artifact, Assembled, Assembly, Descriptor, ImageManifest, Layer};
 
 use super::{
-    job::{CheckedPayload, Job},
+    cell_build::{CellBuild, CheckedPayload},
     sign::module_signer,
 };
 use crate::{
@@ -34,9 +34,9 @@ pub(super) struct Image {
 }
 
 /// Assembles the image from the payload and its base.
-pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image> {
-    job.stage(Stage::Assemble);
-    let Job { services, cell, image, .. } = job;
+pub(super) async fn assemble(build: &CellBuild<'_>, checked: &CheckedPayload) -> Result<Image> {
+    build.stage(Stage::Assemble);
+    let CellBuild { services, cell, image, .. } = build;
     let CheckedPayload { payload, headers, header_content: _, report } = checked;
     let runtime = &image.spec.runtime;
     if let Some(RuntimeBase::Runfile(_)) = &runtime.base {
@@ -54,7 +54,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         check_summary: Some(summary.clone()),
         recipe: Some(cell.recipe),
         unsigned_hash: cell.unsigned_hash,
-        module_signer: module_signer(job),
+        module_signer: module_signer(build),
         reused_from: payload.reused_from.as_ref().map(|from| from.digest.clone()),
         os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
         toolchain: Some(payload.toolchain.clone()),

@@ -10,7 +10,7 @@ use farrier_core::{
     template::steps::{self, Base, StepsError},
 };
 use farrier_engines::{
-    BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
+    BuildLog, BuildRequest, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
     LOCAL_PREFIX, Sandbox,
 };
 use farrier_inputs::{HeaderSet, PackageRoot, find_build};
@@ -21,7 +21,7 @@ use oci::error_chain;
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
-use super::{cross, host_tools, job::Job, kept, verified_tree::verified_tree};
+use super::{cell_build::CellBuild, cross, host_tools, kept, verified_tree::verified_tree};
 use crate::{
     images::{BaseImage, root_fs_layer, toolchain_tree},
     services::{BuildError, BuildServices, ProblemKind, Result, Stage},
@@ -76,36 +76,36 @@ impl InPlaceBase {
 }
 
 /// Prepares the cell's base: the toolchain plus the header set.
-pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
-    let engines = &job.services.engine;
-    let docker = match (job.image.spec.output, engines.get().await) {
+pub(super) async fn prepare(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
+    let engines = &build.services.engine;
+    let docker = match (build.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
-            let (tree, toolchain) = cell_toolchain(job, headers).await?;
-            let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-            let base = in_place_base(job, headers, tree, &base, job.cell.target.arch)
-                .map_err(|error| unsupported_template(job, &error))?;
+            let (tree, toolchain) = cell_toolchain(build, headers).await?;
+            let base = Base::of(&build.cell.base_name, &toolchain.image.config);
+            let base = in_place_base(build, headers, tree, &base, build.cell.target.arch)
+                .map_err(|error| unsupported_template(build, &error))?;
             return Ok(PreparedBase::InCluster(cluster, base, toolchain));
         }
-        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match sandbox_base(job, headers).await? {
+        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match sandbox_base(build, headers).await? {
             Ok(base) => {
                 // Serialize the change of ownership, because concurrent builds would walk the same tree.
-                let _lock = job.services.cache.lock("trees", "owner", LockMode::Exclusive).await?;
+                let _lock = build.services.cache.lock("trees", "owner", LockMode::Exclusive).await?;
                 let (owner, trees) = (sandbox.owner(), base.lowers.clone());
                 blocking(move || trees.iter().try_for_each(|tree| owner.chown_tree(tree))).await?;
                 return Ok(PreparedBase::InPlace(sandbox, base));
             }
             // Fall back to a daemon, if one is available, for templates that need one.
             Err(error @ StepsError::Unsupported { .. }) if engines.may_fall_back() => {
-                engines.docker().await.map_err(|_| unsupported_template(job, &error))?
+                engines.docker().await.map_err(|_| unsupported_template(build, &error))?
             }
-            Err(error) => return Err(unsupported_template(job, &error)),
+            Err(error) => return Err(unsupported_template(build, &error)),
         },
         (Output::Payload, Ok(Engine::Docker(docker))) => docker,
         (Output::Payload, Err(error)) => return Err(error.into()),
         (Output::Image, _) => engines.docker().await?,
     };
-    reject_required_landlock(job.services.definitions.site.builds.landlock)?;
-    ensure_base_image(job, headers, &docker).await?;
+    reject_required_landlock(build.services.definitions.site.builds.landlock)?;
+    ensure_base_image(build, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
 }
 
@@ -121,25 +121,25 @@ fn reject_required_landlock(min_abi: u32) -> Result<()> {
 }
 
 /// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.
-async fn cell_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
-    job.stage(Stage::Toolchain);
-    let get = || toolchain_tree(job.services, &job.toolchain, job.cell);
-    let (tree, image) = verified_tree(job.services, get, |(tree, _)| Some(tree)).await?;
-    host_tools::check(job, headers, &tree).await?;
+async fn cell_toolchain(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
+    build.stage(Stage::Toolchain);
+    let get = || toolchain_tree(build.services, &build.toolchain, build.cell);
+    let (tree, image) = verified_tree(build.services, get, |(tree, _)| Some(tree)).await?;
+    host_tools::check(build, headers, &tree).await?;
     Ok((tree, image))
 }
 
 /// Returns the trees and steps of a build in a sandbox, with a cross toolchain if the kernel's architecture is foreign.
-async fn sandbox_base(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
-    if !cross::is_foreign(job) {
-        let (tree, toolchain) = cell_toolchain(job, headers).await?;
-        let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-        return Ok(in_place_base(job, headers, tree, &base, job.cell.target.arch));
+async fn sandbox_base(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
+    if !cross::is_foreign(build) {
+        let (tree, toolchain) = cell_toolchain(build, headers).await?;
+        let base = Base::of(&build.cell.base_name, &toolchain.image.config);
+        return Ok(in_place_base(build, headers, tree, &base, build.cell.target.arch));
     }
-    job.stage(Stage::Toolchain);
-    let (tree, base) = cross::toolchain(job, headers).await?;
+    build.stage(Stage::Toolchain);
+    let (tree, base) = cross::toolchain(build, headers).await?;
     // The build's programs run on this machine, so `uname -m` must print this machine's architecture.
-    Ok(in_place_base(job, headers, tree, &base, native()).map(|mut base| {
+    Ok(in_place_base(build, headers, tree, &base, native()).map(|mut base| {
         base.lowers.reverse();
         base
     }))
@@ -147,32 +147,32 @@ async fn sandbox_base(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPla
 
 /// Returns the trees and steps, or an error if the Dockerfile needs a feature that in-place builds do not support.
 fn in_place_base(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     headers: &HeaderSet,
     toolchain: PathBuf,
     base: &Base,
     machine: Architecture,
 ) -> Result<InPlaceBase, StepsError> {
-    let recipe = steps::read(&job.cell.dockerfile, base)?;
-    recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
+    let recipe = steps::read(&build.cell.dockerfile, base)?;
+    recipe.notes.iter().for_each(|note| build.note(&note.to_string()));
     let mut steps = recipe.steps;
     let setup = [
         headers.compiler.map(probe_step),
-        btf_source(job, headers).map(hide_vmlinux_step),
-        Some(uname_step(job, machine)),
+        btf_source(build, headers).map(hide_vmlinux_step),
+        Some(uname_step(build, machine)),
     ];
     steps.splice(0..0, setup.into_iter().flatten());
     Ok(InPlaceBase { steps, lowers: [headers.root.clone(), toolchain], headers: headers.key.clone() })
 }
 
-fn unsupported_template(job: &Job<'_>, error: &StepsError) -> BuildError {
-    let message = format!("template {}: {error}", job.image.spec.template);
+fn unsupported_template(build: &CellBuild<'_>, error: &StepsError) -> BuildError {
+    let message = format!("template {}: {error}", build.image.spec.template);
     BuildError::problem(ProblemKind::Compile, message, None)
 }
 
 /// Ensures that the engine has the base image of the cell's Dockerfile.
-async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
-    let Job { services, cell, toolchain, .. } = job;
+async fn ensure_base_image(build: &CellBuild<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
+    let CellBuild { services, cell, toolchain, .. } = build;
     // Builds run concurrently and can share a base.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
     let _lock = services.cache.lock("base", key, LockMode::Exclusive).await?;
@@ -181,19 +181,19 @@ async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEn
         return Ok(());
     }
     kept::make_room(services, engine).await;
-    job.stage(Stage::Toolchain);
-    let toolchain = ensure_toolchain(job, engine, toolchain).await?;
-    job.stage(Stage::Base);
+    build.stage(Stage::Toolchain);
+    let toolchain = ensure_toolchain(build, engine, toolchain).await?;
+    build.stage(Stage::Base);
     let log = Arc::new(ProbeLog::default());
-    let build = BuildJob {
+    let request = BuildRequest {
         id: format!("base-{}-{}", cell.input_hash.short(), std::process::id()),
-        dockerfile: base_dockerfile(job, &toolchain, headers.compiler, btf_source(job, headers)),
+        dockerfile: base_dockerfile(build, &toolchain, headers.compiler, btf_source(build, headers)),
         context: vec![ContextEntry { dest: "kernel".to_owned(), from: headers.root.clone() }],
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
         cancel: services.cancel.clone(),
     };
-    match engine.build_image(&build, &cell.base_name).await {
-        Err(EngineError::Step(message)) => Err(match missing_compiler(job, headers, &log) {
+    match engine.build_image(&request, &cell.base_name).await {
+        Err(EngineError::Step(message)) => Err(match missing_compiler(build, headers, &log) {
             Some(error) => error,
             None => EngineError::Step(message).into(),
         }),
@@ -202,9 +202,13 @@ async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEn
 }
 
 /// Returns an error if the probe has found that the toolchain lacks the kernel's compiler.
-pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<BuildError> {
+pub(super) fn missing_compiler(
+    build: &CellBuild<'_>,
+    headers: &HeaderSet,
+    log: &ProbeLog,
+) -> Option<BuildError> {
     let (required, offered) = headers.compiler.zip(log.offered())?;
-    let family = &job.family.metadata.name;
+    let family = &build.family.metadata.name;
     let message = format!(
         "the kernel was built with {required}, which the toolchain of family {family} lacks; it offers {offered}"
     );
@@ -215,11 +219,15 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 }
 
 /// Ensures that the engine has the toolchain, and returns its name there.
-async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
-    let services = job.services;
-    let Some(root) = PackageRoot::of_toolchain(toolchain, &job.cell.target) else {
+async fn ensure_toolchain(
+    build: &CellBuild<'_>,
+    engine: &DockerEngine,
+    toolchain: &Toolchain,
+) -> Result<String> {
+    let services = build.services;
+    let Some(root) = PackageRoot::of_toolchain(toolchain, &build.cell.target) else {
         // Use the digest from the input hash, even if the tag has moved since.
-        let reference: ImageReference = job.cell.toolchain.parse()?;
+        let reference: ImageReference = build.cell.toolchain.parse()?;
         if engine.has_image(&reference.to_string()).await? {
             return Ok(reference.to_string());
         }
@@ -230,20 +238,20 @@ async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Tool
         return services.retry("pull toolchain image", pull).await;
     };
     // Name the image by its content: an image named after the definition could come from anywhere.
-    let (digest, layer) = root_fs_layer(services, &root, job.cell).await?;
+    let (digest, layer) = root_fs_layer(services, &root, build.cell).await?;
     let key = &digest.hex()[..24];
     let name = format!("{LOCAL_PREFIX}toolchain:{key}");
     let _lock = services.cache.lock("toolchain", key, LockMode::Exclusive).await?;
     services.cache.stamp("toolchain", key)?;
     if !engine.has_image(&name).await? {
-        let build = BuildJob {
+        let request = BuildRequest {
             id: format!("toolchain-{}", std::process::id()),
             dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),
             context: vec![ContextEntry { dest: "rootfs.tar.gz".to_owned(), from: layer }],
             log: Arc::new(ProbeLog::default()),
             cancel: services.cancel.clone(),
         };
-        engine.build_image(&build, &name).await?;
+        engine.build_image(&request, &name).await?;
     }
     Ok(name)
 }
@@ -294,12 +302,12 @@ async fn pull_from(
 /// Returns a Dockerfile that adds a header set to a toolchain. The build fails at once if the toolchain lacks the
 /// kernel's compiler: in the middle of a driver's build, the same error would come late and be hard to interpret.
 fn base_dockerfile(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     toolchain: &str,
     compiler: Option<Compiler>,
     btf_source: Option<String>,
 ) -> String {
-    let target = &job.cell.target;
+    let target = &build.cell.target;
     let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
     if let Some(path) = btf_source {
         let _ = writeln!(text, "RUN rm {path}");
@@ -314,10 +322,10 @@ fn base_dockerfile(
 /// Returns the path of the headers' `vmlinux` if the build must not use it. kbuild generates BTF for modules from this
 /// file. Without the file, kbuild generates no BTF, whatever the kernel's configuration says. With the file, but
 /// without pahole or debug information, no module compiles. Decision 23 says which modules get BTF.
-fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
-    let release = &job.cell.target.release;
-    let build = find_build(&headers.root, release).ok()?;
-    let must_hide = !job.family.spec.btf && headers.root.join(build).join("vmlinux").is_file();
+fn btf_source(build: &CellBuild<'_>, headers: &HeaderSet) -> Option<String> {
+    let release = &build.cell.target.release;
+    let build_dir = find_build(&headers.root, release).ok()?;
+    let must_hide = !build.family.spec.btf && headers.root.join(build_dir).join("vmlinux").is_file();
     must_hide.then(|| format!("/lib/modules/{release}/build/vmlinux"))
 }
 
@@ -333,8 +341,8 @@ fn probe_step(compiler: Compiler) -> Step {
 }
 
 /// Step that installs a `uname` that prints the target kernel's release.
-fn uname_step(job: &Job<'_>, machine: Architecture) -> Step {
-    let release = job.cell.target.release.as_str();
+fn uname_step(build: &CellBuild<'_>, machine: Architecture) -> Step {
+    let release = build.cell.target.release.as_str();
     let command = install_uname(release, machine.gnu_name());
     setup_step(
         format!("set uname to release {release}"),

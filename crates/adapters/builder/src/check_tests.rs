@@ -5,7 +5,7 @@ use farrier_payload::DecompressionBudget;
 use kmod::{BootOutcome, ModuleBoot, testing::ModuleFile};
 use serde_json::json;
 
-use super::{super::job::NeedInputs, *};
+use super::{super::cell_build::NeedInputs, *};
 use crate::{
     build_one,
     failures::record_outcome,
@@ -28,30 +28,30 @@ fn boot_report(outcome: BootOutcome) -> BootReport {
 /// Returns a report with the verdict unknown, made by the real check of a header set without `Module.symvers`.
 async fn unknown(bench: &Bench) -> Result<CheckReport, BuildError> {
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.services, &cell).unwrap();
-    let mut headers = crate::headers::fetch(&job).await.unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
+    let mut headers = crate::headers::fetch(&build).await.unwrap();
     headers.facts.symbols = None;
     let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
     let payload = bench.payload(K9, &[&module()]);
-    Ok(check(&job, &compile_inputs, payload, None).await?.report)
+    Ok(check(&build, &compile_inputs, payload, None).await?.report)
 }
 
 #[tokio::test]
 async fn firmware_that_the_payload_lacks_is_reported() {
     let bench = Bench::new(&json!({}));
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.services, &cell).unwrap();
-    let headers = crate::headers::fetch(&job).await.unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
+    let headers = crate::headers::fetch(&build).await.unwrap();
     let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
     let payload = bench.payload(K9, &[&module().info("firmware", "acme/*.fw")]);
-    let lacking = static_check(&job, &compile_inputs, None, &payload).await.unwrap();
+    let lacking = static_check(&build, &compile_inputs, None, &payload).await.unwrap();
     assert_eq!(lacking.verdict, Verdict::Loads, "firmware is a fact about the image, not a verdict");
     assert_eq!(lacking.modules[0].about.missing_firmware, ["acme/*.fw"]);
     assert!(lacking.to_string().contains("firmware of m that the image lacks: acme/*.fw\n"), "{lacking}");
     let place = payload.tree.join("lib/firmware/acme");
     fs_err::create_dir_all(&place).unwrap();
     fs_err::write(place.join("a.fw.xz"), "").unwrap();
-    let complete = static_check(&job, &compile_inputs, None, &payload).await.unwrap();
+    let complete = static_check(&build, &compile_inputs, None, &payload).await.unwrap();
     assert!(complete.modules[0].about.missing_firmware.is_empty(), "{complete}");
 }
 
@@ -129,9 +129,9 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let bomb = zstd::encode_all(io::repeat(0).take(1 << 20), 1).unwrap();
     let (cell, deadline) = (bench.cell(K9).await, bench.image().spec.build.deadline);
     let checked = async |budget: DecompressionBudget| {
-        let job = Job::of(&bench.services, &cell).unwrap();
+        let build = CellBuild::of(&bench.services, &cell).unwrap();
         let compile_inputs = CompileInputs {
-            headers: crate::headers::fetch(&job).await.unwrap(),
+            headers: crate::headers::fetch(&build).await.unwrap(),
             needed: NeedInputs::default(),
         };
         let mut payload = bench.payload(K9, &[&module()]);
@@ -139,7 +139,7 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
             fs_err::write(payload.tree.join(format!("{number}.ko.zst")), &bomb).unwrap();
         }
         payload.decompression = Arc::new(budget);
-        check(&job, &compile_inputs, payload, None).await.map(|checked| checked.report).unwrap_err()
+        check(&build, &compile_inputs, payload, None).await.map(|checked| checked.report).unwrap_err()
     };
     let refused = checked(DecompressionBudget::without_build()).await;
     assert!(

@@ -17,7 +17,7 @@ use farrier_core::{
     provenance::Confinement,
 };
 use farrier_definitions::read_patch;
-use farrier_engines::{BuildJob, BuildLog, ContextEntry, EngineError, InPlace};
+use farrier_engines::{BuildLog, BuildRequest, ContextEntry, EngineError, InPlace};
 use farrier_local::blocking::blocking;
 use farrier_payload as payload;
 use farrier_payload::DecompressionBudget;
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     FileLog,
     base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, missing_compiler},
-    job::{CompileInputs, Job, Payload, ensure_planned},
+    cell_build::{CellBuild, CompileInputs, Payload, ensure_planned},
     logs::log_path,
     pod,
 };
@@ -38,13 +38,13 @@ use crate::{
 
 /// Runs the engine and returns the payload that it produced.
 pub(super) async fn compile(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     base: &PreparedBase,
     compile_inputs: &CompileInputs,
 ) -> Result<Payload> {
-    let Job { services, cell, image, .. } = job;
+    let CellBuild { services, cell, image, .. } = build;
     let work = services.cache.scratch()?;
-    let (mut context, sources) = build_context(job, work.path()).await?;
+    let (mut context, sources) = build_context(build, work.path()).await?;
     context.extend(compile_inputs.needed.context.iter().cloned());
     let log_path = log_path(&services.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&services.reporter), cell.subject());
@@ -55,8 +55,8 @@ pub(super) async fn compile(
         reporter.output(&subject, line);
     };
     let log = Arc::new(FileLog::create(&log_path, live)?);
-    let build = BuildJob {
-        id: job_id(job),
+    let request = BuildRequest {
+        id: request_id(build),
         dockerfile: cell.dockerfile.clone(),
         context,
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
@@ -67,7 +67,7 @@ pub(super) async fn compile(
     // Canceled when the steps start. The deadline applies to the steps only, because a build may first wait for capacity.
     let begun = CancellationToken::new();
     if !matches!(base, PreparedBase::InCluster(..)) {
-        job.stage(Stage::Compile);
+        build.stage(Stage::Compile);
         begun.cancel();
     }
     let run = async {
@@ -75,30 +75,32 @@ pub(super) async fn compile(
             (PreparedBase::InPlace(sandbox, base), _) => {
                 let scratch = work.path().join("sandbox");
                 let least_landlock = services.definitions.site.builds.landlock;
-                let build = in_place_build(base, build.clone(), scratch, image.spec.build, least_landlock);
-                Ok(sandbox.compile(build, &tree).await?)
+                let in_place =
+                    in_place_build(base, request.clone(), scratch, image.spec.build, least_landlock);
+                Ok(sandbox.compile(in_place, &tree).await?)
             }
             (PreparedBase::InCluster(cluster, base, toolchain), _) => {
-                Box::pin(pod::compile(job, (cluster, base, toolchain), build.clone(), &begun, &tree)).await
+                Box::pin(pod::compile(build, (cluster, base, toolchain), request.clone(), &begun, &tree))
+                    .await
             }
             (PreparedBase::Image(engine), Output::Payload) => {
-                engine.build_payload(&build, &tree).await?;
+                engine.build_payload(&request, &tree).await?;
                 Ok(Confinement::default())
             }
             (PreparedBase::Image(engine), Output::Image) => {
-                engine.build_archive(&build, &archive).await?;
+                engine.build_archive(&request, &archive).await?;
                 Ok(Confinement::default())
             }
         }
     };
     let deadline = image.spec.build.deadline;
     let started = OnceLock::new();
-    let outcome = within(deadline, (&begun, &started), &build.cancel, run).await;
+    let outcome = within(deadline, (&begun, &started), &request.cancel, run).await;
     let elapsed = started.get().map(Instant::elapsed).unwrap_or_default();
     let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
         Some(Err(BuildError::Engine(EngineError::Step(message)))) => {
-            let cause = missing_compiler(job, &compile_inputs.headers, &probe);
+            let cause = missing_compiler(build, &compile_inputs.headers, &probe);
             return Err(cause.unwrap_or_else(|| {
                 step_failed(&log, message, &log_path, (&cell.image, &cell.target.release))
             }));
@@ -134,18 +136,18 @@ pub(super) async fn compile(
         decompression: Arc::new(DecompressionBudget::of_build(deadline, elapsed)),
         work,
     };
-    payload.exposed = expose(job, &payload).await?;
+    payload.exposed = expose(build, &payload).await?;
     Ok(payload)
 }
 
 fn in_place_build(
     base: &InPlaceBase,
-    job: BuildJob,
+    request: BuildRequest,
     scratch: PathBuf,
     spec: BuildSpec,
     least_landlock: u32,
 ) -> InPlace {
-    let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
+    let BuildRequest { id: _, dockerfile: _, context, log, cancel } = request;
     InPlace {
         plan: base.plan(spec),
         lowers: base.lowers.to_vec(),
@@ -241,32 +243,32 @@ fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> BuildP
 }
 
 /// Locates the payload's exposed headers, resolves their links, and returns their digest.
-async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
-    let exposes = job.image.spec.exposes.clone();
+async fn expose(build: &CellBuild<'_>, payload: &Payload) -> Result<Option<Digest>> {
+    let exposes = build.image.spec.exposes.clone();
     if exposes.is_empty() || payload.image.is_some() {
         return Ok(None);
     }
     let tree = payload.tree.clone();
     let headers = blocking(move || payload::expose(&tree, &exposes)).await?;
     for path in headers.without_tables() {
-        job.note(&format!("exposed /{} has no Module.symvers", path.display()));
+        build.note(&format!("exposed /{} has no Module.symvers", path.display()));
     }
     Ok(Some(headers.digest))
 }
 
 /// Builds the context from the sources and the applicable patches. Also returns the identity of each source.
-async fn build_context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
-    let Job { services, cell, image, .. } = job;
+async fn build_context(build: &CellBuild<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
+    let CellBuild { services, cell, image, .. } = build;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
     if !image.spec.sources.is_empty() {
-        job.stage(Stage::Sources);
+        build.stage(Stage::Sources);
     }
     for source in &image.spec.sources {
         let fetched = fetch_source(services, source, &cell.target).await?;
         let planned = cell.fetched.sources.get(source.name.as_str());
         ensure_planned(planned == Some(&fetched.origin), format!("source {}", source.name))?;
         if let Some(warning) = services.fetcher.sources().archive_warning(source).await? {
-            job.note(&warning);
+            build.note(&warning);
         }
         context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         origins.push(format!("{}: {}", source.name, fetched.origin));
@@ -284,9 +286,9 @@ async fn build_context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>,
 }
 
 /// Returns an ID for the engine's resources, unique among all farrier processes of a machine.
-fn job_id(job: &Job<'_>) -> String {
+fn request_id(build: &CellBuild<'_>) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let (image, hash) = (&job.cell.image, job.cell.input_hash.short());
+    let (image, hash) = (&build.cell.image, build.cell.input_hash.short());
     format!("{image}-{hash}-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 

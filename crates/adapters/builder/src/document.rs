@@ -26,7 +26,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     assemble::Image,
-    job::{CheckedPayload, Job},
+    cell_build::{CellBuild, CheckedPayload},
 };
 use crate::{
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
@@ -37,10 +37,14 @@ use crate::{
 const PACKAGES: &str = "packages";
 
 /// Creates the documents of an image.
-pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Image) -> Result<Documents> {
-    let Job { services, cell, image, .. } = job;
+pub(super) async fn document(
+    build: &CellBuild<'_>,
+    checked: &CheckedPayload,
+    built: &Image,
+) -> Result<Documents> {
+    let CellBuild { services, cell, image, .. } = build;
     let CheckedPayload { payload, headers, header_content, report } = checked;
-    let mut materials = sources(job).await?;
+    let mut materials = sources(build).await?;
     let recipe = Digest::of(cell.dockerfile.as_bytes());
     materials.push(Material { digest: Some(recipe), ..Material::new(Role::Recipe, "Dockerfile") });
     match &payload.reused_from {
@@ -53,7 +57,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
                 digest: Some(content),
                 ..Material::new(Role::StoredHeaders, "header set")
             }));
-            materials.push(toolchain(job).await?);
+            materials.push(toolchain(build).await?);
         }
         // The reused image's provenance names its headers and its toolchain.
         Some(from) => materials.push(Material {
@@ -67,9 +71,9 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
         digest: Some(need.exposed.clone()),
         ..Material::new(Role::Need, need.name.as_str())
     }));
-    materials.extend(module_certificate(job, report));
+    materials.extend(module_certificate(build, report));
     if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &built.base) {
-        materials.push(base_material(job, spec, base).await?);
+        materials.push(base_material(build, spec, base).await?);
     }
     if image.spec.contains_entrypoint() {
         let digest = Some(services.entrypoint.binary(cell.target.arch).await?.digest.clone());
@@ -104,9 +108,9 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
 
 /// Returns the certificate whose key signed modules of the payload. Returns `None` if no module carries its signature,
 /// for example because the kernel does not verify signatures.
-fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
-    let signed_with = job.cell.signed_with.as_ref()?;
-    let certificate = job.services.module_signer.as_ref()?.certificate();
+fn module_certificate(build: &CellBuild<'_>, report: &CheckReport) -> Option<Material> {
+    let signed_with = build.cell.signed_with.as_ref()?;
+    let certificate = build.services.module_signer.as_ref()?.certificate();
     let key_id = certificate.key_id.clone();
     let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
     signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
@@ -119,8 +123,8 @@ fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
 }
 
 /// Returns the sources and the applicable patches.
-async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
-    let Job { services, cell, image, .. } = job;
+async fn sources(build: &CellBuild<'_>) -> Result<Vec<Material>> {
+    let CellBuild { services, cell, image, .. } = build;
     let mut materials = Vec::new();
     for source in &image.spec.sources {
         // The compile stage has compared the fetched source with this identity.
@@ -189,9 +193,9 @@ fn distribution_of(target: &KernelTarget) -> Distribution {
     Distribution { id: target.os.to_string(), version: target.os_version.to_string() }
 }
 
-async fn toolchain(job: &Job<'_>) -> Result<Material> {
-    let cell = job.cell;
-    let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target) else {
+async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
+    let cell = build.cell;
+    let Some(root) = PackageRoot::of_toolchain(&build.toolchain, &cell.target) else {
         // `cell.toolchain` is the image reference with its digest.
         let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
         return Ok(Material {
@@ -200,14 +204,14 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
             ..Material::new(Role::Toolchain, name)
         });
     };
-    let distribution = match &job.toolchain {
+    let distribution = match &build.toolchain {
         Toolchain::Bootstrap(spec) => suite_of(spec),
         Toolchain::Rpm(_) | Toolchain::Image(_) => Some(distribution_of(&cell.target)),
     };
     let mut material =
         Material { distribution, ..Material::new(Role::Toolchain, root.name(cell.target.arch)) };
     let used = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN);
-    if let Some((digest, list)) = toolchain_packages(job.services, cell.target.arch, &root, used).await? {
+    if let Some((digest, list)) = toolchain_packages(build.services, cell.target.arch, &root, used).await? {
         material = Material { digest: Some(digest), ..material.with(list) };
     }
     // Record the toolchain that was used: the registry may hold another one by now.
@@ -240,10 +244,10 @@ async fn toolchain_packages(
     Ok(Some((made.digest, packages)))
 }
 
-async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
-    let services = job.services;
+async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
+    let services = build.services;
     let (name, distribution) = match spec {
-        RuntimeBase::Minimal(spec) => return minimal_base(job, spec).await,
+        RuntimeBase::Minimal(spec) => return minimal_base(build, spec).await,
         RuntimeBase::Need(name) => (name.to_string(), None),
         RuntimeBase::Bootstrap(spec) => (spec.suite.to_string(), suite_of(spec)),
         // The installer is one of the sources.
@@ -261,15 +265,15 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
 }
 
 /// Returns the material of a minimal base: its only package, whose digest is more specific than the image's.
-async fn minimal_base(job: &Job<'_>, spec: &MinimalSpec) -> Result<Material> {
-    let (services, arch) = (job.services, job.cell.target.arch);
+async fn minimal_base(build: &CellBuild<'_>, spec: &MinimalSpec) -> Result<Material> {
+    let (services, arch) = (build.services, build.cell.target.arch);
     let package =
         services.retry("look up busybox", || services.fetcher.root_fs().minimal_package(spec, arch)).await?;
     let suite = spec.suites.first();
     let distribution = suite.and_then(|suite| Distribution::of_suite(suite, spec.mirror.as_deref()));
     let material = Material::of_origin(Role::Base, &package, &spec.package, distribution);
     // If only the registry vouches for the package, record the content's digest.
-    Ok(match job.cell.fetched.unverified.get(FetchedInputs::BASE) {
+    Ok(match build.cell.fetched.unverified.get(FetchedInputs::BASE) {
         Some(content) => Material { digest: Some(content.clone()), ..material },
         None => material,
     })

@@ -64,8 +64,8 @@ async fn a_tree_goes_into_the_build_and_into_the_check() {
     write(&bench, "0x0000abcd");
     let digest = look(&bench, K9).await.unwrap();
     let cell = cell(&bench, digest).await;
-    let job = Job::of(&bench.services, &cell).unwrap();
-    let needed = fetch(&job).await.unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
+    let needed = fetch(&build).await.unwrap();
     let [entry] = needed.context.as_slice() else { panic!("{:?}", needed.context) };
     assert_eq!(entry.dest, "needs/mofed");
     assert!(entry.from.join(TABLE).is_file());
@@ -74,7 +74,7 @@ async fn a_tree_goes_into_the_build_and_into_the_check() {
 
     // The tree is collected again between plan and build.
     write(&bench, "0x0000ffff");
-    let error = fetch(&job).await.err().unwrap();
+    let error = fetch(&build).await.err().unwrap();
     assert!(error.to_string().contains(" changed after the build was planned"), "{error}");
     assert!(!error.is_permanent());
 }

@@ -7,6 +7,7 @@
 mod assemble;
 mod base;
 mod cell;
+mod cell_build;
 mod check;
 mod compile;
 mod cross;
@@ -18,7 +19,6 @@ mod firmware;
 mod headers;
 mod host_tools;
 pub mod images;
-mod job;
 mod kept;
 mod logs;
 mod needs;

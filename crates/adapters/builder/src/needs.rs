@@ -22,7 +22,7 @@ use oci::{ImageManifest, error_chain};
 
 use super::{
     cell::cell,
-    job::{Job, NeedInputs, ensure_planned},
+    cell_build::{CellBuild, NeedInputs, ensure_planned},
 };
 use crate::{
     images::StoredImage,
@@ -60,29 +60,29 @@ fn need_not_found(image: &ImageReference) -> BuildError {
 }
 
 /// Fetches the needs of the cell that are not cached.
-pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
+pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<NeedInputs> {
     let mut needed = NeedInputs::default();
-    if job.cell.needs.is_empty() {
+    if build.cell.needs.is_empty() {
         return Ok(needed);
     }
-    job.stage(Stage::Needs);
-    add_host_trees(job, &mut needed).await?;
+    build.stage(Stage::Needs);
+    add_host_trees(build, &mut needed).await?;
     let (mut tables, mut modules) = (Vec::new(), Vec::new());
-    let budget = DecompressionBudget::of_build(job.image.spec.build.deadline, Duration::ZERO);
+    let budget = DecompressionBudget::of_build(build.image.spec.build.deadline, Duration::ZERO);
     let budget = Arc::new(budget);
-    for image in needed_images(job).await? {
+    for image in needed_images(build).await? {
         let ImageReference { repository, version } = &image.image;
         let Version::Digest(digest) = version else { return Err(need_not_found(&image.image)) };
         // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
-        StoredImage { services: job.services, repository, digest }.ensure_trusted("needed image").await?;
-        let tree = exposed_tree(job.services, &image).await?;
+        StoredImage { services: build.services, repository, digest }.ensure_trusted("needed image").await?;
+        let tree = exposed_tree(build.services, &image).await?;
         let image_tables = read_tables(&image, &tree).await?;
         if image_tables.is_empty() {
-            job.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
+            build.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
         }
-        let boots = job.image.spec.check.boot;
+        let boots = build.image.spec.check.boot;
         if boots || !image_tables.is_empty() {
-            let directory = modules_of(job, &image).await?;
+            let directory = modules_of(build, &image).await?;
             if boots {
                 needed.modules.push(directory.clone());
             }
@@ -103,9 +103,9 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
 }
 
 /// Adds the cell's host trees to the build context, and their symbols to the check.
-async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
-    let Job { services, cell, .. } = job;
-    for need in &job.image.spec.needs {
+async fn add_host_trees(build: &CellBuild<'_>, needed: &mut NeedInputs) -> Result<()> {
+    let CellBuild { services, cell, .. } = build;
+    for need in &build.image.spec.needs {
         let Need::Tree { name, tree } = need else { continue };
         let found = services.fetcher.host_tree(tree, &cell.target).await?;
         let HostTree { root, digest, symvers, origin } = match found {
@@ -129,8 +129,8 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
 }
 
 /// Returns the images that the cell is compiled against, then their own needs, nearest first.
-async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
-    let needs = &job.cell.needs;
+async fn needed_images(build: &CellBuild<'_>) -> Result<Vec<NeededImage>> {
+    let needs = &build.cell.needs;
     let mut images: Vec<NeededImage> = needs
         .iter()
         .filter_map(|need| {
@@ -142,11 +142,11 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
     let mut next = 0;
     while let Some(image) = images.get(next) {
         next += 1;
-        let definition = job.services.definitions.images.get(&image.name);
+        let definition = build.services.definitions.images.get(&image.name);
         let needs = definition.into_iter().flat_map(|image| &image.spec.needs);
         for name in needs.filter_map(|need| need.image()) {
             if seen.insert(name.clone()) {
-                images.push(published_need(job, name).await?);
+                images.push(published_need(build, name).await?);
             }
         }
     }
@@ -154,10 +154,10 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
 }
 
 /// Looks up an indirect need. It was published, because the image that needs it could be built.
-async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> {
-    let needed = cell(job.services, name, &job.cell.target).await?;
+async fn published_need(build: &CellBuild<'_>, name: &ImageName) -> Result<NeededImage> {
+    let needed = cell(build.services, name, &build.cell.target).await?;
     let mut image = needed.reference.clone();
-    let found = job.services.look_up_for(&image, needed.target.arch).await?;
+    let found = build.services.look_up_for(&image, needed.target.arch).await?;
     let published = found.filter(|found| found.is_of(&needed)).ok_or_else(|| need_not_found(&image))?;
     let exposed =
         published.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
@@ -203,11 +203,11 @@ async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, place: Pa
 }
 
 /// Returns the modules of a needed image for the cell's kernel.
-async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf> {
+async fn modules_of(build: &CellBuild<'_>, needed: &NeededImage) -> Result<PathBuf> {
     let Version::Digest(digest) = &needed.image.version else { return Err(need_not_found(&needed.image)) };
-    let release = job.cell.target.release.as_str();
-    let fetch = |place| fetch_modules(job.services, &needed.image, release, place);
-    job.services.cache.get_or_make(MODULES, digest.hex(), fetch).await
+    let release = build.cell.target.release.as_str();
+    let fetch = |place| fetch_modules(build.services, &needed.image, release, place);
+    build.services.cache.get_or_make(MODULES, digest.hex(), fetch).await
 }
 
 async fn fetch_modules(

@@ -20,7 +20,8 @@ use farrier_core::{
     provenance::Confinement,
 };
 use farrier_engines::{
-    BuildJob, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment, write_tar,
+    BuildRequest, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment,
+    write_tar,
 };
 use farrier_inputs::{RootFs, root_fs_layer};
 use farrier_local::{blocking::blocking, cache::LockMode};
@@ -38,7 +39,7 @@ use tar::{Builder, EntryType, Header};
 use tokio_util::sync::CancellationToken;
 use walkdir::WalkDir;
 
-use super::{base::InPlaceBase, job::Job};
+use super::{base::InPlaceBase, cell_build::CellBuild};
 use crate::{
     images::{BaseImage, layer_files},
     services::{BuildError, Result, Stage},
@@ -58,13 +59,13 @@ const WRITTEN: [&str; 2] = ["out", "tmp"];
 /// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `begun`, a signal to the
 /// caller, once the pod runs.
 pub(super) async fn compile(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
-    build: BuildJob,
+    request: BuildRequest,
     begun: &CancellationToken,
     tree: &Path,
 ) -> Result<Confinement> {
-    let Job { services, cell, image, .. } = job;
+    let CellBuild { services, cell, image, .. } = build;
     let spec = image.spec.build;
     let mut plan = base.plan(spec);
     for step in &mut plan.steps {
@@ -72,10 +73,10 @@ pub(super) async fn compile(
             run.env.push(environment(spec));
         }
     }
-    job.stage(Stage::Base);
-    let reference = publish(job, (cluster, base, toolchain), &build.context, &plan).await?;
-    job.stage(Stage::Waiting);
-    let (reporter, subject, log) = (Arc::clone(&services.reporter), cell.subject(), Arc::clone(&build.log));
+    build.stage(Stage::Base);
+    let reference = publish(build, (cluster, base, toolchain), &request.context, &plan).await?;
+    build.stage(Stage::Waiting);
+    let (reporter, subject, log) = (Arc::clone(&services.reporter), cell.subject(), Arc::clone(&request.log));
     let phases = |phase: Phase<'_>| match phase {
         Phase::Waiting(why) => log.line(&format!("The build waits for the cluster: {why}")),
         Phase::Running => {
@@ -101,26 +102,26 @@ pub(super) async fn compile(
         },
         least_landlock: services.definitions.site.builds.landlock,
         plan,
-        log: Arc::clone(&build.log),
+        log: Arc::clone(&request.log),
         phases: &phases,
-        cancel: build.cancel.clone(),
+        cancel: request.cancel.clone(),
         detach: detach.clone(),
     };
     let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
     if !detach.is_cancelled() {
-        remove(job, &reference).await;
+        remove(build, &reference).await;
     }
     Ok(outcome?)
 }
 
 /// Publishes the image and returns its reference by digest.
 async fn publish(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
     context: &[ContextEntry],
     plan: &Plan,
 ) -> Result<ImageReference> {
-    let Job { services, cell, .. } = job;
+    let CellBuild { services, cell, .. } = build;
     let RegistryLocation::Remote { .. } = services.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
         let hint = "name one with --registry; for `farrier build`, also pass --push";
@@ -129,7 +130,7 @@ async fn publish(
     let runner = cluster.runner(cell.target.arch);
     let runner = blocking(move || Entrypoint::read(&runner)).await?;
     runner.check_arch(cell.target.arch)?;
-    let headers = headers_layer(job, base).await?;
+    let headers = headers_layer(build, base).await?;
     let (work, lowers, entries, plan) =
         (services.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());
     let write = move || {
@@ -199,17 +200,17 @@ fn for_pod(base: &Base) -> Base {
 }
 
 /// Deletes the image, if the registry supports deletion. Its layers stay useful to other builds.
-async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageReference) {
+async fn remove(build: &CellBuild<'_>, ImageReference { repository, version }: &ImageReference) {
     if let Version::Digest(digest) = version
-        && let Err(error) = job.services.registry.delete_manifest(repository, digest).await
+        && let Err(error) = build.services.registry.delete_manifest(repository, digest).await
     {
         tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build could not be deleted");
     }
 }
 
 /// Returns the headers as a layer, which is made once per kernel.
-async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
-    let (cache, [headers, _]) = (&job.services.cache, base.lowers.clone());
+async fn headers_layer(build: &CellBuild<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
+    let (cache, [headers, _]) = (&build.services.cache, base.lowers.clone());
     let make = |entry: PathBuf| {
         blocking(move || {
             let mut contents = Vec::new();
@@ -227,7 +228,8 @@ async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, Path
         })
     };
     let entry = cache.get_or_make(HEADER_LAYERS, &base.headers, make).await?;
-    let RootFs { layer, digest, diff_id, size, arch: _ } = root_fs_layer::read(&entry, job.cell.target.arch)?;
+    let RootFs { layer, digest, diff_id, size, arch: _ } =
+        root_fs_layer::read(&entry, build.cell.target.arch)?;
     Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, layer))
 }
 

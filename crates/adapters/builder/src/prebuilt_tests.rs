@@ -31,9 +31,9 @@ async fn look(bench: &Bench, kernel: &str) -> Result<(Vec<String>, Vec<String>),
     let target = Bench::target(kernel);
     let cell =
         cell::cell(&bench.services, &"y".parse().unwrap(), &target).await.map_err(|why| error_chain(&why))?;
-    let job = Job::of(&bench.services, &cell).unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
     let work = tempfile::tempdir().unwrap();
-    let (context, origins) = build_context(&job, work.path()).await.map_err(|why| error_chain(&why))?;
+    let (context, origins) = build_context(&build, work.path()).await.map_err(|why| error_chain(&why))?;
     let files = walkdir::WalkDir::new(&context[0].from).sort_by_file_name().into_iter().map(Result::unwrap);
     let files = files.filter(|entry| entry.file_type().is_file());
     let names = files.map(|file| file.path().strip_prefix(&context[0].from).unwrap().display().to_string());

@@ -11,7 +11,7 @@ use oci::{Descriptor, error_chain};
 use super::{
     assemble::Image,
     cell::cell,
-    job::{Job, ensure_planned},
+    cell_build::{CellBuild, ensure_planned},
 };
 use crate::{
     images::{BaseImage, Documents, StoredImage, tag_beside_others},
@@ -20,12 +20,12 @@ use crate::{
 
 /// Publishes once this process may write, so that a leader that temporarily cannot reach the API server loses no build.
 /// Fails if the inputs have changed since planning. Returns the number of bytes sent.
-pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
-    job.stage(Stage::Publish);
+pub(super) async fn publish(build: &CellBuild<'_>, image: &Image, documents: &Documents) -> Result<u64> {
+    build.stage(Stage::Publish);
     loop {
-        job.services.until_writable().await?;
-        ensure_current(job).await?;
-        match push(job, image, documents).await {
+        build.services.until_writable().await?;
+        ensure_current(build).await?;
+        match push(build, image, documents).await {
             // Try again. Blobs that are already in the registry are not sent again.
             Err(BuildError::Fenced(_)) => {}
             outcome => return outcome,
@@ -35,12 +35,12 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
 
 /// Fails if the inputs of the cell have changed since planning: the next plan would otherwise treat the published image
 /// as a conflict. If the inputs cannot be looked up, the build is treated as current.
-async fn ensure_current(job: &Job<'_>) -> Result<()> {
-    match cell(job.services, &job.cell.image, &job.cell.target).await {
-        Ok(current) => current.changed_since(job.cell).map_or(Ok(()), |input| ensure_planned(false, input)),
+async fn ensure_current(build: &CellBuild<'_>) -> Result<()> {
+    match cell(build.services, &build.cell.image, &build.cell.target).await {
+        Ok(current) => current.changed_since(build.cell).map_or(Ok(()), |input| ensure_planned(false, input)),
         Err(BuildError::Canceled) => Err(BuildError::Canceled),
         Err(error) => {
-            let (subject, error) = (job.cell.subject(), error_chain(&error));
+            let (subject, error) = (build.cell.subject(), error_chain(&error));
             tracing::info!(subject, error, "inputs cannot be looked up again before publishing");
             Ok(())
         }
@@ -49,10 +49,10 @@ async fn ensure_current(job: &Job<'_>) -> Result<()> {
 
 /// Pushes missing blobs, the manifest by digest, its documents and signatures, then the manifest under every tag. No
 /// tag ever exists without its report.
-async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
-    let (services, registry) = (job.services, &job.services.registry);
+async fn push(build: &CellBuild<'_>, image: &Image, documents: &Documents) -> Result<u64> {
+    let (services, registry) = (build.services, &build.services.registry);
     services.may_write()?;
-    let repository = &job.cell.reference.repository;
+    let repository = &build.cell.reference.repository;
     let mut sent = 0;
     if let Some(base) = &image.base {
         for layer in &base.image.layers {
@@ -75,10 +75,10 @@ async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64
     for artifact in &documents.artifacts {
         sent += image.push_document(artifact).await?;
     }
-    sent += image.sign(job.cell.image.as_str(), &documents.claims).await?;
-    sent += image.publish_outputs(job.image, job.family).await?;
-    for reference in job.cell.references() {
-        tag(services, job.cell, reference, &stored).await?;
+    sent += image.sign(build.cell.image.as_str(), &documents.claims).await?;
+    sent += image.publish_outputs(build.image, build.family).await?;
+    for reference in build.cell.references() {
+        tag(services, build.cell, reference, &stored).await?;
     }
     Ok(sent)
 }

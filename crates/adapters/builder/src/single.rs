@@ -9,8 +9,8 @@ use kmod::Verdict;
 
 use super::{
     cell::{cell, find, in_build_order},
+    cell_build::CellBuild,
     failures::{attempt, known_failures},
-    job::Job,
     pipeline::{BuildOptions, Built},
 };
 use crate::{
@@ -71,7 +71,7 @@ async fn build_image(
     {
         let stored = StoredImage { services, repository: &cell.reference.repository, digest: &digest };
         stored.ensure_signed(name.as_str()).await?;
-        stored.publish_outputs(image, Job::of(services, &cell)?.family).await?;
+        stored.publish_outputs(image, CellBuild::of(services, &cell)?.family).await?;
         return Ok(BuildOutcome { cell, digest, built: None });
     }
     if !force

@@ -172,8 +172,8 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     assert_ne!((content(&evil), evil.input_hash), (content(&cell), cell.input_hash));
     assert_ne!(evil.base_name, cell.base_name, "no engine has the replaced base under the old name");
     // A build planned with the original headers does not use the replaced ones.
-    let job = crate::job::Job::of(&bench.services, &cell).unwrap();
-    let error = crate::headers::fetch(&job).await.unwrap_err();
+    let build = crate::cell_build::CellBuild::of(&bench.services, &cell).unwrap();
+    let error = crate::headers::fetch(&build).await.unwrap_err();
     assert!(matches!(error, BuildError::Outdated(_)), "{error}");
     // The annotations and the provenance record the headers that were used.
     bench.lose(&evil.reference);

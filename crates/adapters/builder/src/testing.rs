@@ -31,9 +31,9 @@ pub use self::{
     logs::Logs,
 };
 use super::{
-    assemble, cell, check, document, headers,
-    job::{CompileInputs, Job, Payload},
-    needs,
+    assemble, cell,
+    cell_build::{CellBuild, CompileInputs, Payload},
+    check, document, headers, needs,
     pipeline::{BuildOptions, Built, build},
     publish,
 };
@@ -295,11 +295,11 @@ impl Bench {
         modules: &[&ModuleFile],
     ) -> Result<Built, BuildError> {
         let cell = self.cell_of(image, release).await;
-        let job = Job::of(&self.services, &cell).unwrap();
+        let build = CellBuild::of(&self.services, &cell).unwrap();
         let compile_inputs =
-            CompileInputs { headers: headers::fetch(&job).await?, needed: needs::fetch(&job).await? };
+            CompileInputs { headers: headers::fetch(&build).await?, needed: needs::fetch(&build).await? };
         let mut payload = self.payload(release, modules);
-        let exposes = &job.image.spec.exposes;
+        let exposes = &build.image.spec.exposes;
         for place in exposes {
             let place = payload.tree.join(AsRef::<str>::as_ref(place).trim_start_matches('/'));
             fs::create_dir_all(&place).unwrap();
@@ -308,10 +308,10 @@ impl Bench {
         if !exposes.is_empty() {
             payload.exposed = Some(farrier_payload::expose(&payload.tree, exposes).unwrap().digest);
         }
-        let checked = check::check(&job, &compile_inputs, payload, None).await?;
-        let image = assemble::assemble(&job, &checked).await?;
-        let documents = document::document(&job, &checked, &image).await?;
-        let pushed_bytes = publish::publish(&job, &image, &documents).await?;
+        let checked = check::check(&build, &compile_inputs, payload, None).await?;
+        let image = assemble::assemble(&build, &checked).await?;
+        let documents = document::document(&build, &checked, &image).await?;
+        let pushed_bytes = publish::publish(&build, &image, &documents).await?;
         let digest = image.assembled.digest.clone();
         Ok(Built { digest, report: checked.report, reused_from: None, pushed_bytes })
     }

@@ -18,7 +18,7 @@ use kmod::{CheckReport, NeededTable};
 use crate::services::{BuildError, BuildServices, ProblemKind, Result, Stage};
 
 /// The build of one image for one kernel.
-pub(super) struct Job<'a> {
+pub(super) struct CellBuild<'a> {
     pub(super) services: &'a BuildServices,
     pub(super) cell: &'a Cell,
     pub(super) image: &'a DriverImage,
@@ -27,7 +27,7 @@ pub(super) struct Job<'a> {
     pub(super) toolchain: Toolchain,
 }
 
-impl<'a> Job<'a> {
+impl<'a> CellBuild<'a> {
     /// Looks up the cell's definitions.
     pub(super) fn of(services: &'a BuildServices, cell: &'a Cell) -> Result<Self> {
         let image = services.definitions.images.get(&cell.image);
