@@ -153,7 +153,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let Some((contents, licenses)) = select::contents(session, &services, args).await? else {
         return Ok(Exit::Failed);
     };
-    let (location, registry) = (&services.location, &services.registry);
+    let (location, registry) = (&services.images.location, &services.images.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut exports = Vec::new();
     for content in contents {

@@ -96,7 +96,7 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
                 diagnosis.check_registry(&services, probe_writes).await;
             }
             let is_faulty = diagnosis.findings.iter().any(|entry| entry.check == "registry" && !entry.ok);
-            let faulty_registry = services.location.repository("farrier").ok().filter(|_| is_faulty);
+            let faulty_registry = services.images.location.repository("farrier").ok().filter(|_| is_faulty);
             let faulty_host = faulty_registry.as_ref().and_then(Repository::host);
             let mut plan = None;
             if let Some(cluster) = cluster {
@@ -166,7 +166,7 @@ impl Diagnosis {
             let unused = unused.map(|count| format!("{count}, none of which the site uses"));
             self.add_result("revoked keys", unused);
         }
-        let engine = services.engine.get().await.map_err(BuildError::from);
+        let engine = services.tools.engine.get().await.map_err(BuildError::from);
         self.add_result(
             "engine",
             engine.map(|engine| match engine {
@@ -227,11 +227,11 @@ impl Diagnosis {
     /// abandoned uploads.
     async fn check_registry(&mut self, services: &BuildServices, probe_writes: bool) {
         let name = services.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
-        let repository = match services.location.repository(name) {
+        let repository = match services.images.location.repository(name) {
             Ok(repository) => repository,
             Err(error) => return self.add_result("registry", Err(CliError::usage(error.to_string()))),
         };
-        let tags = services.registry.tags(&repository).await;
+        let tags = services.images.registry.tags(&repository).await;
         let is_readable = tags.is_ok();
         self.add_result(
             "registry",
@@ -239,16 +239,19 @@ impl Diagnosis {
                 let all =
                     services.definitions.images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
                 let count = tags.len();
-                format!("{} is readable; tags of {name}: {count}; repositories: {all}", services.location)
+                format!(
+                    "{} is readable; tags of {name}: {count}; repositories: {all}",
+                    services.images.location
+                )
             }),
         );
-        if is_readable && matches!(services.location, RegistryLocation::Remote { .. }) {
+        if is_readable && matches!(services.images.location, RegistryLocation::Remote { .. }) {
             let absent_blob = Digest::of(b"farrier doctor");
-            let upload = services.registry.mount_blob(&repository, &absent_blob, &repository).await;
-            self.add_result("push", upload.map(|_| format!("{} accepts pushes", services.location)));
+            let upload = services.images.registry.mount_blob(&repository, &absent_blob, &repository).await;
+            self.add_result("push", upload.map(|_| format!("{} accepts pushes", services.images.location)));
         }
         if is_readable && probe_writes {
-            self.probe_writes(services.registry.as_ref(), &repository).await;
+            self.probe_writes(services.images.registry.as_ref(), &repository).await;
         }
     }
 
@@ -296,7 +299,7 @@ impl Diagnosis {
                 kube.missing_permissions(rollouts).await,
                 "all rollout targets may be written".to_owned(),
             );
-            if let Ok(Engine::Kubernetes(_)) = services.engine.get().await {
+            if let Ok(Engine::Kubernetes(_)) = services.tools.engine.get().await {
                 let namespace = services.definitions.site.builds.namespace();
                 let missing = kube.missing_build_permissions(namespace).await;
                 self.add_permissions(missing, format!("builds may run in namespace {namespace}"));

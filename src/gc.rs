@@ -48,7 +48,7 @@ pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
         report = farrier_gc::gc(&services, cluster.as_ref(), &options) => report?,
         () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),
     };
-    let is_remote = matches!(services.location, RegistryLocation::Remote { .. });
+    let is_remote = matches!(services.images.location, RegistryLocation::Remote { .. });
     session.show(&report, |report| output::gc::text(report, is_remote))?;
     if let Some(refused) = &report.refused {
         let hint = report.hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();

@@ -31,7 +31,7 @@ pub async fn write_pages(
         activity,
         builds: LoggedBuilds::of(&services.cache, &plan, now),
         cluster,
-        registry: services.location.to_string(),
+        registry: services.images.location.to_string(),
         ..Facts::of(Arc::new(plan), &snapshot, &services.definitions, now)
     };
     write_files(directory, &facts, services).await?;

@@ -85,7 +85,7 @@ fn open(session: &Session, args: &PullArgs) -> Result<(BuildServices, Repository
         return Err(CliError::hinted(message, "give NAME:TAG, or --registry and --kernel to find the image"));
     }
     let services = session.services(registry, EngineChoice::Auto)?;
-    let repository = services.location.repository(&args.image);
+    let repository = services.images.location.repository(&args.image);
     let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
     Ok((services, repository, None))
 }

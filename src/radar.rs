@@ -121,7 +121,7 @@ async fn next_kernels(
         let tracked: TrackedSuites =
             serde_json::from_value(suites).map_err(|error| CliError::usage(format!("--suite: {error}")))?;
         let list_releases = || services.fetcher.headers().releases(&family.spec.headers, &tracked, from.arch);
-        releases.extend(services.retry("list kernels", list_releases).await?);
+        releases.extend(services.process.retry("list kernels", list_releases).await?);
     }
     releases.retain(|release| {
         rpm_flavor(release) == flavor
@@ -166,7 +166,7 @@ async fn header_tree(services: &BuildServices, target: &KernelTarget) -> Result<
     let Some(family) = match_family(&services.definitions.families, target) else { return Ok(None) };
     let source = family.spec.headers_for(target, &UNKNOWN_SYSTEM);
     let find = || services.fetcher.headers().find(&source, target);
-    Ok(match services.retry("fetch headers", find).await? {
+    Ok(match services.process.retry("fetch headers", find).await? {
         HeaderLookup::Found(set) => Some(set.root),
         HeaderLookup::Missing { .. } => None,
     })

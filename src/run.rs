@@ -50,7 +50,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
         ));
     }
     let mut services = session.publisher(registry, engine.engine)?;
-    services.limits = session::limits(&args.limits, engine.engine, &services.definitions.site.builds);
+    services.tools.limits = session::limits(&args.limits, engine.engine, &services.definitions.site.builds);
     let scope = SnapshotScope::of(&services.definitions);
     let connection = session.connect(cluster, cluster_arg.writable(), scope).await?;
     let cluster = Arc::clone(&connection.cluster);

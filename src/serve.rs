@@ -83,7 +83,7 @@ pub async fn serve(
     }
     metrics.certificates(services.certificate_ends());
     let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
-    services.reporter = Arc::new(Logs);
+    services.process.reporter = Arc::new(Logs);
     let identity = identity();
     let (leads, lease) = leadership(args, &mut services, kube.as_deref(), &identity)?;
     let (stop_server, reconcile_request) = (CancellationToken::new(), Arc::<Notify>::default());
@@ -107,9 +107,10 @@ pub async fn serve(
     }
     let configuration = definitions(session, &services, &stop_server);
     let status = kube.as_deref().map(|kube| {
-        let (namespace, manager) = (kube.namespace().to_owned(), services.instance.to_string());
+        let (namespace, manager) = (kube.namespace().to_owned(), services.process.instance.to_string());
         let destination = StatusDestination { namespace, manager, instance: identity };
-        Arc::new(KubeStatus::new(kube.client(), destination, services.fence.clone())) as Arc<dyn StatusSink>
+        Arc::new(KubeStatus::new(kube.client(), destination, services.process.fence.clone()))
+            as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
     #[cfg(feature = "dashboard")]
@@ -174,14 +175,14 @@ fn leadership(
     }
     let options = LeaseOptions {
         namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
-        name: args.lease_name.clone().unwrap_or_else(|| services.instance.to_string()),
+        name: args.lease_name.clone().unwrap_or_else(|| services.process.instance.to_string()),
         identity: identity.to_owned(),
         timing: LeaseTiming::default(),
     };
     let (leadership, task) = lease::campaign(kube.client(), options);
     let leads = leadership.watch();
     let fence: Arc<dyn Fence> = Arc::new(leadership);
-    services.fence = Some(Arc::clone(&fence));
+    services.process.fence = Some(Arc::clone(&fence));
     kube.set_fence(fence);
     Ok((leads, Some(task)))
 }

@@ -4,7 +4,10 @@ use std::{path::Path, sync::Arc};
 
 use farrier_builder::{
     images,
-    services::{BuildLimits, BuildServices, LazyEngine, LazyEntrypoint, NeedsRegistry},
+    services::{
+        BuildLimits, BuildServices, BuildTools, ImageAccess, LazyEngine, LazyEntrypoint, NeedsRegistry,
+        ProcessControl,
+    },
 };
 use farrier_cluster::{Cluster, Directory, KubeCluster, KubeOptions};
 use farrier_core::{
@@ -64,10 +67,10 @@ impl Session {
         if location.is_none() {
             return self.settings();
         }
-        let BuildServices { definitions, cache, fetcher, credentials, .. } =
+        let BuildServices { definitions, cache, fetcher, images, .. } =
             self.services(location, EngineChoice::Auto)?;
         // This net allows the registry's host even with `--offline`.
-        let registry = RegistryOptions { credentials, net: fetcher.net().clone() };
+        let registry = RegistryOptions { credentials: images.credentials, net: fetcher.net().clone() };
         Ok(Settings { definitions, cache, fetcher, registry })
     }
 
@@ -124,15 +127,15 @@ impl Session {
         let mut services = self.services(None, engine)?;
         if let Some(location) = needs_from {
             let options = RegistryOptions {
-                credentials: services.credentials.clone(),
+                credentials: services.images.credentials.clone(),
                 net: services.fetcher.net().clone(),
             };
             let (location, registry) = connect(location, &options)?;
             // Replace the store: the layout directory of services that publish nothing holds no stored inputs.
             let store = images::store_of(&services, location.clone(), Arc::clone(&registry));
             services.fetcher = services.fetcher.with_store(store);
-            let registry = Arc::new(Retrying::new(registry, services.cancel.clone()));
-            services.needs_from = Some(NeedsRegistry { location, registry });
+            let registry = Arc::new(Retrying::new(registry, services.process.cancel.clone()));
+            services.images.needs_from = Some(NeedsRegistry { location, registry });
         }
         Ok(services)
     }
@@ -165,32 +168,38 @@ impl Session {
             definitions,
             fetcher,
             cache,
-            registry: Arc::new(Retrying::new(Arc::clone(&registry), cancel.clone())),
-            needs_from: None,
-            remote: Arc::new(Retrying::new(remote, cancel.clone())),
-            credentials: options.credentials.clone(),
-            location: location.clone(),
-            engine: LazyEngine::new(engine, engine_env),
-            entrypoint: LazyEntrypoint::new(self.global.entrypoint.clone()),
-            limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
-            module_signer,
-            boot_checker: None,
-            output_maker: None,
-            reporter: Arc::new(Progress::new()),
-            instance: self.global.instance(),
-            fence: None,
-            cancel,
+            images: ImageAccess {
+                registry: Arc::new(Retrying::new(Arc::clone(&registry), cancel.clone())),
+                needs_from: None,
+                remote: Arc::new(Retrying::new(remote, cancel.clone())),
+                credentials: options.credentials.clone(),
+                location: location.clone(),
+            },
+            tools: BuildTools {
+                engine: LazyEngine::new(engine, engine_env),
+                entrypoint: LazyEntrypoint::new(self.global.entrypoint.clone()),
+                limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
+                module_signer,
+                boot_checker: None,
+                output_maker: None,
+            },
+            process: ProcessControl {
+                reporter: Arc::new(Progress::new()),
+                instance: self.global.instance(),
+                fence: None,
+                cancel,
+            },
         };
         // The store has no retry, because its callers retry a fetch as a whole.
         let store = images::store_of(&services, location, registry);
         services.fetcher = services.fetcher.with_store(store);
         #[cfg(feature = "bootcheck")]
         {
-            services.boot_checker = Some(boot_checker(&services, self.global.entrypoint.clone()));
+            services.tools.boot_checker = Some(boot_checker(&services, self.global.entrypoint.clone()));
         }
         #[cfg(feature = "host-artifacts")]
         {
-            services.output_maker = Some(Arc::new(farrier_host_artifacts::HostArtifacts));
+            services.tools.output_maker = Some(Arc::new(farrier_host_artifacts::HostArtifacts));
         }
         Ok(services)
     }

@@ -63,7 +63,7 @@ pub fn open(
     // With --registry, a name below its prefix is sufficient.
     if layout.is_none() && registry.is_some() && reference.repository.host().is_none() {
         let ImageReference { repository, version } = reference;
-        let repository = services.location.repository(repository.as_str());
+        let repository = services.images.location.repository(repository.as_str());
         let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
         reference = ImageReference { repository, version };
     }

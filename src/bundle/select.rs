@@ -40,7 +40,7 @@ pub(super) async fn contents(
                 _ => {
                     let releases = selection.kernels.iter().map(|kernel| kernel.release.as_str());
                     let releases: Vec<&str> = releases.collect();
-                    format!("{} has no image for {}", services.location, releases.join(", "))
+                    format!("{} has no image for {}", services.images.location, releases.join(", "))
                 }
             };
             Err(BundleError::Nothing(reason).into())
@@ -115,14 +115,16 @@ async fn published_image<'k>(
     image: &ImageName,
     kernels: &[&'k KernelTarget],
 ) -> Result<(Vec<Content>, BTreeSet<&'k KernelTarget>)> {
-    let repository = repository(&services.location, image.as_str())?;
+    let repository = repository(&services.images.location, image.as_str())?;
     let (mut contents, mut covered) = (Vec::new(), BTreeSet::new());
-    for tag in services.registry.tags(&repository).await? {
+    for tag in services.images.registry.tags(&repository).await? {
         let version = Version::Tag(tag.clone());
         if is_referrers_tag(&tag) {
             continue;
         }
-        let Some(manifest) = services.registry.manifest(&repository, &version).await? else { continue };
+        let Some(manifest) = services.images.registry.manifest(&repository, &version).await? else {
+            continue;
+        };
         let images = images_of(services, &repository, manifest.digest.clone(), &manifest.bytes).await?;
         let mut is_selected = false;
         for image in &images {
@@ -190,7 +192,7 @@ async fn images_of(
         Ok(AnyManifest::Index(index)) => {
             for entry in index.manifests {
                 let version = Version::Digest(entry.digest.clone());
-                let stored = services.registry.manifest(repository, &version).await?;
+                let stored = services.images.registry.manifest(repository, &version).await?;
                 let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
                 images.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
             }
@@ -203,8 +205,8 @@ async fn images_of(
 /// Returns the content under a name below the registry's prefix, with the images of an index.
 async fn resolve_reference(services: &BuildServices, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
-    let repository = repository(&services.location, name.as_str())?;
-    let manifest = services.registry.manifest(&repository, &version).await?;
+    let repository = repository(&services.images.location, name.as_str())?;
+    let manifest = services.images.registry.manifest(&repository, &version).await?;
     let manifest = manifest.ok_or_else(|| BundleError::Absent(format!("{repository}{version}")))?;
     let images = images_of(services, &repository, manifest.digest.clone(), &manifest.bytes).await?;
     Ok(with_members(name.as_str(), version.tag().cloned(), &manifest.digest, images))

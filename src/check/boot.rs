@@ -34,7 +34,7 @@ pub fn boot_checker(services: &BuildServices, entrypoint: Option<PathBuf>) -> Ar
         fetcher: services.fetcher.clone(),
         entrypoint,
         kvm_state_dir: services.cache.root().join(BOOT_CACHE_DIR),
-        cancel: services.cancel.clone(),
+        cancel: services.process.cancel.clone(),
     })
 }
 

@@ -72,7 +72,7 @@ impl Diagnosis {
             self.add_ok("network", says.join("; "));
         }
         // An unreachable registry was reported before.
-        if let RegistryLocation::Remote { host, .. } = &services.location
+        if let RegistryLocation::Remote { host, .. } = &services.images.location
             && let Ok(answer) = ask(&services.fetcher, &registry(net, [host.as_str()])).await
         {
             self.note_clock(answer);

@@ -75,7 +75,7 @@ pub(super) async fn assemble(build: &CellBuild<'_>, checked: &CheckedPayload) ->
         facts.payload_digest = Some(written.payload_digest);
         if image.spec.contains_entrypoint() {
             let file = payload.work.path().join("entrypoint.tar.gz");
-            let layer = services.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
+            let layer = services.tools.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
             // A base that is itself a driver image already has the entrypoint.
             let is_in_base = base.as_ref().is_some_and(|base| base.image.contains(&layer.digest));
             entrypoint = (!is_in_base).then_some((file, layer));

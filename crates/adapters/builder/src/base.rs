@@ -77,7 +77,7 @@ impl InPlaceBase {
 
 /// Prepares the cell's base: the toolchain plus the header set.
 pub(super) async fn prepare(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
-    let engines = &build.services.engine;
+    let engines = &build.services.tools.engine;
     let docker = match (build.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
             let (tree, toolchain) = cell_toolchain(build, headers).await?;
@@ -190,7 +190,7 @@ async fn ensure_base_image(build: &CellBuild<'_>, headers: &HeaderSet, engine: &
         dockerfile: base_dockerfile(build, &toolchain, headers.compiler, btf_source(build, headers)),
         context: vec![ContextEntry { dest: "kernel".to_owned(), from: headers.root.clone() }],
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        cancel: services.cancel.clone(),
+        cancel: services.process.cancel.clone(),
     };
     match engine.build_image(&request, &cell.base_name).await {
         Err(EngineError::Step(message)) => Err(match missing_compiler(build, headers, &log) {
@@ -231,11 +231,11 @@ async fn ensure_toolchain(
         if engine.has_image(&reference.to_string()).await? {
             return Ok(reference.to_string());
         }
-        let copy = services.mirrored_reference(reference.clone()).await?;
+        let copy = services.images.mirrored_reference(reference.clone()).await?;
         // No engine can pull from a layout directory.
         let reference = if copy.repository.host().is_some() { copy } else { reference };
         let pull = || pull(services, engine, &reference);
-        return services.retry("pull toolchain image", pull).await;
+        return services.process.retry("pull toolchain image", pull).await;
     };
     // Name the image by its content: an image named after the definition could come from anywhere.
     let (digest, layer) = root_fs_layer(services, &root, build.cell).await?;
@@ -249,7 +249,7 @@ async fn ensure_toolchain(
             dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),
             context: vec![ContextEntry { dest: "rootfs.tar.gz".to_owned(), from: layer }],
             log: Arc::new(ProbeLog::default()),
-            cancel: services.cancel.clone(),
+            cancel: services.process.cancel.clone(),
         };
         engine.build_image(&request, &name).await?;
     }
@@ -294,7 +294,7 @@ async fn pull_from(
         let what = format!("pull of toolchain image {name}");
         services.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
     }
-    let found = services.credentials.password(place).await;
+    let found = services.images.credentials.password(place).await;
     let credentials = found.map(|(username, password)| Credentials { username, password });
     Ok(engine.pull(name, credentials.as_ref()).await?)
 }

@@ -19,8 +19,9 @@ use crate::{
 pub async fn cell(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
     let images = in_build_order(&services.definitions, find(&services.definitions, name)?);
     let resolved = resolved(services, &images, target).await;
-    let location =
-        image_location(services.needs_from.as_ref().map_or(&services.location, |from| &from.location));
+    let location = image_location(
+        services.images.needs_from.as_ref().map_or(&services.images.location, |from| &from.location),
+    );
     let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
     let subject = || format!("{name} for {target}");
     for image in images {
@@ -47,7 +48,7 @@ pub async fn cell(services: &BuildServices, name: &ImageName, target: &KernelTar
 pub async fn dockerfile(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<String> {
     let image = find(&services.definitions, name)?;
     let resolved = resolved(services, &[image], target).await;
-    let location = image_location(&services.location);
+    let location = image_location(&services.images.location);
     let inputs = CellInputs { definitions: &services.definitions, resolved: &resolved, location: &location };
     plan::dockerfile_for(&inputs, image, target)
         .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))

@@ -43,12 +43,12 @@ impl<'a> CellBuild<'a> {
 
     /// Reports the start of a stage.
     pub(super) fn stage(&self, stage: Stage) {
-        self.services.reporter.stage(&self.cell.subject(), stage);
+        self.services.process.reporter.stage(&self.cell.subject(), stage);
     }
 
     /// Reports a note that does not stop the build.
     pub(super) fn note(&self, text: &str) {
-        self.services.reporter.note(&self.cell.subject(), text);
+        self.services.process.reporter.note(&self.cell.subject(), text);
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) async fn ensure_boot_check_is_possible(build: &CellBuild<'_>) -> Resu
     if !build.image.spec.check.boot {
         return Ok(());
     }
-    if let Some(checker) = &build.services.boot_checker {
+    if let Some(checker) = &build.services.tools.boot_checker {
         return checker.ensure_can_boot(build.cell.target.arch).await;
     }
     let name = &build.image.metadata.name;
@@ -114,7 +114,7 @@ async fn kernel_image_facts(build: &CellBuild<'_>) -> Result<Option<ExtraKernelF
         return Ok(None);
     }
     let fetch = || services.fetcher.kernel_images().find(family, &cell.target);
-    match services.retry("fetch kernel image", fetch).await? {
+    match services.process.retry("fetch kernel image", fetch).await? {
         KernelImageLookup::Found(kernel) => Ok(Some(services.fetcher.kernel_images().facts(&kernel).await?)),
         KernelImageLookup::Missing { .. } => Ok(None),
     }
@@ -127,7 +127,8 @@ pub(super) async fn boot(
     payload: &Payload,
     report: CheckReport,
 ) -> Result<CheckReport> {
-    let Some(checker) = build.services.boot_checker.as_ref().filter(|_| build.image.spec.check.boot) else {
+    let Some(checker) = build.services.tools.boot_checker.as_ref().filter(|_| build.image.spec.check.boot)
+    else {
         return Ok(report);
     };
     build.stage(Stage::Boot);
@@ -144,7 +145,7 @@ pub(super) async fn boot(
     // Dropping the future stops the virtual machine.
     tokio::select! {
         biased;
-        () = build.services.cancel.cancelled() => Err(BuildError::Canceled),
+        () = build.services.process.cancel.cancelled() => Err(BuildError::Canceled),
         booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
     }
 }

@@ -47,7 +47,7 @@ pub(super) async fn compile(
     let (mut context, sources) = build_context(build, work.path()).await?;
     context.extend(compile_inputs.needed.context.iter().cloned());
     let log_path = log_path(&services.cache, cell)?;
-    let (reporter, subject) = (Arc::clone(&services.reporter), cell.subject());
+    let (reporter, subject) = (Arc::clone(&services.process.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
     let live_probe = Arc::clone(&probe);
     let live = move |line: &str| {
@@ -60,7 +60,7 @@ pub(super) async fn compile(
         dockerfile: cell.dockerfile.clone(),
         context,
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        cancel: services.cancel.child_token(),
+        cancel: services.process.cancel.child_token(),
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;

@@ -40,7 +40,7 @@ pub(super) async fn toolchain(build: &CellBuild<'_>, headers: &HeaderSet) -> Res
     };
     let root = PackageRoot::Toolchain(spec);
     let bootstrap = || services.fetcher.root_fs().bootstrap(&root, native());
-    let made = services.retry("make a cross toolchain", bootstrap).await?;
+    let made = services.process.retry("make a cross toolchain", bootstrap).await?;
     let layers = vec![(made.digest, made.layer)];
     let what = format!("cross toolchain for {target}");
     let get = async || Ok(services.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);

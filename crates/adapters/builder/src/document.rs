@@ -76,7 +76,7 @@ pub(super) async fn document(
         materials.push(base_material(build, spec, base).await?);
     }
     if image.spec.contains_entrypoint() {
-        let digest = Some(services.entrypoint.binary(cell.target.arch).await?.digest.clone());
+        let digest = Some(services.tools.entrypoint.binary(cell.target.arch).await?.digest.clone());
         let version = Some(FARRIER.to_owned());
         let name = "driver-entrypoint";
         materials.push(Material { version, digest, ..Material::new(Role::Entrypoint, name) });
@@ -110,7 +110,7 @@ pub(super) async fn document(
 /// for example because the kernel does not verify signatures.
 fn module_certificate(build: &CellBuild<'_>, report: &CheckReport) -> Option<Material> {
     let signed_with = build.cell.signed_with.as_ref()?;
-    let certificate = build.services.module_signer.as_ref()?.certificate();
+    let certificate = build.services.tools.module_signer.as_ref()?.certificate();
     let key_id = certificate.key_id.clone();
     let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
     signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
@@ -267,8 +267,10 @@ async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseIma
 /// Returns the material of a minimal base: its only package, whose digest is more specific than the image's.
 async fn minimal_base(build: &CellBuild<'_>, spec: &MinimalSpec) -> Result<Material> {
     let (services, arch) = (build.services, build.cell.target.arch);
-    let package =
-        services.retry("look up busybox", || services.fetcher.root_fs().minimal_package(spec, arch)).await?;
+    let package = services
+        .process
+        .retry("look up busybox", || services.fetcher.root_fs().minimal_package(spec, arch))
+        .await?;
     let suite = spec.suites.first();
     let distribution = suite.and_then(|suite| Distribution::of_suite(suite, spec.mirror.as_deref()));
     let material = Material::of_origin(Role::Base, &package, &spec.package, distribution);

@@ -34,7 +34,7 @@ pub async fn attempt(
     services.make_room().await;
     let began = Instant::now();
     if let Some(usual) = build_times(services).await.usual(&cell.image, cell.target.arch) {
-        services.reporter.usual(&cell.subject(), usual);
+        services.process.reporter.usual(&cell.subject(), usual);
     }
     let attempts = Attempts::in_cache(&services.cache);
     let (outcome, note) = match attempts.begin(cell.input_hash) {

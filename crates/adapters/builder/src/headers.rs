@@ -18,7 +18,7 @@ pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<HeaderSet> {
     let (services, target) = (build.services, &build.cell.target);
     let source = build.family.spec.headers_for(target, &build.cell.system);
     let look = || services.fetcher.headers().find(&source, target);
-    let find = || services.retry("fetch headers", look);
+    let find = || services.process.retry("fetch headers", look);
     match verified_tree(services, find, tree_of).await? {
         HeaderLookup::Found(headers) => {
             let planned = &build.cell.fetched;

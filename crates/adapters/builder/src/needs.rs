@@ -227,7 +227,7 @@ async fn fetch_modules(
 
 async fn needed_manifest(services: &BuildServices, image: &ImageReference) -> Result<ImageManifest> {
     let ImageReference { repository, version } = image;
-    let stored = services.registry_of_needs(repository).manifest(repository, version).await?;
+    let stored = services.images.registry_of_needs(repository).manifest(repository, version).await?;
     Ok(ImageManifest::parse(&stored.ok_or_else(|| need_not_found(image))?.bytes)?)
 }
 
@@ -241,7 +241,11 @@ async fn fetch_payload(
     let layer = manifest
         .payload_layer()
         .ok_or_else(|| missing_headers_error(&image.to_string(), "it has no layers"))?;
-    Ok(services.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
+    Ok(services
+        .images
+        .registry_of_needs(repository)
+        .fetch_blob(repository, &layer.digest, layer.size, to)
+        .await?)
 }
 
 /// Reads the symbol tables of an exposed tree.

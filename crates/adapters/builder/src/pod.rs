@@ -76,7 +76,8 @@ pub(super) async fn compile(
     build.stage(Stage::Base);
     let reference = publish(build, (cluster, base, toolchain), &request.context, &plan).await?;
     build.stage(Stage::Waiting);
-    let (reporter, subject, log) = (Arc::clone(&services.reporter), cell.subject(), Arc::clone(&request.log));
+    let (reporter, subject, log) =
+        (Arc::clone(&services.process.reporter), cell.subject(), Arc::clone(&request.log));
     let phases = |phase: Phase<'_>| match phase {
         Phase::Waiting(why) => log.line(&format!("The build waits for the cluster: {why}")),
         Phase::Running => {
@@ -88,11 +89,15 @@ pub(super) async fn compile(
     };
     let limits = plan.limits;
     // With leader election, another replica adopts the Job when this replica stops.
-    let detach = if services.fence.is_some() { services.cancel.clone() } else { CancellationToken::new() };
+    let detach = if services.process.fence.is_some() {
+        services.process.cancel.clone()
+    } else {
+        CancellationToken::new()
+    };
     let in_cluster = InCluster {
         job: JobSpec {
             builds: &services.definitions.site.builds,
-            instance: &services.instance,
+            instance: &services.process.instance,
             driver: &cell.image,
             kernel: KernelLabel::of(&cell.target.release),
             arch: cell.target.arch,
@@ -122,7 +127,7 @@ async fn publish(
     plan: &Plan,
 ) -> Result<ImageReference> {
     let CellBuild { services, cell, .. } = build;
-    let RegistryLocation::Remote { .. } = services.location else {
+    let RegistryLocation::Remote { .. } = services.images.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
         let hint = "name one with --registry; for `farrier build`, also pass --push";
         return Err(BuildError::usage(message.to_owned(), hint));
@@ -157,9 +162,10 @@ async fn publish(
         annotations: &BTreeMap::new(),
         architecture: cell.target.arch.as_str(),
     })?;
-    services.may_write()?;
-    let (repository, registry) = (services.location.repository(REPOSITORY)?, &services.registry);
-    let from = Some(&toolchain.repository).filter(|from| services.location.contains(from));
+    services.process.ensure_may_write()?;
+    let (repository, registry) =
+        (services.images.location.repository(REPOSITORY)?, &services.images.registry);
+    let from = Some(&toolchain.repository).filter(|from| services.images.location.contains(from));
     let base_layers = toolchain.image.layers.iter().zip(layer_files(services, toolchain).await?);
     let base_blobs = base_layers.map(|(layer, file)| (&layer.digest, file, from));
     let new_blobs = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
@@ -202,7 +208,7 @@ fn for_pod(base: &Base) -> Base {
 /// Deletes the image, if the registry supports deletion. Its layers stay useful to other builds.
 async fn remove(build: &CellBuild<'_>, ImageReference { repository, version }: &ImageReference) {
     if let Version::Digest(digest) = version
-        && let Err(error) = build.services.registry.delete_manifest(repository, digest).await
+        && let Err(error) = build.services.images.registry.delete_manifest(repository, digest).await
     {
         tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build could not be deleted");
     }

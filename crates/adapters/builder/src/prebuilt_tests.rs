@@ -46,7 +46,7 @@ async fn an_image_that_a_named_key_signed_is_a_source() {
     let (files, origins) = look(&bench, K9).await.unwrap();
     assert_eq!(files, ["extra/m.ko", "modules.dep"]);
     let digest = bench.cell(K9).await.reference;
-    let digest = bench.services.manifest(&digest).await.unwrap().unwrap().digest;
+    let digest = bench.services.images.manifest(&digest).await.unwrap().unwrap().digest;
     assert_eq!(origins, [format!("vendor: x {digest} path=/lib/modules/{K9}")]);
     let why = look(&bench, K10).await.unwrap_err();
     assert!(why.contains(&format!("source vendor: no prebuilt image x:1.0-{K10}-debian12-amd64 (")), "{why}");

@@ -23,7 +23,7 @@ use crate::{
 pub(super) async fn publish(build: &CellBuild<'_>, image: &Image, documents: &Documents) -> Result<u64> {
     build.stage(Stage::Publish);
     loop {
-        build.services.until_writable().await?;
+        build.services.process.wait_until_writable().await?;
         ensure_current(build).await?;
         match push(build, image, documents).await {
             // Try again. Blobs that are already in the registry are not sent again.
@@ -50,8 +50,8 @@ async fn ensure_current(build: &CellBuild<'_>) -> Result<()> {
 /// Pushes missing blobs, the manifest by digest, its documents and signatures, then the manifest under every tag. No
 /// tag ever exists without its report.
 async fn push(build: &CellBuild<'_>, image: &Image, documents: &Documents) -> Result<u64> {
-    let (services, registry) = (build.services, &build.services.registry);
-    services.may_write()?;
+    let (services, registry) = (build.services, &build.services.images.registry);
+    services.process.ensure_may_write()?;
     let repository = &build.cell.reference.repository;
     let mut sent = 0;
     if let Some(base) = &image.base {
@@ -92,8 +92,10 @@ pub async fn add_tags(
 ) -> Result<()> {
     let repository = &cell.reference.repository;
     let version = Version::Digest(digest.clone());
-    let stored =
-        services.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
+    let stored = services
+        .images
+        .existing_manifest(&ImageReference { repository: repository.clone(), version })
+        .await?;
     for reference in references {
         tag(services, cell, reference, &stored).await?;
     }
@@ -118,8 +120,8 @@ async fn tag(
         return tag_beside_others(services, &cell.image, arch, reference, image, overwrite).await;
     }
     // Check the fence again: pushing the layers may have taken minutes.
-    services.may_write()?;
-    services.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
+    services.process.ensure_may_write()?;
+    services.images.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
     Ok(())
 }
 
@@ -130,7 +132,7 @@ async fn push_base_layer(
     base: &BaseImage,
     layer: &Descriptor,
 ) -> Result<u64> {
-    let registry = &services.registry;
+    let registry = &services.images.registry;
     if registry.has_blob(repository, &layer.digest).await?
         || registry.mount_blob(repository, &layer.digest, &base.repository).await?
     {

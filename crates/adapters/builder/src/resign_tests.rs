@@ -48,7 +48,7 @@ fn sign_with(bench: &mut Bench, openssl_dir: &OpensslDir, signed: Signed) {
     };
     let secrets = SecretReader::new(openssl_dir.root().to_owned(), None);
     let opened = ModuleSigner::open(&spec, openssl_dir.root(), secrets).unwrap();
-    bench.services.module_signer = Some(Arc::new(opened));
+    bench.services.tools.module_signer = Some(Arc::new(opened));
 }
 
 /// The certificate's serial number, as OpenSSL prints it.
@@ -75,7 +75,7 @@ async fn an_enforcing_kernel_takes_what_will_be_signed() {
     assert_eq!(signed_by.key_id, serial(&openssl_dir));
     assert!(built.report.modules[0].findings.iter().all(|finding| finding.rule != Rule::Signature));
     let annotations = bench.annotations(K9).await;
-    let fingerprint = bench.services.module_signer.as_ref().unwrap().fingerprint();
+    let fingerprint = bench.services.tools.module_signer.as_ref().unwrap().fingerprint();
     assert_eq!(
         annotations[annotations::MODULE_SIGNER],
         format!("keep {} {fingerprint}", serial(&openssl_dir))
@@ -133,7 +133,7 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     assert_eq!(after.reused_from.unwrap().digest, before.digest);
 
     // After signing is disabled, a signed payload cannot be reused: farrier does not remove signatures.
-    bench.services.module_signer = None;
+    bench.services.tools.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();
     assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");

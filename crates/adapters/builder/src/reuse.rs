@@ -94,7 +94,7 @@ async fn re_sign(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Resul
 
 /// Returns the first trusted image that holds the payload.
 async fn find_re_sign_candidate(build: &CellBuild<'_>) -> Result<Option<ReuseCandidate>> {
-    let tags = build.services.registry.tags(&build.cell.reference.repository).await?;
+    let tags = build.services.images.registry.tags(&build.cell.reference.repository).await?;
     for tag in re_sign_candidate_tags(build.cell, tags, MAX_RESIGN_LOOKUPS) {
         if let Some(candidate) = look_up(build, tag).await?
             && can_re_sign(build.cell, &candidate.facts)
@@ -152,7 +152,7 @@ async fn try_candidates(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -
 
 /// Returns the published images that qualify for reuse, the newest kernel first.
 async fn reuse_candidates(build: &CellBuild<'_>) -> Result<Vec<(KernelRelease, ReuseCandidate)>> {
-    let tags = build.services.registry.tags(&build.cell.reference.repository).await?;
+    let tags = build.services.images.registry.tags(&build.cell.reference.repository).await?;
     let lookups = stream::iter(reuse_candidate_tags(build.cell, tags, MAX_LOOKUPS))
         .map(|tag| look_up(build, tag))
         .buffered(MAX_CONCURRENT_REQUESTS)
@@ -207,7 +207,7 @@ async fn try_candidate(
 
 /// Looks up a tag of the cell's repository. Returns `None` unless the tag is an image that farrier made.
 async fn look_up(build: &CellBuild<'_>, tag: Tag) -> Result<Option<ReuseCandidate>> {
-    let (repository, registry) = (&build.cell.reference.repository, &build.services.registry);
+    let (repository, registry) = (&build.cell.reference.repository, &build.services.images.registry);
     let found = registry.image(repository, &Version::Tag(tag), build.cell.target.arch.as_str()).await;
     let stored = match found {
         Err(RegistryError::Image(_)) => None,
@@ -248,7 +248,7 @@ impl ReuseCandidate {
         let work = build.services.cache.scratch()?;
         let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
         let repository = &build.cell.reference.repository;
-        build.services.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+        build.services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
         fs_err::create_dir(&tree)?;
         let unpacked =
             blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| transform(&tree))).await;

@@ -28,7 +28,7 @@ fn assert_compiles(outcome: Result<crate::Built, BuildError>) {
 /// Returns every file in the payload layer of a kernel's image, with the digest of its content.
 async fn files(bench: &Bench, release: &str) -> BTreeMap<PathBuf, Digest> {
     let reference = bench.cell(release).await.reference;
-    let registry = &bench.services.registry;
+    let registry = &bench.services.images.registry;
     let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
     let manifest = ImageManifest::parse(&stored.bytes).unwrap();
     let work = tempfile::tempdir().unwrap();
@@ -78,7 +78,7 @@ async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
     }
     // The check report names the kernel that the payload was built for.
     let reference = bench.cell(K10).await.reference;
-    let image = bench.services.manifest(&reference).await.unwrap().unwrap().digest;
+    let image = bench.services.images.manifest(&reference).await.unwrap().unwrap().digest;
     let stored = StoredImage { services: &bench.services, repository: &reference.repository, digest: &image };
     let stored = stored.find_document(&CHECK_REPORT).await.unwrap();
     let document: serde_json::Value = serde_json::from_slice(&stored.unwrap()).unwrap();

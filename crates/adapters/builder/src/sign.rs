@@ -24,14 +24,14 @@ pub(super) struct Signing {
 /// Returns the signer of the image's modules, as recorded in the image's annotations.
 pub(super) fn module_signer(build: &CellBuild<'_>) -> Option<ModuleSignerFact> {
     let SignedWith { certificate, signed } = build.cell.signed_with.clone()?;
-    let key_id = build.services.module_signer.as_ref()?.certificate().key_id.clone();
+    let key_id = build.services.tools.module_signer.as_ref()?.certificate().key_id.clone();
     Some(ModuleSignerFact { signed, key_id, certificate })
 }
 
 /// Fails fast if the modules cannot be signed. Otherwise notes why they will not be signed, or a warning about the
 /// signing key.
 pub(super) async fn ensure_can_sign_modules(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<()> {
-    let Some(modules) = &build.services.module_signer else { return Ok(()) };
+    let Some(modules) = &build.services.tools.module_signer else { return Ok(()) };
     let signed = signing(build, headers, None).await?.is_some();
     if build.image.spec.output == Output::Image {
         build.note("its modules are not signed: the engine makes the whole image (output: image)");
@@ -51,7 +51,7 @@ pub(super) async fn signing(
     headers: &HeaderSet,
     previous: Option<&ModuleSignerFact>,
 ) -> Result<Option<Signing>> {
-    let Some(modules) = &build.services.module_signer else { return Ok(None) };
+    let Some(modules) = &build.services.tools.module_signer else { return Ok(None) };
     if build.image.spec.output == Output::Image {
         return Ok(None);
     }

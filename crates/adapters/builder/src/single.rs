@@ -84,12 +84,12 @@ async fn build_image(
     }
     let outcome = attempt(services, &cell, BuildOptions { push, compile: force }).await?;
     let how = match (&outcome, push) {
-        (Err(_), _) if services.cancel.is_cancelled() => "interrupted",
+        (Err(_), _) if services.process.cancel.is_cancelled() => "interrupted",
         (Err(_), _) => "failed",
         (Ok(_), true) => "published",
         (Ok(_), false) => "built",
     };
-    services.reporter.finished(&cell.subject(), how);
+    services.process.reporter.finished(&cell.subject(), how);
     let built = outcome?;
     Ok(BuildOutcome { cell, digest: built.digest.clone(), built: Some(built) })
 }

@@ -36,8 +36,8 @@ fn machine(bench: &mut Bench, name: &str) {
     let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
     bench.services.cache = cache.clone();
     bench.services.fetcher = Fetcher::new(cache, options).with_definitions(bench.root().to_owned());
-    let registry = connect(&bench.services.location, &RegistryOptions::default());
-    let store = store_of(&bench.services, bench.services.location.clone(), registry);
+    let registry = connect(&bench.services.images.location, &RegistryOptions::default());
+    let store = store_of(&bench.services, bench.services.images.location.clone(), registry);
     bench.services.fetcher = bench.services.fetcher.clone().with_store(store);
 }
 
@@ -55,8 +55,8 @@ fn bench(with_keys: bool, spec: &serde_json::Value) -> Bench {
 /// The attacker's access to the registry: no key, but any content and any annotations.
 fn attacker(bench: &Bench) -> Store {
     Store::new(
-        bench.services.location.clone(),
-        connect(&bench.services.location, &RegistryOptions::default()),
+        bench.services.images.location.clone(),
+        connect(&bench.services.images.location, &RegistryOptions::default()),
     )
 }
 
@@ -218,7 +218,7 @@ fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
 
 /// Returns the reference under which the root file system is published.
 fn published_as(bench: &Bench, root: &PackageRoot) -> ImageReference {
-    let repository = bench.services.location.repository("farrier-rootfs").unwrap();
+    let repository = bench.services.images.location.repository("farrier-rootfs").unwrap();
     let tag = root.key(Architecture::Amd64)[..32].parse().unwrap();
     ImageReference { repository, version: Version::Tag(tag) }
 }
@@ -239,7 +239,7 @@ enum Change {
 /// part.
 async fn replace_root_fs(bench: &Bench, root: &PackageRoot, change: Change) -> Digest {
     let ImageReference { repository, version } = published_as(bench, root);
-    let registry = &bench.services.registry;
+    let registry = &bench.services.images.registry;
     let found = registry.manifest(&repository, &version).await.unwrap().unwrap();
     let mut manifest = ImageManifest::parse(&found.bytes).unwrap();
     let config = bench.services.blob_file(&repository, &manifest.config).await.unwrap();
@@ -393,12 +393,12 @@ async fn a_signed_toolchain_is_not_another_one() {
     made_here(&bench, &root, b"the compiler");
     taken(&bench, &root).await.unwrap();
     let ImageReference { repository, version } = published_as(&bench, &root);
-    let found = bench.services.registry.manifest(&repository, &version).await.unwrap().unwrap();
+    let found = bench.services.images.registry.manifest(&repository, &version).await.unwrap().unwrap();
     let include = BootstrapSpec { include: vec!["gcc".parse().unwrap()], ..bootstrap() };
     // Neither a toolchain with other packages nor a base with the same packages.
     for other in [PackageRoot::Toolchain(include), PackageRoot::RuntimeBase(bootstrap())] {
         let elsewhere = published_as(&bench, &other).version;
-        let registry = &bench.services.registry;
+        let registry = &bench.services.images.registry;
         registry.push_manifest(&repository, &elsewhere, &found.media_type, &found.bytes).await.unwrap();
         let error = taken(&bench, &other).await.unwrap_err();
         assert!(error_chain(&error).contains("another root file system"), "{error}");

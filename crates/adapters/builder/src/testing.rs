@@ -38,8 +38,8 @@ use super::{
     publish,
 };
 use crate::services::{
-    BootCheck, BootChecker, BuildError, BuildLimits, BuildServices, LazyEngine, LazyEntrypoint, Reporter,
-    Stage,
+    BootCheck, BootChecker, BuildError, BuildLimits, BuildServices, BuildTools, ImageAccess, LazyEngine,
+    LazyEntrypoint, ProcessControl, Reporter, Stage,
 };
 
 /// Three kernels. [`ModuleFile`] writes modules for the first.
@@ -143,21 +143,27 @@ impl Bench {
             fetcher: Fetcher::new(cache.clone(), FetchOptions::default())
                 .with_definitions(directory.path().to_owned()),
             cache,
-            registry: connect(&location, &options),
-            needs_from: None,
-            remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),
-            credentials: Keyring::default(),
-            location,
-            engine: LazyEngine::new(EngineChoice::Docker, env),
-            entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
-            limits: BuildLimits { at_once: 1, budget: farrier_local::machine::budget() },
-            module_signer: None,
-            boot_checker: None,
-            output_maker: None,
-            reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
-            instance: Instance::default(),
-            fence: None,
-            cancel: tokio_util::sync::CancellationToken::new(),
+            images: ImageAccess {
+                registry: connect(&location, &options),
+                needs_from: None,
+                remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),
+                credentials: Keyring::default(),
+                location,
+            },
+            tools: BuildTools {
+                engine: LazyEngine::new(EngineChoice::Docker, env),
+                entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
+                limits: BuildLimits { at_once: 1, budget: farrier_local::machine::budget() },
+                module_signer: None,
+                boot_checker: None,
+                output_maker: None,
+            },
+            process: ProcessControl {
+                reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
+                instance: Instance::default(),
+                fence: None,
+                cancel: tokio_util::sync::CancellationToken::new(),
+            },
         };
         let bench = Self { services, heard, directory };
         for release in [K9, K10, K11] {
@@ -222,7 +228,7 @@ impl Bench {
     /// Adds a boot check that returns this answer.
     pub fn with_boot(mut self, answer: fn() -> Result<BootReport, BuildError>) -> (Self, Arc<Scripted>) {
         let scripted = Arc::new(Scripted { answer, asked: Mutex::default() });
-        self.services.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
+        self.services.tools.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
         (self, scripted)
     }
 
@@ -326,7 +332,7 @@ impl Bench {
     /// Returns the annotations of the image that is published for a kernel.
     pub async fn annotations(&self, release: &str) -> BTreeMap<String, String> {
         let reference = self.cell(release).await.reference;
-        let registry = &self.services.registry;
+        let registry = &self.services.images.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
     }

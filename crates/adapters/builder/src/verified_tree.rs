@@ -22,7 +22,7 @@ where
 
 /// Whether steps run on this machine as the user who owns the trees.
 async fn steps_own_trees(services: &BuildServices) -> bool {
-    matches!(services.engine.get().await, Ok(Engine::Sandbox(sandbox)) if sandbox.owner().owns_cache())
+    matches!(services.tools.engine.get().await, Ok(Engine::Sandbox(sandbox)) if sandbox.owner().owns_cache())
 }
 
 async fn compared<T, F>(

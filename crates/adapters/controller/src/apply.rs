@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// content of a digest cannot change.
 pub(super) async fn ensure_published(services: &BuildServices, change: &Change) -> Result<()> {
     for reference in change.proof() {
-        if services.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
+        if services.images.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is no longer in the registry");
             return Err(BuildError::problem(ProblemKind::Unmet, message, None));
         }
@@ -78,7 +78,7 @@ pub(super) async fn label_nodes(
     labels: &mut NodeLabeler,
 ) -> NodeLabelWrites {
     let outcomes = stream::iter(labels.due(nodes))
-        .take_while(|_| std::future::ready(!services.cancel.is_cancelled()))
+        .take_while(|_| std::future::ready(!services.process.cancel.is_cancelled()))
         .map(|(index, change)| async move { (index, cluster.apply(&change).await, change) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
@@ -117,7 +117,7 @@ pub(super) async fn apply_upgrade_steps(
     steps: Vec<Change>,
 ) -> UpgradeSteps {
     let outcomes = stream::iter(steps)
-        .take_while(|_| std::future::ready(!services.cancel.is_cancelled()))
+        .take_while(|_| std::future::ready(!services.process.cancel.is_cancelled()))
         .map(|step| async move { (cluster.apply(&step).await, step) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()

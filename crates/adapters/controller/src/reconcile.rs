@@ -133,7 +133,7 @@ pub(super) async fn plan_for(
     lookup_cache.observed.failures.clear();
     contents(services, &images_in_use(&snapshot, &services.definitions), &mut lookup_cache.observed.contents)
         .await;
-    let (location, now) = (image_location(&services.location), jiff::Timestamp::now());
+    let (location, now) = (image_location(&services.images.location), jiff::Timestamp::now());
     let (machine, has_daemon) = Box::pin(engines_for(services, &required, &targets)).await;
     let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
     let inputs = PlanInputs {
@@ -141,7 +141,7 @@ pub(super) async fn plan_for(
         snapshot: &snapshot,
         announced: &announced,
         manifests: &manifests,
-        instance: &services.instance,
+        instance: &services.process.instance,
         machine,
         has_daemon,
         now,
@@ -162,9 +162,9 @@ async fn engines_for(
     targets: &BTreeSet<KernelTarget>,
 ) -> (Option<Architecture>, bool) {
     let is_foreign = targets.iter().any(|target| target.arch != native());
-    let machine = if is_foreign { services.engine.machine().await } else { None };
+    let machine = if is_foreign { services.tools.engine.machine().await } else { None };
     let is_whole = images.iter().any(|image| image.spec.output == Output::Image);
-    (machine, is_whole && services.engine.has_daemon().await)
+    (machine, is_whole && services.tools.engine.has_daemon().await)
 }
 
 /// Builds one cell and reports the outcome.
@@ -177,7 +177,7 @@ pub(super) async fn build_planned(services: &BuildServices, cell: &Cell) -> Resu
                 BuildError::Canceled => "interrupted".to_owned(),
                 _ => format!("failed: {}", error_chain(&error)),
             };
-            services.reporter.finished(&subject, &outcome);
+            services.process.reporter.finished(&subject, &outcome);
             let report = TargetReport::failed(subject, &error);
             Ok(AttemptResult { report, fault: Some(BuildFault::of(&error)) })
         }
@@ -195,11 +195,11 @@ fn published_report(services: &BuildServices, cell: &Cell, built: Built) -> Targ
         Verdict::Loads | Verdict::Refused => Vec::new(),
     };
     for warning in &warnings {
-        services.reporter.note(&subject, &format!("warning: {warning}"));
+        services.process.reporter.note(&subject, &format!("warning: {warning}"));
     }
     let how = reused_from.as_ref().map(|from| format!(", reused from kernel {}", from.kernel));
     let how = how.unwrap_or_default();
-    services.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
+    services.process.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
     match reused_from {
         Some(from) => TargetReport::Reused {
             subject,
@@ -275,11 +275,11 @@ pub(super) async fn roll_out(
     rollout: &PlannedRollout,
 ) -> Result<()> {
     for change in &rollout.changes {
-        if services.cancel.is_cancelled() {
+        if services.process.cancel.is_cancelled() {
             return Err(BuildError::Canceled);
         }
         ensure_published(services, change).await?;
-        services.may_write()?;
+        services.process.ensure_may_write()?;
         match &rollout.target.place {
             Some(ManifestLocation::Local { path, values }) => {
                 let directory = Directory::open(&services.definitions.root.join(path))?;

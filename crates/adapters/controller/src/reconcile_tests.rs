@@ -18,11 +18,12 @@ async fn a_node_that_joins_during_a_build_holds_the_rollout() {
     let rollout =
         json!({"strategy": "image", "namespace": "drivers", "daemonSet": "a", "container": "driver"});
     let mut bench = Bench::new(&json!({"reuse": "compatible", "rollout": [rollout]}));
-    bench.services.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+    bench.services.images.location =
+        RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.services.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| {
         state.node("n", K10);
         state.daemon_set("a", "");

@@ -43,8 +43,9 @@ impl Cluster for NoCluster {
 pub async fn definitions_of_registry(services: &BuildServices) -> Result<Definitions> {
     let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
     for (name, image) in &services.definitions.images {
-        let repository = &services.location.repository(name.as_str())?;
+        let repository = &services.images.location.repository(name.as_str())?;
         let tags = services
+            .images
             .registry
             .tags(repository)
             .await?
@@ -88,7 +89,7 @@ async fn kernels_of(
 ) -> Result<Vec<KernelTarget>> {
     let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
     for arch in Architecture::VARIANTS {
-        match services.registry.image(repository, &version, arch.as_str()).await {
+        match services.images.registry.image(repository, &version, arch.as_str()).await {
             Ok(image) => images.extend(image.map(|stored| (stored.digest, stored.bytes))),
             Err(RegistryError::Image(_)) => {}
             Err(error) => return Err(error.into()),

@@ -67,7 +67,7 @@ pub async fn write(
         let tip = repository.fetch().await?;
         repository.check_out().await?.apply(change).await?;
         let Some(new_commit) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
-        services.may_write()?;
+        services.process.ensure_may_write()?;
         if repository.push(&new_commit, &commit.branch).await? {
             return Ok(());
         }

@@ -55,7 +55,7 @@ pub async fn licenses(services: &BuildServices, contents: &[Content]) -> Result<
             licenses.insert(License::of_image(image));
             licenses.extend(image.spec.sources.iter().map(|source| License::of_source(image, source)));
         }
-        let repository = services.location.repository(name)?;
+        let repository = services.images.location.repository(name)?;
         let image = StoredImage { services, repository: &repository, digest };
         let bill = image.find_document(&BILL_OF_MATERIALS).await?;
         let bill: Value = bill.and_then(|bill| serde_json::from_slice(&bill).ok()).unwrap_or_default();

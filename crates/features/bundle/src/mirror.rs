@@ -103,7 +103,7 @@ pub async fn mirror_inputs(
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
     reports.iter().for_each(&mut *on_report);
     for input in &inputs {
-        if services.cancel.is_cancelled() {
+        if services.process.cancel.is_cancelled() {
             return reports;
         }
         let report = match mirror_input(services, input).await {
@@ -228,25 +228,25 @@ async fn inputs_of<'a>(
 }
 
 async fn mirror_input(services: &BuildServices, input: &Input<'_>) -> Result<MirroredInput> {
-    services.may_write()?;
+    services.process.ensure_may_write()?;
     let action = "store input";
     let kept = match input {
         Input::Source(spec) => {
-            let kept = services.retry(action, || services.fetcher.sources().keep(spec)).await?;
+            let kept = services.process.retry(action, || services.fetcher.sources().keep(spec)).await?;
             if let Some(warning) = services.fetcher.sources().archive_warning(spec).await? {
-                services.reporter.note("mirror", &warning);
+                services.process.reporter.note("mirror", &warning);
             }
             kept
         }
         Input::Packages(root, arch) => {
-            services.retry(action, || services.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
+            services.process.retry(action, || services.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
         }
         Input::Minimal(spec, arch) => {
-            services.retry(action, || services.fetcher.root_fs().keep_minimal(spec, *arch)).await?
+            services.process.retry(action, || services.fetcher.root_fs().keep_minimal(spec, *arch)).await?
         }
         Input::Headers(kernel, source) => {
             let put = || services.fetcher.headers().keep(source, kernel);
-            match services.retry(action, put).await? {
+            match services.process.retry(action, put).await? {
                 Lookup::Found(kept) => kept,
                 Lookup::Missing { looked_for, hint } => {
                     return Err(BuildError::headers_missing(&looked_for, hint));
@@ -275,7 +275,7 @@ async fn keep_own_definitions(services: &BuildServices) -> Option<MirrorReport> 
         Ok((kept, omitted_paths)) => {
             for path in &omitted_paths {
                 let text = "contains a private key or credentials: not copied to the registry";
-                services.reporter.note(&path.display().to_string(), text);
+                services.process.reporter.note(&path.display().to_string(), text);
             }
             MirrorReport::Stored(mirrored(&kept))
         }
@@ -298,7 +298,7 @@ async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<C
         }
         Input::Copy(text) => {
             let reference: ImageReference = text.parse()?;
-            let Some(place) = services.mirror_repository(&reference)? else {
+            let Some(place) = services.images.mirror_repository(&reference)? else {
                 let reference = services.resolve_reference(text).await?;
                 return at(services, ContentKind::Mirror, &reference).await;
             };
@@ -335,13 +335,13 @@ async fn content_tag_of(
 
 /// Content under a tag of a repository below the prefix; empty if there is none.
 async fn named(services: &BuildServices, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
-    let repository = services.location.repository(name)?;
+    let repository = services.images.location.repository(name)?;
     at(services, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
 }
 
 async fn at(services: &BuildServices, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>> {
     let ImageReference { repository, version } = reference;
-    let found = services.registry.manifest(repository, version).await?;
+    let found = services.images.registry.manifest(repository, version).await?;
     let tag = match version {
         Version::Tag(tag) => Some(tag.clone()),
         Version::Digest(_) => None,
@@ -353,7 +353,7 @@ async fn at(services: &BuildServices, kind: ContentKind, reference: &ImageRefere
 
 fn name_of(services: &BuildServices, reference: &ImageReference) -> String {
     let repository = &reference.repository;
-    services.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
+    services.images.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
 }
 
 impl Input<'_> {

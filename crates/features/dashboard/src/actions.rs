@@ -144,7 +144,10 @@ impl Actions {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not a form\n".to_owned()));
         }
         let (preview, person, effects_digest) = self.preview(headers, facts, form).await?;
-        self.services.may_write().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, error_chain(&why)))?;
+        self.services
+            .process
+            .ensure_may_write()
+            .map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, error_chain(&why)))?;
         if preview.effects_digest != effects_digest {
             return Err(conflict("the effect has changed since it was shown: go back and review it again"));
         }

@@ -143,7 +143,7 @@ impl Images {
 }
 
 async fn read_image(services: &BuildServices, reference: &ImageReference) -> Result<Image, BuildError> {
-    let stored = services.existing_manifest(reference).await?;
+    let stored = services.images.existing_manifest(reference).await?;
     let layers = ImageManifest::parse(&stored.bytes)?.layers;
     let image = StoredImage { services, repository: &reference.repository, digest: &stored.digest };
     let (report, bill) =

@@ -122,7 +122,7 @@ impl StatusSink for PageServer {
             served: true,
             builds: LoggedBuilds::of(&self.services.cache, plan, *now),
             cluster: self.cluster.clone(),
-            registry: self.services.location.to_string(),
+            registry: self.services.images.location.to_string(),
             ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
         };
         let mut history = self.state().map(|state| state.history.clone()).unwrap_or_default();

@@ -10,8 +10,8 @@ use super::*;
 #[tokio::test]
 async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     let bench = Bench::new(&json!({}));
-    let (services, registry) = (&bench.services, &bench.services.registry);
-    let repository = services.location.repository("x").unwrap();
+    let (services, registry) = (&bench.services, &bench.services.images.registry);
+    let repository = services.images.location.repository("x").unwrap();
     let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let digest = Digest::of(&image);
@@ -53,8 +53,8 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
 #[tokio::test]
 async fn outputs_go_with_their_image_and_signatures_with_their_output() {
     let bench = Bench::new(&json!({}));
-    let (services, registry) = (&bench.services, &bench.services.registry);
-    let repository = services.location.repository("x").unwrap();
+    let (services, registry) = (&bench.services, &bench.services.images.registry);
+    let repository = services.images.location.repository("x").unwrap();
     let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();

@@ -201,7 +201,8 @@ pub async fn gc(services: &BuildServices, cluster: &dyn Cluster, options: &GcOpt
 
 /// Returns a refusal and its remedy if the clocks of this machine and of the registry differ by more than [`MAX_CLOCK_SKEW`].
 async fn clock_skew(services: &BuildServices, now: Timestamp) -> Result<Option<(String, String)>> {
-    let registry_clock = services.registry.clock(&services.location.repository(RECORDS)?).await?;
+    let registry_clock =
+        services.images.registry.clock(&services.images.location.repository(RECORDS)?).await?;
     let is_skewed = |clock: &Timestamp| now.duration_since(*clock).abs() > MAX_CLOCK_SKEW;
     let Some(registry_clock) = registry_clock.filter(is_skewed) else { return Ok(None) };
     let refused = format!(
@@ -255,8 +256,8 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
     let names: BTreeSet<&ImageName> = services.definitions.images.keys().chain(&options.further).collect();
     let mut contents = RegistryContents::default();
     for name in names {
-        let repository = services.location.repository(name.as_str())?;
-        let tags = services.registry.tags(&repository).await?;
+        let repository = services.images.location.repository(name.as_str())?;
+        let tags = services.images.registry.tags(&repository).await?;
         let outcomes: Vec<_> = stream::iter(tags)
             .map(|tag| manifest_of(services, &repository, tag))
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
@@ -297,7 +298,7 @@ async fn add_members(
     let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
     let untagged: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
     for digest in untagged {
-        let found = services.registry.manifest(repository, &Version::Digest(digest)).await?;
+        let found = services.images.registry.manifest(repository, &Version::Digest(digest)).await?;
         images.extend(found.map(|stored| {
             RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
         }));
@@ -317,7 +318,7 @@ async fn manifest_of(
     tag: Tag,
 ) -> Result<Option<(Tag, Digest, Vec<u8>)>> {
     let version = Version::Tag(tag.clone());
-    let stored = services.registry.manifest(repository, &version).await?;
+    let stored = services.images.registry.manifest(repository, &version).await?;
     Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
 }
 
@@ -333,7 +334,7 @@ async fn find_leftovers(
             continue;
         }
         let version = Version::Digest(subject.clone());
-        let found = services.registry.manifest(repository, &version).await?;
+        let found = services.images.registry.manifest(repository, &version).await?;
         if found.is_none() {
             leftovers.insert((repository.clone(), subject.clone()));
         }
@@ -357,7 +358,7 @@ async fn report_of(
         state: GcState::WouldDelete,
     };
     let mut report = GcReport {
-        registry: services.location.to_string(),
+        registry: services.images.location.to_string(),
         keep_days: options.keep_days,
         delete: options.delete,
         leftovers: contents.leftovers.iter().map(leftover).collect(),
@@ -370,8 +371,8 @@ async fn report_of(
 
 /// Counts the stored inputs of one kind. Returns `None` if there are none.
 async fn count_stored(services: &BuildServices, kind: InputKind) -> Result<Option<StoredKind>> {
-    let repository = services.location.repository(kind.repository())?;
-    let tags = services.registry.tags(&repository).await?;
+    let repository = services.images.location.repository(kind.repository())?;
+    let tags = services.images.registry.tags(&repository).await?;
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
     let mut artifacts = 0;
     for tag in tags.into_iter().filter(|tag| !is_referrer_or_signature(tag)) {
@@ -432,10 +433,11 @@ async fn delete(
     digest: &Digest,
     is_image: bool,
 ) -> Result<bool> {
-    let referrers = services.registry.referrers(repository, digest, None).await?;
+    let referrers = services.images.registry.referrers(repository, digest, None).await?;
     if is_image {
         delete_manifest(services, repository, digest).await?;
-    } else if services.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
+    } else if services.images.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some()
+    {
         return Ok(false);
     }
     // An output of the image has signatures of its own.
@@ -460,8 +462,8 @@ async fn delete(
 
 /// Deletes a manifest, if it exists.
 async fn delete_manifest(services: &BuildServices, repository: &Repository, digest: &Digest) -> Result<()> {
-    services.may_write()?;
-    services.registry.delete_manifest(repository, digest).await?;
+    services.process.ensure_may_write()?;
+    services.images.registry.delete_manifest(repository, digest).await?;
     Ok(())
 }
 

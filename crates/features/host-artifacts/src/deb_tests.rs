@@ -28,7 +28,7 @@ use super::*;
 use crate::HostArtifacts;
 
 async fn package(bench: &Bench, image: &Digest) -> Result<Artifact, BuildError> {
-    let repository = bench.services.location.repository("x").unwrap();
+    let repository = bench.services.images.location.repository("x").unwrap();
     HostArtifacts.make(&bench.services, &repository, image, HostOutput::Deb).await
 }
 
@@ -77,7 +77,7 @@ async fn dpkg_reads_the_package() {
 async fn the_same_image_gives_the_same_package_on_two_machines() {
     let (bench, mut other) = (Bench::new(&json!({})), Bench::new(&json!({})));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
-    other.services.registry = Arc::clone(&bench.services.registry);
+    other.services.images.registry = Arc::clone(&bench.services.images.registry);
     let packages = [package(&bench, &built.digest).await, package(&other, &built.digest).await];
     let [here, there] = packages.map(Result::unwrap);
     assert_eq!(here.digest, there.digest);
@@ -104,7 +104,7 @@ async fn the_certificate_of_signed_modules_is_in_the_package() {
     };
     let secrets = SecretReader::new(keys.root().to_owned(), None);
     let signer = ModuleSigner::open(&spec, keys.root(), secrets).unwrap();
-    bench.services.module_signer = Some(Arc::new(signer));
+    bench.services.tools.module_signer = Some(Arc::new(signer));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     let made = package(&bench, &built.digest).await.unwrap();
     let root = tempfile::tempdir().unwrap();
@@ -118,15 +118,15 @@ async fn the_certificate_of_signed_modules_is_in_the_package() {
     assert!(shown.contains("Acme"), "{shown}");
 
     // Without the certificate, another package would have the same name.
-    bench.services.module_signer = None;
+    bench.services.tools.module_signer = None;
     let error = package(&bench, &built.digest).await.unwrap_err().to_string();
     assert!(error.contains("has modules signed with unknown certificate sha256:"), "{error}");
 }
 
 async fn listed(bench: &Bench, image: &Digest) -> Vec<Digest> {
-    let repository = bench.services.location.repository("x").unwrap();
+    let repository = bench.services.images.location.repository("x").unwrap();
     let kind = Some(HostOutput::Deb.media_type());
-    let found = bench.services.registry.referrers(&repository, image, kind).await.unwrap();
+    let found = bench.services.images.registry.referrers(&repository, image, kind).await.unwrap();
     found.into_iter().map(|found| found.digest).collect()
 }
 
@@ -135,7 +135,7 @@ async fn a_build_publishes_what_its_definition_asks_for() {
     let mut bench = Bench::new(&json!({"outputs": ["deb"]}));
     let error = bench.build(K9).await.unwrap_err().to_string();
     assert_eq!(error, "outputs of x: this farrier makes none", "before anything is compiled");
-    bench.services.output_maker = Some(Arc::new(HostArtifacts));
+    bench.services.tools.output_maker = Some(Arc::new(HostArtifacts));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(listed(&bench, &built.digest).await, [package(&bench, &built.digest).await.unwrap().digest]);
 }
@@ -149,7 +149,7 @@ async fn the_sites_key_signs_nothing_that_is_made_from_an_unsigned_image() {
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     bench.sign_images_with(&keys);
     bench.image().spec.outputs = [HostOutput::Deb].into();
-    bench.services.output_maker = Some(Arc::new(HostArtifacts));
+    bench.services.tools.output_maker = Some(Arc::new(HostArtifacts));
     let (name, target) = ("x".parse().unwrap(), Bench::target(K9));
     let error = build_one(&bench.services, &name, &target, true, false).await.unwrap_err().to_string();
     assert!(error.contains("is not signed with a key of this site"), "{error}");

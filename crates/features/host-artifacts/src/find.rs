@@ -31,7 +31,7 @@ pub async fn find_image(
         let digest = look_up(services, repository, version, release, arch).await?;
         return digest.ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
     }
-    let tags = services.registry.tags(repository).await?;
+    let tags = services.images.registry.tags(repository).await?;
     let tags = tags.into_iter().filter(|tag| oci::subject_of_tag(tag).is_none());
     let lookups: Vec<_> = stream::iter(tags)
         .map(|tag| async move {
@@ -60,7 +60,7 @@ async fn look_up(
     release: Option<&KernelRelease>,
     arch: Architecture,
 ) -> Result<Option<Digest>> {
-    let stored = match services.registry.image(repository, version, arch.as_str()).await {
+    let stored = match services.images.registry.image(repository, version, arch.as_str()).await {
         // The tag holds no image.
         Err(RegistryError::Image(_)) => None,
         stored => stored?,

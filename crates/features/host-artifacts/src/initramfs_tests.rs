@@ -20,7 +20,7 @@ async fn cpio_unpacks_what_loads_the_modules() {
     let bench = Bench::new(&json!({"modules": ["m", "a"]}));
     let user = ModuleFile::named("a").info("depends", "m,usbcore").needs("printk", 1);
     let built = bench.publish(K9, &[&module(), &user]).await.unwrap();
-    let repository = bench.services.location.repository("x").unwrap();
+    let repository = bench.services.images.location.repository("x").unwrap();
     let made =
         HostArtifacts.make(&bench.services, &repository, &built.digest, HostOutput::Initramfs).await.unwrap();
     let again =

@@ -44,7 +44,7 @@ pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> BuildError
 /// Fetches and unpacks the payload. Returns the payload, and the bytes of the image's manifest.
 pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, HostPayload)> {
     let StoredImage { services, repository, digest } = image;
-    let stored = services.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
+    let stored = services.images.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
     let stored = stored.ok_or_else(|| unmet(image, "is not in the registry", "give a published image"))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
     let config = services.configuration(repository, &manifest.config).await?;
@@ -67,7 +67,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     };
     let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
-    services.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+    services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
     fs_err::create_dir(&tree)?;
     let (dest, expected_signer) = (tree.clone(), signer.clone());
     let is_signed = blocking(move || {
@@ -85,7 +85,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
 
 /// Returns the certificate that the image's annotations name, from the site's definition.
 fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
-    let site = image.services.module_signer.as_ref();
+    let site = image.services.tools.module_signer.as_ref();
     let known = site.filter(|site| site.fingerprint() == signer.certificate);
     known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
         let why = format!("has modules signed with unknown certificate {}", signer.certificate);

@@ -46,9 +46,9 @@ pub async fn pull(
 ) -> Result<Pulled> {
     let StoredImage { services, repository, digest } = image;
     let mut refused = Vec::new();
-    for listed in services.registry.referrers(repository, digest, Some(output.media_type())).await? {
+    for listed in services.images.registry.referrers(repository, digest, Some(output.media_type())).await? {
         let version = Version::Digest(listed.digest);
-        let Some(stored) = services.registry.manifest(repository, &version).await? else { continue };
+        let Some(stored) = services.images.registry.manifest(repository, &version).await? else { continue };
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Clients maintain the lists of referrers, so an entry may be of another kind.
         let Some((layer, name)) = output_layer(&manifest, digest, output) else { continue };
@@ -57,7 +57,7 @@ pub async fn pull(
             continue;
         }
         let file = to.unwrap_or(Path::new(name)).to_owned();
-        services.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
+        services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
         return Ok(pulled(image, output, layer, &stored.digest, file, (true, signers.is_some())));
     }
     if !refused.is_empty() {

@@ -18,7 +18,7 @@ pub async fn contents(
     known: &mut BTreeMap<String, ImageContents>,
 ) {
     known.retain(|image, _| images.contains(image) && image.contains("@sha256:"));
-    let prefix = format!("{}/", image_location(&services.location).prefix.trim_end_matches('/'));
+    let prefix = format!("{}/", image_location(&services.images.location).prefix.trim_end_matches('/'));
     let new = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
     let found =
         stream::iter(new.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
@@ -34,11 +34,13 @@ pub async fn contents(
 async fn contents_of(services: &BuildServices, reference: &ImageReference) -> Option<ImageContents> {
     let ImageReference { repository, version } = reference;
     let found = async {
-        let Some(stored) = services.registry.manifest(repository, version).await? else { return Ok(None) };
+        let Some(stored) = services.images.registry.manifest(repository, version).await? else {
+            return Ok(None);
+        };
         let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
             return Ok(contents_of_one(&stored));
         };
-        let entries = entries(services.registry.as_ref(), repository, &index, &stored.bytes).await?;
+        let entries = entries(services.images.registry.as_ref(), repository, &index, &stored.bytes).await?;
         let platforms: Option<BTreeMap<_, _>> =
             entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
         let platforms = platforms.filter(|platforms| !platforms.is_empty());

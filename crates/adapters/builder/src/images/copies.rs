@@ -29,14 +29,14 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
     let Version::Digest(digest) = &pinned.version else {
         return Err(BuildError::no_such_image(text));
     };
-    let Some(place) = services.mirror_repository(&wanted)? else {
+    let Some(place) = services.images.mirror_repository(&wanted)? else {
         return Ok(ImageCopy { digest: digest.clone(), reference: wanted, new: false });
     };
     let tag = copy_tag(&wanted)?;
     let version = Version::Tag(tag);
     let copy = ImageReference { repository: place.clone(), version: version.clone() };
-    let named = services.registry.manifest(&place, &version).await?;
-    services.may_write()?;
+    let named = services.images.registry.manifest(&place, &version).await?;
+    services.process.ensure_may_write()?;
     let new = named.is_none_or(|named| named.digest != *digest);
     if new {
         copy_manifest(services, &pinned, &place, &version).await?;
@@ -53,16 +53,16 @@ async fn copy_all_referrers(
     image: &Digest,
     place: &Repository,
 ) -> Result<()> {
-    let source = services.registry_of(from);
+    let source = services.images.registry_of(from);
     let referrers = match source.referrers(from, image, None).await {
         Ok(referrers) => referrers,
         Err(error) => {
             let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
-            services.reporter.note(&format!("{from}@{image}"), &text);
+            services.process.reporter.note(&format!("{from}@{image}"), &text);
             return Ok(());
         }
     };
-    let here = services.registry.referrers(place, image, None).await?;
+    let here = services.images.registry.referrers(place, image, None).await?;
     let versions = referrers.into_iter().map(|referrer| Version::Digest(referrer.digest));
     let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
     for version in versions.chain(tags.map(Version::Tag)) {
@@ -80,13 +80,13 @@ async fn copy_all_referrers(
         }
         match &version {
             Version::Digest(_) => {
-                services.registry.push_referrer(place, &found.bytes).await?;
+                services.images.registry.push_referrer(place, &found.bytes).await?;
             }
             // Keep the site's own signatures. Content of any other form is replaced.
             Version::Tag(tag) => {
                 let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
-                if !join(services.registry.as_ref(), place, tag, (kind, bytes)).await? {
-                    services.registry.push_manifest(place, &version, kind, bytes).await?;
+                if !join(services.images.registry.as_ref(), place, tag, (kind, bytes)).await? {
+                    services.images.registry.push_manifest(place, &version, kind, bytes).await?;
                 }
             }
         }
@@ -102,7 +102,7 @@ async fn copy_manifest(
     version: &Version,
 ) -> Result<()> {
     let repository = &from.repository;
-    let found = services.existing_manifest(from).await?;
+    let found = services.images.existing_manifest(from).await?;
     let manifest = AnyManifest::parse(&found.bytes)?;
     for part in manifest.children() {
         let version = Version::Digest(part.digest.clone());
@@ -110,9 +110,9 @@ async fn copy_manifest(
         Box::pin(copy_manifest(services, &from, place, &version)).await?;
     }
     for blob in manifest.blobs() {
-        copy_blob(services, services.registry_of(repository), repository, place, blob).await?;
+        copy_blob(services, services.images.registry_of(repository), repository, place, blob).await?;
     }
-    services.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
+    services.images.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
     Ok(())
 }
 
@@ -130,13 +130,13 @@ async fn copy_blob(
         tracing::warn!(%from, %digest, media_type, "layer not copied: no registry has it");
         return Ok(());
     }
-    if services.registry.has_blob(place, digest).await? {
+    if services.images.registry.has_blob(place, digest).await? {
         return Ok(());
     }
     let scratch = services.cache.scratch()?;
     let file = scratch.path().join("blob");
     source.fetch_blob(from, digest, *size, &file).await?;
-    services.registry.push_blob(place, digest, &file).await?;
+    services.images.registry.push_blob(place, digest, &file).await?;
     Ok(())
 }
 
@@ -194,10 +194,10 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         let options = RegistryOptions::default();
         let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
-        bench.services.remote = connect(&elsewhere, &options);
+        bench.services.images.remote = connect(&elsewhere, &options);
         let (repository, text) = ("other.test:5000/base".parse().unwrap(), "other.test:5000/base:1");
-        let digest = publish(bench.services.remote.as_ref(), &repository).await;
-        let remote = Arc::clone(&bench.services.remote);
+        let digest = publish(bench.services.images.remote.as_ref(), &repository).await;
+        let remote = Arc::clone(&bench.services.images.remote);
         let subject = remote.manifest(&repository, &Version::Digest(digest.clone())).await.unwrap().unwrap();
         let sign = async |text: &'static str| {
             let kind = provenance::SIGSTORE_BUNDLE;
@@ -223,7 +223,7 @@ mod tests {
         // A new signature appears at the source.
         sign("another signature").await;
         assert!(!copy_image(&bench.services, text).await.unwrap().new);
-        let (place, here) = (copied.reference.repository, Arc::clone(&bench.services.registry));
+        let (place, here) = (copied.reference.repository, Arc::clone(&bench.services.images.registry));
         let listed = here.referrers(&place, &digest, Some(provenance::SIGSTORE_BUNDLE)).await.unwrap();
         assert_eq!(listed.len(), 2);
         let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
@@ -235,16 +235,17 @@ mod tests {
         assert!(here.has_blob(&place, &layers[1]).await.unwrap());
 
         // The other registry disappears.
-        bench.services.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
+        bench.services.images.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
         let offline = Net::new(NetOptions { offline: true, ..NetOptions::default() }).unwrap();
         bench.services.fetcher = bench.services.fetcher.clone().with_net(offline);
         let resolved = bench.services.resolve_reference(text).await.unwrap();
         assert_eq!(resolved.to_string(), format!("other.test:5000/base@{digest}"));
-        let nearest = bench.services.mirrored_reference(resolved).await.unwrap();
+        let nearest = bench.services.images.mirrored_reference(resolved).await.unwrap();
         assert_eq!(nearest.to_string(), format!("mirror/other.test-5000/base@{digest}"));
         let AnyManifest::Index(index) = AnyManifest::parse(
             &bench
                 .services
+                .images
                 .registry
                 .manifest(&nearest.repository, &nearest.version)
                 .await
@@ -256,7 +257,15 @@ mod tests {
             panic!("an index")
         };
         let part = Version::Digest(index.manifests[0].digest.clone());
-        assert!(bench.services.registry.manifest(&nearest.repository, &part).await.unwrap().is_some());
-        assert!(bench.services.registry.has_blob(&nearest.repository, &Digest::of(b"layer")).await.unwrap());
+        assert!(bench.services.images.registry.manifest(&nearest.repository, &part).await.unwrap().is_some());
+        assert!(
+            bench
+                .services
+                .images
+                .registry
+                .has_blob(&nearest.repository, &Digest::of(b"layer"))
+                .await
+                .unwrap()
+        );
     }
 }

@@ -104,7 +104,7 @@ pub(super) fn parse_json(name: &'static str, content: &[u8]) -> Result<Value> {
 impl StoredImage<'_> {
     /// Pushes a document about the image, with its blobs. Returns the number of bytes sent.
     pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64> {
-        let registry = &self.services.registry;
+        let registry = &self.services.images.registry;
         let mut sent = 0;
         for bytes in [artifact.config, &artifact.content] {
             sent += registry.push_bytes(self.repository, bytes).await?.bytes();
@@ -129,7 +129,7 @@ impl StoredImage<'_> {
     /// is usually the newest.
     pub async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { services, repository, digest } = self;
-        let registry = services.registry_of(repository);
+        let registry = services.images.registry_of(repository);
         for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
         {
             if let Some(content) = self.read_document(&referrer.digest, kind).await? {
@@ -149,7 +149,7 @@ impl StoredImage<'_> {
     /// Whether the list under the image's fallback tag names a referrer of this type that the registry has deleted.
     pub(super) async fn is_referrer_deleted(self, media_type: &str) -> Result<bool> {
         let Self { services, repository, digest } = self;
-        let registry = services.registry_of(repository);
+        let registry = services.images.registry_of(repository);
         let Some(tag) = referrers_tag(digest) else { return Ok(false) };
         let Some(list) = registry.manifest(repository, &Version::Tag(tag)).await? else { return Ok(false) };
         let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&list.bytes) else { return Ok(false) };
@@ -168,7 +168,8 @@ impl StoredImage<'_> {
     async fn read_document(self, digest: &Digest, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { services, repository, digest: subject } = self;
         let version = Version::Digest(digest.clone());
-        let Some(stored) = services.registry_of(repository).manifest(repository, &version).await? else {
+        let Some(stored) = services.images.registry_of(repository).manifest(repository, &version).await?
+        else {
             return Ok(None);
         };
         let manifest = ImageManifest::parse(&stored.bytes)?;

@@ -15,7 +15,7 @@ pub(crate) fn output_maker(
     if image.spec.outputs.is_empty() {
         return Ok(None);
     }
-    let maker = services.output_maker.clone().ok_or_else(|| {
+    let maker = services.tools.output_maker.clone().ok_or_else(|| {
         let message = format!("outputs of {}: this farrier makes none", image.metadata.name);
         BuildError::unmet(message, "use a farrier with the feature host-artifacts, or remove `outputs`")
     })?;
@@ -35,7 +35,7 @@ impl StoredImage<'_> {
                 self.ensure_trusted("image").await?;
             }
             let artifact = maker.make(services, repository, digest, *output).await?;
-            services.may_write()?;
+            services.process.ensure_may_write()?;
             sent += self.push_document(&artifact).await?;
             let output_image = StoredImage { services, repository, digest: &artifact.digest };
             sent += output_image.sign(image.metadata.name.as_str(), &[]).await?;

@@ -81,7 +81,8 @@ pub async fn build_times(services: &BuildServices) -> BuildTimes {
 pub async fn read_record<R: Record>(services: &BuildServices) -> Result<R> {
     let (repository, version) = place_of::<R>(services)?;
     let found =
-        read_annotation(services.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
+        read_annotation(services.images.registry.as_ref(), (&repository, &version), R::NOTE, R::parse)
+            .await?;
     Ok(found.unwrap_or_default())
 }
 
@@ -96,7 +97,7 @@ pub async fn add_to_record<R: Record>(services: &BuildServices, news: &R) -> Res
     let (repository, version) = place_of::<R>(services)?;
     let action = format!("write the record in {repository}{version}");
     let reason = format!("other writers removed the added entries {MAX_TRIES} times");
-    Err(RegistryError::protocol(services.registry.describe(), action, reason).into())
+    Err(RegistryError::protocol(services.images.registry.describe(), action, reason).into())
 }
 
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
@@ -106,14 +107,14 @@ async fn write_to_record<R: Record>(services: &BuildServices, news: &R) -> Resul
     if merged == known {
         return Ok(false);
     }
-    services.may_write()?;
+    services.process.ensure_may_write()?;
     let (repository, version) = place_of::<R>(services)?;
     let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, merged.to_text())];
-    write_annotations(services.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
+    write_annotations(services.images.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
     Ok(true)
 }
 
 fn place_of<R: Record>(services: &BuildServices) -> Result<(Repository, Version)> {
-    let repository = services.location.repository(REPOSITORY)?;
+    let repository = services.images.location.repository(REPOSITORY)?;
     Ok((repository, Version::Tag(R::TAG.parse()?)))
 }

@@ -73,7 +73,7 @@ pub(crate) async fn runtime_base(
         RuntimeBase::Image(text) => {
             // Use the digest from the input hash, because the tag may have moved.
             let planned = cell.fetched.base.as_deref().unwrap_or(text);
-            services.mirrored_reference(services.resolve_reference(planned).await?).await?
+            services.images.mirrored_reference(services.resolve_reference(planned).await?).await?
         }
     };
     base_image(services, &reference, arch).await
@@ -87,7 +87,7 @@ pub async fn base_root(
     version: &str,
 ) -> Result<Option<PackageRoot>> {
     let look = || services.fetcher.root_fs().packages_of_base(base, sources, version);
-    services.retry("look up runtime base", look).await
+    services.process.retry("look up runtime base", look).await
 }
 
 /// Returns the digest and the file of the toolchain's layer. The root file system is taken from the registry, or
@@ -106,7 +106,7 @@ pub async fn root_fs_layer(
 
 fn reference_of_key(services: &BuildServices, key: &str) -> Result<ImageReference> {
     let (name, tag) = root_fs_tag(key)?;
-    Ok(ImageReference { repository: services.location.repository(name)?, version: Version::Tag(tag) })
+    Ok(ImageReference { repository: services.images.location.repository(name)?, version: Version::Tag(tag) })
 }
 
 /// Key over the whole specification, and over the package that a minimal root file system is made from.
@@ -114,7 +114,10 @@ async fn key_of(services: &BuildServices, spec: RootFsSpec<'_>, arch: Architectu
     match spec {
         RootFsSpec::Packages(root) => Ok(root.key(arch)),
         RootFsSpec::Minimal(spec) => {
-            services.retry("look up busybox", || services.fetcher.root_fs().minimal_key(spec, arch)).await
+            services
+                .process
+                .retry("look up busybox", || services.fetcher.root_fs().minimal_key(spec, arch))
+                .await
         }
     }
 }
@@ -170,7 +173,7 @@ pub(super) async fn unbuildable(
     let key = root.key(arch);
     let ImageReference { repository, version } = reference_of_key(services, &key)?;
     let exists = makes.made_here(&key, arch)?.is_some()
-        || services.registry.manifest(&repository, &version).await?.is_some()
+        || services.images.registry.manifest(&repository, &version).await?.is_some()
         || makes.in_store(&key).await?.is_some();
     Ok((!exists).then(|| error.into()))
 }
@@ -178,7 +181,9 @@ pub(super) async fn unbuildable(
 /// Looks up the image that a root file system is published as.
 async fn published(services: &BuildServices, key: &str, arch: Architecture) -> Result<Option<Published>> {
     let ImageReference { repository, version } = reference_of_key(services, key)?;
-    let Some(found) = services.registry.manifest(&repository, &version).await? else { return Ok(None) };
+    let Some(found) = services.images.registry.manifest(&repository, &version).await? else {
+        return Ok(None);
+    };
     let stored = StoredImage { services, repository: &repository, digest: &found.digest };
     let signature_status = stored.signature_status().await?;
     let unverified = if signature_status == SignatureStatus::Signed {
@@ -278,11 +283,13 @@ async fn publish(
     let action = "make root file system";
     let (made, title) = match spec {
         RootFsSpec::Packages(root) => {
-            let made = services.retry(action, || services.fetcher.root_fs().bootstrap(root, arch)).await?;
+            let made =
+                services.process.retry(action, || services.fetcher.root_fs().bootstrap(root, arch)).await?;
             (made, format!("{} root file system", root.name(arch)))
         }
         RootFsSpec::Minimal(spec) => {
-            let made = services.retry(action, || services.fetcher.root_fs().minimal(spec, arch)).await?;
+            let made =
+                services.process.retry(action, || services.fetcher.root_fs().minimal(spec, arch)).await?;
             (made, format!("{} base", spec.package))
         }
     };
@@ -301,7 +308,7 @@ async fn publish(
     ]);
     let image = root_fs_image(&layer, &notes, arch)?;
     let (ImageReference { repository, version }, registry) =
-        (reference_of_key(services, key)?, &services.registry);
+        (reference_of_key(services, key)?, &services.images.registry);
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;
     registry.push_bytes(&repository, &image.config).await?;
     let by_digest = Version::Digest(image.digest.clone());
@@ -340,7 +347,7 @@ pub(super) async fn read_image(
     arch: Architecture,
 ) -> Result<(BaseImage, BTreeMap<String, String>)> {
     let ImageReference { repository, version } = reference;
-    let stored = services.registry_of(repository).image(repository, version, arch.as_str()).await?;
+    let stored = services.images.registry_of(repository).image(repository, version, arch.as_str()).await?;
     let stored = stored.ok_or_else(|| BuildError::no_such_image(reference))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
     let config = services.configuration(repository, &manifest.config).await?;
@@ -362,7 +369,7 @@ pub(crate) async fn toolchain_tree(
             cell_root_fs(services, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
         }
         // `cell.toolchain` contains the digest from the input hash, because the tag may have moved.
-        None => services.mirrored_reference(cell.toolchain.parse()?).await?,
+        None => services.images.mirrored_reference(cell.toolchain.parse()?).await?,
     };
     image_tree(services, &reference, arch, "toolchain").await
 }

@@ -11,7 +11,7 @@ use crate::{
 /// Publishes an image of these layers (tar streams) to the bench's layout. Returns its reference by digest.
 async fn publish_image(bench: &Bench, name: &str, layers: &[Vec<u8>]) -> String {
     let repository: Repository = name.parse().unwrap();
-    let registry = &bench.services.registry;
+    let registry = &bench.services.images.registry;
     let mut packed = Vec::new();
     for tar in layers {
         let mut blob = Vec::new();
@@ -146,9 +146,10 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
         let (name, tag) = root_fs_tag(&root.key(Architecture::Amd64)).unwrap();
         publish_image(&bench, name, &[tar(&[("usr/bin/cc", "cc")])]).await;
         let (repository, version) = (name.parse().unwrap(), Version::Tag("1".parse().unwrap()));
-        let made = services.registry.manifest(&repository, &version).await.unwrap().unwrap().bytes;
+        let made = services.images.registry.manifest(&repository, &version).await.unwrap().unwrap().bytes;
         let version = Version::Tag(tag);
         services
+            .images
             .registry
             .push_manifest(&repository, &version, media_type::OCI_MANIFEST, &made)
             .await

@@ -53,7 +53,7 @@ pub async fn rotate(
         images.chain(InputKind::ALL.map(InputKind::repository)).chain([ROOT_FS]).collect();
     let mut artifacts = Vec::new();
     for name in names {
-        let repository = services.location.repository(name)?;
+        let repository = services.images.location.repository(name)?;
         for digest in tagged(services, &repository).await? {
             let image = StoredImage { services, repository: &repository, digest: &digest };
             let outcome = image.rotate(&own, accepted, name).await?;
@@ -66,22 +66,23 @@ pub async fn rotate(
 /// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
 async fn tagged(services: &BuildServices, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut digests = BTreeSet::new();
-    for tag in services.registry.tags(repository).await? {
+    for tag in services.images.registry.tags(repository).await? {
         let version = Version::Tag(tag);
         if version.tag().is_some_and(is_referrer_or_signature) {
             continue;
         }
-        let Some(stored) = services.registry.manifest(repository, &version).await? else { continue };
+        let Some(stored) = services.images.registry.manifest(repository, &version).await? else { continue };
         if let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) {
             for entry in index.manifests {
-                let image = services.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
+                let image =
+                    services.images.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
                 digests.extend(image.map(|image| image.digest));
             }
         }
         digests.insert(stored.digest);
     }
     for image in digests.clone() {
-        let listed = services.registry.referrers(repository, &image, None).await?;
+        let listed = services.images.registry.referrers(repository, &image, None).await?;
         let outputs =
             listed.into_iter().filter(|referrer| HostOutput::has_type(referrer.artifact_type.as_deref()));
         digests.extend(outputs.map(|output| output.digest));

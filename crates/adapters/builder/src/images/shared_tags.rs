@@ -39,9 +39,13 @@ pub(crate) async fn tag_beside_others(
         pause_before(attempt).await;
         let mut others = there.map(|there| there.platforms).unwrap_or_default();
         others.remove(&arch);
-        services.may_write()?;
+        services.process.ensure_may_write()?;
         if others.is_empty() {
-            services.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
+            services
+                .images
+                .registry
+                .push_manifest(repository, version, &image.media_type, &image.bytes)
+                .await?;
         } else {
             push_index(services, title, arch, reference, others, image).await?;
         }
@@ -68,7 +72,7 @@ async fn push_index(
         StoredImage { services, repository, digest: &digest }.ensure_trusted(&subject).await?;
         let version = Version::Digest(digest);
         let other = ImageReference { repository: repository.clone(), version };
-        entries.insert(architecture, services.existing_manifest(&other).await?);
+        entries.insert(architecture, services.images.existing_manifest(&other).await?);
     }
     let mut index = ImageIndex::empty();
     index.manifests = entries
@@ -80,9 +84,13 @@ async fn push_index(
         .collect();
     let (bytes, kind) = (index.to_bytes()?, media_type::OCI_INDEX);
     let digest = Digest::of(&bytes);
-    services.registry.push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes).await?;
+    services
+        .images
+        .registry
+        .push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes)
+        .await?;
     StoredImage { services, repository, digest: &digest }.sign(title.as_str(), &[]).await?;
-    services.may_write()?;
-    services.registry.push_manifest(repository, version, kind, &bytes).await?;
+    services.process.ensure_may_write()?;
+    services.images.registry.push_manifest(repository, version, kind, &bytes).await?;
     Ok(())
 }

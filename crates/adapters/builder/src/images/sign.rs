@@ -28,7 +28,7 @@ impl StoredImage<'_> {
             let payload = provenance::simple_signing(repository.as_str(), digest);
             let signature = signer.sign(payload.clone()).await?;
             let layer = provenance::signature_layer(&payload, &signature);
-            sent += services.registry.push_bytes(repository, &payload).await?.bytes();
+            sent += services.images.registry.push_bytes(repository, &payload).await?.bytes();
             sent += self.add_layers(provenance::signature_tag(digest), &[layer]).await?;
         }
         self.remember_signature(&signer.public)?;
@@ -53,7 +53,7 @@ impl StoredImage<'_> {
         let Self { services, repository, digest } = self;
         let reference =
             ImageReference { repository: repository.clone(), version: Version::Digest(digest.clone()) };
-        let subject = services.existing_manifest(&reference).await?.bytes;
+        let subject = services.images.existing_manifest(&reference).await?.bytes;
         let tagged = self.tagged_statements(&[&signer.public]).await?;
         let bundled = self.bundled_statements(&[&signer.public]).await?;
         let image_is_signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
@@ -77,11 +77,11 @@ impl StoredImage<'_> {
             })?;
             if !is_bundled {
                 let bundle = provenance::bundle(&subject, &envelope, &signer.public, predicate_type)?;
-                services.may_write()?;
+                services.process.ensure_may_write()?;
                 sent += self.push_document(&bundle).await?;
             }
             if !is_tagged {
-                sent += services.registry.push_bytes(repository, &envelope).await?.bytes();
+                sent += services.images.registry.push_bytes(repository, &envelope).await?.bytes();
                 new_layers.push(provenance::attestation_layer(&envelope, predicate_type));
             }
         }
@@ -106,10 +106,10 @@ impl StoredImage<'_> {
             }
             pause_before(attempt).await;
             let made = provenance::add_layers(before.as_ref(), layers)?;
-            sent += services.registry.push_bytes(repository, &made.config).await?.bytes();
-            services.may_write()?;
+            sent += services.images.registry.push_bytes(repository, &made.config).await?.bytes();
+            services.process.ensure_may_write()?;
             let kind = media_type::OCI_MANIFEST;
-            services.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
+            services.images.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
         }
         let message = format!(
             "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers \
@@ -121,7 +121,7 @@ impl StoredImage<'_> {
     /// Signs the published image, and again each of its documents that a key of the site has signed. Other documents may come from
     /// anyone who can push, so they are not signed.
     pub async fn sign_published(self, name: &str) -> Result<()> {
-        self.services.may_write()?;
+        self.services.process.ensure_may_write()?;
         let (own, required) = (own_key(self.services).await?, required_signers(self.services).await?);
         let keys: Vec<&PublicKey> =
             [&own, &required].into_iter().flatten().flat_map(RequiredSigners::keys).collect();

@@ -52,7 +52,8 @@ impl StoredImage<'_> {
     /// replaces.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
         let version = Version::Tag(tag.clone());
-        let stored = self.services.registry_of(self.repository).manifest(self.repository, &version).await?;
+        let stored =
+            self.services.images.registry_of(self.repository).manifest(self.repository, &version).await?;
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 
@@ -100,7 +101,7 @@ impl StoredImage<'_> {
     /// the registry's list of referrers gives another type.
     async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
         let Self { services, repository, digest } = self;
-        let registry = services.registry_of(repository);
+        let registry = services.images.registry_of(repository);
         let mut envelopes = Vec::new();
         let referrers = registry.referrers(repository, digest, None).await?.into_iter();
         let candidates = referrers.filter(|referrer| provenance::may_be_bundle(referrer, predicate_type));
@@ -239,7 +240,7 @@ impl StoredImage<'_> {
     /// for example a registry error.
     pub async fn trusted(self) -> Result<Result<(), String>> {
         let (own, required) = (own_key(self.services).await?, required_signers(self.services).await?);
-        let signs_modules = self.services.module_signer.is_some();
+        let signs_modules = self.services.tools.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
         Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.check(found)).await))
     }

@@ -94,7 +94,7 @@ async fn identity(
     }
     let source = source.for_kernel(target).map_err(no_source)?;
     let look = || services.fetcher.sources().identity(&source);
-    let SourceIdentity { identity, version } = services.retry("look up source", look).await?;
+    let SourceIdentity { identity, version } = services.process.retry("look up source", look).await?;
     match (required_version, version.as_deref()) {
         (Some(required), Some(version)) if version != required => {
             let (arch, own) = (target.arch, native());
@@ -117,7 +117,7 @@ pub(crate) async fn fetch_source(
         return PrebuiltImage::find(services, image, target).await?.fetch(services, target).await;
     }
     let source = source.for_kernel(target).map_err(no_source)?;
-    services.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
+    services.process.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
 }
 
 fn no_source(why: String) -> BuildError {
@@ -147,8 +147,8 @@ impl PrebuiltImage {
             BuildError::unmet(format!("no prebuilt image {wanted}"), hint)
         };
         let image = services.pinned(wanted.clone()).await?.ok_or_else(absent)?;
-        let nearest = services.mirrored_reference(image.clone()).await?;
-        if services.manifest(&nearest).await?.is_none() {
+        let nearest = services.images.mirrored_reference(image.clone()).await?;
+        if services.images.manifest(&nearest).await?.is_none() {
             return Err(absent());
         }
         if let (false, Version::Digest(digest)) = (source.signed_by.is_empty(), &nearest.version) {

@@ -22,14 +22,15 @@ use super::{
 };
 use crate::{
     resolve::with_hint,
-    services::{BuildError, BuildServices},
+    services::{BuildError, BuildServices, ImageAccess},
 };
 
 /// The store at `location`, with the keys of the site in `services`.
 pub fn store_of(services: &BuildServices, location: RegistryLocation, registry: Arc<dyn Registry>) -> Store {
     let store = Store::new(location.clone(), Arc::clone(&registry));
-    let retrying = Arc::new(Retrying::new(registry, services.cancel.clone()));
-    let services = BuildServices { location, registry: retrying, ..services.clone() };
+    let retrying = Arc::new(Retrying::new(registry, services.process.cancel.clone()));
+    let images = ImageAccess { location, registry: retrying, ..services.images.clone() };
+    let services = BuildServices { images, ..services.clone() };
     store.trusting(Arc::new(SiteKeys { services }))
 }
 

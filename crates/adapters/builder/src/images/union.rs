@@ -39,8 +39,8 @@ pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Re
             architecture: union.architecture,
         },
     )?;
-    services.may_write()?;
-    let (registry, kind) = (&services.registry, media_type::OCI_MANIFEST);
+    services.process.ensure_may_write()?;
+    let (registry, kind) = (&services.images.registry, media_type::OCI_MANIFEST);
     registry.push_bytes(repository, &built.config).await?;
     let by_digest = Version::Digest(built.digest.clone());
     registry.push_manifest(repository, &by_digest, kind, &built.manifest).await?;
@@ -50,7 +50,7 @@ pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Re
         image.push_document(artifact).await?;
     }
     image.sign(union.image.as_str(), &documents.claims).await?;
-    services.may_write()?;
+    services.process.ensure_may_write()?;
     let manifest =
         StoredManifest { digest: built.digest, media_type: kind.to_owned(), bytes: built.manifest };
     tag_beside_others(services, &union.image, union.architecture, &union.reference, &manifest, false).await?;
@@ -96,8 +96,10 @@ async fn union_part(
     let image = StoredImage { services, repository, digest };
     image.ensure_trusted(&format!("the image for kernel {kernel},")).await?;
     let version = Version::Digest(digest.clone());
-    let stored =
-        services.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
+    let stored = services
+        .images
+        .existing_manifest(&ImageReference { repository: repository.clone(), version })
+        .await?;
     let config = services.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
     Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
 }

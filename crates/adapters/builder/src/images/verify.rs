@@ -175,7 +175,7 @@ pub async fn verify(
     checks.not_looked_at.extend(signers.is_none().then_some(UNCHECKED_SIGNATURES));
     checks.not_looked_at.extend((!deep).then_some(UNCHECKED_CONTENT));
     let repository = &reference.repository;
-    let Some(stored) = services.manifest(reference).await? else {
+    let Some(stored) = services.images.manifest(reference).await? else {
         checks.add("manifest", Err(FailedCheck::absent(format!("there is no {reference}"), PUSH_AGAIN)));
         return Ok(checks.report(reference.to_string()));
     };
@@ -257,7 +257,7 @@ async fn check_blobs(
     manifest: &ImageManifest,
     deep: bool,
 ) -> Result<Outcome> {
-    let registry = services.registry_of(repository);
+    let registry = services.images.registry_of(repository);
     let blobs: Vec<&Descriptor> = manifest.blobs().collect();
     let mut problems = Vec::new();
     for blob in &blobs {

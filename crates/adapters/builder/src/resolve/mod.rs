@@ -59,7 +59,7 @@ pub async fn resolve_more(
             let source = family.spec.headers_for(target, resolved.system(target));
             header_lookups.push(async move {
                 let look = || services.fetcher.headers().identity(&source, target);
-                (target.clone(), services.retry("look up headers", look).await)
+                (target.clone(), services.process.retry("look up headers", look).await)
             });
         }
     }
@@ -140,7 +140,7 @@ async fn resolve_header_texts(
             let source = family.spec.headers_for(target, resolved.system(target));
             lookups.push(async move {
                 let look = || services.fetcher.headers().contain_texts(&source, target, &texts);
-                let outcome = services.retry("look into headers", look).await;
+                let outcome = services.process.retry("look into headers", look).await;
                 (target, texts, outcome)
             });
         }
@@ -167,7 +167,8 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
     let mut versions = BTreeMap::new();
     // Sources that differ between kernels are looked up for each kernel.
     for source in spec.sources.iter().filter(|source| !source.differs_by_kernel()) {
-        let identity = services.retry("look up source", || services.fetcher.sources().identity(source)).await;
+        let identity =
+            services.process.retry("look up source", || services.fetcher.sources().identity(source)).await;
         let identity = identity.map_err(|error| match &source.from {
             SourceOrigin::Path { path, .. } if matches!(error, BuildError::Fetch(FetchError::Absent(_))) => {
                 let place =
@@ -179,13 +180,13 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
             _ => error,
         })?;
         if let Some(warning) = services.fetcher.sources().warning(source).await? {
-            services.reporter.note(image.metadata.name.as_str(), &warning);
+            services.process.reporter.note(image.metadata.name.as_str(), &warning);
         }
         versions.insert(source.name.as_str(), identity.version);
         sources.insert(source.name.to_string(), identity.identity);
     }
     for warning in dkms_conf_warnings(&services.definitions.root, spec).await? {
-        services.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
+        services.process.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
     }
     let version = match &spec.version {
         VersionSpec::Literal(version) => version.to_string(),
@@ -199,7 +200,7 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
         }
     };
     if let Some(warning) = ended_branch(spec.template.as_str(), &version) {
-        services.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
+        services.process.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
     }
     let mut patches = BTreeMap::new();
     for (index, patch) in spec.patches.iter().enumerate() {
@@ -211,15 +212,21 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
         None | Some(RuntimeBase::Need(_)) => None,
         Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
             let look = || services.fetcher.root_fs().packages_of_base(base, &spec.sources, &version);
-            services.retry("look up runtime base", look).await?.map(|root| root.identity())
+            services.process.retry("look up runtime base", look).await?.map(|root| root.identity())
         }
         Some(RuntimeBase::Minimal(base)) => Some(
-            services.retry("look up busybox", || services.fetcher.root_fs().minimal_identity(base)).await?,
+            services
+                .process
+                .retry("look up busybox", || services.fetcher.root_fs().minimal_identity(base))
+                .await?,
         ),
         Some(RuntimeBase::Image(reference)) => Some(services.resolve_reference(reference).await?.to_string()),
     };
-    let entrypoints =
-        if spec.contains_entrypoint() { services.entrypoint.architectures().await? } else { BTreeSet::new() };
+    let entrypoints = if spec.contains_entrypoint() {
+        services.tools.entrypoint.architectures().await?
+    } else {
+        BTreeSet::new()
+    };
     let signed_with = signed_with(services, image);
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoints, signed_with })
 }
@@ -247,7 +254,7 @@ async fn toolchain_identity(
 /// Returns the signer of an image's modules; `None` for an image that the engine builds as a whole (`output: image`), because
 /// farrier does not sign the modules of such an image.
 fn signed_with(services: &BuildServices, image: &DriverImage) -> Option<SignedWith> {
-    let signer = services.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
+    let signer = services.tools.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
     Some(SignedWith { certificate: signer.fingerprint(), signed: signer.signed() })
 }
 

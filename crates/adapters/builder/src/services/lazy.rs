@@ -137,7 +137,7 @@ mod tests {
 
     async fn layers(bench: &Bench, release: &str) -> Vec<Descriptor> {
         let reference = bench.cell(release).await.reference;
-        let registry = &bench.services.registry;
+        let registry = &bench.services.images.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         ImageManifest::parse(&stored.bytes).unwrap().layers
     }

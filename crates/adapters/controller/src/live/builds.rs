@@ -8,7 +8,7 @@ use std::{
 
 use farrier_builder::{
     Attempts,
-    services::{BuildServices, Result},
+    services::{BuildServices, ProcessControl, Result},
 };
 use farrier_core::plan::{Cell, Phase, Plan};
 use oci::error_chain;
@@ -119,16 +119,15 @@ impl Builds {
         while let Some(cell) = self.queue.start(Instant::now()) {
             let key = key_of(&cell);
             self.activity.record_start(&key);
-            let builder = BuildServices {
-                reporter: Arc::new(BuildReporter {
-                    key,
-                    activity: self.activity.clone(),
-                    next: Arc::clone(&services.reporter),
-                    logs_stages,
-                }),
-                cancel: self.term.child_token(),
-                ..services.clone()
-            };
+            let reporter = Arc::new(BuildReporter {
+                key,
+                activity: self.activity.clone(),
+                next: Arc::clone(&services.process.reporter),
+                logs_stages,
+            });
+            let process =
+                ProcessControl { reporter, cancel: self.term.child_token(), ..services.process.clone() };
+            let builder = BuildServices { process, ..services.clone() };
             let span = tracing::info_span!(
                 "build",
                 image = %cell.image,

@@ -131,12 +131,12 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 impl Live {
     /// Creates a loop, which starts with [`Self::run`].
     pub fn new(services: BuildServices, context: LiveContext) -> Self {
-        let queue = Queue::new(services.limits);
+        let queue = Queue::new(services.tools.limits);
         Self::with_queue(services, context, queue)
     }
 
     fn with_queue(services: BuildServices, mut context: LiveContext, queue: Queue) -> Self {
-        let builds = Builds::new(queue, services.cancel.child_token());
+        let builds = Builds::new(queue, services.process.cancel.child_token());
         let now = Instant::now();
         Self {
             services,
@@ -166,7 +166,7 @@ impl Live {
     pub async fn run(mut self) {
         self.context.metrics.leader(*self.context.leads.borrow_and_update());
         self.apply_configuration();
-        while !self.services.cancel.is_cancelled() {
+        while !self.services.process.cancel.is_cancelled() {
             self.context.health.beat();
             self.handle_next_event().await;
         }
@@ -184,7 +184,7 @@ impl Live {
         let may_poll_cluster = !self.timer.is_changed();
         tokio::select! {
             biased;
-            () = self.services.cancel.cancelled() => {}
+            () = self.services.process.cancel.cancelled() => {}
             () = changed(&mut self.context.leads) => self.handle_leadership_change(),
             () = changed(&mut self.context.configuration) => {
                 self.apply_configuration();
@@ -229,7 +229,7 @@ impl Live {
             self.cache_since = began;
         }
         let outcome = self.reconcile_once().await;
-        if self.services.cancel.is_cancelled() {
+        if self.services.process.cancel.is_cancelled() {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
@@ -318,7 +318,7 @@ impl Live {
         let mut snapshot = loop {
             tokio::select! {
                 biased;
-                () = self.services.cancel.cancelled() => return Ok(None),
+                () = self.services.process.cancel.cancelled() => return Ok(None),
                 outcome = &mut observed => break outcome?,
                 () = tokio::time::sleep(MAX_WAIT) => self.context.health.beat(),
             }
@@ -330,7 +330,7 @@ impl Live {
 
     /// Whether this replica leads and its fence allows writes.
     fn may_act(&self) -> bool {
-        *self.context.leads.borrow() && self.services.may_write().is_ok()
+        *self.context.leads.borrow() && self.services.process.ensure_may_write().is_ok()
     }
 
     /// Adds missing tags and signatures to published images.
@@ -403,7 +403,7 @@ impl Live {
     }
 
     fn start_builds(&mut self) {
-        if self.may_act() && !self.services.cancel.is_cancelled() {
+        if self.may_act() && !self.services.process.cancel.is_cancelled() {
             self.builds.start(&self.services);
         }
         self.context.metrics.queue(self.builds.running(), self.builds.waiting());

@@ -42,7 +42,7 @@ pub async fn run_once(
         metrics: Arc::new(Metrics::default()),
         health: Arc::new(Health::default()),
     };
-    let queue = Queue::once(services.limits);
+    let queue = Queue::once(services.tools.limits);
     Box::pin(Live::with_queue(services, context, queue).until_idle()).await
 }
 
@@ -56,7 +56,7 @@ impl Live {
         if !report.targets.is_empty() {
             planned = self.plan_again(planned, &mut report).await?;
         }
-        if !planned.plan.unions.is_empty() && !self.services.cancel.is_cancelled() {
+        if !planned.plan.unions.is_empty() && !self.services.process.cancel.is_cancelled() {
             report.targets.extend(self.publish_unions(&planned.plan).await);
             planned = self.plan_again(planned, &mut report).await?;
         }
@@ -67,7 +67,9 @@ impl Live {
                 report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
             let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
             report.rollouts.extend(rollouts.into_iter().filter(is_new));
-            if report.rollouts.len() >= planned.plan.rollouts.len() || self.services.cancel.is_cancelled() {
+            if report.rollouts.len() >= planned.plan.rollouts.len()
+                || self.services.process.cancel.is_cancelled()
+            {
                 break after;
             }
             // Nodes have changed since the plan was made. Keep the reports of written rollouts, and plan the others again.
@@ -127,7 +129,7 @@ impl Live {
             report.unreachable |= result.fault == Some(BuildFault::Unreachable);
             report.targets.push(result.report);
             let is_needed = chains.dependents(&cell.image).next().is_some();
-            if result.fault.is_some() || !is_needed || self.services.cancel.is_cancelled() {
+            if result.fault.is_some() || !is_needed || self.services.process.cancel.is_cancelled() {
                 continue;
             }
             match self.plan().await {

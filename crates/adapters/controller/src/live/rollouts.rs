@@ -38,7 +38,7 @@ impl Live {
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut after = planned.plan.rollouts.clone();
         for rollout in &mut after {
-            if self.services.cancel.is_cancelled() {
+            if self.services.process.cancel.is_cancelled() {
                 break;
             }
             if let Some(report) = self.roll_out_one(rollout.clone(), &planned.snapshot, &mut chains).await? {
@@ -169,7 +169,7 @@ impl Live {
         let is_due = |step: &&Change| !self.evictions.contains_key(&step.object());
         let mut steps: Vec<Change> =
             upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
-        steps.extend(uncordoned(&planned.snapshot, rollouts, &self.services.instance));
+        steps.extend(uncordoned(&planned.snapshot, rollouts, &self.services.process.instance));
         let tasks = self.context.node_tasks.iter();
         steps.extend(tasks.flat_map(|task| task.changes(&self.services.definitions, planned)));
         let UpgradeSteps { applied, refused } =

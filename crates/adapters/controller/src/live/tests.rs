@@ -95,7 +95,8 @@ fn bench(further: &Value, daemon_sets: &[&str]) -> Bench {
     let mut spec = json!({"reuse": "compatible", "rollout": rollouts});
     spec.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
     let mut bench = Bench::new(&spec);
-    bench.services.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+    bench.services.images.location =
+        RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
     bench
 }
 
@@ -106,7 +107,7 @@ impl Running {
         let configuration = watch::channel(Configuration { definitions, error: None }).0;
         let leads = watch::channel(leads).0;
         let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
-        let cancel = bench.services.cancel.clone();
+        let cancel = bench.services.process.cancel.clone();
         let live = Live::new(
             bench.services.clone(),
             LiveContext {
@@ -139,7 +140,8 @@ impl Running {
 
 async fn published(bench: &Bench, release: &str) -> Option<String> {
     let reference = bench.cell(release).await.reference;
-    let found = bench.services.registry.manifest(&reference.repository, &reference.version).await.unwrap();
+    let found =
+        bench.services.images.registry.manifest(&reference.repository, &reference.version).await.unwrap();
     found.map(|found| format!("{}@{}", reference.repository, found.digest))
 }
 
@@ -264,7 +266,7 @@ async fn published_images_are_rolled_out_during_a_build() {
     bench.publish(K10, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.services.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| {
         state.node("n", K9);
         state.node("m", K11);
@@ -318,8 +320,8 @@ async fn a_fence_that_closes_during_a_build_prevents_publication() {
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let (gate, fence) = (Arc::new(Gate::default()), Arc::new(TestFence::default()));
-    bench.services.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
-    bench.services.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.process.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
     let fleet = Fleet::new(|state| {
         state.node("n", K10);
         state.daemon_set("a", "");

@@ -51,7 +51,7 @@ async fn headers_that_change_during_a_build_outdate_only_that_build() {
     let mut bench = bench_with_a_reusable_image().await;
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.services.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let live = Running::start(bench, fleet(), true);
     gate.asked.notified().await;
     live.bench.headers_with(K10, SYMBOLS, "CONFIG_OTHER=y\n");
