@@ -167,8 +167,9 @@ impl Session {
         let mut services = BuildServices {
             definitions,
             fetcher,
-            cache,
+            cache: cache.clone(),
             images: ImageAccess {
+                cache,
                 registry: Arc::new(Retrying::new(Arc::clone(&registry), cancel.clone())),
                 needs_from: None,
                 remote: Arc::new(Retrying::new(remote, cancel.clone())),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_builder::services::BuildServices;
+use farrier_builder::services::{BuildServices, ImageAccess};
 use farrier_bundle::{
     BundleError, Content, ContentKind, FoundInputs, License, contents::sort_contents, needed,
 };
@@ -27,7 +27,7 @@ pub(super) async fn contents(
 ) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
     let (mut contents, mut licensed) = (Vec::new(), BTreeSet::new());
     for reference in &args.reference {
-        contents.extend(resolve_reference(services, reference).await?);
+        contents.extend(resolve_reference(&services.images, reference).await?);
     }
     if !args.selection.kernel.is_empty() || args.selection.cluster.is_some() {
         let selection = selection(session, &args.selection, services).await?;
@@ -93,7 +93,7 @@ async fn published(
     for image in &needed.images {
         let name = &image.metadata.name;
         let kernels: Vec<&KernelTarget> = needed.kernels_of(image).collect();
-        let (images, covered) = published_image(services, name, &kernels).await?;
+        let (images, covered) = published_image(&services.images, name, &kernels).await?;
         let absent = kernels.into_iter().filter(|kernel| !covered.contains(kernel));
         missing.extend(absent.map(|kernel| not_published(name, kernel)));
         contents.extend(images);
@@ -111,24 +111,24 @@ fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
 
 /// Returns the image's tags whose manifests are for one of the kernels, and the kernels that have an image.
 async fn published_image<'k>(
-    services: &BuildServices,
+    access: &ImageAccess,
     image: &ImageName,
     kernels: &[&'k KernelTarget],
 ) -> Result<(Vec<Content>, BTreeSet<&'k KernelTarget>)> {
-    let repository = repository(&services.images.location, image.as_str())?;
+    let repository = repository(&access.location, image.as_str())?;
     let (mut contents, mut covered) = (Vec::new(), BTreeSet::new());
-    for tag in services.images.registry.tags(&repository).await? {
+    for tag in access.registry.tags(&repository).await? {
         let version = Version::Tag(tag.clone());
         if is_referrers_tag(&tag) {
             continue;
         }
-        let Some(manifest) = services.images.registry.manifest(&repository, &version).await? else {
+        let Some(manifest) = access.registry.manifest(&repository, &version).await? else {
             continue;
         };
-        let images = images_of(services, &repository, manifest.digest.clone(), &manifest.bytes).await?;
+        let images = images_of(access, &repository, manifest.digest.clone(), &manifest.bytes).await?;
         let mut is_selected = false;
         for image in &images {
-            let matching = image.kernels(services, &repository, kernels).await?;
+            let matching = image.kernels(access, &repository, kernels).await?;
             is_selected |= !matching.is_empty();
             covered.extend(matching);
         }
@@ -152,7 +152,7 @@ impl Published {
     /// rest matches.
     async fn kernels<'k>(
         &self,
-        services: &BuildServices,
+        access: &ImageAccess,
         repository: &Repository,
         kernels: &[&'k KernelTarget],
     ) -> Result<Vec<&'k KernelTarget>> {
@@ -165,7 +165,7 @@ impl Published {
         };
         let mut matching: Vec<_> = kernels.iter().copied().filter(|kernel| matches(kernel)).collect();
         if !matching.is_empty() {
-            let config = services.small_blob(repository, config, "image configuration").await?;
+            let config = access.small_blob(repository, config, "image configuration").await?;
             let config: Value = serde_json::from_slice(&config).unwrap_or_default();
             let architecture = config["architecture"].as_str();
             matching.retain(|kernel| architecture.is_none_or(|arch| arch == kernel.arch.as_str()));
@@ -177,7 +177,7 @@ impl Published {
 /// Returns the image of a manifest, or the images of an index. A manifest without farrier's annotations is not an image of
 /// farrier's.
 async fn images_of(
-    services: &BuildServices,
+    access: &ImageAccess,
     repository: &Repository,
     digest: Digest,
     bytes: &[u8],
@@ -192,7 +192,7 @@ async fn images_of(
         Ok(AnyManifest::Index(index)) => {
             for entry in index.manifests {
                 let version = Version::Digest(entry.digest.clone());
-                let stored = services.images.registry.manifest(repository, &version).await?;
+                let stored = access.registry.manifest(repository, &version).await?;
                 let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
                 images.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
             }
@@ -203,12 +203,12 @@ async fn images_of(
 }
 
 /// Returns the content under a name below the registry's prefix, with the images of an index.
-async fn resolve_reference(services: &BuildServices, text: &str) -> Result<Vec<Content>> {
+async fn resolve_reference(access: &ImageAccess, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
-    let repository = repository(&services.images.location, name.as_str())?;
-    let manifest = services.images.registry.manifest(&repository, &version).await?;
+    let repository = repository(&access.location, name.as_str())?;
+    let manifest = access.registry.manifest(&repository, &version).await?;
     let manifest = manifest.ok_or_else(|| BundleError::Absent(format!("{repository}{version}")))?;
-    let images = images_of(services, &repository, manifest.digest.clone(), &manifest.bytes).await?;
+    let images = images_of(access, &repository, manifest.digest.clone(), &manifest.bytes).await?;
     Ok(with_members(name.as_str(), version.tag().cloned(), &manifest.digest, images))
 }
 

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
-    services::{BuildError, BuildServices, Result},
+    services::{BuildError, BuildServices, ImageAccess, Result},
 };
 
 /// Kind of the cache records that list a layer's packages.
@@ -234,13 +234,13 @@ async fn toolchain_packages(
 ) -> Result<Option<(Digest, PackageList)>> {
     let published = published_root_fs(services, root, arch).await?;
     if let Some((reference, _)) = published.filter(|(_, unverified)| unverified.as_ref() == used) {
-        let base = base_image(services, &reference, arch).await?;
+        let base = base_image(&services.images, &reference, arch).await?;
         let digest = base.image.layers.first().map(|layer| layer.digest.clone());
-        let packages = packages_of(services, &base).await?;
+        let packages = packages_of(&services.images, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
     let Some(made) = services.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
-    let packages = packages_in(services, made.digest.hex(), vec![made.layer.clone()]).await?;
+    let packages = packages_in(&services.images, made.digest.hex(), vec![made.layer.clone()]).await?;
     Ok(Some((made.digest, packages)))
 }
 
@@ -261,7 +261,7 @@ async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseIma
         .then(|| format!("oci://{}@{}", base.repository, base.image.digest));
     let digest = Some(base.image.digest.clone());
     let material = Material { digest, uri, distribution, ..Material::new(Role::Base, name) };
-    Ok(material.with(packages_of(services, base).await?))
+    Ok(material.with(packages_of(&services.images, base).await?))
 }
 
 /// Returns the material of a minimal base: its only package, whose digest is more specific than the image's.
@@ -282,7 +282,7 @@ async fn minimal_base(build: &CellBuild<'_>, spec: &MinimalSpec) -> Result<Mater
 }
 
 /// Returns the packages of a base image, from the cache if possible.
-async fn packages_of(services: &BuildServices, base: &BaseImage) -> Result<PackageList> {
+async fn packages_of(access: &ImageAccess, base: &BaseImage) -> Result<PackageList> {
     let key = match &base.image.layers[..] {
         [only] => only.digest.hex().to_owned(),
         layers => {
@@ -293,15 +293,15 @@ async fn packages_of(services: &BuildServices, base: &BaseImage) -> Result<Packa
             hex::encode(hash.finalize())
         }
     };
-    if let Some(known) = services.cache.read_record(PACKAGES, &key)? {
+    if let Some(known) = access.cache.read_record(PACKAGES, &key)? {
         return Ok(known);
     }
-    packages_in(services, &key, layer_files(services, base).await?).await
+    packages_in(access, &key, layer_files(access, base).await?).await
 }
 
 /// Reads the packages from layer files, once per cache.
-async fn packages_in(services: &BuildServices, key: &str, layers: Vec<PathBuf>) -> Result<PackageList> {
-    if let Some(known) = services.cache.read_record(PACKAGES, key)? {
+async fn packages_in(access: &ImageAccess, key: &str, layers: Vec<PathBuf>) -> Result<PackageList> {
+    if let Some(known) = access.cache.read_record(PACKAGES, key)? {
         return Ok(known);
     }
     let packages = blocking(move || {
@@ -312,7 +312,7 @@ async fn packages_in(services: &BuildServices, key: &str, layers: Vec<PathBuf>) 
         Ok::<_, BuildError>(reader.finish())
     })
     .await?;
-    services.cache.write_record(PACKAGES, key, &packages)?;
+    access.cache.write_record(PACKAGES, key, &packages)?;
     Ok(packages)
 }
 

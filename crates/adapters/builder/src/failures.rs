@@ -33,7 +33,7 @@ pub async fn attempt(
     let services = &services.in_use();
     services.make_room().await;
     let began = Instant::now();
-    if let Some(usual) = build_times(services).await.usual(&cell.image, cell.target.arch) {
+    if let Some(usual) = build_times(&services.images).await.usual(&cell.image, cell.target.arch) {
         services.process.reporter.usual(&cell.subject(), usual);
     }
     let attempts = Attempts::in_cache(&services.cache);
@@ -107,7 +107,8 @@ pub async fn builds_elsewhere(services: &BuildServices, plan: &Plan) -> Activity
     if builds.peek().is_none() {
         return Activity::new();
     }
-    let (living, times) = (Attempts::in_cache(&services.cache).under_way(), build_times(services).await);
+    let (living, times) =
+        (Attempts::in_cache(&services.cache).under_way(), build_times(&services.images).await);
     let activity = |cell: &std::sync::Arc<Cell>| {
         let began = living.get(&cell.input_hash).copied();
         let usual = times.usual(&cell.image, cell.target.arch);

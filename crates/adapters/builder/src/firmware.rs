@@ -41,7 +41,7 @@ pub(super) async fn files(
         let of_base = if let Some(known) = build.services.cache.read_record(RECORDS, key)? {
             known
         } else {
-            let listed = in_layers(build, layer_files(build.services, &base).await?).await?;
+            let listed = in_layers(build, layer_files(&build.services.images, &base).await?).await?;
             build.services.cache.write_record(RECORDS, key, &listed)?;
             listed
         };

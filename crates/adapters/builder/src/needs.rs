@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     images::StoredImage,
-    services::{BuildError, BuildServices, Result, Stage},
+    services::{BuildError, BuildServices, ImageAccess, Result, Stage},
 };
 
 /// Kinds of cache entries: exposed trees keyed by their digest, modules keyed by their image's digest.
@@ -177,7 +177,7 @@ async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, place: Pa
     let definition =
         services.definitions.images.get(name).ok_or_else(|| BuildError::definition_gone(name.as_str()))?;
     let patterns = definition.spec.exposes.clone();
-    let manifest = needed_manifest(services, image).await?;
+    let manifest = needed_manifest(&services.images, image).await?;
     let recorded = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;
     if recorded.as_ref() != Some(exposed) {
         let recorded = recorded.map_or_else(|| "nothing".to_owned(), |digest| digest.to_string());
@@ -187,7 +187,7 @@ async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, place: Pa
     }
     let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
-    fetch_payload(services, image, &manifest, &blob).await?;
+    fetch_payload(&services.images, image, &manifest, &blob).await?;
     fs_err::create_dir(&tree)?;
     let unpacked = tree.clone();
     let content = blocking(move || {
@@ -216,23 +216,23 @@ async fn fetch_modules(
     release: &str,
     place: PathBuf,
 ) -> Result<()> {
-    let manifest = needed_manifest(services, image).await?;
+    let manifest = needed_manifest(&services.images, image).await?;
     let work = services.cache.scratch()?;
     let blob = work.path().join("layer");
-    fetch_payload(services, image, &manifest, &blob).await?;
+    fetch_payload(&services.images, image, &manifest, &blob).await?;
     let release = release.to_owned();
     let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
     unpacked.map_err(|error| missing_headers_error(&image.to_string(), &error_chain(&error)))
 }
 
-async fn needed_manifest(services: &BuildServices, image: &ImageReference) -> Result<ImageManifest> {
+async fn needed_manifest(access: &ImageAccess, image: &ImageReference) -> Result<ImageManifest> {
     let ImageReference { repository, version } = image;
-    let stored = services.images.registry_of_needs(repository).manifest(repository, version).await?;
+    let stored = access.registry_of_needs(repository).manifest(repository, version).await?;
     Ok(ImageManifest::parse(&stored.ok_or_else(|| need_not_found(image))?.bytes)?)
 }
 
 async fn fetch_payload(
-    services: &BuildServices,
+    access: &ImageAccess,
     image: &ImageReference,
     manifest: &ImageManifest,
     to: &Path,
@@ -241,11 +241,7 @@ async fn fetch_payload(
     let layer = manifest
         .payload_layer()
         .ok_or_else(|| missing_headers_error(&image.to_string(), "it has no layers"))?;
-    Ok(services
-        .images
-        .registry_of_needs(repository)
-        .fetch_blob(repository, &layer.digest, layer.size, to)
-        .await?)
+    Ok(access.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
 }
 
 /// Reads the symbol tables of an exposed tree.

@@ -40,7 +40,7 @@ pub async fn build(services: &BuildServices, cell: &Cell, options: BuildOptions)
     check::ensure_boot_check_is_possible(&build).await?;
     if options.push {
         ensure_can_sign_images(services).await?;
-        output_maker(services, build.image)?;
+        output_maker(&services.tools, build.image)?;
     }
     let headers = headers::fetch(&build).await?;
     sign::ensure_can_sign_modules(&build, &headers).await?;

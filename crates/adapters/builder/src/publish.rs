@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     images::{BaseImage, Documents, StoredImage, tag_beside_others},
-    services::{BuildError, BuildServices, Result, Stage},
+    services::{BuildError, BuildServices, ImageAccess, Result, Stage},
 };
 
 /// Publishes once this process may write, so that a leader that temporarily cannot reach the API server loses no build.
@@ -56,7 +56,7 @@ async fn push(build: &CellBuild<'_>, image: &Image, documents: &Documents) -> Re
     let mut sent = 0;
     if let Some(base) = &image.base {
         for layer in &base.image.layers {
-            sent += push_base_layer(services, repository, base, layer).await?;
+            sent += push_base_layer(&services.images, repository, base, layer).await?;
         }
     }
     for (file, layer) in &image.layers {
@@ -127,17 +127,17 @@ async fn tag(
 
 /// Mounts or pushes one base layer, if the target repository lacks it.
 async fn push_base_layer(
-    services: &BuildServices,
+    access: &ImageAccess,
     repository: &Repository,
     base: &BaseImage,
     layer: &Descriptor,
 ) -> Result<u64> {
-    let registry = &services.images.registry;
+    let registry = &access.registry;
     if registry.has_blob(repository, &layer.digest).await?
         || registry.mount_blob(repository, &layer.digest, &base.repository).await?
     {
         return Ok(0);
     }
-    let file = services.blob_file(&base.repository, layer).await?;
+    let file = access.blob_file(&base.repository, layer).await?;
     Ok(registry.push_blob(repository, &layer.digest, &file).await?.bytes())
 }

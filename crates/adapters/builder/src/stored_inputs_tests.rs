@@ -35,6 +35,7 @@ fn machine(bench: &mut Bench, name: &str) {
     let cache = Cache::open(bench.root().join(name)).unwrap();
     let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
     bench.services.cache = cache.clone();
+    bench.services.images.cache = cache.clone();
     bench.services.fetcher = Fetcher::new(cache, options).with_definitions(bench.root().to_owned());
     let registry = connect(&bench.services.images.location, &RegistryOptions::default());
     let store = store_of(&bench.services, bench.services.images.location.clone(), registry);
@@ -242,7 +243,7 @@ async fn replace_root_fs(bench: &Bench, root: &PackageRoot, change: Change) -> D
     let registry = &bench.services.images.registry;
     let found = registry.manifest(&repository, &version).await.unwrap().unwrap();
     let mut manifest = ImageManifest::parse(&found.bytes).unwrap();
-    let config = bench.services.blob_file(&repository, &manifest.config).await.unwrap();
+    let config = bench.services.images.blob_file(&repository, &manifest.config).await.unwrap();
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
     let (evil, diff_id) = layer_of(b"evil");
     let of_layer =

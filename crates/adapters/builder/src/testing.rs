@@ -142,8 +142,9 @@ impl Bench {
             },
             fetcher: Fetcher::new(cache.clone(), FetchOptions::default())
                 .with_definitions(directory.path().to_owned()),
-            cache,
+            cache: cache.clone(),
             images: ImageAccess {
+                cache,
                 registry: connect(&location, &options),
                 needs_from: None,
                 remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),

@@ -13,7 +13,7 @@ use farrier_builder::{
         LastRecord, StoredImage, contents, look_up_root_fs, look_up_sources, publish_union, record_kernels,
     },
     resolve::{resolve_more, tracked, with_hint},
-    services::{BuildError, BuildProblem, BuildServices, ProblemKind, Result, image_location},
+    services::{BuildError, BuildProblem, BuildServices, LazyEngine, ProblemKind, Result, image_location},
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
@@ -131,10 +131,14 @@ pub(super) async fn plan_for(
     // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
     // moved.
     lookup_cache.observed.failures.clear();
-    contents(services, &images_in_use(&snapshot, &services.definitions), &mut lookup_cache.observed.contents)
-        .await;
+    contents(
+        &services.images,
+        &images_in_use(&snapshot, &services.definitions),
+        &mut lookup_cache.observed.contents,
+    )
+    .await;
     let (location, now) = (image_location(&services.images.location), jiff::Timestamp::now());
-    let (machine, has_daemon) = Box::pin(engines_for(services, &required, &targets)).await;
+    let (machine, has_daemon) = Box::pin(engines_for(&services.tools.engine, &required, &targets)).await;
     let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
     let inputs = PlanInputs {
         cells: CellInputs { definitions: &services.definitions, resolved, location: &location },
@@ -157,14 +161,14 @@ pub(super) async fn plan_for(
 /// if a target is foreign, the daemon if an image has `output: image`. A probe may have to detect the engine first, which is
 /// slow.
 async fn engines_for(
-    services: &BuildServices,
+    engine: &LazyEngine,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
 ) -> (Option<Architecture>, bool) {
     let is_foreign = targets.iter().any(|target| target.arch != native());
-    let machine = if is_foreign { services.tools.engine.machine().await } else { None };
+    let machine = if is_foreign { engine.machine().await } else { None };
     let is_whole = images.iter().any(|image| image.spec.output == Output::Image);
-    (machine, is_whole && services.tools.engine.has_daemon().await)
+    (machine, is_whole && engine.has_daemon().await)
 }
 
 /// Builds one cell and reports the outcome.
@@ -278,7 +282,7 @@ pub(super) async fn roll_out(
         if services.process.cancel.is_cancelled() {
             return Err(BuildError::Canceled);
         }
-        ensure_published(services, change).await?;
+        ensure_published(&services.images, change).await?;
         services.process.ensure_may_write()?;
         match &rollout.target.place {
             Some(ManifestLocation::Local { path, values }) => {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_builder::{
     add_needs,
-    services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result},
+    services::{BuildServices, ImageAccess, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_cluster::{Cluster, ClusterError};
 use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
@@ -51,7 +51,7 @@ pub async fn definitions_of_registry(services: &BuildServices) -> Result<Definit
             .await?
             .into_iter()
             .filter(|tag| !is_referrer_or_signature(tag));
-        let lookups = stream::iter(tags).map(|tag| kernels_of(services, repository, tag));
+        let lookups = stream::iter(tags).map(|tag| kernels_of(&services.images, repository, tag));
         let outcomes: Vec<_> = lookups.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect().await;
         let mut image_kernels = BTreeSet::new();
         for outcome in outcomes {
@@ -82,14 +82,10 @@ pub async fn definitions_of_registry(services: &BuildServices) -> Result<Definit
 
 /// Returns the kernels of a tag's images, one for each architecture of an index. Union images, images of other programs and
 /// invalid images have no kernel.
-async fn kernels_of(
-    services: &BuildServices,
-    repository: &Repository,
-    tag: Tag,
-) -> Result<Vec<KernelTarget>> {
+async fn kernels_of(access: &ImageAccess, repository: &Repository, tag: Tag) -> Result<Vec<KernelTarget>> {
     let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
     for arch in Architecture::VARIANTS {
-        match services.images.registry.image(repository, &version, arch.as_str()).await {
+        match access.registry.image(repository, &version, arch.as_str()).await {
             Ok(image) => images.extend(image.map(|stored| (stored.digest, stored.bytes))),
             Err(RegistryError::Image(_)) => {}
             Err(error) => return Err(error.into()),
@@ -97,18 +93,18 @@ async fn kernels_of(
     }
     let mut kernels = Vec::new();
     for bytes in images.into_values() {
-        kernels.extend(kernel_of(services, repository, &bytes).await);
+        kernels.extend(kernel_of(access, repository, &bytes).await);
     }
     Ok(kernels)
 }
 
-async fn kernel_of(services: &BuildServices, repository: &Repository, image: &[u8]) -> Option<KernelTarget> {
+async fn kernel_of(access: &ImageAccess, repository: &Repository, image: &[u8]) -> Option<KernelTarget> {
     let manifest = ImageManifest::parse(image).ok()?;
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
     let (release, os) = facts.kernel_release.zip(facts.os)?;
     let (os, os_version) = os.split_once(' ')?;
     let (os, os_version) = (os.parse().ok()?, os_version.parse().ok()?);
-    let config = services.small_blob(repository, &manifest.config, "the configuration of").await.ok()?;
+    let config = access.small_blob(repository, &manifest.config, "the configuration of").await.ok()?;
     let arch = oci::architecture_of(&config)?.parse().ok()?;
     Some(KernelTarget { os, os_version, release, arch })
 }

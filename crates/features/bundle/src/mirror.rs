@@ -6,7 +6,7 @@ use std::{borrow::Cow, collections::BTreeSet};
 use farrier_builder::{
     images::{ImageCopy, base_root, copy_image, copy_tag, root_fs_tag},
     resolve::resolve,
-    services::{BuildError, BuildServices, Result},
+    services::{BuildError, BuildServices, ImageAccess, Result},
 };
 use farrier_core::{
     image::{ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
@@ -14,7 +14,7 @@ use farrier_core::{
     plan::Resolved,
 };
 use farrier_inputs as inputs;
-use farrier_inputs::{FetchError, Lookup, PackageRoot, StoredUnder};
+use farrier_inputs::{FetchError, Fetcher, Lookup, PackageRoot, StoredUnder};
 use farrier_store as store;
 use farrier_store::{InputKind, StoredInput};
 use oci::error_chain;
@@ -140,7 +140,7 @@ pub async fn find_inputs(services: &BuildServices, selection: &Selection) -> Fou
         }
     }
     match named(
-        services,
+        &services.images,
         ContentKind::Definitions,
         InputKind::Definitions.repository(),
         farrier_store::LATEST,
@@ -256,7 +256,7 @@ async fn mirror_input(services: &BuildServices, input: &Input<'_>) -> Result<Mir
         Input::Copy(text) => {
             let ImageCopy { reference, digest, new } = copy_image(services, text).await?;
             let tag = Some(copy_tag(&reference)?);
-            let repository = name_of(services, &reference);
+            let repository = name_of(&services.images, &reference);
             let content = Content { kind: ContentKind::Mirror, repository, tag, digest };
             return Ok(MirroredInput { what: input.what(), content, new });
         }
@@ -300,60 +300,55 @@ async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<C
             let reference: ImageReference = text.parse()?;
             let Some(place) = services.images.mirror_repository(&reference)? else {
                 let reference = services.resolve_reference(text).await?;
-                return at(services, ContentKind::Mirror, &reference).await;
+                return at(&services.images, ContentKind::Mirror, &reference).await;
             };
             let version = Version::Tag(copy_tag(&reference)?);
             let copy = ImageReference { repository: place, version };
-            return at(services, ContentKind::Mirror, &copy).await;
+            return at(&services.images, ContentKind::Mirror, &copy).await;
         }
     };
     let mut contents = Vec::new();
-    for content in named(services, kind.into(), kind.repository(), tag.as_str()).await? {
+    for content in named(&services.images, kind.into(), kind.repository(), tag.as_str()).await? {
         // The input has an immutable content tag as well as the moving tag.
-        contents.extend(content_tag_of(services, kind, &content).await?);
+        contents.extend(content_tag_of(&services.fetcher, kind, &content).await?);
         contents.push(content);
     }
     if let Input::Packages(root, arch) = input {
         // The image that was published from this root file system.
         let (name, tag) = root_fs_tag(&root.key(*arch))?;
-        contents.extend(named(services, ContentKind::RootFs, name, tag.as_str()).await?);
+        contents.extend(named(&services.images, ContentKind::RootFs, name, tag.as_str()).await?);
     }
     Ok(contents)
 }
 
 /// The content under its immutable tag, if the store has one for it.
-async fn content_tag_of(
-    services: &BuildServices,
-    kind: InputKind,
-    content: &Content,
-) -> Result<Option<Content>> {
-    let (Some(store), Some(tag)) = (services.fetcher.store(), &content.tag) else { return Ok(None) };
+async fn content_tag_of(fetcher: &Fetcher, kind: InputKind, content: &Content) -> Result<Option<Content>> {
+    let (Some(store), Some(tag)) = (fetcher.store(), &content.tag) else { return Ok(None) };
     let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
     let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else { return Ok(None) };
     Ok(Some(Content { tag: Some(tag), ..content.clone() }))
 }
 
 /// Content under a tag of a repository below the prefix; empty if there is none.
-async fn named(services: &BuildServices, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
-    let repository = services.images.location.repository(name)?;
-    at(services, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
+async fn named(access: &ImageAccess, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
+    let repository = access.location.repository(name)?;
+    at(access, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
 }
 
-async fn at(services: &BuildServices, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>> {
+async fn at(access: &ImageAccess, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>> {
     let ImageReference { repository, version } = reference;
-    let found = services.images.registry.manifest(repository, version).await?;
+    let found = access.registry.manifest(repository, version).await?;
     let tag = match version {
         Version::Tag(tag) => Some(tag.clone()),
         Version::Digest(_) => None,
     };
-    let content =
-        |digest| Content { kind, repository: name_of(services, reference), tag: tag.clone(), digest };
+    let content = |digest| Content { kind, repository: name_of(access, reference), tag: tag.clone(), digest };
     Ok(found.into_iter().map(|found| content(found.digest)).collect())
 }
 
-fn name_of(services: &BuildServices, reference: &ImageReference) -> String {
+fn name_of(access: &ImageAccess, reference: &ImageReference) -> String {
     let repository = &reference.repository;
-    services.images.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
+    access.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
 }
 
 impl Input<'_> {

@@ -118,7 +118,7 @@ impl Images {
         if let Some((_, times)) = cached {
             return times.usual(image, target.arch);
         }
-        let times = build_times(&self.services).await;
+        let times = build_times(&self.services.images).await;
         let usual = times.usual(image, target.arch);
         *self.times.lock() = Some((Instant::now(), times));
         usual

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use farrier_builder::{
     images::{RECORDS, add_to_record, day, read_record},
     resolve::tracked,
-    services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result},
+    services::{BuildError, BuildServices, ImageAccess, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
@@ -158,7 +158,7 @@ pub async fn gc(services: &BuildServices, cluster: &dyn Cluster, options: &GcOpt
     let today = day(now);
     let contents = list_contents(services, options).await?;
     let candidates = Candidates::of(&contents.images);
-    let mut record: KernelRecord = read_record(services).await?;
+    let mut record: KernelRecord = read_record(&services.images).await?;
     let plan_deletions = |uses: &Uses, record: &KernelRecord| {
         gc_plan(&GcInputs {
             images: &contents.images,
@@ -170,9 +170,9 @@ pub async fn gc(services: &BuildServices, cluster: &dyn Cluster, options: &GcOpt
         })
     };
     let uses = read_uses(services, cluster, &candidates).await?;
-    let mut report = report_of(services, options, &contents, plan_deletions(&uses, &record)).await?;
+    let mut report = report_of(&services.images, options, &contents, plan_deletions(&uses, &record)).await?;
     let stale = if report.images.is_empty() { None } else { stale_kernel_record(options, &record, today) };
-    if let Some((refused, hint)) = clock_skew(services, now).await?.or(stale) {
+    if let Some((refused, hint)) = clock_skew(&services.images, now).await?.or(stale) {
         (report.refused, report.hint) = (Some(refused), Some(hint));
         report.set_all(&GcState::Untouched);
         return Ok(report);
@@ -200,9 +200,8 @@ pub async fn gc(services: &BuildServices, cluster: &dyn Cluster, options: &GcOpt
 }
 
 /// Returns a refusal and its remedy if the clocks of this machine and of the registry differ by more than [`MAX_CLOCK_SKEW`].
-async fn clock_skew(services: &BuildServices, now: Timestamp) -> Result<Option<(String, String)>> {
-    let registry_clock =
-        services.images.registry.clock(&services.images.location.repository(RECORDS)?).await?;
+async fn clock_skew(access: &ImageAccess, now: Timestamp) -> Result<Option<(String, String)>> {
+    let registry_clock = access.registry.clock(&access.location.repository(RECORDS)?).await?;
     let is_skewed = |clock: &Timestamp| now.duration_since(*clock).abs() > MAX_CLOCK_SKEW;
     let Some(registry_clock) = registry_clock.filter(is_skewed) else { return Ok(None) };
     let refused = format!(
@@ -259,7 +258,7 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
         let repository = services.images.location.repository(name.as_str())?;
         let tags = services.images.registry.tags(&repository).await?;
         let outcomes: Vec<_> = stream::iter(tags)
-            .map(|tag| manifest_of(services, &repository, tag))
+            .map(|tag| manifest_of(&services.images, &repository, tag))
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
@@ -281,16 +280,16 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
             .into_iter()
             .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
             .collect();
-        add_members(services, &repository, &mut images).await?;
+        add_members(&services.images, &repository, &mut images).await?;
         contents.images.extend(images);
     }
-    contents.leftovers = find_leftovers(services, &contents).await?;
+    contents.leftovers = find_leftovers(&services.images, &contents).await?;
     Ok(contents)
 }
 
 /// Adds the untagged images that indexes reference.
 async fn add_members(
-    services: &BuildServices,
+    access: &ImageAccess,
     repository: &Repository,
     images: &mut Vec<RegistryImage>,
 ) -> Result<()> {
@@ -298,7 +297,7 @@ async fn add_members(
     let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
     let untagged: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
     for digest in untagged {
-        let found = services.images.registry.manifest(repository, &Version::Digest(digest)).await?;
+        let found = access.registry.manifest(repository, &Version::Digest(digest)).await?;
         images.extend(found.map(|stored| {
             RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
         }));
@@ -313,19 +312,19 @@ async fn add_members(
 }
 
 async fn manifest_of(
-    services: &BuildServices,
+    access: &ImageAccess,
     repository: &Repository,
     tag: Tag,
 ) -> Result<Option<(Tag, Digest, Vec<u8>)>> {
     let version = Version::Tag(tag.clone());
-    let stored = services.images.registry.manifest(repository, &version).await?;
+    let stored = access.registry.manifest(repository, &version).await?;
     Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
 }
 
 /// Finds referrers and signatures whose image does not exist. Looks up the manifest and not only the tags, because an image is
 /// published before its tags.
 async fn find_leftovers(
-    services: &BuildServices,
+    access: &ImageAccess,
     contents: &RegistryContents,
 ) -> Result<BTreeSet<(Repository, Digest)>> {
     let mut leftovers = BTreeSet::new();
@@ -334,7 +333,7 @@ async fn find_leftovers(
             continue;
         }
         let version = Version::Digest(subject.clone());
-        let found = services.images.registry.manifest(repository, &version).await?;
+        let found = access.registry.manifest(repository, &version).await?;
         if found.is_none() {
             leftovers.insert((repository.clone(), subject.clone()));
         }
@@ -343,14 +342,14 @@ async fn find_leftovers(
 }
 
 async fn report_of(
-    services: &BuildServices,
+    access: &ImageAccess,
     options: &GcOptions,
     contents: &RegistryContents,
     plan: GcPlan,
 ) -> Result<GcReport> {
     let mut stored = Vec::new();
     for kind in InputKind::ALL {
-        stored.extend(count_stored(services, kind).await?);
+        stored.extend(count_stored(access, kind).await?);
     }
     let leftover = |(repository, subject): &(Repository, Digest)| Leftover {
         repository: repository.clone(),
@@ -358,7 +357,7 @@ async fn report_of(
         state: GcState::WouldDelete,
     };
     let mut report = GcReport {
-        registry: services.images.location.to_string(),
+        registry: access.location.to_string(),
         keep_days: options.keep_days,
         delete: options.delete,
         leftovers: contents.leftovers.iter().map(leftover).collect(),
@@ -370,13 +369,13 @@ async fn report_of(
 }
 
 /// Counts the stored inputs of one kind. Returns `None` if there are none.
-async fn count_stored(services: &BuildServices, kind: InputKind) -> Result<Option<StoredKind>> {
-    let repository = services.images.location.repository(kind.repository())?;
-    let tags = services.images.registry.tags(&repository).await?;
+async fn count_stored(access: &ImageAccess, kind: InputKind) -> Result<Option<StoredKind>> {
+    let repository = access.location.repository(kind.repository())?;
+    let tags = access.registry.tags(&repository).await?;
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
     let mut artifacts = 0;
     for tag in tags.into_iter().filter(|tag| !is_referrer_or_signature(tag)) {
-        let Some((_, _, bytes)) = manifest_of(services, &repository, tag).await? else { continue };
+        let Some((_, _, bytes)) = manifest_of(access, &repository, tag).await? else { continue };
         let Ok(manifest) = ImageManifest::parse(&bytes) else { continue };
         artifacts += 1;
         layers.extend(manifest.layers.into_iter().map(|layer| (layer.digest, layer.size)));

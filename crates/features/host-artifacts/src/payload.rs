@@ -47,7 +47,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let stored = services.images.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
     let stored = stored.ok_or_else(|| unmet(image, "is not in the registry", "give a published image"))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
-    let config = services.configuration(repository, &manifest.config).await?;
+    let config = services.images.configuration(repository, &manifest.config).await?;
     let arch = oci::architecture_of(&config).and_then(|arch| arch.parse().ok());
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();

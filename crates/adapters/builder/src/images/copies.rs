@@ -8,7 +8,7 @@ use farrier_core::{
 use farrier_store::registry::{Registry, join};
 use oci::{AnyManifest, Descriptor, error_chain};
 
-use crate::services::{BuildError, BuildServices, Result};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// A copy of an image in the destination registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
     services.process.ensure_may_write()?;
     let new = named.is_none_or(|named| named.digest != *digest);
     if new {
-        copy_manifest(services, &pinned, &place, &version).await?;
+        copy_manifest(&services.images, &pinned, &place, &version).await?;
     }
     copy_all_referrers(services, &pinned.repository, digest, &place).await?;
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
@@ -76,7 +76,7 @@ async fn copy_all_referrers(
             continue;
         }
         for blob in manifest.blobs() {
-            copy_blob(services, source, from, place, blob).await?;
+            copy_blob(&services.images, source, from, place, blob).await?;
         }
         match &version {
             Version::Digest(_) => {
@@ -96,28 +96,28 @@ async fn copy_all_referrers(
 
 /// Copies a manifest, after its children and blobs.
 async fn copy_manifest(
-    services: &BuildServices,
+    access: &ImageAccess,
     from: &ImageReference,
     place: &Repository,
     version: &Version,
 ) -> Result<()> {
     let repository = &from.repository;
-    let found = services.images.existing_manifest(from).await?;
+    let found = access.existing_manifest(from).await?;
     let manifest = AnyManifest::parse(&found.bytes)?;
     for part in manifest.children() {
         let version = Version::Digest(part.digest.clone());
         let from = ImageReference { repository: repository.clone(), version: version.clone() };
-        Box::pin(copy_manifest(services, &from, place, &version)).await?;
+        Box::pin(copy_manifest(access, &from, place, &version)).await?;
     }
     for blob in manifest.blobs() {
-        copy_blob(services, services.images.registry_of(repository), repository, place, blob).await?;
+        copy_blob(access, access.registry_of(repository), repository, place, blob).await?;
     }
-    services.images.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
+    access.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
     Ok(())
 }
 
 async fn copy_blob(
-    services: &BuildServices,
+    access: &ImageAccess,
     source: &dyn Registry,
     from: &Repository,
     place: &Repository,
@@ -130,13 +130,13 @@ async fn copy_blob(
         tracing::warn!(%from, %digest, media_type, "layer not copied: no registry has it");
         return Ok(());
     }
-    if services.images.registry.has_blob(place, digest).await? {
+    if access.registry.has_blob(place, digest).await? {
         return Ok(());
     }
-    let scratch = services.cache.scratch()?;
+    let scratch = access.cache.scratch()?;
     let file = scratch.path().join("blob");
     source.fetch_blob(from, digest, *size, &file).await?;
-    services.images.registry.push_blob(place, digest, &file).await?;
+    access.registry.push_blob(place, digest, &file).await?;
     Ok(())
 }
 

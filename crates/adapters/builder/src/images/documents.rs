@@ -180,6 +180,6 @@ impl StoredImage<'_> {
         let has_media_type = |layer: &&Descriptor| layer.media_type == kind.media_type;
         let layer = manifest.layers.iter().find(has_media_type);
         let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
-        services.small_blob(repository, layer, kind.name).await.map(Some)
+        services.images.small_blob(repository, layer, kind.name).await.map(Some)
     }
 }

@@ -67,7 +67,7 @@ pub async fn verification_keys(
     if !named.is_empty() {
         return signers(&services.definitions, "--key", (Path::new(""), named), at_least).await;
     }
-    if let Some(required) = required_signers(services).await? {
+    if let Some(required) = required_signers(&services.definitions).await? {
         return Ok(required);
     }
     own_key(services).await?.ok_or_else(|| {
@@ -91,19 +91,19 @@ pub(super) async fn own_key(services: &BuildServices) -> Result<Option<RequiredS
 }
 
 /// Whether the site names any keys for images. This process may be unable to read the key files.
-pub(super) fn has_keys(services: &BuildServices) -> bool {
-    let site = &services.definitions.site;
+pub(super) fn has_keys(definitions: &Definitions) -> bool {
+    let site = &definitions.site;
     site.image_signing.is_some() || !site.policy.require_signed.is_empty()
 }
 
 /// Keys that must have signed an image (`policy.requireSigned`); `None` if the policy requires none.
-pub(super) async fn required_signers(services: &BuildServices) -> Result<Option<RequiredSigners>> {
-    let wanted = &services.definitions.site.policy.require_signed;
+pub(super) async fn required_signers(definitions: &Definitions) -> Result<Option<RequiredSigners>> {
+    let wanted = &definitions.site.policy.require_signed;
     if wanted.is_empty() {
         return Ok(None);
     }
-    let named = (&*services.definitions.root, wanted.keys());
-    signers(&services.definitions, "policy.requireSigned", named, wanted.at_least()).await.map(Some)
+    let named = (&*definitions.root, wanted.keys());
+    signers(definitions, "policy.requireSigned", named, wanted.at_least()).await.map(Some)
 }
 
 /// Signs bytes other than an image with the site's key; `None` if the site signs no images.
@@ -175,8 +175,8 @@ async fn ensure_not_revoked(definitions: &Definitions, setting: &str, key: &Publ
 }
 
 /// Revoked keys that the site names by file, with a description for messages.
-pub(super) async fn revoked_keys(services: &BuildServices) -> Result<Vec<(String, PublicKey)>> {
-    let Definitions { site, root, .. } = &services.definitions;
+pub(super) async fn revoked_keys(definitions: &Definitions) -> Result<Vec<(String, PublicKey)>> {
+    let Definitions { site, root, .. } = definitions;
     let mut keys = Vec::new();
     for RevokedKey { key, since, .. } in &site.revoked {
         let Some(path) = key else { continue };

@@ -5,17 +5,14 @@ use std::sync::Arc;
 use farrier_core::{image::DriverImage, kernel::KernelFamily};
 
 use super::signatures::StoredImage;
-use crate::services::{BuildError, BuildServices, OutputMaker, Result};
+use crate::services::{BuildError, BuildTools, OutputMaker, Result};
 
 /// Returns the maker of the definition's outputs, if the definition asks for any. Fails if this farrier cannot make them.
-pub(crate) fn output_maker(
-    services: &BuildServices,
-    image: &DriverImage,
-) -> Result<Option<Arc<dyn OutputMaker>>> {
+pub(crate) fn output_maker(tools: &BuildTools, image: &DriverImage) -> Result<Option<Arc<dyn OutputMaker>>> {
     if image.spec.outputs.is_empty() {
         return Ok(None);
     }
-    let maker = services.tools.output_maker.clone().ok_or_else(|| {
+    let maker = tools.output_maker.clone().ok_or_else(|| {
         let message = format!("outputs of {}: this farrier makes none", image.metadata.name);
         BuildError::unmet(message, "use a farrier with the feature host-artifacts, or remove `outputs`")
     })?;
@@ -27,7 +24,7 @@ impl StoredImage<'_> {
     /// sent again. Returns the number of bytes sent.
     pub(crate) async fn publish_outputs(self, image: &DriverImage, family: &KernelFamily) -> Result<u64> {
         let Self { services, repository, digest } = self;
-        let Some(maker) = output_maker(services, image)? else { return Ok(0) };
+        let Some(maker) = output_maker(&services.tools, image)? else { return Ok(0) };
         let mut sent = 0;
         for output in image.spec.outputs.iter().filter(|output| output.is_for(family)) {
             // The site's key must not sign an output of another writer's image.

@@ -18,7 +18,7 @@ use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before, read_annot
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 use oci::error_chain;
 
-use crate::services::{BuildError, BuildServices, Result};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Repository below the registry's prefix. Driver images cannot have this name.
 pub const REPOSITORY: &str = "kernels";
@@ -72,17 +72,15 @@ pub(crate) async fn record_build(services: &BuildServices, cell: &Cell, took: Du
 }
 
 /// Recorded build times; empty if the registry does not answer in time.
-pub async fn build_times(services: &BuildServices) -> BuildTimes {
-    let read = tokio::time::timeout(BUILD_TIMES_TIMEOUT, read_record(services)).await;
+pub async fn build_times(access: &ImageAccess) -> BuildTimes {
+    let read = tokio::time::timeout(BUILD_TIMES_TIMEOUT, read_record(access)).await;
     read.ok().and_then(Result::ok).unwrap_or_default()
 }
 
 /// Reads a record; empty if the registry has none.
-pub async fn read_record<R: Record>(services: &BuildServices) -> Result<R> {
-    let (repository, version) = place_of::<R>(services)?;
-    let found =
-        read_annotation(services.images.registry.as_ref(), (&repository, &version), R::NOTE, R::parse)
-            .await?;
+pub async fn read_record<R: Record>(access: &ImageAccess) -> Result<R> {
+    let (repository, version) = place_of::<R>(access)?;
+    let found = read_annotation(access.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
     Ok(found.unwrap_or_default())
 }
 
@@ -94,7 +92,7 @@ pub async fn add_to_record<R: Record>(services: &BuildServices, news: &R) -> Res
             return Ok(());
         }
     }
-    let (repository, version) = place_of::<R>(services)?;
+    let (repository, version) = place_of::<R>(&services.images)?;
     let action = format!("write the record in {repository}{version}");
     let reason = format!("other writers removed the added entries {MAX_TRIES} times");
     Err(RegistryError::protocol(services.images.registry.describe(), action, reason).into())
@@ -102,19 +100,19 @@ pub async fn add_to_record<R: Record>(services: &BuildServices, news: &R) -> Res
 
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
 async fn write_to_record<R: Record>(services: &BuildServices, news: &R) -> Result<bool> {
-    let known: R = read_record(services).await?;
+    let known: R = read_record(&services.images).await?;
     let merged = known.merged(news);
     if merged == known {
         return Ok(false);
     }
     services.process.ensure_may_write()?;
-    let (repository, version) = place_of::<R>(services)?;
+    let (repository, version) = place_of::<R>(&services.images)?;
     let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, merged.to_text())];
     write_annotations(services.images.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
     Ok(true)
 }
 
-fn place_of<R: Record>(services: &BuildServices) -> Result<(Repository, Version)> {
-    let repository = services.images.location.repository(REPOSITORY)?;
+fn place_of<R: Record>(access: &ImageAccess) -> Result<(Repository, Version)> {
+    let repository = access.location.repository(REPOSITORY)?;
     Ok((repository, Version::Tag(R::TAG.parse()?)))
 }

@@ -16,7 +16,7 @@ use farrier_store::SignatureStatus;
 use oci::{Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
 
 use super::{keys::has_keys, signatures::StoredImage};
-use crate::services::{BuildError, BuildServices, Result};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Repository of published root file systems, below the registry's prefix.
 pub(super) const ROOT_FS: &str = "farrier-rootfs";
@@ -76,7 +76,7 @@ pub(crate) async fn runtime_base(
             services.images.mirrored_reference(services.resolve_reference(planned).await?).await?
         }
     };
-    base_image(services, &reference, arch).await
+    base_image(&services.images, &reference, arch).await
 }
 
 /// Root file system of packages that serves as the base for a version of the driver; `None` for other bases.
@@ -99,14 +99,14 @@ pub async fn root_fs_layer(
 ) -> Result<(Digest, PathBuf)> {
     let reference =
         cell_root_fs(services, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
-    let base = base_image(services, &reference, cell.target.arch).await?;
+    let base = base_image(&services.images, &reference, cell.target.arch).await?;
     let layer = base.image.layers.first().ok_or_else(|| BuildError::no_such_image(&reference))?;
-    Ok((layer.digest.clone(), services.blob_file(&base.repository, layer).await?))
+    Ok((layer.digest.clone(), services.images.blob_file(&base.repository, layer).await?))
 }
 
-fn reference_of_key(services: &BuildServices, key: &str) -> Result<ImageReference> {
+fn reference_of_key(access: &ImageAccess, key: &str) -> Result<ImageReference> {
     let (name, tag) = root_fs_tag(key)?;
-    Ok(ImageReference { repository: services.images.location.repository(name)?, version: Version::Tag(tag) })
+    Ok(ImageReference { repository: access.location.repository(name)?, version: Version::Tag(tag) })
 }
 
 /// Key over the whole specification, and over the package that a minimal root file system is made from.
@@ -171,7 +171,7 @@ pub(super) async fn unbuildable(
         return Ok(None);
     };
     let key = root.key(arch);
-    let ImageReference { repository, version } = reference_of_key(services, &key)?;
+    let ImageReference { repository, version } = reference_of_key(&services.images, &key)?;
     let exists = makes.made_here(&key, arch)?.is_some()
         || services.images.registry.manifest(&repository, &version).await?.is_some()
         || makes.in_store(&key).await?.is_some();
@@ -180,7 +180,7 @@ pub(super) async fn unbuildable(
 
 /// Looks up the image that a root file system is published as.
 async fn published(services: &BuildServices, key: &str, arch: Architecture) -> Result<Option<Published>> {
-    let ImageReference { repository, version } = reference_of_key(services, key)?;
+    let ImageReference { repository, version } = reference_of_key(&services.images, key)?;
     let Some(found) = services.images.registry.manifest(&repository, &version).await? else {
         return Ok(None);
     };
@@ -200,7 +200,7 @@ async fn published(services: &BuildServices, key: &str, arch: Architecture) -> R
         }
         None
     } else {
-        let content = content_digest(services, &repository, &found.bytes, arch).await?;
+        let content = content_digest(&services.images, &repository, &found.bytes, arch).await?;
         let made = services.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
         Some(content).filter(|content| made.as_ref() != Some(content))
     };
@@ -215,13 +215,13 @@ async fn published(services: &BuildServices, key: &str, arch: Architecture) -> R
 /// configuration for the layer. Otherwise the manifest's digest, because build steps and containers may read other
 /// fields of the manifest or the configuration.
 async fn content_digest(
-    services: &BuildServices,
+    access: &ImageAccess,
     repository: &Repository,
     manifest: &[u8],
     arch: Architecture,
 ) -> Result<Digest> {
     let parsed = ImageManifest::parse(manifest)?;
-    let config = services.configuration(repository, &parsed.config).await?;
+    let config = access.configuration(repository, &parsed.config).await?;
     let image = Base::parse(manifest, &config, arch.as_str())?;
     if let ([only], [diff_id]) = (&image.layers[..], &image.diff_ids[..])
         && let Ok(diff_id) = diff_id.parse()
@@ -308,7 +308,7 @@ async fn publish(
     ]);
     let image = root_fs_image(&layer, &notes, arch)?;
     let (ImageReference { repository, version }, registry) =
-        (reference_of_key(services, key)?, &services.images.registry);
+        (reference_of_key(&services.images, key)?, &services.images.registry);
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;
     registry.push_bytes(&repository, &image.config).await?;
     let by_digest = Version::Digest(image.digest.clone());
@@ -319,22 +319,23 @@ async fn publish(
     }
     // If the site has keys, content from the store was verified by signature, and any other content was created on this
     // machine.
-    let is_vouched_for = has_keys(services) || services.fetcher.root_fs().made_here(key, arch)?.is_some();
+    let is_vouched_for =
+        has_keys(&services.definitions) || services.fetcher.root_fs().made_here(key, arch)?.is_some();
     let reference = ImageReference { repository, version: by_digest };
     Ok(Published { reference, unverified: Some(layer.digest).filter(|_| !is_vouched_for) })
 }
 
 /// Reads an image's manifest and configuration, and selects the architecture from an index.
 pub(crate) async fn base_image(
-    services: &BuildServices,
+    access: &ImageAccess,
     reference: &ImageReference,
     arch: Architecture,
 ) -> Result<BaseImage> {
-    let (mut base, annotations) = read_image(services, reference, arch).await?;
+    let (mut base, annotations) = read_image(access, reference, arch).await?;
     base.usr_merged = if let Some(value) = annotations.get(USR_MERGED) {
         value == "true"
     } else {
-        let layers = layer_files(services, &base).await?;
+        let layers = layer_files(access, &base).await?;
         blocking(move || payload::is_usr_merged(&layers)).await?
     };
     Ok(base)
@@ -342,15 +343,15 @@ pub(crate) async fn base_image(
 
 /// Reads an image like [`base_image`], but not its layers, and returns the manifest's annotations with it.
 pub(super) async fn read_image(
-    services: &BuildServices,
+    access: &ImageAccess,
     reference: &ImageReference,
     arch: Architecture,
 ) -> Result<(BaseImage, BTreeMap<String, String>)> {
     let ImageReference { repository, version } = reference;
-    let stored = services.images.registry_of(repository).image(repository, version, arch.as_str()).await?;
+    let stored = access.registry_of(repository).image(repository, version, arch.as_str()).await?;
     let stored = stored.ok_or_else(|| BuildError::no_such_image(reference))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
-    let config = services.configuration(repository, &manifest.config).await?;
+    let config = access.configuration(repository, &manifest.config).await?;
     let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
     let base = BaseImage { image, repository: repository.clone(), usr_merged: false };
     Ok((base, manifest.annotations))
@@ -381,18 +382,18 @@ pub(super) async fn image_tree(
     arch: Architecture,
     what: &str,
 ) -> Result<(PathBuf, BaseImage)> {
-    let (base, _) = read_image(services, reference, arch).await?;
-    let files = layer_files(services, &base).await?;
+    let (base, _) = read_image(&services.images, reference, arch).await?;
+    let files = layer_files(&services.images, &base).await?;
     let layers = base.image.layers.iter().map(|layer| layer.digest.clone()).zip(files).collect();
     let tree = services.fetcher.root_fs().tree(layers, format!("{what} {reference}")).await?;
     Ok((tree, base))
 }
 
 /// Files of a base's layers in the cache, lowest first.
-pub(crate) async fn layer_files(services: &BuildServices, base: &BaseImage) -> Result<Vec<PathBuf>> {
+pub(crate) async fn layer_files(access: &ImageAccess, base: &BaseImage) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for layer in &base.image.layers {
-        files.push(services.blob_file(&base.repository, layer).await?);
+        files.push(access.blob_file(&base.repository, layer).await?);
     }
     Ok(files)
 }

@@ -91,7 +91,7 @@ async fn a_tree_that_was_changed_is_made_anew_from_verified_layers() {
     assert!(!cache.is_tree_intact(&tree).await.unwrap());
     let mut evil = Vec::new();
     oci::compress(&tar(&[("usr/bin/depmod", "evil")])[..], &mut evil).unwrap();
-    for file in layer_files(&bench.services, &image).await.unwrap() {
+    for file in layer_files(&bench.services.images, &image).await.unwrap() {
         fs_err::write(file, &evil).unwrap();
     }
     let error = tree_of(&bench, &reference).await.unwrap_err();
@@ -111,7 +111,7 @@ async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
     writer.entry("evil".as_ref(), 0o644, EntryKind::Directory).unwrap();
     let other = writer.finish().unwrap().1;
     let (base, _) =
-        read_image(&bench.services, &reference.parse().unwrap(), Architecture::Amd64).await.unwrap();
+        read_image(&bench.services.images, &reference.parse().unwrap(), Architecture::Amd64).await.unwrap();
     let blob = bench.root().join("layout/blobs/sha256").join(base.image.layers[0].digest.hex());
     fs_err::write(&blob, other).unwrap();
     tree_of(&bench, &reference).await.unwrap_err();

@@ -11,7 +11,7 @@ use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{keys::own_key, root_fs::ROOT_FS, signatures::StoredImage};
-use crate::services::{BuildError, BuildServices, Result};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Outcome for one artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,7 +54,7 @@ pub async fn rotate(
     let mut artifacts = Vec::new();
     for name in names {
         let repository = services.images.location.repository(name)?;
-        for digest in tagged(services, &repository).await? {
+        for digest in tagged(&services.images, &repository).await? {
             let image = StoredImage { services, repository: &repository, digest: &digest };
             let outcome = image.rotate(&own, accepted, name).await?;
             artifacts.push(RotatedArtifact { reference: format!("{repository}@{digest}"), outcome });
@@ -64,25 +64,24 @@ pub async fn rotate(
 }
 
 /// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
-async fn tagged(services: &BuildServices, repository: &Repository) -> Result<BTreeSet<Digest>> {
+async fn tagged(access: &ImageAccess, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut digests = BTreeSet::new();
-    for tag in services.images.registry.tags(repository).await? {
+    for tag in access.registry.tags(repository).await? {
         let version = Version::Tag(tag);
         if version.tag().is_some_and(is_referrer_or_signature) {
             continue;
         }
-        let Some(stored) = services.images.registry.manifest(repository, &version).await? else { continue };
+        let Some(stored) = access.registry.manifest(repository, &version).await? else { continue };
         if let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) {
             for entry in index.manifests {
-                let image =
-                    services.images.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
+                let image = access.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
                 digests.extend(image.map(|image| image.digest));
             }
         }
         digests.insert(stored.digest);
     }
     for image in digests.clone() {
-        let listed = services.images.registry.referrers(repository, &image, None).await?;
+        let listed = access.registry.referrers(repository, &image, None).await?;
         let outputs =
             listed.into_iter().filter(|referrer| HostOutput::has_type(referrer.artifact_type.as_deref()));
         digests.extend(outputs.map(|output| output.digest));

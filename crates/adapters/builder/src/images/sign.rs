@@ -122,7 +122,8 @@ impl StoredImage<'_> {
     /// anyone who can push, so they are not signed.
     pub async fn sign_published(self, name: &str) -> Result<()> {
         self.services.process.ensure_may_write()?;
-        let (own, required) = (own_key(self.services).await?, required_signers(self.services).await?);
+        let (own, required) =
+            (own_key(self.services).await?, required_signers(&self.services.definitions).await?);
         let keys: Vec<&PublicKey> =
             [&own, &required].into_iter().flatten().flat_map(RequiredSigners::keys).collect();
         let claims = self.signed_claims(&keys).await?;

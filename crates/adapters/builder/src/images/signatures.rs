@@ -37,7 +37,7 @@ type ReadResult<T> = Result<T, String>;
 impl StoredImage<'_> {
     /// Returns whether a trusted key signed the image.
     pub async fn signature_status(self) -> Result<SignatureStatus> {
-        if !has_keys(self.services) {
+        if !has_keys(&self.services.definitions) {
             return Ok(SignatureStatus::NoKeys);
         }
         match self.trusted().await {
@@ -59,7 +59,7 @@ impl StoredImage<'_> {
 
     async fn read(self, layer: &Descriptor, what: &str) -> Result<ReadResult<Vec<u8>>> {
         let Self { services, repository, digest } = self;
-        match services.small_blob(repository, layer, what).await {
+        match services.images.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
             Err(error @ BuildError::Registry(_)) if !error.is_unreachable() => {
                 tracing::warn!(%repository, %digest, error = %error_chain(&error), "cannot read {what}");
@@ -215,7 +215,7 @@ impl StoredImage<'_> {
 
     /// Returns the end of a message, which names the revoked keys that signed the image.
     pub(super) async fn revoked_signers(self) -> Result<String> {
-        let revoked = revoked_keys(self.services).await?;
+        let revoked = revoked_keys(&self.services.definitions).await?;
         if revoked.is_empty() {
             return Ok(String::new());
         }
@@ -239,7 +239,8 @@ impl StoredImage<'_> {
     /// Whether builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
     /// for example a registry error.
     pub async fn trusted(self) -> Result<Result<(), String>> {
-        let (own, required) = (own_key(self.services).await?, required_signers(self.services).await?);
+        let (own, required) =
+            (own_key(self.services).await?, required_signers(&self.services.definitions).await?);
         let signs_modules = self.services.tools.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
         Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.check(found)).await))
@@ -292,7 +293,7 @@ pub async fn look_up_signatures(
     }
     // An unusable key counts as no signature; the attempt to sign reports the reason.
     let own = own_key(services).await;
-    let required = required_signers(services).await.map_err(|error| error_chain(&error));
+    let required = required_signers(&services.definitions).await.map_err(|error| error_chain(&error));
     let states = stream::iter(missing)
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);

@@ -166,7 +166,7 @@ impl PrebuiltImage {
             })?;
         }
         // Read the image only after the signature check: its author controls the size of the configuration.
-        let read = read_image(services, &nearest, target.arch).await;
+        let read = read_image(&services.images, &nearest, target.arch).await;
         read.map_err(|error| match error {
             BuildError::Image(why) => {
                 let hint = "name the image for this architecture ({{arch}} in `reference`), or publish an \

@@ -100,7 +100,8 @@ async fn union_part(
         .images
         .existing_manifest(&ImageReference { repository: repository.clone(), version })
         .await?;
-    let config = services.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
+    let config =
+        services.images.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
     Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
 }
 

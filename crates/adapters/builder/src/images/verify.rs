@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use farrier_core::{
     facts::ImageFacts,
-    image::{Digest, ImageReference, Repository, UnknownPolicy, Version},
+    image::{Definitions, Digest, ImageReference, Repository, UnknownPolicy, Version},
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 use kmod::Verdict;
@@ -16,7 +16,7 @@ use super::{
     documents::{BILL_OF_MATERIALS, CHECK_REPORT, DocumentKind, PROVENANCE, SPDX},
     signatures::StoredImage,
 };
-use crate::services::{BuildError, BuildServices, Result};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -198,13 +198,13 @@ pub async fn verify(
         }
     };
     checks.add("manifest", Ok(stored.digest.to_string()));
-    checks.add("blobs", check_blobs(services, repository, &manifest, deep).await?);
+    checks.add("blobs", check_blobs(&services.images, repository, &manifest, deep).await?);
     let (facts, annotations) = check_annotations(&manifest);
     checks.add("annotations", annotations);
     let keys: Vec<&PublicKey> = signers.into_iter().flat_map(RequiredSigners::keys).collect();
     let image_by_digest = StoredImage { services, repository, digest: &stored.digest };
     let statements = if keys.is_empty() { Vec::new() } else { image_by_digest.all_statements(&keys).await? };
-    let allows_unknown = accepts_unknown(services, repository);
+    let allows_unknown = accepts_unknown(&services.definitions, repository);
     let subject = Subject { repository, digest: stored.digest, facts, allows_unknown, signers, statements };
     check_signature(services, &subject, &mut checks).await?;
     if subject.facts.members.is_empty() {
@@ -244,20 +244,20 @@ async fn verify_index(
 
 /// Whether the local definition of the driver image allows the verdict `unknown`. Rollouts use the same field. The
 /// repository's name selects the definition, because the image's own annotations are not trusted yet.
-fn accepts_unknown(services: &BuildServices, repository: &Repository) -> bool {
+fn accepts_unknown(definitions: &Definitions, repository: &Repository) -> bool {
     let name = repository.as_str().rsplit('/').next().unwrap_or_default();
-    let image = services.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
+    let image = definitions.images.values().find(|image| image.metadata.name.as_str() == name);
     image.is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
 }
 
 /// Checks that all blobs exist; with `deep`, also verifies their digests.
 async fn check_blobs(
-    services: &BuildServices,
+    access: &ImageAccess,
     repository: &Repository,
     manifest: &ImageManifest,
     deep: bool,
 ) -> Result<Outcome> {
-    let registry = services.images.registry_of(repository);
+    let registry = access.registry_of(repository);
     let blobs: Vec<&Descriptor> = manifest.blobs().collect();
     let mut problems = Vec::new();
     for blob in &blobs {
@@ -265,7 +265,7 @@ async fn check_blobs(
         if !registry.has_blob(repository, digest).await? {
             problems.push(format!("{digest} is missing"));
         } else if deep {
-            let work = services.cache.scratch()?;
+            let work = access.cache.scratch()?;
             match registry.fetch_blob(repository, digest, blob.size, &work.path().join("blob")).await {
                 Ok(()) => {}
                 Err(error) if error.is_unreachable() => return Err(error.into()),

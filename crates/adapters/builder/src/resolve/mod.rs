@@ -15,11 +15,13 @@ use farrier_core::{
     plan::{Resolved, ResolvedImage, SignedWith, SkipReason, TreeKey, Unverified, toolchain_key},
 };
 use farrier_definitions::read_patch;
-use farrier_inputs::{FetchError, HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings};
+use farrier_inputs::{
+    FetchError, Fetcher, HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings,
+};
 use oci::error_chain;
 pub use tracked::tracked;
 
-use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
+use crate::services::{BuildError, BuildServices, BuildTools, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
 
 /// Resolves the given images, and the families of the given targets.
 pub async fn resolve(
@@ -227,7 +229,7 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
     } else {
         BTreeSet::new()
     };
-    let signed_with = signed_with(services, image);
+    let signed_with = signed_with(&services.tools, image);
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoints, signed_with })
 }
 
@@ -253,8 +255,8 @@ async fn toolchain_identity(
 
 /// Returns the signer of an image's modules; `None` for an image that the engine builds as a whole (`output: image`), because
 /// farrier does not sign the modules of such an image.
-fn signed_with(services: &BuildServices, image: &DriverImage) -> Option<SignedWith> {
-    let signer = services.tools.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
+fn signed_with(tools: &BuildTools, image: &DriverImage) -> Option<SignedWith> {
+    let signer = tools.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
     Some(SignedWith { certificate: signer.fingerprint(), signed: signer.signed() })
 }
 
@@ -272,7 +274,7 @@ pub(crate) async fn resolve_trees(
                 if let Need::Tree { tree, .. } = need
                     && !trees.contains_key(&key)
                 {
-                    trees.insert(key, digest_of_tree(services, tree, target).await);
+                    trees.insert(key, digest_of_tree(&services.fetcher, tree, target).await);
                 }
             }
         }
@@ -280,11 +282,11 @@ pub(crate) async fn resolve_trees(
 }
 
 async fn digest_of_tree(
-    services: &BuildServices,
+    fetcher: &Fetcher,
     tree: &HeadersPath,
     target: &KernelTarget,
 ) -> Result<Digest, String> {
-    match services.fetcher.host_tree(tree, target).await {
+    match fetcher.host_tree(tree, target).await {
         Ok(HostTreeLookup::Found(tree)) => Ok(tree.digest),
         Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
         Err(error) => {

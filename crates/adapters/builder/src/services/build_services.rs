@@ -1,9 +1,6 @@
-//! [`BuildServices`], the services that builds share: looks up images, pins references, and reads blobs.
+//! [`BuildServices`], the services that builds share: looks up published images and pins references.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_core::{
     facts::{ImageFacts, annotations},
@@ -12,32 +9,22 @@ use farrier_core::{
     plan::{ImageLocation, Published},
 };
 use farrier_inputs::{Fetcher, key_ends};
-use farrier_local::{
-    blocking::blocking,
-    cache::{BLOBS, Cache},
-};
+use farrier_local::{blocking::blocking, cache::Cache};
 use farrier_store::registry::{
     Registry, RegistryError, RegistryLocation, RegistryOptions, StoredManifest, connect,
 };
 use jiff::Timestamp;
-use oci::{
-    self, AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, error_chain,
-};
-use tokio::io::AsyncReadExt as _;
+use oci::{self, AnyManifest, ImageIndex, ImageManifest, Platform, error_chain};
 
 use super::{
     error::{BuildError, Result},
-    image_access::ImageAccess,
+    image_access::{ImageAccess, fetch_small},
     process::ProcessControl,
     tools::BuildTools,
 };
 
 /// Maximum number of concurrent requests to a registry for independent lookups.
 pub const MAX_CONCURRENT_REQUESTS: usize = 16;
-
-/// Size limit for documents, in bytes. A report of 500 modules with findings has less than 1 MiB, and a bill of
-/// materials with 600 packages has 400 KiB.
-const MAX_DOCUMENT: u64 = 16 << 20;
 
 /// Services and settings that builds and image operations need, in groups: a function that needs one group takes this
 /// group. Clones share the engine, the registries and the cache.
@@ -49,7 +36,7 @@ pub struct BuildServices {
     pub fetcher: Fetcher,
     /// Cache of header sets, logs and failures.
     pub cache: Cache,
-    /// Registries that images are published to and read from.
+    /// Registries that images are published to and read from, and the cache of their blobs.
     pub images: ImageAccess,
     /// Tools that compile, check and sign a build.
     pub tools: BuildTools,
@@ -71,7 +58,9 @@ impl BuildServices {
     #[must_use]
     pub fn in_use(&self) -> Self {
         let fetcher = self.fetcher.in_use();
-        Self { cache: fetcher.cache().clone(), fetcher, ..self.clone() }
+        let cache = fetcher.cache().clone();
+        let images = ImageAccess { cache: cache.clone(), ..self.images.clone() };
+        Self { cache, fetcher, images, ..self.clone() }
     }
 
     /// Removes leftovers of killed farrier processes from the cache, and evicts entries above the quotas. On failure
@@ -115,7 +104,9 @@ impl BuildServices {
             Ok(AnyManifest::Image(image))
                 if self.shares_tags(repository) || image.annotations.contains_key(annotations::MEMBERS) =>
             {
-                match fetch_small(&self.cache, registry, repository, &image.config, "configuration").await {
+                match fetch_small(&self.images.cache, registry, repository, &image.config, "configuration")
+                    .await
+                {
                     Err(error) if error.is_unreachable() => return Err(error),
                     config => {
                         let name = config.ok().and_then(|config| oci::architecture_of(&config));
@@ -165,58 +156,6 @@ impl BuildServices {
         let repository = reference.repository;
         Ok(digest.map(|digest| ImageReference { repository, version: Version::Digest(digest) }))
     }
-
-    /// Returns a blob as a file in the cache, fetching it if necessary.
-    pub(crate) async fn blob_file(&self, repository: &Repository, blob: &Descriptor) -> Result<PathBuf> {
-        let registry = self.images.registry_of(repository);
-        let fetch = |to: PathBuf| async move {
-            Ok(registry.fetch_blob(repository, &blob.digest, blob.size, &to).await?)
-        };
-        self.cache.get_or_make_file(BLOBS, blob.digest.hex(), fetch).await
-    }
-
-    /// Reads an image's configuration, of at most [`MAX_MANIFEST`] bytes.
-    pub async fn configuration(&self, repository: &Repository, blob: &Descriptor) -> Result<Vec<u8>> {
-        if blob.size > MAX_MANIFEST as u64 {
-            let bytes = usize::try_from(blob.size).unwrap_or(usize::MAX);
-            return Err(ImageError::TooLarge("image configuration", bytes).into());
-        }
-        let file = fs_err::tokio::File::open(self.blob_file(repository, blob).await?).await?;
-        let mut bytes = Vec::new();
-        // The cached blob of this digest may have another size than this descriptor states.
-        file.take(blob.size).read_to_end(&mut bytes).await?;
-        Ok(bytes)
-    }
-
-    /// Reads a small blob into memory.
-    pub async fn small_blob(
-        &self,
-        repository: &Repository,
-        blob: &Descriptor,
-        name: &str,
-    ) -> Result<Vec<u8>> {
-        fetch_small(&self.cache, self.images.registry_of(repository), repository, blob, name).await
-    }
-}
-
-async fn fetch_small(
-    cache: &Cache,
-    registry: &dyn Registry,
-    repository: &Repository,
-    blob: &Descriptor,
-    name: &str,
-) -> Result<Vec<u8>> {
-    if blob.size > MAX_DOCUMENT {
-        let action = format!("fetch {name} {repository}@{}", blob.digest);
-        let reason = format!("it has {} bytes, more than the limit of {MAX_DOCUMENT} bytes", blob.size);
-        return Err(RegistryError::protocol(registry.describe(), action, reason).into());
-    }
-    let work = cache.scratch()?;
-    let file = work.path().join("blob");
-    registry.fetch_blob(repository, &blob.digest, blob.size, &file).await?;
-    let mut bytes = Vec::new();
-    fs_err::tokio::File::open(&file).await?.take(MAX_DOCUMENT).read_to_end(&mut bytes).await?;
-    Ok(bytes)
 }
 
 /// Extracts the facts of a manifest. A manifest that farrier did not write, or that is invalid, has no input hash: the

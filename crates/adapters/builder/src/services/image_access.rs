@@ -1,11 +1,18 @@
 //! Access to images in registries: the registry that farrier publishes to, and the registries of base images.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use farrier_core::image::{Digest, ImageReference, Repository, Version, mirror_name};
-use farrier_store::registry::{Keyring, Registry, RegistryLocation, StoredManifest};
+use farrier_local::cache::{BLOBS, Cache};
+use farrier_store::registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest};
+use oci::{Descriptor, ImageError, MAX_MANIFEST};
+use tokio::io::AsyncReadExt as _;
 
 use super::error::{BuildError, Result};
+
+/// Size limit for documents, in bytes. A report of 500 modules with findings has less than 1 MiB, and a bill of
+/// materials with 600 packages has 400 KiB.
+const MAX_DOCUMENT: u64 = 16 << 20;
 
 /// Registry in which needed images are looked up, and to which farrier never writes.
 #[derive(Clone)]
@@ -16,7 +23,7 @@ pub struct NeedsRegistry {
     pub registry: Arc<dyn Registry>,
 }
 
-/// Registries that images are published to and read from. Clones share the clients.
+/// Registries that images are published to and read from, and the cache of their blobs. Clones share them.
 #[derive(Clone)]
 pub struct ImageAccess {
     /// Registry that images are published to, as the user named it.
@@ -29,6 +36,8 @@ pub struct ImageAccess {
     pub remote: Arc<dyn Registry>,
     /// Credentials for the engine when it pulls a toolchain.
     pub credentials: Keyring,
+    /// Cache of blobs.
+    pub cache: Cache,
 }
 
 impl ImageAccess {
@@ -86,4 +95,57 @@ impl ImageAccess {
             None => reference,
         })
     }
+
+    /// Returns a blob as a file in the cache, fetching it if necessary.
+    pub(crate) async fn blob_file(&self, repository: &Repository, blob: &Descriptor) -> Result<PathBuf> {
+        let registry = self.registry_of(repository);
+        let fetch = |to: PathBuf| async move {
+            Ok(registry.fetch_blob(repository, &blob.digest, blob.size, &to).await?)
+        };
+        self.cache.get_or_make_file(BLOBS, blob.digest.hex(), fetch).await
+    }
+
+    /// Reads an image's configuration, of at most [`MAX_MANIFEST`] bytes.
+    pub async fn configuration(&self, repository: &Repository, blob: &Descriptor) -> Result<Vec<u8>> {
+        if blob.size > MAX_MANIFEST as u64 {
+            let bytes = usize::try_from(blob.size).unwrap_or(usize::MAX);
+            return Err(ImageError::TooLarge("image configuration", bytes).into());
+        }
+        let file = fs_err::tokio::File::open(self.blob_file(repository, blob).await?).await?;
+        let mut bytes = Vec::new();
+        // The cached blob of this digest may have another size than this descriptor states.
+        file.take(blob.size).read_to_end(&mut bytes).await?;
+        Ok(bytes)
+    }
+
+    /// Reads a small blob into memory.
+    pub async fn small_blob(
+        &self,
+        repository: &Repository,
+        blob: &Descriptor,
+        name: &str,
+    ) -> Result<Vec<u8>> {
+        fetch_small(&self.cache, self.registry_of(repository), repository, blob, name).await
+    }
+}
+
+/// Reads a small blob into memory. The error calls it `name`.
+pub(super) async fn fetch_small(
+    cache: &Cache,
+    registry: &dyn Registry,
+    repository: &Repository,
+    blob: &Descriptor,
+    name: &str,
+) -> Result<Vec<u8>> {
+    if blob.size > MAX_DOCUMENT {
+        let action = format!("fetch {name} {repository}@{}", blob.digest);
+        let reason = format!("it has {} bytes, more than the limit of {MAX_DOCUMENT} bytes", blob.size);
+        return Err(RegistryError::protocol(registry.describe(), action, reason).into());
+    }
+    let work = cache.scratch()?;
+    let file = work.path().join("blob");
+    registry.fetch_blob(repository, &blob.digest, blob.size, &file).await?;
+    let mut bytes = Vec::new();
+    fs_err::tokio::File::open(&file).await?.take(MAX_DOCUMENT).read_to_end(&mut bytes).await?;
+    Ok(bytes)
 }

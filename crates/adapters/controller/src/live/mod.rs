@@ -399,7 +399,13 @@ impl Live {
 
     /// Labels nodes with the kernel that they may boot.
     async fn label_nodes(&mut self, plan: &Plan) -> NodeLabelWrites {
-        label_nodes(&self.services, self.context.cluster.as_ref(), &plan.nodes, &mut self.labels).await
+        label_nodes(
+            &self.services.process.cancel,
+            self.context.cluster.as_ref(),
+            &plan.nodes,
+            &mut self.labels,
+        )
+        .await
     }
 
     fn start_builds(&mut self) {

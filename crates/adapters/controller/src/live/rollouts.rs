@@ -173,7 +173,7 @@ impl Live {
         let tasks = self.context.node_tasks.iter();
         steps.extend(tasks.flat_map(|task| task.changes(&self.services.definitions, planned)));
         let UpgradeSteps { applied, refused } =
-            apply_upgrade_steps(&self.services, self.context.cluster.as_ref(), steps).await;
+            apply_upgrade_steps(&self.services.process.cancel, self.context.cluster.as_ref(), steps).await;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + EVICTION_RETRY_DELAY)));
         applied
     }
