@@ -287,14 +287,14 @@ async fn pull(services: &BuildServices, engine: &DockerEngine, image: &ImageRefe
 async fn pull_from(
     services: &BuildServices,
     engine: &DockerEngine,
-    place: &Repository,
+    repository: &Repository,
     name: &str,
 ) -> Result<()> {
-    if let Some(host) = HostPort::of_registry(&place.normalized().0) {
+    if let Some(host) = HostPort::of_registry(&repository.normalized().0) {
         let what = format!("pull of toolchain image {name}");
         services.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
     }
-    let found = services.images.credentials.password(place).await;
+    let found = services.images.credentials.password(repository).await;
     let credentials = found.map(|(username, password)| Credentials { username, password });
     Ok(engine.pull(name, credentials.as_ref()).await?)
 }

@@ -37,7 +37,7 @@ fn name(image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> String 
 pub(super) fn log_path(cache: &Cache, cell: &Cell) -> Result<PathBuf, CacheError> {
     let name = name(&cell.image, &cell.target, &cell.input_hash);
     cache.hold(KIND, &name)?;
-    cache.place(KIND, &name)
+    cache.entry_path(KIND, &name)
 }
 
 /// Returns the log of the latest build of these inputs, if the cache has it.

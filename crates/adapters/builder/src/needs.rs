@@ -168,10 +168,10 @@ async fn published_need(build: &CellBuild<'_>, name: &ImageName) -> Result<Neede
 /// Returns the exposed trees of a published image, at their original paths below one directory.
 async fn exposed_tree(services: &BuildServices, image: &NeededImage) -> Result<PathBuf> {
     let key = image.exposed.hex();
-    services.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(services, image, place)).await
+    services.cache.get_or_make(EXPOSED, key, |dest| fetch_exposed(services, image, dest)).await
 }
 
-async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, place: PathBuf) -> Result<()> {
+async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, dest: PathBuf) -> Result<()> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
     let headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
     let definition =
@@ -199,14 +199,14 @@ async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, place: Pa
     if digest != *exposed {
         return Err(headers_error(format!("its annotations say {exposed}, but its content is {digest}")));
     }
-    Ok(fs_err::rename(&tree, &place)?)
+    Ok(fs_err::rename(&tree, &dest)?)
 }
 
 /// Returns the modules of a needed image for the cell's kernel.
 async fn modules_of(build: &CellBuild<'_>, needed: &NeededImage) -> Result<PathBuf> {
     let Version::Digest(digest) = &needed.image.version else { return Err(need_not_found(&needed.image)) };
     let release = build.cell.target.release.as_str();
-    let fetch = |place| fetch_modules(build.services, &needed.image, release, place);
+    let fetch = |dest| fetch_modules(build.services, &needed.image, release, dest);
     build.services.cache.get_or_make(MODULES, digest.hex(), fetch).await
 }
 
@@ -214,14 +214,14 @@ async fn fetch_modules(
     services: &BuildServices,
     image: &ImageReference,
     release: &str,
-    place: PathBuf,
+    dest: PathBuf,
 ) -> Result<()> {
     let manifest = needed_manifest(&services.images, image).await?;
     let work = services.cache.scratch()?;
     let blob = work.path().join("layer");
     fetch_payload(&services.images, image, &manifest, &blob).await?;
     let release = release.to_owned();
-    let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
+    let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &dest)).await;
     unpacked.map_err(|error| missing_headers_error(&image.to_string(), &error_chain(&error)))
 }
 

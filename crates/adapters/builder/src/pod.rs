@@ -165,7 +165,7 @@ async fn publish(
     services.process.ensure_may_write()?;
     let (repository, registry) =
         (services.images.location.repository(REPOSITORY)?, &services.images.registry);
-    let from = Some(&toolchain.repository).filter(|from| services.images.location.contains(from));
+    let from = Some(&toolchain.repository).filter(|from| services.images.location.can_address(from));
     let base_layers = toolchain.image.layers.iter().zip(layer_files(&services.images, toolchain).await?);
     let base_blobs = base_layers.map(|(layer, file)| (&layer.digest, file, from));
     let new_blobs = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));

@@ -208,7 +208,7 @@ fn layer_of(content: &[u8]) -> (Vec<u8>, Digest) {
 /// Puts a root file system into the cache, as if this machine had bootstrapped it.
 fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
     let (layer, diff_id) = layer_of(content);
-    let place = bench.services.cache.place("packages-root", &root.key(Architecture::Amd64)).unwrap();
+    let place = bench.services.cache.entry_path("packages-root", &root.key(Architecture::Amd64)).unwrap();
     fs::create_dir_all(&place).unwrap();
     let record = json!({
         "digest": Digest::of(&layer).hex(), "diff_id": diff_id.hex(), "size": layer.len(),

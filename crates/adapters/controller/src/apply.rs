@@ -161,8 +161,8 @@ mod tests {
         let nodes = fleet.plan().nodes;
         let mut labels = NodeLabeler::new(Instant::now());
         for _ in 0..9 {
-            for (place, change) in labels.due(&nodes) {
-                labels.note(&nodes[place].node, change);
+            for (index, change) in labels.due(&nodes) {
+                labels.note(&nodes[index].node, change);
             }
         }
         let said = logs.with("another writer");

@@ -12,7 +12,7 @@ use farrier_builder::{
     services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_core::{
-    image::{GitPlace, ImageReference, Version},
+    image::{GitLocation, ImageReference, Version},
     kernel::{KernelTarget, NodeSystem, match_family},
     plan::{
         Cell, HeaderState, ManifestFacts, Matrix, Observed, Outcome, Plan, PlanInputs, Resolved,
@@ -32,7 +32,7 @@ pub struct LookupCache {
     /// Whether the registry was unreachable.
     pub(super) unreachable: bool,
     /// Contents of Git repositories, with the time of each lookup.
-    pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
+    pub(super) repositories: BTreeMap<GitLocation, (Instant, Result<ManifestFacts, String>)>,
     /// Prebuilt images that are absent or were rejected, with the time of the lookup.
     refused_sources: BTreeMap<TreeKey, Instant>,
     /// Whether the registry refuses anonymous pulls, if already asked.
@@ -131,7 +131,7 @@ impl LookupCache {
     }
 
     /// Returns the cached contents of a Git repository, unless they are stale.
-    pub(super) fn repository(&self, repository: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
+    pub(super) fn repository(&self, repository: &GitLocation) -> Option<&Result<ManifestFacts, String>> {
         let (read_at, contents) = self.repositories.get(repository)?;
         (read_at.elapsed() < REPOSITORY_READ_INTERVAL).then_some(contents)
     }

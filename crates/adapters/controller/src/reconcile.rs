@@ -17,7 +17,7 @@ use farrier_builder::{
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
-    image::{ChartImage, DriverImage, GitPlace, Output, Version},
+    image::{ChartImage, DriverImage, GitLocation, Output, Version},
     kernel::{Architecture, KernelTarget},
     plan::{
         Announcements, Cell, CellInputs, Change, ClusterSnapshot, ImageContents, ManifestFacts,
@@ -284,12 +284,12 @@ pub(super) async fn roll_out(
         }
         ensure_published(&services.images, change).await?;
         services.process.ensure_may_write()?;
-        match &rollout.target.place {
+        match &rollout.target.location {
             Some(ManifestLocation::Local { path, values }) => {
                 let directory = Directory::open(&services.definitions.root.join(path))?;
                 directory.with_chart(values.as_ref()).apply(change).await?;
             }
-            Some(ManifestLocation::Git(place)) => commit(services, place, rollout, change).await?,
+            Some(ManifestLocation::Git(location)) => commit(services, location, rollout, change).await?,
             None => cluster.apply(change).await?,
         }
     }
@@ -299,7 +299,7 @@ pub(super) async fn roll_out(
 /// Commits a change to a Git repository.
 async fn commit(
     services: &BuildServices,
-    place: &GitPlace,
+    location: &GitLocation,
     rollout: &PlannedRollout,
     change: &Change,
 ) -> Result<()> {
@@ -308,39 +308,39 @@ async fn commit(
     let spec = specs.find(|spec| RolloutTarget::of(spec) == rollout.target);
     let commit = spec.and_then(|spec| git_commit(spec, rollout, change));
     let commit = commit.ok_or_else(|| BuildError::definition_gone(&rollout.target.to_string()))?;
-    git::write(services, place, change, &commit).await
+    git::write(services, location, change, &commit).await
 }
 
 /// Reads the manifests that `file` and `git` rollouts name.
 async fn read_all_manifests(services: &BuildServices, lookup_cache: &mut LookupCache) -> Manifests {
-    let mut places: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
+    let mut locations: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
     for spec in services.definitions.images.values().flat_map(|image| &image.spec.rollout) {
-        if let Some(place) = ManifestLocation::of(spec) {
-            places.entry(place).or_default().extend(spec.proposals());
+        if let Some(location) = ManifestLocation::of(spec) {
+            locations.entry(location).or_default().extend(spec.proposals());
         }
     }
     let mut manifests = Manifests::new();
-    for (place, proposals) in places {
-        let facts = match &place {
+    for (location, proposals) in locations {
+        let facts = match &location {
             ManifestLocation::Local { path, values } => read_manifests(services, path, values.as_ref()).await,
             ManifestLocation::Git(git) => read_repository(services, git, &proposals, lookup_cache).await,
         };
-        manifests.insert(place, facts);
+        manifests.insert(location, facts);
     }
     manifests
 }
 
 async fn read_repository(
     services: &BuildServices,
-    place: &GitPlace,
+    location: &GitLocation,
     proposals: &[&str],
     lookup_cache: &mut LookupCache,
 ) -> Result<ManifestFacts, String> {
-    if let Some(found) = lookup_cache.repository(place) {
+    if let Some(found) = lookup_cache.repository(location) {
         return found.clone();
     }
-    let found = git::read(services, place, proposals).await.map_err(|error| with_hint(&error));
-    lookup_cache.repositories.insert(place.clone(), (Instant::now(), found.clone()));
+    let found = git::read(services, location, proposals).await.map_err(|error| with_hint(&error));
+    lookup_cache.repositories.insert(location.clone(), (Instant::now(), found.clone()));
     found
 }
 

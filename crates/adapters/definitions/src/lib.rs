@@ -117,7 +117,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
                 if let SourceOrigin::Path { path, .. } = &source.from {
                     let steps = ["spec", "sources", &index.to_string(), "from", "path", "path"];
                     let key = (image.metadata.name.clone(), path.to_path_buf());
-                    definitions.places.insert(key, report.position(&steps));
+                    definitions.source_positions.insert(key, report.position(&steps));
                 }
             }
             definitions.images.insert(image.metadata.name.clone(), image.clone());

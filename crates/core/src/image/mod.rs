@@ -34,7 +34,7 @@ pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
 pub use rollout::{
-    ChartImage, ChartValue, DaemonSetContainer, GitPlace, ManifestObject, OperatorResource, ResourceName,
+    ChartImage, ChartValue, DaemonSetContainer, GitLocation, ManifestObject, OperatorResource, ResourceName,
     RolloutSpec, Strategy, Watch,
 };
 pub use runfile::{RunfileBase, RunfileSpec};

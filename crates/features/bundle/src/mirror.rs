@@ -298,12 +298,12 @@ async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<C
         }
         Input::Copy(text) => {
             let reference: ImageReference = text.parse()?;
-            let Some(place) = services.images.mirror_repository(&reference)? else {
+            let Some(mirror) = services.images.mirror_repository(&reference)? else {
                 let reference = services.resolve_reference(text).await?;
                 return at(&services.images, ContentKind::Mirror, &reference).await;
             };
             let version = Version::Tag(copy_tag(&reference)?);
-            let copy = ImageReference { repository: place, version };
+            let copy = ImageReference { repository: mirror, version };
             return at(&services.images, ContentKind::Mirror, &copy).await;
         }
     };

@@ -213,7 +213,7 @@ impl Facts {
             RolloutObject::Resource(object) => format!("{} {}", object.resource, object.full_name()),
             RolloutObject::Nothing {} => return None,
         };
-        self.records.get(&object).filter(|_| target.place.is_none())
+        self.records.get(&object).filter(|_| target.location.is_none())
     }
 }
 

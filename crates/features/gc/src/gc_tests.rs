@@ -28,7 +28,7 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     assert_eq!(contents.leftovers, [(repository.clone(), digest.clone())].into());
     let report = async || {
         let plan = GcPlan { going: Vec::new(), kept: Vec::new(), bytes: 0 };
-        let mut report = report_of(services, &options, &contents, plan).await.unwrap();
+        let mut report = report_of(&services.images, &options, &contents, plan).await.unwrap();
         delete_all(services, &contents, &mut report).await.unwrap();
         report
     };

@@ -236,8 +236,8 @@ async fn read_uses(services: &BuildServices, cluster: &dyn Cluster, candidates: 
                 let directory = Directory::open(&services.definitions.root.join(path))?;
                 mentioned.extend(directory.mentions(candidates).await?);
             }
-            RolloutSpec::Git { place, .. } => {
-                mentioned.extend(git::mentions(services, place, candidates).await?);
+            RolloutSpec::Git { location, .. } => {
+                mentioned.extend(git::mentions(services, location, candidates).await?);
             }
             _ => {}
         }

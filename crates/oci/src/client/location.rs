@@ -44,9 +44,9 @@ impl RegistryLocation {
         }
     }
 
-    /// Whether a client of the location reaches the repository. A client of the distribution protocol reaches every host; names in a
+    /// Whether a client of the location can address the repository. A client of the distribution protocol addresses every host; names in a
     /// layout directory have no host.
-    pub fn contains(&self, repository: &Repository) -> bool {
+    pub fn can_address(&self, repository: &Repository) -> bool {
         match self {
             Self::Remote { .. } => true,
             Self::Layout(_) => repository.host().is_none(),

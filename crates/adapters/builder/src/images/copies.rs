@@ -29,19 +29,19 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
     let Version::Digest(digest) = &pinned.version else {
         return Err(BuildError::no_such_image(text));
     };
-    let Some(place) = services.images.mirror_repository(&wanted)? else {
+    let Some(mirror) = services.images.mirror_repository(&wanted)? else {
         return Ok(ImageCopy { digest: digest.clone(), reference: wanted, new: false });
     };
     let tag = copy_tag(&wanted)?;
     let version = Version::Tag(tag);
-    let copy = ImageReference { repository: place.clone(), version: version.clone() };
-    let named = services.images.registry.manifest(&place, &version).await?;
+    let copy = ImageReference { repository: mirror.clone(), version: version.clone() };
+    let named = services.images.registry.manifest(&mirror, &version).await?;
     services.process.ensure_may_write()?;
     let new = named.is_none_or(|named| named.digest != *digest);
     if new {
-        copy_manifest(&services.images, &pinned, &place, &version).await?;
+        copy_manifest(&services.images, &pinned, &mirror, &version).await?;
     }
-    copy_all_referrers(services, &pinned.repository, digest, &place).await?;
+    copy_all_referrers(services, &pinned.repository, digest, &mirror).await?;
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
@@ -51,7 +51,7 @@ async fn copy_all_referrers(
     services: &BuildServices,
     from: &Repository,
     image: &Digest,
-    place: &Repository,
+    mirror: &Repository,
 ) -> Result<()> {
     let source = services.images.registry_of(from);
     let referrers = match source.referrers(from, image, None).await {
@@ -62,7 +62,7 @@ async fn copy_all_referrers(
             return Ok(());
         }
     };
-    let here = services.images.registry.referrers(place, image, None).await?;
+    let here = services.images.registry.referrers(mirror, image, None).await?;
     let versions = referrers.into_iter().map(|referrer| Version::Digest(referrer.digest));
     let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
     for version in versions.chain(tags.map(Version::Tag)) {
@@ -76,17 +76,17 @@ async fn copy_all_referrers(
             continue;
         }
         for blob in manifest.blobs() {
-            copy_blob(&services.images, source, from, place, blob).await?;
+            copy_blob(&services.images, source, from, mirror, blob).await?;
         }
         match &version {
             Version::Digest(_) => {
-                services.images.registry.push_referrer(place, &found.bytes).await?;
+                services.images.registry.push_referrer(mirror, &found.bytes).await?;
             }
             // Keep the site's own signatures. Content of any other form is replaced.
             Version::Tag(tag) => {
                 let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
-                if !join(services.images.registry.as_ref(), place, tag, (kind, bytes)).await? {
-                    services.images.registry.push_manifest(place, &version, kind, bytes).await?;
+                if !join(services.images.registry.as_ref(), mirror, tag, (kind, bytes)).await? {
+                    services.images.registry.push_manifest(mirror, &version, kind, bytes).await?;
                 }
             }
         }
@@ -98,7 +98,7 @@ async fn copy_all_referrers(
 async fn copy_manifest(
     access: &ImageAccess,
     from: &ImageReference,
-    place: &Repository,
+    mirror: &Repository,
     version: &Version,
 ) -> Result<()> {
     let repository = &from.repository;
@@ -107,12 +107,12 @@ async fn copy_manifest(
     for part in manifest.children() {
         let version = Version::Digest(part.digest.clone());
         let from = ImageReference { repository: repository.clone(), version: version.clone() };
-        Box::pin(copy_manifest(access, &from, place, &version)).await?;
+        Box::pin(copy_manifest(access, &from, mirror, &version)).await?;
     }
     for blob in manifest.blobs() {
-        copy_blob(access, access.registry_of(repository), repository, place, blob).await?;
+        copy_blob(access, access.registry_of(repository), repository, mirror, blob).await?;
     }
-    access.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
+    access.registry.push_manifest(mirror, version, &found.media_type, &found.bytes).await?;
     Ok(())
 }
 
@@ -120,7 +120,7 @@ async fn copy_blob(
     access: &ImageAccess,
     source: &dyn Registry,
     from: &Repository,
-    place: &Repository,
+    mirror: &Repository,
     blob: &Descriptor,
 ) -> Result<()> {
     let Descriptor { media_type, digest, size, .. } = blob;
@@ -130,13 +130,13 @@ async fn copy_blob(
         tracing::warn!(%from, %digest, media_type, "layer not copied: no registry has it");
         return Ok(());
     }
-    if access.registry.has_blob(place, digest).await? {
+    if access.registry.has_blob(mirror, digest).await? {
         return Ok(());
     }
     let scratch = access.cache.scratch()?;
     let file = scratch.path().join("blob");
     source.fetch_blob(from, digest, *size, &file).await?;
-    access.registry.push_blob(place, digest, &file).await?;
+    access.registry.push_blob(mirror, digest, &file).await?;
     Ok(())
 }
 
@@ -223,16 +223,16 @@ mod tests {
         // A new signature appears at the source.
         sign("another signature").await;
         assert!(!copy_image(&bench.services, text).await.unwrap().new);
-        let (place, here) = (copied.reference.repository, Arc::clone(&bench.services.images.registry));
-        let listed = here.referrers(&place, &digest, Some(provenance::SIGSTORE_BUNDLE)).await.unwrap();
+        let (mirror, here) = (copied.reference.repository, Arc::clone(&bench.services.images.registry));
+        let listed = here.referrers(&mirror, &digest, Some(provenance::SIGSTORE_BUNDLE)).await.unwrap();
         assert_eq!(listed.len(), 2);
         let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
-        let signed = here.manifest(&place, &tag).await.unwrap().unwrap();
+        let signed = here.manifest(&mirror, &tag).await.unwrap().unwrap();
         let signed = ImageManifest::parse(&signed.bytes).unwrap();
         // The first signature stays, although the other registry no longer has it: it may be the site's own.
         let layers: Vec<Digest> = signed.layers.into_iter().map(|layer| layer.digest).collect();
         assert_eq!(layers, [Digest::of(b"a signature"), Digest::of(b"another signature")]);
-        assert!(here.has_blob(&place, &layers[1]).await.unwrap());
+        assert!(here.has_blob(&mirror, &layers[1]).await.unwrap());
 
         // The other registry disappears.
         bench.services.images.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));

@@ -79,7 +79,7 @@ pub async fn build_times(access: &ImageAccess) -> BuildTimes {
 
 /// Reads a record; empty if the registry has none.
 pub async fn read_record<R: Record>(access: &ImageAccess) -> Result<R> {
-    let (repository, version) = place_of::<R>(access)?;
+    let (repository, version) = location_of::<R>(access)?;
     let found = read_annotation(access.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
     Ok(found.unwrap_or_default())
 }
@@ -92,7 +92,7 @@ pub async fn add_to_record<R: Record>(services: &BuildServices, news: &R) -> Res
             return Ok(());
         }
     }
-    let (repository, version) = place_of::<R>(&services.images)?;
+    let (repository, version) = location_of::<R>(&services.images)?;
     let action = format!("write the record in {repository}{version}");
     let reason = format!("other writers removed the added entries {MAX_TRIES} times");
     Err(RegistryError::protocol(services.images.registry.describe(), action, reason).into())
@@ -106,13 +106,13 @@ async fn write_to_record<R: Record>(services: &BuildServices, news: &R) -> Resul
         return Ok(false);
     }
     services.process.ensure_may_write()?;
-    let (repository, version) = place_of::<R>(&services.images)?;
+    let (repository, version) = location_of::<R>(&services.images)?;
     let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, merged.to_text())];
     write_annotations(services.images.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
     Ok(true)
 }
 
-fn place_of<R: Record>(access: &ImageAccess) -> Result<(Repository, Version)> {
+fn location_of<R: Record>(access: &ImageAccess) -> Result<(Repository, Version)> {
     let repository = access.location.repository(REPOSITORY)?;
     Ok((repository, Version::Tag(R::TAG.parse()?)))
 }

@@ -173,10 +173,12 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
             services.process.retry("look up source", || services.fetcher.sources().identity(source)).await;
         let identity = identity.map_err(|error| match &source.from {
             SourceOrigin::Path { path, .. } if matches!(error, BuildError::Fetch(FetchError::Absent(_))) => {
-                let place =
-                    services.definitions.places.get(&(image.metadata.name.clone(), path.to_path_buf()));
-                let place = place.map_or("a definition", String::as_str);
-                let message = format!("{place}: {}", error_chain(&error));
+                let position = services
+                    .definitions
+                    .source_positions
+                    .get(&(image.metadata.name.clone(), path.to_path_buf()));
+                let position = position.map_or("a definition", String::as_str);
+                let message = format!("{position}: {}", error_chain(&error));
                 BuildError::problem(ProblemKind::Usage, message, error.hint())
             }
             _ => error,

@@ -44,7 +44,7 @@ impl ImageAccess {
     /// Returns the client for a repository: the configured registry if farrier publishes to the repository, otherwise a
     /// client of the distribution protocol.
     pub(crate) fn registry_of(&self, repository: &Repository) -> &dyn Registry {
-        if self.location.contains(repository) { self.registry.as_ref() } else { self.remote.as_ref() }
+        if self.location.can_address(repository) { self.registry.as_ref() } else { self.remote.as_ref() }
     }
 
     /// Returns the registry in which needed images of a repository are looked up.

@@ -121,10 +121,10 @@ impl Live {
         }
         let outcome = roll_out(&self.services, self.context.cluster.as_ref(), rollout).await;
         self.context.health.beat();
-        if let Some(ManifestLocation::Git(place)) = &rollout.target.place
+        if let Some(ManifestLocation::Git(location)) = &rollout.target.location
             && !rollout.changes.is_empty()
         {
-            self.lookup_cache.repositories.remove(place);
+            self.lookup_cache.repositories.remove(location);
             self.timer.record_change(Instant::now());
         }
         outcome

@@ -155,7 +155,7 @@ fn parts(origin: &str) -> Vec<String> {
 }
 
 /// Returns repository and tag, for messages.
-pub(super) fn place_of(stored: &StoredInput, tag: &Tag) -> String {
+pub(super) fn display_name(stored: &StoredInput, tag: &Tag) -> String {
     format!("{}:{tag}", stored.repository)
 }
 
@@ -218,7 +218,7 @@ impl Headers<'_> {
                 compiler: text(annotations::COMPILER),
                 exported_symbols: text(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
                 place: "registry",
-                reference: place_of(&stored, &tag),
+                reference: display_name(&stored, &tag),
                 digest: Some(stored.digest.clone()),
                 origin: parts(&text(annotations::HEADERS).unwrap_or_default()),
             });
@@ -333,7 +333,7 @@ impl Headers<'_> {
                 hint: "import them again, or run farrier again to look for them elsewhere".to_owned(),
             });
         };
-        let what = place_of(&stored, &header_tag(release, *arch)?);
+        let what = display_name(&stored, &header_tag(release, *arch)?);
         let (target, content) = (target.clone(), imported.content.clone());
         let unpack = move |stop: &AtomicBool, layer: &Path, tree: &Path| {
             unpack_content(layer, tree, &content, &what, stop)?;

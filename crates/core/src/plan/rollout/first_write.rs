@@ -39,7 +39,7 @@ impl RolloutWarning {
 /// Returns the warnings about a rollout to a DaemonSet of a cluster that farrier has never written.
 pub(super) fn warnings(context: &Context<'_>, target: &RolloutTarget) -> Vec<RolloutWarning> {
     let Some(live) = unwritten(context, target) else { return Vec::new() };
-    let in_cluster = target.place.is_none();
+    let in_cluster = target.location.is_none();
     let owner = if in_cluster { other_writer(live, &context.inputs.instance.to_string()) } else { None };
     owner.into_iter().chain(no_pull_secrets(context, live)).chain(restarts(context, live)).collect()
 }

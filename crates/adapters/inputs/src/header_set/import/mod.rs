@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     HeaderSet, Headers,
-    stored::{Imported, LIMITS, place_of},
+    stored::{Imported, LIMITS, display_name},
 };
 use crate::{FetchError, Result, TREE, header_tree};
 
@@ -200,7 +200,7 @@ impl Headers<'_> {
             None => Outcome::New,
             Some(_) if refused.is_some() && replace => Outcome::Replaced,
             Some(found) => match Imported::of_stored(found, release, imported.arch) {
-                Ok(existing) => outcome(imported, Some(&existing), || place_of(found, &tag), replace)?,
+                Ok(existing) => outcome(imported, Some(&existing), || display_name(found, &tag), replace)?,
                 // Damaged annotations must not block the replacement by a good header set.
                 Err(_) if replace => Outcome::Replaced,
                 Err(error) => return Err(error),

@@ -89,19 +89,19 @@ fn in_directory() -> World {
     let mut world = world(OperatorResource::NvidiaDriver);
     let rollout = json!({"strategy": "file", "path": "gpu", "resource": "NVIDIADriver", "name": "policy"});
     let rollout: RolloutSpec = serde_json::from_value(rollout).unwrap();
-    let place = ManifestLocation::of(&rollout).unwrap();
+    let location = ManifestLocation::of(&rollout).unwrap();
     world.image("mft").spec.rollout = vec![rollout];
     let mut resources = std::mem::take(&mut world.snapshot.resources);
     for found in &mut resources {
         found.version = None;
     }
-    world.manifests.insert(place, Ok(ManifestFacts { resources, ..ManifestFacts::default() }));
+    world.manifests.insert(location, Ok(ManifestFacts { resources, ..ManifestFacts::default() }));
     world
 }
 
 fn add_to_directory(world: &mut World, kind: OperatorResource, name: &str, spec: Value) {
-    let place = ManifestLocation::of(&world.image("mft").spec.rollout[0]).unwrap();
-    let facts = world.manifests.get_mut(&place).unwrap().as_mut().unwrap();
+    let location = ManifestLocation::of(&world.image("mft").spec.rollout[0]).unwrap();
+    let facts = world.manifests.get_mut(&location).unwrap().as_mut().unwrap();
     facts.resources.push(ResourceFacts { version: None, ..resource(kind, name, spec) });
 }
 
