@@ -300,7 +300,7 @@ async fn open(
     let signature = signature.map(Path::to_owned);
     let open = move || {
         let bundle = Bundle::receive(&files)?;
-        let signed = || bundle.must_be_signed(&keys, signature.as_deref());
+        let signed = || bundle.verify_signer(&keys, signature.as_deref());
         let signed_by = if keys.is_empty() { None } else { Some(signed()?) };
         Ok::<_, BundleError>((bundle, signed_by))
     };

@@ -105,7 +105,7 @@ pub(super) async fn prepare(build: &CellBuild<'_>, headers: &HeaderSet) -> Resul
         (Output::Image, _) => engines.docker().await?,
     };
     reject_required_landlock(build.services.definitions.site.builds.landlock)?;
-    ensure_base_image(build, headers, &docker).await?;
+    build_base_image_if_absent(build, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
 }
 
@@ -170,8 +170,12 @@ fn unsupported_template(build: &CellBuild<'_>, error: &StepsError) -> BuildError
     BuildError::problem(ProblemKind::Compile, message, None)
 }
 
-/// Ensures that the engine has the base image of the cell's Dockerfile.
-async fn ensure_base_image(build: &CellBuild<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
+/// Builds the base image of the cell's Dockerfile in the engine, unless the engine has it.
+async fn build_base_image_if_absent(
+    build: &CellBuild<'_>,
+    headers: &HeaderSet,
+    engine: &DockerEngine,
+) -> Result<()> {
     let CellBuild { services, cell, toolchain, .. } = build;
     // Builds run concurrently and can share a base.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
@@ -182,7 +186,7 @@ async fn ensure_base_image(build: &CellBuild<'_>, headers: &HeaderSet, engine: &
     }
     kept::make_room(services, engine).await;
     build.stage(Stage::Toolchain);
-    let toolchain = ensure_toolchain(build, engine, toolchain).await?;
+    let toolchain = provide_toolchain(build, engine, toolchain).await?;
     build.stage(Stage::Base);
     let log = Arc::new(ProbeLog::default());
     let request = BuildRequest {
@@ -218,8 +222,8 @@ pub(super) fn missing_compiler(
     Some(BuildError::problem(ProblemKind::Compile, message, Some(hint)))
 }
 
-/// Ensures that the engine has the toolchain, and returns its name there.
-async fn ensure_toolchain(
+/// Pulls or imports the toolchain, unless the engine has it. Returns the name of its image.
+async fn provide_toolchain(
     build: &CellBuild<'_>,
     engine: &DockerEngine,
     toolchain: &Toolchain,

@@ -151,21 +151,21 @@ impl LogReader {
 
     /// Whether a build is still writing the log.
     pub fn is_being_written(&self) -> io::Result<bool> {
-        let is_written = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
-        if !is_written {
+        let is_locked = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
+        if !is_locked {
             self.0.unlock()?;
         }
-        Ok(is_written)
+        Ok(is_locked)
     }
 
     /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
     /// lock.
     pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
         // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
-        let is_written = self.is_being_written()?;
+        let may_grow = self.is_being_written()?;
         let mut text = Vec::new();
         self.0.read_to_end(&mut text)?;
-        Ok((text, is_written))
+        Ok((text, may_grow))
     }
 }
 

@@ -70,7 +70,7 @@ async fn build_image(
         && !force
     {
         let stored = StoredImage { services, repository: &cell.reference.repository, digest: &digest };
-        stored.ensure_signed(name.as_str()).await?;
+        stored.sign_if_unsigned(name.as_str()).await?;
         stored.publish_outputs(image, CellBuild::of(services, &cell)?.family).await?;
         return Ok(BuildOutcome { cell, digest, built: None });
     }

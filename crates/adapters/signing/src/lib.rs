@@ -106,7 +106,7 @@ impl Signer {
     }
 
     /// Fails if the key does not match a public key; `path` is the file of the public key.
-    pub fn must_match(&self, public: &PublicKey, path: &Path) -> Result<()> {
+    pub fn ensure_matches(&self, public: &PublicKey, path: &Path) -> Result<()> {
         if self.public == *public {
             return Ok(());
         }

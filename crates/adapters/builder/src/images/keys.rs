@@ -33,7 +33,7 @@ impl ImageSigner {
         let secrets = services.fetcher.net().secrets();
         let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), secrets).await?;
         if let (Some(path), Some(public)) = (&path, &public) {
-            signer.must_match(public, path)?;
+            signer.ensure_matches(public, path)?;
         }
         let public = PublicKey::from_info(signer.public_key().info())
             .map_err(|source| BuildError::image_key("imageSigning", source))?;
@@ -70,16 +70,16 @@ pub async fn verification_keys(
     if let Some(required) = required_signers(&services.definitions).await? {
         return Ok(required);
     }
-    own_key(services).await?.ok_or_else(|| {
+    own_signers(services).await?.ok_or_else(|| {
         let hint = "pass --key, or name keys in site.yaml (policy.requireSigned, imageSigning); \
                     --insecure-no-signature checks only what everyone with push access can forge";
         BuildError::usage("no key to verify the image with".to_owned(), hint)
     })
 }
 
-/// The site's public key. If a file provides the public key, the private key is not needed: an air-gapped site has
+/// The site's own public key, as required signer. If a file provides the public key, the private key is not needed: an air-gapped site has
 /// only the public key.
-pub(super) async fn own_key(services: &BuildServices) -> Result<Option<RequiredSigners>> {
+pub(super) async fn own_signers(services: &BuildServices) -> Result<Option<RequiredSigners>> {
     let Some(signing) = &services.definitions.site.image_signing else { return Ok(None) };
     let public = match &signing.public_key {
         Some(path) => Some(read_key(&services.definitions.root.join(path)).await?),
@@ -188,7 +188,7 @@ pub(super) async fn revoked_keys(definitions: &Definitions) -> Result<Vec<(Strin
 /// Fails if the site uses a revoked key; the error names the key. Returns the number of revoked keys.
 pub async fn check_revoked_keys(services: &BuildServices) -> Result<usize> {
     let Definitions { site, root, .. } = &services.definitions;
-    own_key(services).await?;
+    own_signers(services).await?;
     for path in site.policy.require_signed.keys() {
         let what = format!("policy.requireSigned {}", path.display());
         ensure_not_revoked(&services.definitions, &what, &read_key(&root.join(path)).await?).await?;

@@ -10,7 +10,7 @@ use farrier_store::{InputKind, is_referrer_or_signature};
 use oci::AnyManifest;
 use serde::Serialize;
 
-use super::{keys::own_key, root_fs::ROOT_FS, signatures::StoredImage};
+use super::{keys::own_signers, root_fs::ROOT_FS, signatures::StoredImage};
 use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Outcome for one artifact.
@@ -45,7 +45,7 @@ pub async fn rotate(
     accepted: &RequiredSigners,
     further: &[ImageName],
 ) -> Result<Vec<RotatedArtifact>> {
-    let own = own_key(services).await?.ok_or_else(|| {
+    let own = own_signers(services).await?.ok_or_else(|| {
         BuildError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
     })?;
     let images = services.definitions.images.keys().chain(further).map(ImageName::as_str);

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{
     documents::Claim,
-    keys::{ImageSigner, own_key, required_signers},
+    keys::{ImageSigner, own_signers, required_signers},
     signatures::StoredImage,
 };
 use crate::services::{BuildError, Result};
@@ -37,8 +37,8 @@ impl StoredImage<'_> {
 
     /// Signs a stored input without documents, unless the site's key has already signed the input. The private key is needed only
     /// for a new signature. Returns whether the site has a key.
-    pub(super) async fn ensure_input_signed(self, name: &str) -> Result<bool> {
-        let Some(own) = own_key(self.services).await? else { return Ok(false) };
+    pub(super) async fn sign_input_if_unsigned(self, name: &str) -> Result<bool> {
+        let Some(own) = own_signers(self.services).await? else { return Ok(false) };
         for key in own.keys() {
             if !self.is_tagged_by(key).await? {
                 self.sign(name, &[]).await?;
@@ -56,16 +56,16 @@ impl StoredImage<'_> {
         let subject = services.images.existing_manifest(&reference).await?.bytes;
         let tagged = self.tagged_statements(&[&signer.public]).await?;
         let bundled = self.bundled_statements(&[&signer.public]).await?;
-        let image_is_signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
+        let image_claim = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
         let (mut sent, mut new_layers) = (0, Vec::new());
-        for claim in claims.iter().chain([&image_is_signed]) {
+        for claim in claims.iter().chain([&image_claim]) {
             let Claim { predicate_type, predicate } = claim;
             let contains_claim = |statements: &[Statement]| {
                 statements.iter().any(|statement| {
                     statement.predicate_type == *predicate_type && statement.predicate == *predicate
                 })
             };
-            let is_tagged = claim == &image_is_signed || contains_claim(&tagged);
+            let is_tagged = claim == &image_claim || contains_claim(&tagged);
             let is_bundled = contains_claim(&bundled);
             if is_tagged && is_bundled {
                 continue;
@@ -123,18 +123,18 @@ impl StoredImage<'_> {
     pub async fn sign_published(self, name: &str) -> Result<()> {
         self.services.process.ensure_may_write()?;
         let (own, required) =
-            (own_key(self.services).await?, required_signers(&self.services.definitions).await?);
+            (own_signers(self.services).await?, required_signers(&self.services.definitions).await?);
         let keys: Vec<&PublicKey> =
             [&own, &required].into_iter().flatten().flat_map(RequiredSigners::keys).collect();
         let claims = self.signed_claims(&keys).await?;
         self.sign(name, &claims).await.map(drop)
     }
 
-    /// Signs an existing image, if the site signs images and this one is unsigned.
-    pub(crate) async fn ensure_signed(self, name: &str) -> Result<()> {
+    /// Signs an existing image without a signature by the site's key, if the site signs existing images.
+    pub(crate) async fn sign_if_unsigned(self, name: &str) -> Result<()> {
         let Some(signing) = &self.services.definitions.site.image_signing else { return Ok(()) };
-        let Some(own) = own_key(self.services).await? else { return Ok(()) };
-        if signing.existing == Existing::Leave || self.must_be_signed(&own).await.is_ok() {
+        let Some(own) = own_signers(self.services).await? else { return Ok(()) };
+        if signing.existing == Existing::Leave || self.ensure_signed_by(&own).await.is_ok() {
             return Ok(());
         }
         self.sign_published(name).await

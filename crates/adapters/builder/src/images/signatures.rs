@@ -15,7 +15,7 @@ use farrier_store::SignatureStatus;
 use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
-use super::keys::{has_keys, own_key, required_signers, revoked_keys};
+use super::keys::{has_keys, own_signers, required_signers, revoked_keys};
 use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
@@ -231,8 +231,8 @@ impl StoredImage<'_> {
         self.must_satisfy(required.keys(), &|found| required.check(found).accept()).await
     }
 
-    /// Checks like [`Self::signed_by`], and treats a registry error as a refusal.
-    pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
+    /// Fails like [`Self::signed_by`] if too few of the keys signed the image, and also on a registry error.
+    pub(super) async fn ensure_signed_by(self, required: &RequiredSigners) -> Result<(), String> {
         reason(self.signed_by(required).await)
     }
 
@@ -240,7 +240,7 @@ impl StoredImage<'_> {
     /// for example a registry error.
     pub async fn trusted(self) -> Result<Result<(), String>> {
         let (own, required) =
-            (own_key(self.services).await?, required_signers(&self.services.definitions).await?);
+            (own_signers(self.services).await?, required_signers(&self.services.definitions).await?);
         let signs_modules = self.services.tools.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
         Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.check(found)).await))
@@ -292,7 +292,7 @@ pub async fn look_up_signatures(
         return;
     }
     // An unusable key counts as no signature; the attempt to sign reports the reason.
-    let own = own_key(services).await;
+    let own = own_signers(services).await;
     let required = required_signers(&services.definitions).await.map_err(|error| error_chain(&error));
     let states = stream::iter(missing)
         .map(|(repository, digest)| {
@@ -300,13 +300,13 @@ pub async fn look_up_signatures(
             async move {
                 let image = StoredImage { services, repository: &repository, digest: &digest };
                 let ours = match own {
-                    Ok(Some(own)) => image.must_be_signed(own).await.is_ok(),
+                    Ok(Some(own)) => image.ensure_signed_by(own).await.is_ok(),
                     Ok(None) => true,
                     Err(_) => false,
                 };
                 let refused = match required {
                     Ok(None) => None,
-                    Ok(Some(required)) => image.must_be_signed(required).await.err(),
+                    Ok(Some(required)) => image.ensure_signed_by(required).await.err(),
                     Err(error) => Some(error.clone()),
                 };
                 (digest, SignatureState { ours, refused })

@@ -52,7 +52,7 @@ impl Trust for SiteKeys {
 
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault> {
         let stored = StoredImage { services: &self.services, repository, digest };
-        stored.ensure_input_signed(name).await.map_err(|error| fault(&error))
+        stored.sign_input_if_unsigned(name).await.map_err(|error| fault(&error))
     }
 }
 

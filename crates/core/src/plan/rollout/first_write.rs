@@ -52,10 +52,10 @@ fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a Li
     let live = daemon_sets.find(|daemon_set| daemon_set.is_named(name))?.live.as_ref()?;
     let repository = context.inputs.cells.location.repository(context.image).ok()?.to_string();
     let image = container.image.strip_prefix(&repository).unwrap_or_default();
-    let is_written = image.starts_with(['@', ':'])
+    let was_written_before = image.starts_with(['@', ':'])
         || Record::of(&live.annotations).is_ok_and(|record| record.0.contains_key(&container.name))
         || (target.strategy == Strategy::PerKernel && live.annotations.contains_key(PER_KERNEL_ANNOTATION));
-    (!is_written && !live.deleting).then_some(live)
+    (!was_written_before && !live.deleting).then_some(live)
 }
 
 /// Returns the warning about a tool that will revert the write.
