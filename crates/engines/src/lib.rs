@@ -78,7 +78,7 @@ pub struct BuildRequest {
 
 /// An image that the engine keeps for later builds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptImage {
+pub struct CachedImage {
     /// Local name of the image.
     pub name: String,
     /// Bytes that the image does not share with others. The full size if the image shares all bytes, or if the daemon (before API

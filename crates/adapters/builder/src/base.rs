@@ -21,7 +21,7 @@ use oci::error_chain;
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
-use super::{cell_build::CellBuild, cross, host_tools, kept, verified_tree::verified_tree};
+use super::{cell_build::CellBuild, cross, engine_images, host_tools, verified_tree::verified_tree};
 use crate::{
     images::{BaseImage, root_fs_layer, toolchain_tree},
     services::{BuildError, BuildServices, ProblemKind, Result, Stage},
@@ -184,7 +184,7 @@ async fn build_base_image_if_absent(
     if engine.has_image(&cell.base_name).await? {
         return Ok(());
     }
-    kept::make_room(services, engine).await;
+    engine_images::make_room(services, engine).await;
     build.stage(Stage::Toolchain);
     let toolchain = provide_toolchain(build, engine, toolchain).await?;
     build.stage(Stage::Base);
