@@ -220,9 +220,9 @@ async fn kept_images_are_listed_with_their_own_bytes_and_go() {
     fs::write(&file, vec![1; 1 << 20]).unwrap();
     request.context = vec![ContextEntry { dest: "file".into(), from: file }];
     bench.docker().build_image(&request, &name).await.unwrap();
-    let kept = bench.docker().cached_images().await.unwrap();
-    assert!(kept.iter().all(|image| image.name.starts_with(LOCAL_PREFIX)), "{kept:?}");
-    let own = kept.iter().find(|image| image.name == name).unwrap();
+    let cached = bench.docker().cached_images().await.unwrap();
+    assert!(cached.iter().all(|image| image.name.starts_with(LOCAL_PREFIX)), "{cached:?}");
+    let own = cached.iter().find(|image| image.name == name).unwrap();
     // A daemon before API 1.42 does not report the size of shared layers.
     assert!((1 << 20..4 << 20).contains(&own.bytes), "{own:?}");
     assert!(own.created.elapsed().unwrap() < std::time::Duration::from_hours(1));

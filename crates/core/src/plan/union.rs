@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, ImageContents, Record, reuse::by_numbers};
+use super::{ClusterSnapshot, ImageContents, RewriteRecord, reuse::by_numbers};
 use crate::{
     image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
     kernel::{Architecture, KernelRelease},
@@ -130,7 +130,8 @@ pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> B
             images.extend(containers.map(|container| container.image.clone()));
             let Some(live) = &daemon_set.live else { continue };
             // Include the image of the record: a rejected image must not be set again under another name.
-            let record = Record::of(&live.annotations).unwrap_or_default().0.remove(&*target.container);
+            let record =
+                RewriteRecord::of(&live.annotations).unwrap_or_default().0.remove(&*target.container);
             // The replaced image is restored only if it has modules for the nodes' kernels.
             let recorded = record.iter().flat_map(|record| [&record.set, &record.replaced]);
             images.extend(recorded.filter_map(|image| image.as_str().map(str::to_owned)));

@@ -58,7 +58,7 @@ impl DockerEngine {
         Ok(clean)
     }
 
-    /// Lists the kept images of all runs.
+    /// Lists the cached images of all runs.
     pub async fn cached_images(&self) -> Result<Vec<CachedImage>> {
         let filters = HashMap::from([("label".to_owned(), vec![format!("{CACHE_LABEL}=base")])]);
         let options =
@@ -67,7 +67,7 @@ impl DockerEngine {
         Ok(images.into_iter().filter_map(cached_image).collect())
     }
 
-    /// Removes a kept image. The daemon refuses if a container uses it.
+    /// Removes a cached image. The daemon refuses if a container uses it.
     pub async fn remove_cached_image(&self, name: &str) -> Result<()> {
         let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
         is_removed(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
@@ -122,13 +122,13 @@ fn children_first<'a>(images: &'a [ImageSummary]) -> Vec<&'a str> {
     };
     // Older daemons report this name for untagged images.
     let is_named = |image: &&ImageSummary| image.repo_tags.iter().any(|tag| tag != "<none>:<none>");
-    let in_use: HashSet<&str> = images
+    let retained: HashSet<&str> = images
         .iter()
         .filter(is_named)
         .map(|image| image.id.as_str())
         .flat_map(|id| std::iter::once(id).chain(ancestors(id)))
         .collect();
-    let mut removable: Vec<&str> = parents.keys().copied().filter(|id| !in_use.contains(id)).collect();
+    let mut removable: Vec<&str> = parents.keys().copied().filter(|id| !retained.contains(id)).collect();
     removable.sort_by_key(|id| (std::cmp::Reverse(ancestors(id).count()), *id));
     removable
 }

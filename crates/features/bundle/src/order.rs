@@ -21,7 +21,7 @@ use super::{BundleError, Collection, Listed, Result, Since, Target, Verified, im
 /// Media type of a record.
 const KIND: &str = "application/vnd.farrier.bundle-order.v1";
 /// Annotation with a [`Recorded`] in JSON.
-const NOTE: &str = "farrier.dev/bundle-order";
+const ANNOTATION: &str = "farrier.dev/bundle-order";
 /// Largest counter: it fits into an `i64`, and a successor always exists.
 const MAX_COUNTER: u64 = i64::MAX as u64;
 /// Longest description of a content in a message.
@@ -185,7 +185,7 @@ impl Target {
         };
         let tag_location = (&repository, &Version::Tag(tag));
         let parse = |text: &str| serde_json::from_str(text);
-        Ok(read_annotation(self.registry.as_ref(), tag_location, NOTE, parse).await?)
+        Ok(read_annotation(self.registry.as_ref(), tag_location, ANNOTATION, parse).await?)
     }
 
     async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
@@ -197,7 +197,7 @@ impl Target {
         let tag = tag.map_err(|error| unusable(error.to_string()))?;
         let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
         let tag_location = (&repository, &Version::Tag(tag));
-        Ok(write_annotations(self.registry.as_ref(), tag_location, KIND, [(NOTE, text)]).await?)
+        Ok(write_annotations(self.registry.as_ref(), tag_location, KIND, [(ANNOTATION, text)]).await?)
     }
 }
 

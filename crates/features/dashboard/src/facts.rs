@@ -10,8 +10,8 @@ use farrier_core::{
     image::{Definitions, ImageName},
     kernel::KernelTarget,
     plan::{
-        Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NextKernel, Plan, RECORD_ANNOTATION, Record,
-        RolloutObject, RolloutTarget, SkippedNode, node_target, paused,
+        Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NextKernel, Plan, RECORD_ANNOTATION,
+        RewriteRecord, RolloutObject, RolloutTarget, SkippedNode, node_target, paused,
     },
 };
 use jiff::Timestamp;
@@ -37,7 +37,7 @@ pub struct Facts {
     /// Skipped nodes and nodes with an unused announcement, by reason and remedy.
     pub excluded: BTreeMap<(String, String), NameList>,
     /// Records in the objects that farrier rewrites, by object: `DaemonSet kube-system/driver`.
-    pub records: BTreeMap<String, Result<Record, String>>,
+    pub records: BTreeMap<String, Result<RewriteRecord, String>>,
     /// Whether objects of a live cluster are paused, by the names that `farrier rollback` takes.
     pub paused_objects: BTreeMap<String, bool>,
     pub builds: LoggedBuilds,
@@ -205,7 +205,7 @@ impl Facts {
     }
 
     /// Returns the record in the object that a rollout rewrites.
-    pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<Record, String>> {
+    pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<RewriteRecord, String>> {
         let object = match &target.object {
             RolloutObject::DaemonSet(object) => {
                 format!("DaemonSet {}/{}", object.namespace, object.daemon_set)
@@ -234,7 +234,7 @@ fn excluded(plan: &Plan, is_manifest: bool) -> BTreeMap<(String, String), NameLi
     excluded
 }
 
-fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String>> {
+fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<RewriteRecord, String>> {
     let daemon_sets = snapshot.daemon_sets.iter().filter_map(|facts| {
         let live = facts.live.as_ref()?;
         Some((format!("DaemonSet {}/{}", facts.namespace, facts.name), &live.annotations))
@@ -244,7 +244,7 @@ fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String
     let mut records = BTreeMap::new();
     for (object, annotations) in daemon_sets.chain(resources) {
         if annotations.contains_key(RECORD_ANNOTATION) {
-            records.insert(object, Record::of(annotations).map_err(|why| why.to_string()));
+            records.insert(object, RewriteRecord::of(annotations).map_err(|why| why.to_string()));
         }
     }
     records

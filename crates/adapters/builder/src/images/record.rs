@@ -10,7 +10,7 @@ use std::{
 };
 
 use farrier_core::{
-    facts::{Record, annotations},
+    facts::{RegistryRecord, annotations},
     image::{Repository, Version},
     plan::{BuildTimes, Cell, KernelKey, KernelRecord},
 };
@@ -78,14 +78,15 @@ pub async fn build_times(access: &ImageAccess) -> BuildTimes {
 }
 
 /// Reads a record; empty if the registry has none.
-pub async fn read_record<R: Record>(access: &ImageAccess) -> Result<R> {
+pub async fn read_record<R: RegistryRecord>(access: &ImageAccess) -> Result<R> {
     let (repository, version) = location_of::<R>(access)?;
-    let found = read_annotation(access.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
+    let found =
+        read_annotation(access.registry.as_ref(), (&repository, &version), R::ANNOTATION, R::parse).await?;
     Ok(found.unwrap_or_default())
 }
 
 /// Adds entries to a record, and repeats until a read shows them, because the registry protocol has no locks.
-pub async fn add_to_record<R: Record>(services: &BuildServices, news: &R) -> Result<()> {
+pub async fn add_to_record<R: RegistryRecord>(services: &BuildServices, news: &R) -> Result<()> {
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;
         if !write_to_record(services, news).await? {
@@ -99,7 +100,7 @@ pub async fn add_to_record<R: Record>(services: &BuildServices, news: &R) -> Res
 }
 
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
-async fn write_to_record<R: Record>(services: &BuildServices, news: &R) -> Result<bool> {
+async fn write_to_record<R: RegistryRecord>(services: &BuildServices, news: &R) -> Result<bool> {
     let known: R = read_record(&services.images).await?;
     let merged = known.merged(news);
     if merged == known {
@@ -107,12 +108,13 @@ async fn write_to_record<R: Record>(services: &BuildServices, news: &R) -> Resul
     }
     services.process.ensure_may_write()?;
     let (repository, version) = location_of::<R>(&services.images)?;
-    let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, merged.to_text())];
-    write_annotations(services.images.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
+    let annotations = [(annotations::TITLE, R::TITLE.to_owned()), (R::ANNOTATION, merged.to_text())];
+    write_annotations(services.images.registry.as_ref(), (&repository, &version), R::KIND, annotations)
+        .await?;
     Ok(true)
 }
 
-fn location_of<R: Record>(access: &ImageAccess) -> Result<(Repository, Version)> {
+fn location_of<R: RegistryRecord>(access: &ImageAccess) -> Result<(Repository, Version)> {
     let repository = access.location.repository(REPOSITORY)?;
     Ok((repository, Version::Tag(R::TAG.parse()?)))
 }

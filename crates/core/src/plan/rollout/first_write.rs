@@ -4,7 +4,8 @@
 use serde::Serialize;
 
 use super::{
-    Context, Record, RolloutObject, RolloutTarget, daemon_set::target_container, handover::unavailable_limit,
+    Context, RewriteRecord, RolloutObject, RolloutTarget, daemon_set::target_container,
+    handover::unavailable_limit,
 };
 use crate::{
     image::Strategy,
@@ -53,7 +54,7 @@ fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a Li
     let repository = context.inputs.cells.location.repository(context.image).ok()?.to_string();
     let image = container.image.strip_prefix(&repository).unwrap_or_default();
     let was_written_before = image.starts_with(['@', ':'])
-        || Record::of(&live.annotations).is_ok_and(|record| record.0.contains_key(&container.name))
+        || RewriteRecord::of(&live.annotations).is_ok_and(|record| record.0.contains_key(&container.name))
         || (target.strategy == Strategy::PerKernel && live.annotations.contains_key(PER_KERNEL_ANNOTATION));
     (!was_written_before && !live.deleting).then_some(live)
 }

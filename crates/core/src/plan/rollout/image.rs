@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
-    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision,
+    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, RewriteRecord, RolloutDecision,
     RolloutTarget,
     daemon_set::{TargetContainer, original, target_container},
     field::{self, Field, Step},
@@ -124,7 +124,7 @@ pub(super) fn set_image(
         if from == text {
             return Ok(RolloutDecision::AlreadySet { image: to }.into());
         }
-        let mut change = owned_fields(daemon_set, &Record::default());
+        let mut change = owned_fields(daemon_set, &RewriteRecord::default());
         change.expected.insert(container.to_owned(), from.clone());
         change.images.insert(container.to_owned(), text);
         change.proof.push(to.clone());
@@ -134,7 +134,7 @@ pub(super) fn set_image(
     if live.deleting {
         return Err(HoldReason::Deleting);
     }
-    let record = Record::of(&live.annotations)?;
+    let record = RewriteRecord::of(&live.annotations)?;
     let (current, desired) = (Value::String(from.clone()), Value::String(text.clone()));
     let field = Field {
         record: record.0.get(container),
@@ -214,7 +214,7 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
 /// that it does not name, and the API server removes a field without an owner. The change does not name a value that
 /// another writer has set since then: it belongs to that writer.
-pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {
+pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) -> DaemonSetChange {
     let owned = daemon_set.containers.iter().filter(|container| {
         let written = record.0.get(&container.name).and_then(FieldRecord::written);
         written.and_then(Value::as_str) == Some(&container.image)

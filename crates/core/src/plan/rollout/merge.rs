@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Change, DaemonSetChange, PlannedRollout, Record};
+use super::{Change, DaemonSetChange, PlannedRollout, RewriteRecord};
 use crate::plan::{ClusterSnapshot, LiveDaemonSet, PER_KERNEL_ANNOTATION, RECORD_ANNOTATION};
 
 /// Moves the changes of all rollouts to a DaemonSet to one of them: the first that sets an image or takes steps, or else the first
@@ -72,9 +72,9 @@ fn join(live: &LiveDaemonSet, into: &mut DaemonSetChange, change: DaemonSetChang
     }
     into.proof.extend(proof);
     // The later change wins where it differs from the cluster.
-    let before = Record::of(&live.annotations).unwrap_or_default();
-    let mut record = Record::of(&into.annotations).unwrap_or_default();
-    for (field, entry) in Record::of(&annotations).unwrap_or_default().0 {
+    let before = RewriteRecord::of(&live.annotations).unwrap_or_default();
+    let mut record = RewriteRecord::of(&into.annotations).unwrap_or_default();
+    for (field, entry) in RewriteRecord::of(&annotations).unwrap_or_default().0 {
         if before.0.get(&field) != Some(&entry) {
             record.0.insert(field, entry);
         }

@@ -23,7 +23,7 @@ use self::{
     record::next_record,
 };
 use super::{
-    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, Record,
+    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, RewriteRecord,
     RolloutDecision, RolloutTarget,
     copy::{CopyRecord, DesiredCopy, LiveCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
@@ -367,7 +367,7 @@ impl Original<'_> {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
         // Another rollout may have set images of other containers. If the record cannot be parsed, farrier owns none of
         // the images.
-        let record = Record::of(&self.live.annotations).unwrap_or_default();
+        let record = RewriteRecord::of(&self.live.annotations).unwrap_or_default();
         let mut change = owned_fields(self.facts, &record);
         change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_text());
         change.affinity = is_ours.then_some(affinity);

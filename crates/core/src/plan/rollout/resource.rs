@@ -12,8 +12,8 @@ use std::{borrow::Cow, collections::BTreeMap};
 use serde_json::{Map, Value};
 
 use super::{
-    Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
-    RolloutTarget,
+    Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, ResourceChange, RewriteRecord,
+    RolloutDecision, RolloutTarget,
     field::{self, Field, Step},
     manifest::reaches_differently,
     no_image,
@@ -362,8 +362,12 @@ fn step(
 }
 
 /// Returns the record in a live object. Manifests have version control as their history.
-fn record_of(resource: &ResourceFacts) -> Result<Record, HoldReason> {
-    if resource.version.is_some() { Record::of(&resource.annotations) } else { Ok(Record::default()) }
+fn record_of(resource: &ResourceFacts) -> Result<RewriteRecord, HoldReason> {
+    if resource.version.is_some() {
+        RewriteRecord::of(&resource.annotations)
+    } else {
+        Ok(RewriteRecord::default())
+    }
 }
 
 /// Returns the current values of the fields in `like`; null for absent fields.

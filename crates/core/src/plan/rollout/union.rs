@@ -10,7 +10,7 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    Change, Context, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision, RolloutTarget,
+    Change, Context, DaemonSetFacts, Decided, HoldReason, RewriteRecord, RolloutDecision, RolloutTarget,
     daemon_set::original,
     image::{owned_fields, set_image},
     no_image,
@@ -76,7 +76,7 @@ pub(super) fn decide(
 /// previous image is restored, kernels that no node runs can drop out of the union. The union then is a different image
 /// with the same rejected modules.
 fn rejected(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
-    let record = Record::of(&desired.live.annotations).ok()?.0.remove(desired.container)?;
+    let record = RewriteRecord::of(&desired.live.annotations).ok()?.0.remove(desired.container)?;
     let has_all = |image: &str| {
         let contents = context.observed.contents.get(image);
         let has = |union: &PlannedUnion, member: &UnionMember| {
@@ -349,7 +349,7 @@ fn record_unused(
     let is_noted = live.annotations.get(UNION_LEFT) == text.as_ref();
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
-        let record = Record::of(&live.annotations).unwrap_or_default();
+        let record = RewriteRecord::of(&live.annotations).unwrap_or_default();
         decided.changes.push(Change::DaemonSet(owned_fields(facts, &record)));
     }
     for change in &mut decided.changes {

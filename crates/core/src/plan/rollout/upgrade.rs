@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Context, DaemonSetFacts, HoldReason, Record, RecordState, RolloutTarget,
+    Context, DaemonSetFacts, HoldReason, RecordState, RewriteRecord, RolloutTarget,
     daemon_set::original,
     watch::{Limits, Progress, is_same_image},
 };
@@ -175,7 +175,7 @@ pub(super) fn in_order(
 /// Whether `image` was restored after a failure or a rollback. Such an image need not be farrier's, and its contents
 /// are then unknown.
 fn is_restored(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
-    let record = Record::of(&live.annotations).unwrap_or_default().0.remove(container);
+    let record = RewriteRecord::of(&live.annotations).unwrap_or_default().0.remove(container);
     record.is_some_and(|record| {
         let was_reverted = matches!(record.state, RecordState::Failed | RecordState::RolledBack);
         was_reverted && record.replaced.as_str() == Some(image)

@@ -75,7 +75,7 @@ fn later(world: &mut World, minutes: i64) {
 
 fn recorded(world: &World) -> FieldRecord {
     let annotations = &world.snapshot.daemon_sets[0].live.as_ref().unwrap().annotations;
-    Record::of(annotations).unwrap().0.remove("driver").unwrap()
+    RewriteRecord::of(annotations).unwrap().0.remove("driver").unwrap()
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn what_is_farriers_in_other_containers_stays_named() {
     assert_eq!((&both.images["driver"], &both.expected["driver"]), (&one, &one));
     assert_eq!(both.image_changes().len(), 1, "only one image changes");
     assert_eq!(both.proof.len(), 1);
-    let record = Record::of(&both.annotations).unwrap();
+    let record = RewriteRecord::of(&both.annotations).unwrap();
     assert_eq!(record.0.keys().collect::<Vec<_>>(), ["driver", "init"]);
     // A value that another writer has set since then belongs to that writer, and is not named.
     world.set_by_another(FOREIGN);
@@ -556,7 +556,7 @@ fn another_instance_is_named_instead_of_fought() {
     let gpu: crate::plan::Instance = "gpu".parse().unwrap();
     let mut record = recorded(&world);
     record.by = gpu.to_string();
-    let annotations = Record([("driver".to_owned(), record)].into()).annotations(&BTreeMap::default());
+    let annotations = RewriteRecord([("driver".to_owned(), record)].into()).annotations(&BTreeMap::default());
     world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations = annotations;
     // The same value is no conflict.
     is_quiet(&mut world);
