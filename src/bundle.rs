@@ -10,7 +10,7 @@ use std::{
 use clap::{Args, Subcommand};
 use farrier_builder::images;
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, Since, Target};
+use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, PreviousBundle, Target};
 use farrier_core::image::{Definitions, Digest, ImageReference, Memory};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
@@ -146,7 +146,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         return Err(BundleError::Exists(args.to.clone()).into());
     }
     let since = args.since.clone();
-    let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
+    let since = blocking(move || since.as_deref().map(PreviousBundle::read).transpose()).await?;
     let services = session.publisher(&args.registry, EngineChoice::Auto)?;
     // Fail fast, not after gigabytes.
     let key = images::signing_key(&services).await?;

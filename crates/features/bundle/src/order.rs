@@ -16,7 +16,9 @@ use jiff::Timestamp;
 use oci::ImageManifest;
 use serde::{Deserialize, Serialize};
 
-use super::{BundleError, Collection, Listed, Result, Since, Target, Verified, import::ImportOutcome};
+use super::{
+    BundleError, Collection, Listed, PreviousBundle, Result, Target, Verified, import::ImportOutcome,
+};
 
 /// Media type of a record.
 const KIND: &str = "application/vnd.farrier.bundle-order.v1";
@@ -106,7 +108,7 @@ impl Collection {
         &mut self,
         exporter: &Target,
         origin: &str,
-        since: Option<&Since>,
+        since: Option<&PreviousBundle>,
     ) -> Result<Option<RegistryError>> {
         let content = Digest::of(&self.index.to_bytes()?);
         let newest = exporter.newest(Role::Exported, origin).await?;
