@@ -9,7 +9,7 @@ use super::{
     Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, RewriteRecord, RolloutDecision,
     RolloutTarget,
     daemon_set::{TargetContainer, original, target_container},
-    field::{self, Field, Step},
+    field::{self, Field, FieldDecision},
     no_image,
     reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
@@ -143,7 +143,7 @@ pub(super) fn set_image(
         now: context.inputs.now,
         instance: context.inputs.instance,
     };
-    let step = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
+    let field_decision = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
         let mut change = owned_fields(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
@@ -152,17 +152,19 @@ pub(super) fn set_image(
         }
         change
     };
-    let (decision, change) = match step {
-        Step::Keep => (RolloutDecision::AlreadySet { image: to }, None),
-        Step::Note(entry) => (RolloutDecision::AlreadySet { image: to }, Some(change(entry, None))),
-        Step::Set(entry) => {
+    let (decision, change) = match field_decision {
+        FieldDecision::Keep => (RolloutDecision::AlreadySet { image: to }, None),
+        FieldDecision::UpdateRecord(entry) => {
+            (RolloutDecision::AlreadySet { image: to }, Some(change(entry, None)))
+        }
+        FieldDecision::Set(entry) => {
             let mut change = change(entry, Some(&text));
             change.proof.push(to.clone());
             (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
         }
         // Do not look up the previous image: an image that may be gone from the registry is better than one that does
         // not start.
-        Step::Restore(entry, why) => {
+        FieldDecision::Restore(entry, why) => {
             let previous = entry.replaced.as_str().map(str::to_owned);
             match previous
                 .as_deref()
@@ -175,7 +177,9 @@ pub(super) fn set_image(
                 None => (RolloutDecision::Hold(why), Some(change(entry, previous.as_deref()))),
             }
         }
-        Step::Leave(entry, why) => (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None))),
+        FieldDecision::Hold(entry, why) => {
+            (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None)))
+        }
     };
     Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
 }

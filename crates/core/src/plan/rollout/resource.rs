@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, ResourceChange, RewriteRecord,
     RolloutDecision, RolloutTarget,
-    field::{self, Field, Step},
+    field::{self, Field, FieldDecision},
     manifest::reaches_differently,
     no_image,
     operator::{self, TagForm, Versions},
@@ -103,14 +103,16 @@ pub(super) fn decide(
     match desired {
         DesiredField::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
         DesiredField::Fields { fields, version, kernels, proof } => {
-            let step = step(context, resource, driver, &fields)?;
-            if let (Step::Set(_), Some(why)) = (&step, upgrade_in_progress(kind, &by_kernel)) {
+            let field_decision = decide_field(context, resource, driver, &fields)?;
+            if let (FieldDecision::Set(_), Some(why)) =
+                (&field_decision, upgrade_in_progress(kind, &by_kernel))
+            {
                 return Err(why);
             }
             let stalled = stalled_node(kind, &by_kernel).unwrap_or_default();
             let how =
                 format!("{version} for {kernels} kernel{}{stalled}", if kernels == 1 { "" } else { "s" });
-            to_decision(resource, driver, step, how, proof)
+            to_decision(resource, driver, field_decision, how, proof)
         }
     }
 }
@@ -342,12 +344,12 @@ fn first_in<'a>(
     Some((node, state, nodes.len()))
 }
 
-fn step(
+fn decide_field(
     context: &Context<'_>,
     resource: &ResourceFacts,
     driver: &Map<String, Value>,
     desired: &Value,
-) -> Result<Step, HoldReason> {
+) -> Result<FieldDecision, HoldReason> {
     let record = record_of(resource)?;
     let now = context.inputs.now;
     let current = values(desired, driver);
@@ -379,14 +381,14 @@ pub(super) fn values(like: &Value, driver: &Map<String, Value>) -> Value {
 fn to_decision(
     resource: &ResourceFacts,
     driver: &Map<String, Value>,
-    step: Step,
+    field_decision: FieldDecision,
     how: String,
     proof: Vec<ImageReference>,
 ) -> Result<Decided, HoldReason> {
-    let (decision, entry, proof) = match step {
-        Step::Keep => return Ok(RolloutDecision::Settled { how }.into()),
-        Step::Note(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
-        Step::Set(entry) => {
+    let (decision, entry, proof) = match field_decision {
+        FieldDecision::Keep => return Ok(RolloutDecision::Settled { how }.into()),
+        FieldDecision::UpdateRecord(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
+        FieldDecision::Set(entry) => {
             let path = field_path(resource.kind);
             let current = values(&entry.set, driver);
             let differs = |field: &String| entry.set.get(field.as_str()) != current.get(field.as_str());
@@ -399,8 +401,8 @@ fn to_decision(
             let now = vec![format!("set {path}: {from} -> {to}")];
             (RolloutDecision::Steps { now }, entry, proof)
         }
-        Step::Leave(None, why) => return Err(why),
-        Step::Restore(entry, why) | Step::Leave(Some(entry), why) => {
+        FieldDecision::Hold(None, why) => return Err(why),
+        FieldDecision::Restore(entry, why) | FieldDecision::Hold(Some(entry), why) => {
             (RolloutDecision::Hold(why), entry, Vec::new())
         }
     };
