@@ -65,10 +65,10 @@ pub(super) async fn compile(
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
     // Canceled when the steps start. The deadline applies to the steps only, because a build may first wait for capacity.
-    let begun = CancellationToken::new();
+    let steps_started = CancellationToken::new();
     if !matches!(base, PreparedBase::InCluster(..)) {
         build.stage(Stage::Compile);
-        begun.cancel();
+        steps_started.cancel();
     }
     let run = async {
         match (base, image.spec.output) {
@@ -80,8 +80,14 @@ pub(super) async fn compile(
                 Ok(sandbox.compile(in_place, &tree).await?)
             }
             (PreparedBase::InCluster(cluster, base, toolchain), _) => {
-                Box::pin(pod::compile(build, (cluster, base, toolchain), request.clone(), &begun, &tree))
-                    .await
+                Box::pin(pod::compile(
+                    build,
+                    (cluster, base, toolchain),
+                    request.clone(),
+                    &steps_started,
+                    &tree,
+                ))
+                .await
             }
             (PreparedBase::Image(engine), Output::Payload) => {
                 engine.build_payload(&request, &tree).await?;
@@ -94,9 +100,9 @@ pub(super) async fn compile(
         }
     };
     let deadline = image.spec.build.deadline;
-    let started = OnceLock::new();
-    let outcome = within(deadline, (&begun, &started), &request.cancel, run).await;
-    let elapsed = started.get().map(Instant::elapsed).unwrap_or_default();
+    let started_at = OnceLock::new();
+    let outcome = within(deadline, (&steps_started, &started_at), &request.cancel, run).await;
+    let elapsed = started_at.get().map(Instant::elapsed).unwrap_or_default();
     let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
         Some(Err(BuildError::Engine(EngineError::Step(message)))) => {
@@ -160,17 +166,17 @@ fn in_place_build(
 }
 
 /// Awaits the engine's run and cancels it after the deadline. Returns `None` if the deadline canceled the run. The
-/// deadline starts when `begun` is canceled, and `started` records that time.
+/// deadline starts when `steps_started` is canceled, and `started_at` records that time.
 async fn within<T>(
     deadline: Period,
-    (begun, started): (&CancellationToken, &OnceLock<Instant>),
+    (steps_started, started_at): (&CancellationToken, &OnceLock<Instant>),
     cancel: &CancellationToken,
     run: impl Future<Output = Result<T>>,
 ) -> Option<Result<T>> {
     let mut run = pin!(run);
     let deadline_passed = async {
-        begun.cancelled().await;
-        started.get_or_init(Instant::now);
+        steps_started.cancelled().await;
+        started_at.get_or_init(Instant::now);
         sleep(deadline.duration()).await;
     };
     tokio::select! {
@@ -334,36 +340,40 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_run_is_stopped_at_its_deadline() {
         let deadline = Period::seconds(60);
-        let (in_time, begun) = (CancellationToken::new(), CancellationToken::new());
+        let (in_time, steps_started) = (CancellationToken::new(), CancellationToken::new());
         let any = OnceLock::new();
-        begun.cancel();
-        assert!(matches!(within(deadline, (&begun, &any), &in_time, run(59, &in_time)).await, Some(Ok(59))));
+        steps_started.cancel();
+        assert!(matches!(
+            within(deadline, (&steps_started, &any), &in_time, run(59, &in_time)).await,
+            Some(Ok(59))
+        ));
         assert!(!in_time.is_cancelled());
         let late = CancellationToken::new();
-        assert!(within(deadline, (&begun, &any), &late, run(61, &late)).await.is_none());
+        assert!(within(deadline, (&steps_started, &any), &late, run(61, &late)).await.is_none());
         // Canceling farrier cancels the run, which then does not count as late.
         let stopped = CancellationToken::new();
         let stop = async {
             sleep(Duration::from_secs(5)).await;
             stopped.cancel();
         };
-        let (outcome, ()) = tokio::join!(within(deadline, (&begun, &any), &stopped, run(61, &stopped)), stop);
+        let (outcome, ()) =
+            tokio::join!(within(deadline, (&steps_started, &any), &stopped, run(61, &stopped)), stop);
         assert!(matches!(outcome, Some(Err(BuildError::Canceled))));
         // The run succeeds while it is being canceled.
         let ends = CancellationToken::new();
-        let started = OnceLock::new();
-        let outcome = within(deadline, (&begun, &started), &ends, async {
+        let started_at = OnceLock::new();
+        let outcome = within(deadline, (&steps_started, &started_at), &ends, async {
             sleep(Duration::from_secs(61)).await;
             Ok(())
         });
         assert!(matches!(outcome.await, Some(Ok(()))));
         // The check gets the rest of the deadline.
-        assert_eq!(started.get().unwrap().elapsed(), Duration::from_secs(61));
-        // A run that waits for capacity has not begun.
-        let (waits, begun) = (CancellationToken::new(), CancellationToken::new());
-        let started = OnceLock::new();
-        let outcome = within(deadline, (&begun, &started), &waits, run(600, &waits)).await;
-        assert!(matches!(outcome, Some(Ok(600))) && started.get().is_none());
+        assert_eq!(started_at.get().unwrap().elapsed(), Duration::from_secs(61));
+        // A run that waits for capacity has not started its steps.
+        let (waits, steps_started) = (CancellationToken::new(), CancellationToken::new());
+        let started_at = OnceLock::new();
+        let outcome = within(deadline, (&steps_started, &started_at), &waits, run(600, &waits)).await;
+        assert!(matches!(outcome, Some(Ok(600))) && started_at.get().is_none());
     }
 }
 

@@ -56,13 +56,13 @@ const PUSHES: &str = "pushes";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
-/// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `begun`, a signal to the
+/// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `steps_started`, a signal to the
 /// caller, once the pod runs.
 pub(super) async fn compile(
     build: &CellBuild<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
     request: BuildRequest,
-    begun: &CancellationToken,
+    steps_started: &CancellationToken,
     tree: &Path,
 ) -> Result<Confinement> {
     let CellBuild { services, cell, image, .. } = build;
@@ -81,9 +81,9 @@ pub(super) async fn compile(
     let phases = |phase: Phase<'_>| match phase {
         Phase::Waiting(why) => log.line(&format!("The build waits for the cluster: {why}")),
         Phase::Running => {
-            if !begun.is_cancelled() {
+            if !steps_started.is_cancelled() {
                 reporter.stage(&subject, Stage::Compile);
-                begun.cancel();
+                steps_started.cancel();
             }
         }
     };
