@@ -87,7 +87,7 @@ fn rewrite(snapshot: &ClusterSnapshot) -> Change {
         images: of(NEW),
         affinity: None,
         annotations: BTreeMap::from([("farrier.dev/record".to_owned(), "{}".to_owned())]),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     })
 }
 

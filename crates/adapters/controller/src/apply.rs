@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 /// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
 /// content of a digest cannot change.
 pub(super) async fn ensure_published(access: &ImageAccess, change: &Change) -> Result<()> {
-    for reference in change.proof() {
+    for reference in change.required_images() {
         if access.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is no longer in the registry");
             return Err(BuildError::problem(ProblemKind::Unmet, message, None));

@@ -339,7 +339,7 @@ fn resource_change(
         expected: Some(expected),
         spec,
         annotations: BTreeMap::new(),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     })
 }
 

@@ -127,7 +127,7 @@ pub(super) fn set_image(
         let mut change = owned_fields(daemon_set, &RewriteRecord::default());
         change.expected.insert(container.to_owned(), from.clone());
         change.images.insert(container.to_owned(), text);
-        change.proof.push(to.clone());
+        change.required_images.push(to.clone());
         let decision = RolloutDecision::Rewrite { from, to };
         return Ok(Decided { decision, changes: vec![Change::DaemonSet(change)] });
     };
@@ -159,7 +159,7 @@ pub(super) fn set_image(
         }
         FieldDecision::Set(entry) => {
             let mut change = change(entry, Some(&text));
-            change.proof.push(to.clone());
+            change.required_images.push(to.clone());
             (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
         }
         // Do not look up the previous image: an image that may be gone from the registry is better than one that does
@@ -239,7 +239,7 @@ pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) 
             .map(|_| daemon_set.placement.affinity.clone())
             .filter(|affinity| *affinity != NodeAffinity::Any),
         annotations: live.map(|live| record.annotations(&live.annotations)).unwrap_or_default(),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     }
 }
 

@@ -60,7 +60,7 @@ fn add(live: &LiveDaemonSet, merged: &mut Vec<Change>, change: Change, restarts:
 
 /// Adds the fields of a change to another change of the same DaemonSet.
 fn join(live: &LiveDaemonSet, into: &mut DaemonSetChange, change: DaemonSetChange) {
-    let DaemonSetChange { expected, images, affinity, annotations, proof, .. } = change;
+    let DaemonSetChange { expected, images, affinity, annotations, required_images, .. } = change;
     for (container, image) in images {
         if expected.get(&container) != Some(&image) || !into.images.contains_key(&container) {
             into.images.insert(container, image);
@@ -70,7 +70,7 @@ fn join(live: &LiveDaemonSet, into: &mut DaemonSetChange, change: DaemonSetChang
     if annotations.get(PER_KERNEL_ANNOTATION) != live.annotations.get(PER_KERNEL_ANNOTATION) {
         into.affinity = affinity;
     }
-    into.proof.extend(proof);
+    into.required_images.extend(required_images);
     // The later change wins where it differs from the cluster.
     let before = RewriteRecord::of(&live.annotations).unwrap_or_default();
     let mut record = RewriteRecord::of(&into.annotations).unwrap_or_default();

@@ -82,7 +82,7 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
                 spec,
                 annotations,
                 expected: None,
-                proof: Vec::new(),
+                required_images: Vec::new(),
             })]
         }
     };

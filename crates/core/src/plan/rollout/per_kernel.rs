@@ -230,13 +230,13 @@ fn update_copies(
         // The previous image is not looked up, as with the other strategies: an image that may be gone is better than
         // one that does not start.
         let is_new = |image: &&ReadyImage| !same_image && image.text == record.image;
-        let proof = image.filter(is_new).map(|image| image.references.clone()).unwrap_or_default();
+        let required_images = image.filter(is_new).map(|image| image.references.clone()).unwrap_or_default();
         let change = DaemonSetCopy {
             namespace: fleet.original.facts.namespace.clone(),
             name,
             version: copy.map(|copy| copy.live.version.clone()),
             manifest,
-            proof,
+            required_images,
         };
         steps.add(Change::Copy(change), description);
     }

@@ -45,7 +45,7 @@ const FIELDS: [&str; 7] =
 /// Desired state of a resource.
 enum DesiredField<'a> {
     /// Fields to set now; all images are published.
-    Fields { fields: Value, version: String, kernels: usize, proof: Vec<ImageReference> },
+    Fields { fields: Value, version: String, kernels: usize, required_images: Vec<ImageReference> },
     /// Reference that must be published before the fields can be set.
     Pending(&'a ImageReference),
 }
@@ -102,7 +102,7 @@ pub(super) fn decide(
     };
     match desired {
         DesiredField::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
-        DesiredField::Fields { fields, version, kernels, proof } => {
+        DesiredField::Fields { fields, version, kernels, required_images } => {
             let field_decision = decide_field(context, resource, driver, &fields)?;
             if let (FieldDecision::Set(_), Some(why)) =
                 (&field_decision, upgrade_in_progress(kind, &by_kernel))
@@ -112,7 +112,7 @@ pub(super) fn decide(
             let stalled = stalled_node(kind, &by_kernel).unwrap_or_default();
             let how =
                 format!("{version} for {kernels} kernel{}{stalled}", if kernels == 1 { "" } else { "s" });
-            to_decision(resource, driver, field_decision, how, proof)
+            to_decision(resource, driver, field_decision, how, required_images)
         }
     }
 }
@@ -215,10 +215,11 @@ fn desired_fields<'a>(
     kind: OperatorResource,
     kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
-    let CommonVersion { version, reference, proof } = match common_version(context, kind, kernels, None)? {
-        Ok(common) => common,
-        Err(on) => return Ok(DesiredField::Pending(on)),
-    };
+    let CommonVersion { version, reference, required_images } =
+        match common_version(context, kind, kernels, None)? {
+            Ok(common) => common,
+            Err(on) => return Ok(DesiredField::Pending(on)),
+        };
     // An image without a host is in a layout directory.
     let (repository, image) =
         reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
@@ -229,7 +230,7 @@ fn desired_fields<'a>(
         fields.insert(flag.to_owned(), true.into());
     }
     let version = format!("version {version}");
-    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
+    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), required_images })
 }
 
 /// Version that leads to an image for each of several kernels.
@@ -237,7 +238,7 @@ struct CommonVersion<'a> {
     version: Cow<'a, str>,
     /// Name of the image for one of the kernels.
     reference: &'a ImageReference,
-    proof: Vec<ImageReference>,
+    required_images: Vec<ImageReference>,
 }
 
 /// Returns the single version for these kernels, or the reference that must be published first. Prefers `current`, as
@@ -249,7 +250,7 @@ fn common_version<'a>(
     current: Option<&str>,
 ) -> Result<Result<CommonVersion<'a>, &'a ImageReference>, HoldReason> {
     let mut cells: Vec<(&Cell, Versions<'_>)> = Vec::new();
-    let mut proof = Vec::new();
+    let mut required_images = Vec::new();
     let mut pending = None;
     for kernel in kernels.keys() {
         let state = context.cells.state(context.image, kernel);
@@ -265,7 +266,9 @@ fn common_version<'a>(
         match state {
             CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
             CellState::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
-            CellState::Published(cell, published) => proof.push(context.admissible_image(cell, published)?),
+            CellState::Published(cell, published) => {
+                required_images.push(context.admissible_image(cell, published)?)
+            }
         }
         cells.extend(cell.map(|cell| (cell, versions)));
     }
@@ -294,9 +297,9 @@ fn common_version<'a>(
         if !is_published(context, cell, name) {
             return Ok(Err(name));
         }
-        proof.push((*name).clone());
+        required_images.push((*name).clone());
     }
-    Ok(Ok(CommonVersion { version, reference, proof }))
+    Ok(Ok(CommonVersion { version, reference, required_images }))
 }
 
 /// Whether this name already points to the cell's image.
@@ -383,9 +386,9 @@ fn to_decision(
     driver: &Map<String, Value>,
     field_decision: FieldDecision,
     how: String,
-    proof: Vec<ImageReference>,
+    required_images: Vec<ImageReference>,
 ) -> Result<Decided, HoldReason> {
-    let (decision, entry, proof) = match field_decision {
+    let (decision, entry, required_images) = match field_decision {
         FieldDecision::Keep => return Ok(RolloutDecision::Settled { how }.into()),
         FieldDecision::UpdateRecord(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
         FieldDecision::Set(entry) => {
@@ -399,14 +402,14 @@ fn to_decision(
             }
             let (from, to) = (text_of(&current), text_of(&entry.set));
             let now = vec![format!("set {path}: {from} -> {to}")];
-            (RolloutDecision::Steps { now }, entry, proof)
+            (RolloutDecision::Steps { now }, entry, required_images)
         }
         FieldDecision::Hold(None, why) => return Err(why),
         FieldDecision::Restore(entry, why) | FieldDecision::Hold(Some(entry), why) => {
             (RolloutDecision::Hold(why), entry, Vec::new())
         }
     };
-    let change = change(resource, driver, entry, proof)?;
+    let change = change(resource, driver, entry, required_images)?;
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
@@ -416,7 +419,7 @@ pub(super) fn change(
     resource: &ResourceFacts,
     driver: &Map<String, Value>,
     entry: FieldRecord,
-    proof: Vec<ImageReference>,
+    required_images: Vec<ImageReference>,
 ) -> Result<ResourceChange, HoldReason> {
     let record = record_of(resource)?;
     let fields: Map<String, Value> = if let Some(value) = entry.written() {
@@ -445,7 +448,7 @@ pub(super) fn change(
         } else {
             BTreeMap::new()
         },
-        proof,
+        required_images,
     })
 }
 

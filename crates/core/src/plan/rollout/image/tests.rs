@@ -234,7 +234,7 @@ fn what_is_farriers_in_other_containers_stays_named() {
     assert_eq!(both.images.keys().collect::<Vec<_>>(), ["driver", "init"]);
     assert_eq!((&both.images["driver"], &both.expected["driver"]), (&one, &one));
     assert_eq!(both.image_changes().len(), 1, "only one image changes");
-    assert_eq!(both.proof.len(), 1);
+    assert_eq!(both.required_images.len(), 1);
     let record = RewriteRecord::of(&both.annotations).unwrap();
     assert_eq!(record.0.keys().collect::<Vec<_>>(), ["driver", "init"]);
     // A value that another writer has set since then belongs to that writer, and is not named.
@@ -251,22 +251,22 @@ fn what_is_left_to_others_is_not_named() {
     rewrites(&mut world);
     world.set_by_another(FOREIGN);
     let Change::DaemonSet(change) = &world.plan().rollouts[0].changes[0] else { panic!("no DaemonSet") };
-    assert!(change.images.is_empty() && change.proof.is_empty());
+    assert!(change.images.is_empty() && change.required_images.is_empty());
     assert!(change.annotations[RECORD_ANNOTATION].contains(r#""state":"conflict""#));
 }
 
 #[test]
 fn only_an_image_that_is_set_needs_proof() {
     let mut world = world();
-    let proof = |world: &World| world.plan().rollouts[0].changes[0].proof().len();
-    assert_eq!(proof(&world), 1);
+    let required_images = |world: &World| world.plan().rollouts[0].changes[0].required_images().len();
+    assert_eq!(required_images(&world), 1);
     rewrites(&mut world);
     let mut good = world.clone();
     good.run_pod("n0", true);
-    assert_eq!(proof(&good), 0);
+    assert_eq!(required_images(&good), 0);
     world.run_pod("n0", false);
     later(&mut world, 30);
-    assert_eq!(proof(&world), 0, "the previous image is restored although it may be gone");
+    assert_eq!(required_images(&world), 0, "the previous image is restored although it may be gone");
 }
 
 #[test]

@@ -109,8 +109,8 @@ fn each_operator_gets_the_fields_from_which_it_computes_the_tags() {
     label(&mut pool, 1, "pool", "a");
     assert_eq!(change(&pool.plan()).spec, json!({"ofedDriver": with("forcePrecompiled")}));
     // For each kernel: the image by digest, and the name that the operator will look for.
-    assert_eq!(change(&network().plan()).proof.len(), 4);
-    assert_eq!(change(&pool.plan()).proof.len(), 2, "the other node is not in the pool");
+    assert_eq!(change(&network().plan()).required_images.len(), 4);
+    assert_eq!(change(&pool.plan()).required_images.len(), 2, "the other node is not in the pool");
 }
 
 #[test]
@@ -432,7 +432,7 @@ fn a_module_gets_one_image_with_kmms_variable_for_all_kernels() {
     let RolloutDecision::Steps { now } = decision(&world) else { panic!("{:?}", decision(&world)) };
     insta::assert_snapshot!(now[0], @"set spec.moduleLoader.container: kmm.test/driver:1 -> registry.test/drivers/mft:4.33.0-${KERNEL_FULL_VERSION}");
     // For each kernel: the image by digest, and the name that KMM makes of the variable.
-    assert_eq!(change(&world.plan()).proof.len(), 4);
+    assert_eq!(change(&world.plan()).required_images.len(), 4);
     reconcile(&mut world);
     let plan = world.plan();
     assert!(plan.rollouts[0].changes.is_empty(), "{plan:?}");
