@@ -69,7 +69,7 @@ impl State {
             containers: vec![Container {
                 name: "driver".to_owned(),
                 image: FIRST.to_owned(),
-                fixed: None,
+                why_not_editable: None,
                 tagged: false,
             }],
             placement: Placement {

@@ -396,7 +396,7 @@ fn to_decision(
             let current = values(&entry.set, driver);
             let differs = |field: &String| entry.set.get(field.as_str()) != current.get(field.as_str());
             if let Some((_, reason)) =
-                resource.fixed.iter().find(|(field, _)| field.is_empty() || differs(field))
+                resource.why_not_editable.iter().find(|(field, _)| field.is_empty() || differs(field))
             {
                 return Err(HoldReason::Fixed { detail: reason.clone() });
             }

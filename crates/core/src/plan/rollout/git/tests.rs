@@ -221,7 +221,7 @@ fn a_resource_in_a_repository_holds_for_its_manifest() {
 
     let mut world = policy_world(None);
     repository(&mut world).resources[0]
-        .fixed
+        .why_not_editable
         .insert("image".to_owned(), "the value has a tag (line 3)".to_owned());
     assert_eq!(held(&world), "its image cannot be set: the value has a tag (line 3)");
     let annotation = ("farrier.dev/paused".to_owned(), "true".to_owned());

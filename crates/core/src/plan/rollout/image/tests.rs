@@ -222,7 +222,8 @@ fn what_is_farriers_in_other_containers_stays_named() {
     target.container = "init".parse().unwrap();
     world.definitions.images.insert(name("second"), second);
     world.resolved.images.insert(name("second"), Ok(crate::plan::fixtures::resolved()));
-    let container = Container { name: "init".to_owned(), image: OLD.to_owned(), fixed: None, tagged: false };
+    let container =
+        Container { name: "init".to_owned(), image: OLD.to_owned(), why_not_editable: None, tagged: false };
     world.snapshot.daemon_sets[0].containers.push(container);
     world.publish(Verdict::Loads);
     let change = |world: &World| {

@@ -28,7 +28,7 @@ fn world(releases: &[&str], rollouts: &[(usize, usize, usize)]) -> World {
         let container = |name: &&str| Container {
             name: (*name).to_owned(),
             image: "registry.test/old:1".to_owned(),
-            fixed: None,
+            why_not_editable: None,
             tagged: false,
         };
         found.containers = CONTAINERS.iter().map(container).collect();

@@ -92,7 +92,7 @@ fn is_loadable(
     is_payload: bool,
 ) -> Result<(), HoldReason> {
     let path = field_path(OperatorResource::Module);
-    let fixed = |detail: String| Err(HoldReason::Fixed { detail });
+    let not_editable = |detail: String| Err(HoldReason::Fixed { detail });
     let section = IMAGE_BUILD_SECTIONS.into_iter().find(|key| {
         container
             .get(*key)
@@ -101,14 +101,14 @@ fn is_loadable(
             .any(Value::is_object)
     });
     if let Some(key) = section {
-        return fixed(format!(
+        return not_editable(format!(
             "KMM would make the image itself; remove `{key}` from {path} and its {MAPPINGS}"
         ));
     }
     let directory =
         container.get("modprobe").and_then(|modprobe| modprobe["dirName"].as_str()).unwrap_or("/opt");
     if is_payload && !directory.trim_end_matches('/').is_empty() {
-        return fixed(format!(
+        return not_editable(format!(
             "{path}.modprobe.dirName is {directory:?}, and farrier's images have their modules below \"/\"; set it to /"
         ));
     }
