@@ -11,7 +11,7 @@ use crate::{
     kmod::Verdict,
 };
 
-pub use oci::annotations::{BASE_DIGEST, BASE_NAME, CREATED, PREDICATE_TYPE, REF_NAME, TITLE, VERSION};
+pub use oci::annotations::{BASE_DIGEST, CREATED, PREDICATE_TYPE, REF_NAME, TITLE, VERSION};
 
 /// The input hash, 64 hexadecimal digits.
 pub const INPUT_HASH: &str = "farrier.dev/input-hash";
