@@ -166,7 +166,7 @@ pub(super) fn record_outcome(
 
 #[cfg(test)]
 mod tests {
-    use farrier_core::image::InputHasher;
+    use farrier_core::image::FieldHasher;
 
     use super::*;
 
@@ -174,7 +174,7 @@ mod tests {
     fn attempts_without_an_outcome_are_counted_until_there_is_one() {
         let directory = tempfile::tempdir().unwrap();
         let attempts = Attempts::in_cache(&Cache::open(directory.path().to_owned()).unwrap());
-        let [inputs, others] = ["1", "2"].map(|format| InputHasher::new(format).finish());
+        let [inputs, others] = ["1", "2"].map(|format| FieldHasher::new(format).finish());
         assert!(attempts.without_outcome().is_empty());
         for killed in [inputs, inputs, others] {
             drop(attempts.begin(killed).unwrap());

@@ -28,7 +28,7 @@ pub use definition::{
 pub use ended_branch::ended_branch;
 pub use git_source::{GitSource, commit_in};
 pub use host_output::HostOutput;
-pub use input_hash::{InputHash, InputHasher};
+pub use input_hash::{FieldHasher, InputHash};
 pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;
 pub use need::Need;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{ClusterSnapshot, ImageContents, RewriteRecord, reuse::by_numbers};
 use crate::{
-    image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
+    image::{Definitions, Digest, FieldHasher, ImageName, ImageReference, InputHash, Repository, Version},
     kernel::{Architecture, KernelRelease},
 };
 
@@ -69,7 +69,7 @@ impl PlannedUnion {
         let hash = if let [(_, input_hash, _)] = hashed_members.as_slice() {
             *input_hash
         } else {
-            let mut hasher = InputHasher::new(INDEX_FORMAT);
+            let mut hasher = FieldHasher::new(INDEX_FORMAT);
             for (_, input_hash, _) in &hashed_members {
                 hasher.add("union", input_hash.to_string());
             }
@@ -111,7 +111,7 @@ fn in_order(images: &BTreeMap<KernelRelease, Digest>) -> Vec<UnionMember> {
 }
 
 fn input_hash(version: &str, architecture: Architecture, members: &[UnionMember]) -> InputHash {
-    let mut hasher = InputHasher::new(FORMAT);
+    let mut hasher = FieldHasher::new(FORMAT);
     hasher.add("version", version).add("architecture", architecture.as_str());
     for UnionMember { kernel, digest } in members {
         hasher.add("kernel", kernel.as_str()).add("image", digest.as_str());

@@ -108,7 +108,7 @@ async fn union_part(
 #[cfg(test)]
 mod tests {
     use farrier_core::{
-        image::InputHasher,
+        image::FieldHasher,
         provenance::{PublicKey, RequiredSigners},
         site::{Existing, ImageSigning, KeySource},
     };
@@ -133,7 +133,7 @@ mod tests {
             image: "x".parse().unwrap(),
             version: "1.0".to_owned(),
             reference: ImageReference { repository, version: Version::Tag("1.0-union".parse().unwrap()) },
-            input_hash: InputHasher::new("test").finish(),
+            input_hash: FieldHasher::new("test").finish(),
             architecture: farrier_core::kernel::Architecture::Amd64,
             members,
         }

@@ -5,7 +5,7 @@
 //! moment exactly one of the two DaemonSets selects the node.
 
 use crate::{
-    image::InputHasher,
+    image::FieldHasher,
     plan::{
         NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm,
         labels::{HANDOVER_LABEL_PREFIX, operator_upgrade_in_progress},
@@ -23,7 +23,7 @@ pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
 
 /// Returns a hash of eight hexadecimal digits that distinguishes names.
 pub(in crate::plan) fn short_hash(parts: &[&str]) -> String {
-    let mut hasher = InputHasher::new("farrier.dev/name/1");
+    let mut hasher = FieldHasher::new("farrier.dev/name/1");
     for part in parts {
         hasher.add("part", part);
     }
