@@ -139,7 +139,7 @@ pub async fn find_inputs(services: &BuildServices, selection: &Selection) -> Fou
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
-    match named(
+    match tagged_content(
         &services.images,
         ContentKind::Definitions,
         InputKind::Definitions.repository(),
@@ -300,15 +300,15 @@ async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<C
             let reference: ImageReference = text.parse()?;
             let Some(mirror) = services.images.mirror_repository(&reference)? else {
                 let reference = services.resolve_reference(text).await?;
-                return at(&services.images, ContentKind::Mirror, &reference).await;
+                return referenced_content(&services.images, ContentKind::Mirror, &reference).await;
             };
             let version = Version::Tag(copy_tag(&reference)?);
             let copy = ImageReference { repository: mirror, version };
-            return at(&services.images, ContentKind::Mirror, &copy).await;
+            return referenced_content(&services.images, ContentKind::Mirror, &copy).await;
         }
     };
     let mut contents = Vec::new();
-    for content in named(&services.images, kind.into(), kind.repository(), tag.as_str()).await? {
+    for content in tagged_content(&services.images, kind.into(), kind.repository(), tag.as_str()).await? {
         // The input has an immutable content tag as well as the moving tag.
         contents.extend(content_tag_of(&services.fetcher, kind, &content).await?);
         contents.push(content);
@@ -316,7 +316,7 @@ async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<C
     if let Input::Packages(root, arch) = input {
         // The image that was published from this root file system.
         let (name, tag) = root_fs_tag(&root.key(*arch))?;
-        contents.extend(named(&services.images, ContentKind::RootFs, name, tag.as_str()).await?);
+        contents.extend(tagged_content(&services.images, ContentKind::RootFs, name, tag.as_str()).await?);
     }
     Ok(contents)
 }
@@ -330,12 +330,22 @@ async fn content_tag_of(fetcher: &Fetcher, kind: InputKind, content: &Content) -
 }
 
 /// Content under a tag of a repository below the prefix; empty if there is none.
-async fn named(access: &ImageAccess, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
+async fn tagged_content(
+    access: &ImageAccess,
+    kind: ContentKind,
+    name: &str,
+    tag: &str,
+) -> Result<Vec<Content>> {
     let repository = access.location.repository(name)?;
-    at(access, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
+    referenced_content(access, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) })
+        .await
 }
 
-async fn at(access: &ImageAccess, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>> {
+async fn referenced_content(
+    access: &ImageAccess,
+    kind: ContentKind,
+    reference: &ImageReference,
+) -> Result<Vec<Content>> {
     let ImageReference { repository, version } = reference;
     let found = access.registry.manifest(repository, version).await?;
     let tag = match version {

@@ -35,9 +35,9 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
     let tag = copy_tag(&wanted)?;
     let version = Version::Tag(tag);
     let copy = ImageReference { repository: mirror.clone(), version: version.clone() };
-    let named = services.images.registry.manifest(&mirror, &version).await?;
+    let existing = services.images.registry.manifest(&mirror, &version).await?;
     services.process.ensure_may_write()?;
-    let new = named.is_none_or(|named| named.digest != *digest);
+    let new = existing.is_none_or(|existing| existing.digest != *digest);
     if new {
         copy_manifest(&services.images, &pinned, &mirror, &version).await?;
     }

@@ -58,14 +58,14 @@ pub async fn signing_key(services: &BuildServices) -> Result<Option<PublicKey>> 
     Ok(ImageSigner::load(services).await?.map(|signer| signer.public))
 }
 
-/// Keys to verify an image with: `at_least` of the `named` keys, or else the policy's keys, or else the site's own key.
+/// Keys to verify an image with: `at_least` of the keys in `key_files`, or else the policy's keys, or else the site's own key.
 pub async fn verification_keys(
     services: &BuildServices,
-    named: &[PathBuf],
+    key_files: &[PathBuf],
     at_least: usize,
 ) -> Result<RequiredSigners> {
-    if !named.is_empty() {
-        return signers(&services.definitions, "--key", (Path::new(""), named), at_least).await;
+    if !key_files.is_empty() {
+        return signers(&services.definitions, "--key", (Path::new(""), key_files), at_least).await;
     }
     if let Some(required) = required_signers(&services.definitions).await? {
         return Ok(required);
@@ -102,8 +102,8 @@ pub(super) async fn required_signers(definitions: &Definitions) -> Result<Option
     if wanted.is_empty() {
         return Ok(None);
     }
-    let named = (&*definitions.root, wanted.keys());
-    signers(definitions, "policy.requireSigned", named, wanted.at_least()).await.map(Some)
+    let key_files = (&*definitions.root, wanted.keys());
+    signers(definitions, "policy.requireSigned", key_files, wanted.at_least()).await.map(Some)
 }
 
 /// Signs bytes other than an image with the site's key; `None` if the site signs no images.

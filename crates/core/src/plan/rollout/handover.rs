@@ -68,16 +68,16 @@ pub(super) fn fenced(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
 /// affinity.
 pub(super) fn without_fence(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
     let NodeAffinity::Terms(terms) = affinity else { return affinity.clone() };
-    let mut kept = Vec::new();
+    let mut unfenced = Vec::new();
     for term in terms.iter().filter(|term| !admits_none(term)) {
         let mut term = term.clone();
         term.expressions.retain(|requirement| !is_fence(label)(requirement));
         if admits_none(&term) {
             return NodeAffinity::Any;
         }
-        kept.push(term);
+        unfenced.push(term);
     }
-    NodeAffinity::Terms(kept)
+    NodeAffinity::Terms(unfenced)
 }
 
 fn admits_none(term: &SelectorTerm) -> bool {

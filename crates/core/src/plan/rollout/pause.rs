@@ -31,9 +31,9 @@ fn annotations_for(object: LiveObject<'_>, paused: bool, record: &RewriteRecord)
         annotations.remove(PER_KERNEL_ANNOTATION);
     }
     if !paused && record.0.values().any(|field| !is_in_place(field.state)) {
-        let kept = record.0.iter().filter(|(_, field)| is_in_place(field.state));
+        let in_place = record.0.iter().filter(|(_, field)| is_in_place(field.state));
         annotations.remove(RECORD_ANNOTATION);
-        return RewriteRecord(kept.map(|(name, field)| (name.clone(), field.clone())).collect())
+        return RewriteRecord(in_place.map(|(name, field)| (name.clone(), field.clone())).collect())
             .annotations(&annotations);
     }
     annotations

@@ -280,8 +280,8 @@ fn common_version<'a>(
         current == Some(&format!("{}:{version}", reference.repository))
     };
     let is_common = |(version, _): &&(Cow<'_, str>, _)| cells.iter().all(|(_, own)| has(own, version));
-    let kept = candidates.iter().filter(is_common).find(is_current);
-    let Some((version, reference)) = kept.or_else(|| candidates.iter().find(is_common)).cloned() else {
+    let unchanged = candidates.iter().filter(is_common).find(is_current);
+    let Some((version, reference)) = unchanged.or_else(|| candidates.iter().find(is_common)).cloned() else {
         let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (cell, own) in &cells {
             let version = own.first().map_or("", |(version, _)| &**version);

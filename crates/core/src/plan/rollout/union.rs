@@ -269,7 +269,7 @@ impl Members {
             let Some(contents) = current.for_architecture(arch) else { continue };
             let desired: BTreeSet<&KernelRelease> =
                 desired.iter().filter(|target| target.arch == arch).map(|target| &target.release).collect();
-            let mut kept = Vec::new();
+            let mut retained = Vec::new();
             for (release, digest) in &contents.members {
                 let Ok(kernel) = release.parse::<KernelRelease>() else { continue };
                 if desired.contains(&kernel) {
@@ -281,14 +281,16 @@ impl Members {
                     now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
                 let may_run = may_run(context.groups, release);
                 if may_run || !has_expired {
-                    kept.push(((!may_run).then_some(since), kernel, digest));
+                    retained.push(((!may_run).then_some(since), kernel, digest));
                 }
             }
             // Kernels that a node may still run come first, then the most recently unused ones.
-            kept.sort_by(|(a, kernel, _), (b, other, _)| {
+            retained.sort_by(|(a, kernel, _), (b, other, _)| {
                 (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
             });
-            for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(desired.len())) {
+            for (since, kernel, digest) in
+                retained.into_iter().take(MAX_MEMBERS.saturating_sub(desired.len()))
+            {
                 unused.extend(since.map(|since| (arch, kernel.clone(), since)));
                 self.images.entry(arch).or_default().insert(kernel, digest.clone());
             }

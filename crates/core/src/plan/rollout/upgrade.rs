@@ -125,9 +125,9 @@ fn plan_of(
 pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str), &PodFacts> {
     let mut pods: BTreeMap<(&str, &str), &PodFacts> = BTreeMap::new();
     for pod in &snapshot.pods {
-        let kept = pods.entry((&pod.daemon_set, &pod.node)).or_insert(pod);
-        if kept.deleting {
-            *kept = pod;
+        let chosen = pods.entry((&pod.daemon_set, &pod.node)).or_insert(pod);
+        if chosen.deleting {
+            *chosen = pod;
         }
     }
     pods
