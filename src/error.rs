@@ -104,7 +104,7 @@ impl CliError {
 
 /// Failure to check an image.
 #[derive(Debug, thiserror::Error)]
-#[error("check image {image}")]
+#[error("cannot check image {image}")]
 struct ImageCheckError {
     image: String,
     source: Box<dyn Error + Send + Sync>,
@@ -112,7 +112,7 @@ struct ImageCheckError {
 
 /// Failure to write to standard output.
 #[derive(Debug, thiserror::Error)]
-#[error("write the result")]
+#[error("cannot write the result")]
 pub struct OutputError(#[from] pub io::Error);
 
 /// Maps each error type to its exit code and hint. Commands of optional features use it in their own module.

@@ -60,14 +60,16 @@ pub async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<()> 
         parse("--kernel", &kernel)?
     } else {
         let text = fs::read_to_string(RUNNING_KERNEL_RELEASE).map_err(|error| {
-            CliError::usage(format!("read the running kernel's release in {RUNNING_KERNEL_RELEASE}: {error}"))
+            CliError::usage(format!(
+                "cannot read the running kernel's release in {RUNNING_KERNEL_RELEASE}: {error}"
+            ))
         })?;
         parse(RUNNING_KERNEL_RELEASE, text.trim())?
     };
     let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
     if let (Some(to), Some(key)) = (to, key_file) {
         let key = Key::read(&key)
-            .map_err(|error| CliError::usage(format!("read the key {}: {error}", key.display())))?;
+            .map_err(|error| CliError::usage(format!("cannot read the key {}: {error}", key.display())))?;
         return send(session, root, release, arch, &to, &key).await;
     }
     let settings = session.settings_with_store(store.registry.as_deref())?;

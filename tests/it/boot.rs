@@ -267,7 +267,7 @@ async fn what_is_no_kernel_does_not_start() {
     request.kernel.vmlinuz = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let error = boot_check(&request, &CancellationToken::new()).await.unwrap_err();
     assert!(matches!(&error, BootError::NotStarted(_, last) if !last.is_empty()), "{error:?}");
-    assert!(error.to_string().starts_with(&format!("boot kernel {release}: ")), "{error}");
+    assert!(error.to_string().starts_with(&format!("cannot boot kernel {release}: ")), "{error}");
 }
 
 /// cargo-nextest runs each test in its own process, so all child processes belong to this test.

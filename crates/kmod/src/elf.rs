@@ -202,7 +202,10 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         }
         let size = header.sh_size.get(LE);
         let table_budget = self.table_budget.get().checked_sub(size).ok_or_else(|| {
-            let message = format!("section {} has {size} bytes, more than any module's", self.label(index));
+            let message = format!(
+                "section {} has {size} bytes, more than farrier reads of a module",
+                self.label(index)
+            );
             ModuleError::unknown(message, NOT_READ)
         })?;
         self.table_budget.set(table_budget);

@@ -386,12 +386,12 @@ fn check_name_length(name: &[u8]) -> Result<&[u8]> {
     if name.len() < MAX_NAME {
         return Ok(name);
     }
-    let message = format!("a symbol's name has more than {} bytes, more than any kernel's", MAX_NAME - 1);
+    let message = format!("a symbol's name has more than {} bytes, the limit of every kernel", MAX_NAME - 1);
     Err(ModuleError::unknown(message, NOT_READ))
 }
 
 fn over_limit() -> ModuleError {
-    ModuleError::unknown("the module has more names and fields than any known one", NOT_READ)
+    ModuleError::unknown("the module has more names and fields than farrier reads", NOT_READ)
 }
 
 /// Parses `key=value` entries, each ended by one or more zero bytes.

@@ -222,7 +222,10 @@ async fn what_is_not_this_kernels_header_set_is_refused() {
     assert!(matches!(bench.refused(&linux).await, FetchError::Tree(TreeError::Architecture(..))));
     write("include/config/auto.conf", "CONFIG_X86_64=y\n");
     let error = bench.refused(&linux).await;
-    assert!(error.to_string().starts_with("find CONFIG_CC_VERSION_TEXT in the configuration"), "{error}");
+    assert!(
+        error.to_string().starts_with("cannot find CONFIG_CC_VERSION_TEXT in the configuration"),
+        "{error}"
+    );
     bench.configured("linux");
 
     bench.program("linux/scripts/mod/modpost", AARCH64);

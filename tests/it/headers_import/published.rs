@@ -263,7 +263,7 @@ async fn nothing_leaves_an_image_through_its_links() {
     for path in ["/absolute", "/climbing"] {
         let hostile = source(json!({"oci": {"image": format!("{repository}:1"), "path": path}}));
         let error = find(&bench.fetcher("cache"), &bench, &hostile).await.unwrap_err();
-        assert!(error.to_string().starts_with(&format!("find {path} in image ")), "{error}");
+        assert!(error.to_string().starts_with(&format!("cannot find {path} in image ")), "{error}");
     }
 }
 

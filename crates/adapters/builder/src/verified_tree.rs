@@ -41,7 +41,8 @@ where
     let remade = get().await?;
     match tree(&remade) {
         Some(second) if !cache.is_tree_intact(second).await? => {
-            let text = format!("use {}: it was modified again right after it was created", second.display());
+            let text =
+                format!("cannot use {}: it was modified again right after it was created", second.display());
             Err(CacheError(io::Error::other(text)).into())
         }
         _ => Ok(remade),

@@ -339,7 +339,7 @@ fn is_manifest_name(path: &Path) -> bool {
 
 fn canonical(path: &Path) -> Result<PathBuf, ClusterError> {
     std::fs::canonicalize(path).map_err(|source| {
-        let message = format!("read the manifests in {}: {source}", path.display());
+        let message = format!("cannot read the manifests in {}: {source}", path.display());
         io::Error::new(source.kind(), message).into()
     })
 }

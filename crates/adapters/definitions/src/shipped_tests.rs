@@ -346,7 +346,7 @@ const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
         "9.4",
         "5.14.0-427.13.1.el9_4.x86_64",
         Seen::Refused(
-            "verify the signature of the metadata of https://mirror.test/rocky/ with the keys in keys/rocky.asc: no good signature (nothing \
+            "cannot verify the signature of the metadata of https://mirror.test/rocky/ with the keys in keys/rocky.asc: no good signature (nothing \
              of it was used: look where it came from)",
         ),
     ),

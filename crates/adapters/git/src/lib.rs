@@ -77,7 +77,7 @@ pub async fn write(
         }
     }
     let action = format!(
-        "push to {}, branch {}: the branch moved during {MAX_ATTEMPTS} attempts",
+        "cannot push to {}, branch {}: the branch moved during {MAX_ATTEMPTS} attempts",
         location.repository, commit.branch
     );
     Err(FetchError::Program { action, message: "other writers push to it".to_owned(), transient: true }

@@ -269,5 +269,5 @@ async fn without_an_apt_source_it_says_so() {
     let scene = Scene::new();
     let json = r#""from": {"apt": {"package": "mstflint-dkms", "suites": ["sid"]}}"#;
     let error = scene.source(json).await.unwrap_err();
-    insta::assert_snapshot!(error, @"find an apt source for suite sid: the host has no entry for it");
+    insta::assert_snapshot!(error, @"cannot find an apt source for suite sid: the host has no entry for it");
 }

@@ -40,7 +40,7 @@ impl BootChecker for QemuBoot {
         let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {
             KernelImageLookup::Found(image) => *image,
             KernelImageLookup::Missing { looked_for, hint } => {
-                let message = format!("boot the kernel: there is no {looked_for}");
+                let message = format!("cannot boot the kernel: there is no {looked_for}");
                 return Err(BuildError::problem(ProblemKind::Unmet, message, Some(hint)));
             }
         };

@@ -21,7 +21,7 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The directory cannot be written.
-    #[error("write the status pages")]
+    #[error("cannot write the status pages")]
     Io(#[from] io::Error),
     /// A page could not be rendered.
     #[error(transparent)]

@@ -135,7 +135,7 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
         ),
         (
             json!({"bootstrap": {"suite": "noble", "include": ["make"]}}),
-            "find an apt source for noble: no `mirrors` of site.yaml map",
+            "cannot find an apt source for noble: no `mirrors` of site.yaml map",
         ),
     ] {
         let toolchain: Toolchain = serde_json::from_value(toolchain).unwrap();

@@ -341,7 +341,10 @@ async fn plain_http_needs_permission() {
     let farrier_core::image::SourceOrigin::Git(source) = &mut spec.from else { panic!("another origin") };
     source.url = "http://git.example/x".parse().unwrap();
     let error = scene.fetcher.sources().identity(&spec).await.unwrap_err();
-    assert_eq!(error.to_string(), "fetch http://git.example/x: plain HTTP to git.example:80 is not allowed");
+    assert_eq!(
+        error.to_string(),
+        "cannot fetch http://git.example/x: plain HTTP to git.example:80 is not allowed"
+    );
     assert!(error.hint().unwrap().contains("plainHttp"));
 }
 
@@ -394,7 +397,7 @@ async fn a_tag_or_a_commit_is_signed_with_a_given_key() {
         assert!(error.contains(reason), "{fields}: {error}");
     }
     let error = scene.refused(&format!(r#""commit": "{plain}", {by}"#)).await;
-    assert!(error.starts_with(&format!("verify the signature of {plain} of file://")), "{error}");
+    assert!(error.starts_with(&format!("cannot verify the signature of {plain} of file://")), "{error}");
     let error = scene.fetch(r#""ref": "refs/tags/v1", "signedBy": "absent""#).await.unwrap_err();
     assert!(matches!(error, FetchError::Absent(_)), "{error:?}");
 }

@@ -134,7 +134,7 @@ fn title_of(release: &str, arch: Architecture) -> String {
 /// Creates an error about an unusable header set in the store.
 fn unusable(location: &str, reason: &str) -> FetchError {
     FetchError::StoredHeaders {
-        message: format!("use the headers in {location}: {reason}"),
+        message: format!("cannot use the headers in {location}: {reason}"),
         hint: format!("import the headers again with --replace, or delete {location}"),
     }
 }
@@ -334,7 +334,7 @@ impl Headers<'_> {
         let Some(stored) = stored else {
             return Err(FetchError::StoredHeaders {
                 message: format!(
-                    "fetch the {} from the store: they no longer exist",
+                    "cannot fetch the {} from the store: they no longer exist",
                     title_of(release.as_str(), *arch)
                 ),
                 hint: "import them again, or run farrier again to look for them elsewhere".to_owned(),

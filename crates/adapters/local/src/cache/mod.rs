@@ -51,7 +51,7 @@ pub struct Cache {
 
 /// The cache directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("use the cache")]
+#[error("cannot use the cache")]
 pub struct CacheError(#[from] pub io::Error);
 
 impl CacheError {

@@ -237,7 +237,7 @@ fn outcome(
             let (location, other) = (location(), &existing.content);
             Err(FetchError::unusable(
                 format!(
-                    "import headers of {release} ({arch}): {location} has other headers, with content {other}, not {content}"
+                    "cannot import headers of {release} ({arch}): {location} has other headers, with content {other}, not {content}"
                 ),
                 format!(
                     "a release's headers should never change: give the changed kernel another local \
@@ -268,7 +268,7 @@ fn prepare(
     let (facts, compiler) = header_tree::read_header_set(&tree, release, arch)?;
     let compiler = compiler.ok_or_else(|| {
         FetchError::unusable(
-            format!("find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the kernel's compiler is unknown"),
+            format!("cannot find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the kernel's compiler is unknown"),
             "run `make olddefconfig modules_prepare` in the build tree with the kernel's own .config and compiler",
         )
     })?;
