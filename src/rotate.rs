@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use farrier_builder::images::{self, Rotated, RotatedArtifact};
+use farrier_builder::images::{self, RotatedArtifact, RotationOutcome};
 use farrier_core::image::ImageName;
 use farrier_engines::EngineChoice;
 
@@ -36,9 +36,9 @@ pub async fn rotate(session: &Session, args: RotateArgs) -> Result<Exit> {
 
 fn row(RotatedArtifact { reference, outcome }: &RotatedArtifact) -> [String; 2] {
     let outcome = match outcome {
-        Rotated::Signed => "signed".to_owned(),
-        Rotated::Present => "signed already".to_owned(),
-        Rotated::Untrusted { why } => format!("not signed: {why}"),
+        RotationOutcome::Signed => "signed".to_owned(),
+        RotationOutcome::Present => "signed already".to_owned(),
+        RotationOutcome::Untrusted { why } => format!("not signed: {why}"),
     };
     [outcome, reference.clone()]
 }

@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// Returns the cell of one image for one kernel. Its needs must be published.
-pub async fn cell(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
-    let images = in_build_order(&services.definitions, find(&services.definitions, name)?);
+pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
+    let images = in_build_order(&services.definitions, find_image(&services.definitions, name)?);
     let resolved = resolved(services, &images, target).await;
     let location = image_location(
         services.images.needs_from.as_ref().map_or(&services.images.location, |from| &from.location),
@@ -46,7 +46,7 @@ pub async fn cell(services: &BuildServices, name: &ImageName, target: &KernelTar
 
 /// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
 pub async fn dockerfile(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<String> {
-    let image = find(&services.definitions, name)?;
+    let image = find_image(&services.definitions, name)?;
     let resolved = resolved(services, &[image], target).await;
     let location = image_location(&services.images.location);
     let inputs = CellInputs { definitions: &services.definitions, resolved: &resolved, location: &location };
@@ -71,7 +71,7 @@ async fn resolved(services: &BuildServices, images: &[&DriverImage], target: &Ke
     resolved
 }
 
-pub(super) fn find<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
+pub(super) fn find_image<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
     definitions.images.get(name).ok_or_else(|| BuildError::no_image(name, definitions.images.keys()))
 }
 

@@ -49,10 +49,10 @@ pub(super) async fn check(
     build.stage(Stage::Check);
     let signing = sign::signing(build, &compile_inputs.headers, previous).await?;
     let report = static_check(build, compile_inputs, signing.as_ref(), &payload).await?;
-    accept(build, &report)?;
+    ensure_publishable(build, &report)?;
     sign::sign(build, signing, &payload).await?;
-    let report = boot(build, compile_inputs, &payload, report).await?;
-    accept(build, &report)?;
+    let report = boot_check(build, compile_inputs, &payload, report).await?;
+    ensure_publishable(build, &report)?;
     Ok(CheckedPayload::of(payload, &compile_inputs.headers, report))
 }
 
@@ -121,7 +121,7 @@ async fn kernel_image_facts(build: &CellBuild<'_>) -> Result<Option<ExtraKernelF
 }
 
 /// Adds the result of a boot check, if the definition asks for one.
-pub(super) async fn boot(
+pub(super) async fn boot_check(
     build: &CellBuild<'_>,
     compile_inputs: &CompileInputs,
     payload: &Payload,
@@ -156,7 +156,7 @@ fn denies_unproven(build: &CellBuild<'_>) -> bool {
 }
 
 /// Fails if a payload with this report must not be published.
-fn accept(build: &CellBuild<'_>, report: &CheckReport) -> Result<()> {
+fn ensure_publishable(build: &CellBuild<'_>, report: &CheckReport) -> Result<()> {
     let unknown = build.image.spec.check.unknown;
     let has_denied_modules = denies_unproven(build) && report.unproven() > 0;
     let boot_failure = report.boot.as_ref().and_then(BootReport::failure);

@@ -36,7 +36,7 @@ pub mod testing;
 mod verified_tree;
 
 pub use cell::add_needs;
-pub use cell::{cell, dockerfile};
+pub use cell::{dockerfile, plan_cell};
 pub use check::check_with_kernel_image;
 pub use document::{source_material, terms};
 pub use failures::{Attempts, attempt, builds_elsewhere, forget_failure, known_failures};

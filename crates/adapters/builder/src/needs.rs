@@ -21,7 +21,7 @@ use kmod::{NeededTable, SymbolTable, proprietary_modules};
 use oci::{ImageManifest, error_chain};
 
 use super::{
-    cell::cell,
+    cell::plan_cell,
     cell_build::{CellBuild, NeedInputs, ensure_planned},
 };
 use crate::{
@@ -155,7 +155,7 @@ async fn needed_images(build: &CellBuild<'_>) -> Result<Vec<NeededImage>> {
 
 /// Looks up an indirect need. It was published, because the image that needs it could be built.
 async fn published_need(build: &CellBuild<'_>, name: &ImageName) -> Result<NeededImage> {
-    let needed = cell(build.services, name, &build.cell.target).await?;
+    let needed = plan_cell(build.services, name, &build.cell.target).await?;
     let mut image = needed.reference.clone();
     let found = build.services.look_up_for(&image, needed.target.arch).await?;
     let published = found.filter(|found| found.is_of(&needed)).ok_or_else(|| need_not_found(&image))?;

@@ -37,7 +37,7 @@ async fn licenses_of_needed_modules_are_known_without_a_boot_check() {
     bench.add("y", &json!({"modules": ["y"], "needs": ["x"]}));
     let closed = ModuleFile::named("closed").info("license", "NVIDIA").exports("closed_f", 1);
     publish_with_table(&bench, &[&closed, &ModuleFile::named("open").exports("open_f", 1)]).await;
-    let y = cell(&bench.services, &"y".parse().unwrap(), &Bench::target(K9)).await.unwrap();
+    let y = plan_cell(&bench.services, &"y".parse().unwrap(), &Bench::target(K9)).await.unwrap();
     let needed = fetch(&CellBuild::of(&bench.services, &y).unwrap()).await.unwrap();
     let [table] = needed.tables.as_slice() else { panic!("{} tables", needed.tables.len()) };
     assert_eq!((table.image.as_str(), table.symbols.len()), ("x", 2));

@@ -114,7 +114,7 @@ pub(super) async fn compile(
     };
     let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
     if !detach.is_cancelled() {
-        remove(build, &reference).await;
+        delete_image(build, &reference).await;
     }
     Ok(outcome?)
 }
@@ -151,7 +151,7 @@ async fn publish(
     // cell a distinct image. It is the same for every replica that builds the cell, so a replica finds a Job that
     // another one created.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
-    let base = for_pod(&toolchain.image);
+    let base = pod_base(&toolchain.image);
     let image = oci::assemble(&Assembly {
         base: Some(&base),
         entrypoint_layer: None,
@@ -175,7 +175,7 @@ async fn publish(
         }
         // Concurrent builds share most layers. One build pushes each layer, and the others then find it in the
         // registry.
-        let _sole = services.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
+        let _lock = services.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
         let is_mounted = match from {
             Some(from) => registry.mount_blob(&repository, digest, from).await?,
             None => false,
@@ -194,7 +194,7 @@ async fn publish(
 
 /// Returns the toolchain's image as the base of a pod. The runner starts in the image's working directory, which must
 /// be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
-fn for_pod(base: &Base) -> Base {
+fn pod_base(base: &Base) -> Base {
     let mut base = base.clone();
     if let Some(Value::Object(config)) = base.config.get_mut("config") {
         for name in ["User", "Volumes"] {
@@ -206,7 +206,7 @@ fn for_pod(base: &Base) -> Base {
 }
 
 /// Deletes the image, if the registry supports deletion. Its layers stay useful to other builds.
-async fn remove(build: &CellBuild<'_>, ImageReference { repository, version }: &ImageReference) {
+async fn delete_image(build: &CellBuild<'_>, ImageReference { repository, version }: &ImageReference) {
     if let Version::Digest(digest) = version
         && let Err(error) = build.services.images.registry.delete_manifest(repository, digest).await
     {
@@ -442,7 +442,7 @@ mod tests {
         }});
         let Value::Object(config) = config else { panic!("not an object") };
         let base = Base { digest: Digest::of(b""), layers: vec![], config, diff_ids: vec!["x".to_owned()] };
-        let base = for_pod(&base);
+        let base = pod_base(&base);
         assert_eq!(Value::from(base.config), json!({"config": {"WorkingDir": "/", "Env": ["PATH=/bin"]}}));
         assert_eq!(base.diff_ids, ["x"]);
     }

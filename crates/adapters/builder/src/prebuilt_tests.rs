@@ -29,8 +29,9 @@ async fn bench(more: &str) -> (Bench, OpensslDir) {
 /// Returns the files and the origins of the sources, or the reason why there is nothing to build.
 async fn look(bench: &Bench, kernel: &str) -> Result<(Vec<String>, Vec<String>), String> {
     let target = Bench::target(kernel);
-    let cell =
-        cell::cell(&bench.services, &"y".parse().unwrap(), &target).await.map_err(|why| error_chain(&why))?;
+    let cell = cell::plan_cell(&bench.services, &"y".parse().unwrap(), &target)
+        .await
+        .map_err(|why| error_chain(&why))?;
     let build = CellBuild::of(&bench.services, &cell).unwrap();
     let work = tempfile::tempdir().unwrap();
     let (context, origins) = build_context(&build, work.path()).await.map_err(|why| error_chain(&why))?;
@@ -79,7 +80,7 @@ async fn an_image_of_another_architecture_is_a_reason_in_the_plan() {
     let SourceOrigin::Image(image) = &mut source.from else { panic!("an image") };
     image.reference = format!("x:1.0-{K9}-debian12-amd64").parse().unwrap();
     let target = KernelTarget { arch: Architecture::Arm64, ..Bench::target(K9) };
-    let why = cell::cell(&bench.services, &"y".parse().unwrap(), &target).await.unwrap_err();
+    let why = cell::plan_cell(&bench.services, &"y".parse().unwrap(), &target).await.unwrap_err();
     let why = error_chain(&why);
     assert!(
         why.contains("debian12-amd64 is not for linux/arm64: base image: its architecture is \"amd64\""),

@@ -10,7 +10,7 @@ use oci::{Descriptor, error_chain};
 
 use super::{
     assemble::Image,
-    cell::cell,
+    cell::plan_cell,
     cell_build::{CellBuild, ensure_planned},
 };
 use crate::{
@@ -36,7 +36,7 @@ pub(super) async fn publish(build: &CellBuild<'_>, image: &Image, documents: &Do
 /// Fails if the inputs of the cell have changed since planning: the next plan would otherwise treat the published image
 /// as a conflict. If the inputs cannot be looked up, the build is treated as current.
 async fn ensure_current(build: &CellBuild<'_>) -> Result<()> {
-    match cell(build.services, &build.cell.image, &build.cell.target).await {
+    match plan_cell(build.services, &build.cell.image, &build.cell.target).await {
         Ok(current) => current.changed_since(build.cell).map_or(Ok(()), |input| ensure_planned(false, input)),
         Err(BuildError::Canceled) => Err(BuildError::Canceled),
         Err(error) => {

@@ -196,7 +196,7 @@ async fn try_candidate(
         return Ok(Err(format!("the payload of {kernel}: the check says {verdict}: {summary}")));
     }
     sign::sign(build, signing, &payload).await?;
-    let report = check::boot(build, compile_inputs, &payload, report).await?;
+    let report = check::boot_check(build, compile_inputs, &payload, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
@@ -230,7 +230,7 @@ impl ReuseCandidate {
     /// nothing, because every writer to the registry can set them.
     async fn is_trusted(&self, build: &CellBuild<'_>) -> Result<bool> {
         let (repository, digest) = (&build.cell.reference.repository, &self.digest);
-        let trusted = StoredImage { services: build.services, repository, digest }.trusted().await?;
+        let trusted = StoredImage { services: build.services, repository, digest }.check_trusted().await?;
         if let Err(why) = &trusted {
             build.note(&format!("the payload of {repository}@{digest} is not reused: {why}"));
         }

@@ -8,7 +8,7 @@ use farrier_core::{
 use kmod::Verdict;
 
 use super::{
-    cell::{cell, find, in_build_order},
+    cell::{find_image, in_build_order, plan_cell},
     cell_build::CellBuild,
     failures::{attempt, known_failures},
     pipeline::{BuildOptions, Built},
@@ -41,7 +41,7 @@ pub async fn build_one(
     push: bool,
     force: bool,
 ) -> Result<BuildOutcome> {
-    let image = find(&services.definitions, name)?;
+    let image = find_image(&services.definitions, name)?;
     for need in in_build_order(&services.definitions, image) {
         if push && need.metadata.name != *name {
             build_image(services, need, target, push, false).await.map_err(|error| BuildError::Need {
@@ -63,10 +63,10 @@ async fn build_image(
     force: bool,
 ) -> Result<BuildOutcome> {
     let name = &image.metadata.name;
-    let cell = cell(services, name, target).await?;
+    let cell = plan_cell(services, name, target).await?;
     // Find conflicts before compiling, even with `force`.
     if push
-        && let Some(digest) = published_already(services, &cell, image).await?
+        && let Some(digest) = find_published(services, &cell, image).await?
         && !force
     {
         let stored = StoredImage { services, repository: &cell.reference.repository, digest: &digest };
@@ -97,7 +97,7 @@ async fn build_image(
 /// Returns the digest under the cell's first tag if all of the cell's tags hold an image with its inputs. Other inputs
 /// are a conflict (guarantee 3), unless the definition allows overwriting. A verdict that the definition denies is an
 /// error too.
-async fn published_already(
+async fn find_published(
     services: &BuildServices,
     cell: &Cell,
     image: &DriverImage,

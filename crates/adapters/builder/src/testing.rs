@@ -257,7 +257,7 @@ impl Bench {
 
     async fn cell_of(&self, image: &str, release: &str) -> Cell {
         let name: ImageName = image.parse().unwrap();
-        cell::cell(&self.services, &name, &Self::target(release)).await.unwrap()
+        cell::plan_cell(&self.services, &name, &Self::target(release)).await.unwrap()
     }
 
     /// Returns a payload with these modules, as a build for the kernel produces it.

@@ -12,7 +12,7 @@ use farrier_builder::{
     images::{
         LastRecord, StoredImage, contents, look_up_root_fs, look_up_sources, publish_union, record_kernels,
     },
-    resolve::{resolve_more, tracked, with_hint},
+    resolve::{resolve_more, tracked_kernels, with_hint},
     services::{BuildError, BuildProblem, BuildServices, LazyEngine, ProblemKind, Result, image_location},
 };
 use farrier_cluster::{Cluster, Directory};
@@ -111,7 +111,7 @@ pub(super) async fn plan_for(
     snapshot: ClusterSnapshot,
     lookup_cache: &mut LookupCache,
 ) -> Result<Planned> {
-    let tracked = tracked(services, &snapshot).await;
+    let tracked = tracked_kernels(services, &snapshot).await;
     let announced = Announcements::of(&services.definitions, &snapshot, tracked);
     let systems = node_systems(&snapshot, &services.definitions.families);
     let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();

@@ -116,7 +116,7 @@ pub use rollout::{
 };
 pub use rounds::{ComparedMatrix, DecidedMatrix};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
-pub use signatures::{PlannedSignature, asks_for_signatures};
+pub use signatures::{PlannedSignature, needs_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, CowArc, DaemonSetFacts, Holder, LiveDaemonSet, ManifestFacts, Manifests,

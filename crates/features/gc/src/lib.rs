@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_builder::{
     images::{RECORDS, add_to_record, day, read_record},
-    resolve::tracked,
+    resolve::tracked_kernels,
     services::{BuildError, BuildServices, ImageAccess, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_cluster::{Cluster, Directory};
@@ -228,7 +228,8 @@ fn stale_kernel_record(options: &GcOptions, record: &KernelRecord, today: Date) 
 
 async fn read_uses(services: &BuildServices, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {
     let snapshot = cluster.snapshot().await?;
-    let announced = Announcements::of(&services.definitions, &snapshot, tracked(services, &snapshot).await);
+    let announced =
+        Announcements::of(&services.definitions, &snapshot, tracked_kernels(services, &snapshot).await);
     let mut mentioned = cluster.mentions(candidates).await?;
     for spec in services.definitions.images.values().flat_map(|image| &image.spec.rollout) {
         match spec {

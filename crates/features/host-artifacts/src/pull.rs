@@ -81,7 +81,7 @@ pub async fn pull(
 /// Whether enough of the keys signed a manifest. The inner error is the reason if not.
 async fn verify(image: StoredImage<'_>, signers: Option<&RequiredSigners>) -> Result<Result<(), String>> {
     match signers {
-        Some(signers) => image.signed_by(signers).await,
+        Some(signers) => image.check_signed_by(signers).await,
         None => Ok(Ok(())),
     }
 }

@@ -16,7 +16,7 @@ use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 /// Outcome for one artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
-pub enum Rotated {
+pub enum RotationOutcome {
     /// The site's key signed the artifact, or documents about it, in this run.
     Signed,
     /// The site's key had already signed the artifact and all documents.
@@ -35,7 +35,7 @@ pub struct RotatedArtifact {
     /// The artifact by digest.
     pub reference: String,
     #[serde(flatten)]
-    pub outcome: Rotated,
+    pub outcome: RotationOutcome,
 }
 
 /// Signs every tagged image and stored input that `accepted` keys signed, and the documents that these keys signed. Contacts only
@@ -54,7 +54,7 @@ pub async fn rotate(
     let mut artifacts = Vec::new();
     for name in names {
         let repository = services.images.location.repository(name)?;
-        for digest in tagged(&services.images, &repository).await? {
+        for digest in tagged_digests(&services.images, &repository).await? {
             let image = StoredImage { services, repository: &repository, digest: &digest };
             let outcome = image.rotate(&own, accepted, name).await?;
             artifacts.push(RotatedArtifact { reference: format!("{repository}@{digest}"), outcome });
@@ -64,7 +64,7 @@ pub async fn rotate(
 }
 
 /// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
-async fn tagged(access: &ImageAccess, repository: &Repository) -> Result<BTreeSet<Digest>> {
+async fn tagged_digests(access: &ImageAccess, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut digests = BTreeSet::new();
     for tag in access.registry.tags(repository).await? {
         let version = Version::Tag(tag);
@@ -90,14 +90,19 @@ async fn tagged(access: &ImageAccess, repository: &Repository) -> Result<BTreeSe
 }
 
 impl StoredImage<'_> {
-    async fn rotate(self, own: &RequiredSigners, accepted: &RequiredSigners, name: &str) -> Result<Rotated> {
-        if let Err(why) = self.signed_by(accepted).await? {
-            return Ok(Rotated::Untrusted { why });
+    async fn rotate(
+        self,
+        own: &RequiredSigners,
+        accepted: &RequiredSigners,
+        name: &str,
+    ) -> Result<RotationOutcome> {
+        if let Err(why) = self.check_signed_by(accepted).await? {
+            return Ok(RotationOutcome::Untrusted { why });
         }
         let keys: Vec<&PublicKey> = accepted.keys().collect();
         let claims = self.signed_claims(&keys).await?;
-        let was_signed = self.signed_by(own).await?.is_ok();
+        let was_signed = self.check_signed_by(own).await?.is_ok();
         let sent = self.sign(name, &claims).await?;
-        Ok(if was_signed && sent == 0 { Rotated::Present } else { Rotated::Signed })
+        Ok(if was_signed && sent == 0 { RotationOutcome::Present } else { RotationOutcome::Signed })
     }
 }

@@ -40,7 +40,7 @@ impl StoredImage<'_> {
         if !has_keys(&self.services.definitions) {
             return Ok(SignatureStatus::NoKeys);
         }
-        match self.trusted().await {
+        match self.check_trusted().await {
             Ok(outcome) => Ok(outcome.map_or_else(SignatureStatus::Refused, |()| SignatureStatus::Signed)),
             Err(error) if error.is_unreachable() => Err(error),
             // A process that cannot read a key may still publish, so the image only counts as refused.
@@ -97,9 +97,8 @@ impl StoredImage<'_> {
         Ok(layers.await?.into_iter().filter_map(signature).collect())
     }
 
-    /// Signed statements in bundles. With `predicate_type`, skips bundles to which
-    /// the registry's list of referrers gives another type.
-    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
+    /// Signed statements in bundles. With `predicate_type`, skips bundles that the registry lists with another type.
+    async fn bundled_envelopes(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
         let Self { services, repository, digest } = self;
         let registry = services.images.registry_of(repository);
         let mut envelopes = Vec::new();
@@ -144,7 +143,7 @@ impl StoredImage<'_> {
         };
         add(&mut found, self.tagged_signatures().await?);
         if !is_enough(&found) {
-            let bundled = self.bundled(Some(SIGNED_PREDICATE)).await?;
+            let bundled = self.bundled_envelopes(Some(SIGNED_PREDICATE)).await?;
             add(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
         }
         Ok(found)
@@ -160,7 +159,7 @@ impl StoredImage<'_> {
 
     /// Statements about the image in bundles that one of the keys signed.
     pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
-        let envelopes = self.bundled(None).await?;
+        let envelopes = self.bundled_envelopes(None).await?;
         Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
     }
 
@@ -183,7 +182,7 @@ impl StoredImage<'_> {
 
     /// Checks the image's signatures with `judge`. The inner error is the reason why `judge` does not accept the
     /// signatures. Verified signatures are cached and not looked up again.
-    async fn must_satisfy<'k>(
+    async fn check_signatures<'k>(
         self,
         keys: impl Iterator<Item = &'k PublicKey>,
         judge: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
@@ -226,30 +225,30 @@ impl StoredImage<'_> {
         Ok(names.map(|(name, _)| format!("; it is signed by {name}")).collect::<Vec<_>>().concat())
     }
 
-    /// Whether enough of the keys signed the image; the inner error is the reason if not.
-    pub async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
-        self.must_satisfy(required.keys(), &|found| required.check(found).accept()).await
+    /// Checks that enough of the keys signed the image. The inner error is the reason if not.
+    pub async fn check_signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
+        self.check_signatures(required.keys(), &|found| required.check(found).accept()).await
     }
 
-    /// Fails like [`Self::signed_by`] if too few of the keys signed the image, and also on a registry error.
+    /// Fails like [`Self::check_signed_by`] if too few of the keys signed the image, and also on a registry error.
     pub(super) async fn ensure_signed_by(self, required: &RequiredSigners) -> Result<(), String> {
-        reason(self.signed_by(required).await)
+        flattened(self.check_signed_by(required).await)
     }
 
-    /// Whether builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
+    /// Checks that builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
     /// for example a registry error.
-    pub async fn trusted(self) -> Result<Result<(), String>> {
+    pub async fn check_trusted(self) -> Result<Result<(), String>> {
         let (own, required) =
             (own_signers(self.services).await?, required_signers(&self.services.definitions).await?);
         let signs_modules = self.services.tools.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
-        Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.check(found)).await))
+        Ok(flattened(self.check_signatures(trust.keys(), &|found| trust.check(found)).await))
     }
 
     /// Fails if builds may not use the image. `what` describes the image in the message.
     pub(crate) async fn ensure_trusted(self, what: &str) -> Result<()> {
         let Self { repository, digest, .. } = self;
-        self.trusted().await?.map_err(|why| {
+        self.check_trusted().await?.map_err(|why| {
             BuildError::unmet(
                 format!("{what} {repository}@{digest} is not signed with a key of this site: {why}"),
                 "if farrier published it, delete its tag: farrier then builds and publishes it again, \
@@ -269,7 +268,8 @@ impl StoredImage<'_> {
     }
 }
 
-fn reason(outcome: Result<Result<(), String>>) -> Result<(), String> {
+/// Merges the inner and the outer error into one reason.
+fn flattened(outcome: Result<Result<(), String>>) -> Result<(), String> {
     outcome.unwrap_or_else(|error| Err(error_chain(&error)))
 }
 

@@ -52,9 +52,9 @@ pub async fn look_up_sources(
             let per_lookup = if source.differs_by_kernel() { 1 } else { pending.len().max(1) };
             for kernels in pending.chunks(per_lookup) {
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
-                let version = version_from(image, source, resolved);
+                let version = version_of_image(image, source, resolved);
                 lookups.extend(kernels.first().copied().map(|target| async move {
-                    (keys, is_image, identity(services, source, target, version.as_deref()).await)
+                    (keys, is_image, source_identity(services, source, target, version.as_deref()).await)
                 }));
             }
         }
@@ -74,7 +74,7 @@ pub async fn look_up_sources(
 }
 
 /// The image's version, if the version is taken from this source.
-fn version_from(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -> Option<String> {
+fn version_of_image(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -> Option<String> {
     match &image.spec.version {
         VersionSpec::FromSource { source: name } if source.name.as_str() == name => {
             Some(resolved.images.get(&image.metadata.name)?.as_ref().ok()?.version.clone())
@@ -83,7 +83,7 @@ fn version_from(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -
     }
 }
 
-async fn identity(
+async fn source_identity(
     services: &BuildServices,
     source: &SourceSpec,
     target: &KernelTarget,
@@ -155,7 +155,7 @@ impl PrebuiltImage {
             let named = (&*services.definitions.root, &source.signed_by[..]);
             let required = signers(&services.definitions, "signedBy", named, 1).await?;
             let stored = StoredImage { services, repository: &nearest.repository, digest };
-            stored.signed_by(&required).await?.map_err(|why| {
+            stored.check_signed_by(&required).await?.map_err(|why| {
                 let message = format!(
                     "prebuilt image {wanted} ({digest}) is not signed with a key of `signedBy`: {why}"
                 );

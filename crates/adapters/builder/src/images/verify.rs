@@ -208,17 +208,17 @@ pub async fn verify(
     let subject = Subject { repository, digest: stored.digest, facts, allows_unknown, signers, statements };
     check_signature(services, &subject, &mut checks).await?;
     if subject.facts.members.is_empty() {
-        checks.add(CHECK_REPORT.name, check_document(services, &subject, &CHECK_REPORT, report_fits).await?);
+        checks.add(CHECK_REPORT.name, check_document(services, &subject, &CHECK_REPORT, check_report).await?);
     } else {
         checks.add(CHECK_REPORT.name, check_members(services, &subject).await?);
         checks.not_looked_at.extend(signers.is_some().then_some(UNCHECKED_MEMBERS));
     }
     checks.add(
         BILL_OF_MATERIALS.name,
-        check_document(services, &subject, &BILL_OF_MATERIALS, bill_fits).await?,
+        check_document(services, &subject, &BILL_OF_MATERIALS, check_bill).await?,
     );
-    checks.add(SPDX.name, check_document(services, &subject, &SPDX, spdx_fits).await?);
-    checks.add(PROVENANCE.name, check_document(services, &subject, &PROVENANCE, provenance_fits).await?);
+    checks.add(SPDX.name, check_document(services, &subject, &SPDX, check_spdx).await?);
+    checks.add(PROVENANCE.name, check_document(services, &subject, &PROVENANCE, check_provenance).await?);
     Ok(checks.report(image))
 }
 
@@ -356,11 +356,11 @@ async fn check_document(
     services: &BuildServices,
     subject: &Subject<'_>,
     kind: &DocumentKind,
-    fits: fn(&Value, &Subject<'_>) -> Outcome,
+    check: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Result<Outcome> {
     let content = read_document(services, subject, &subject.digest, kind).await?;
     Ok(content.and_then(|content| match content {
-        Some(content) => judge_document(subject, kind, &content, fits),
+        Some(content) => judge_document(subject, kind, &content, check),
         None => Err(FailedCheck::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
     }))
 }
@@ -369,7 +369,7 @@ fn judge_document(
     subject: &Subject<'_>,
     kind: &DocumentKind,
     content: &[u8],
-    fits: fn(&Value, &Subject<'_>) -> Outcome,
+    check: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Outcome {
     let mut predicate: Value = serde_json::from_slice(content).map_err(|_| "it is not JSON".to_owned())?;
     if *kind == PROVENANCE {
@@ -379,7 +379,7 @@ fn judge_document(
         }
         predicate = statement.predicate;
     }
-    let summary = fits(&predicate, subject)?;
+    let summary = check(&predicate, subject)?;
     if subject.signers.is_none() {
         return Ok(summary);
     }
@@ -437,7 +437,7 @@ fn about_other_kernel(kernel: Option<&str>) -> String {
     kernel.map_or_else(|| "it names no kernel".to_owned(), |kernel| format!("it is about kernel {kernel}"))
 }
 
-fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_report(document: &Value, subject: &Subject<'_>) -> Outcome {
     let report = &document["report"];
     let (kernel, verdict) = (report["kernel"].as_str(), report["verdict"].as_str().unwrap_or("nothing"));
     let recorded_kernel = subject.facts.kernel_release.as_ref().map(ToString::to_string);
@@ -462,7 +462,7 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     }
 }
 
-fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_bill(bill: &Value, subject: &Subject<'_>) -> Outcome {
     let component = &bill["metadata"]["component"];
     if component["hashes"][0]["content"].as_str() != Some(subject.digest.hex()) {
         return Err("it is about another image".to_owned().into());
@@ -472,13 +472,13 @@ fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Outcome {
         properties.insert(property["name"].as_str().unwrap_or_default(), property["value"].as_str());
     }
     let hash = properties.get("farrier:input-hash").copied().flatten();
-    same_inputs(hash, subject)?;
+    check_input_hash(hash, subject)?;
     let count = bill["components"].as_array().map_or(0, Vec::len);
     Ok(format!("CycloneDX {}, {count} components", bill["specVersion"].as_str().unwrap_or_default()))
 }
 
 /// SPDX has no property for the input hash, so the document is compared with the image's digest only.
-fn spdx_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_spdx(document: &Value, subject: &Subject<'_>) -> Outcome {
     let packages = document["packages"].as_array().map_or(&[][..], Vec::as_slice);
     let described = packages.iter().find(|package| package["SPDXID"] == provenance::SPDX_IMAGE);
     let digest = described.and_then(|image| image["checksums"][0]["checksumValue"].as_str());
@@ -489,9 +489,9 @@ fn spdx_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     Ok(format!("{version}, {} packages", packages.len()))
 }
 
-fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_provenance(predicate: &Value, subject: &Subject<'_>) -> Outcome {
     let definition = &predicate["buildDefinition"];
-    same_inputs(definition["internalParameters"]["inputHash"].as_str(), subject)?;
+    check_input_hash(definition["internalParameters"]["inputHash"].as_str(), subject)?;
     let kernel = definition["externalParameters"]["kernel"]["release"].as_str();
     let recorded = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != recorded.as_deref() {
@@ -502,7 +502,7 @@ fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
     Ok(format!("SLSA v1, {count} inputs, farrier {}", builder.as_str().unwrap_or("without a version")))
 }
 
-fn same_inputs(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> {
+fn check_input_hash(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> {
     let recorded = subject.facts.input_hash.map(|hash| hash.to_string());
     if hash.is_some() && hash == recorded.as_deref() {
         return Ok(());

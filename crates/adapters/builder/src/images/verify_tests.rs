@@ -20,7 +20,7 @@ fn fits(verdict: Verdict, said: &str, allows_unknown: bool) -> Outcome {
         signers: None,
         statements: Vec::new(),
     };
-    report_fits(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
+    check_report(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
 }
 
 #[test]

@@ -19,7 +19,7 @@ use farrier_inputs::{
     FetchError, Fetcher, HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings,
 };
 use oci::error_chain;
-pub use tracked::tracked;
+pub use tracked::tracked_kernels;
 
 use crate::services::{BuildError, BuildServices, BuildTools, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
 

@@ -19,7 +19,10 @@ use crate::services::BuildServices;
 
 /// Returns the newest kernels of the tracked suites and repositories, for platforms whose nodes need images. An unreadable suite
 /// or repository announces no kernels this time, so that the images for running kernels are still built.
-pub async fn tracked(services: &BuildServices, snapshot: &ClusterSnapshot) -> BTreeSet<TrackedKernel> {
+pub async fn tracked_kernels(
+    services: &BuildServices,
+    snapshot: &ClusterSnapshot,
+) -> BTreeSet<TrackedKernel> {
     let mut kernels = BTreeSet::new();
     if services.definitions.families.iter().all(|family| family.spec.track.is_none()) {
         return kernels;

@@ -182,7 +182,7 @@ mod tests {
     async fn without_the_binary_the_image_is_unresolved_and_says_how_to_build_it() {
         let bench = bench();
         let name = "x".parse().unwrap();
-        let error = crate::cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::plan_cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
         let text = oci::error_chain(&error);
         assert!(
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
@@ -191,7 +191,7 @@ mod tests {
         // An arm64 binary does not fit this target.
         let path = bench.services.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
-        let error = crate::cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::plan_cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
         let text = oci::error_chain(&error);
         assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
     }
