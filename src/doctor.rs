@@ -104,7 +104,7 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
                 match session.connect(&cluster, write_namespaces.unwrap_or_default(), scope).await {
                     Err(error) => diagnosis.add_result("cluster", Err(error)),
                     Ok(connection) => {
-                        plan = diagnosis.check_cluster(&services, &connection, faulty_host).await
+                        plan = diagnosis.check_cluster(&services, &connection, faulty_host).await;
                     }
                 }
             }

@@ -223,7 +223,7 @@ async fn without_qemu_it_says_what_to_install() {
     let mut request = request(&release, &fixture_modules(&release), &["farrier_good.ko"]);
     request.emulator = Some(PathBuf::from("/nonexistent/qemu"));
     let error = boot_check(&request, &CancellationToken::new()).await.unwrap_err();
-    assert_eq!(error.to_string(), "start /nonexistent/qemu: not found");
+    assert_eq!(error.to_string(), "cannot start /nonexistent/qemu: not found");
     assert_eq!(error.hint(), "install the package qemu-system-x86");
 }
 

@@ -232,12 +232,12 @@ async fn what_is_not_this_kernels_header_set_is_refused() {
     let error = bench.refused(&linux).await;
     assert_eq!(
         error.to_string(),
-        "run scripts/mod/modpost of the header set on amd64: it is a program for arm64"
+        "cannot run scripts/mod/modpost of the header set on amd64: it is a program for arm64"
     );
     assert!(error.hint().unwrap().contains("make modules_prepare"));
     fs::remove_file(linux.join("scripts/mod/modpost")).unwrap();
     let error = bench.refused(&linux).await;
-    assert!(error.to_string().starts_with("find scripts/mod/modpost in the header set"), "{error}");
+    assert!(error.to_string().starts_with("cannot find scripts/mod/modpost in the header set"), "{error}");
     bench.configured("linux");
 
     fs::remove_file(linux.join("Module.symvers")).unwrap();

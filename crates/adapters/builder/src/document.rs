@@ -40,7 +40,7 @@ const PACKAGES: &str = "packages";
 pub(super) async fn document(
     build: &CellBuild<'_>,
     checked: &CheckedPayload,
-    built: &Image,
+    assembled_image: &Image,
 ) -> Result<Documents> {
     let CellBuild { services, cell, image, .. } = build;
     let CheckedPayload { payload, headers, header_content, report } = checked;
@@ -72,7 +72,7 @@ pub(super) async fn document(
         ..Material::new(Role::Need, need.name.as_str())
     }));
     materials.extend(module_certificate(build, report));
-    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &built.base) {
+    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &assembled_image.base) {
         materials.push(base_material(build, spec, base).await?);
     }
     if image.spec.contains_entrypoint() {
@@ -87,7 +87,7 @@ pub(super) async fn document(
         subject: Subject {
             name: cell.image.to_string(),
             version: cell.version.clone(),
-            digest: built.assembled.digest.clone(),
+            digest: assembled_image.assembled.digest.clone(),
             target: Some(cell.target.clone()),
             architecture: cell.target.arch,
             input_hash: cell.input_hash,
@@ -100,9 +100,9 @@ pub(super) async fn document(
         modules,
         confinement: payload.confinement.clone(),
     };
-    let mut documents = Documents::of(&provenance, &built.assembled.manifest)?;
-    documents.claims.insert(0, Claim::of_report(&built.check_report.content)?);
-    documents.artifacts.insert(0, built.check_report.clone());
+    let mut documents = Documents::of(&provenance, &assembled_image.assembled.manifest)?;
+    documents.claims.insert(0, Claim::of_report(&assembled_image.check_report.content)?);
+    documents.artifacts.insert(0, assembled_image.check_report.clone());
     Ok(documents)
 }
 

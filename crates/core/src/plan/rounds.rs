@@ -14,7 +14,7 @@ use super::{
     outcome::{CellLookup, Key},
     readiness,
     rollout::RequestedRollouts,
-    signatures::{signatures_to_look_up, unsigned},
+    signatures::{images_to_sign, signatures_to_look_up},
 };
 use crate::{
     image::{ImageReference, InputHash},
@@ -138,7 +138,7 @@ impl DecidedMatrix<'_> {
         });
         let published_unions = unions.iter().filter_map(|union| published_union(observed, union));
         let signable = published_unions.chain(self.cells.iter().filter_map(published));
-        let signatures = unsigned(inputs, observed, signable);
+        let signatures = images_to_sign(inputs, observed, signable);
         let is_missing = |union: &PlannedUnion| {
             observed.lookup_error(&union.reference).is_none()
                 && observed.image(&union.reference, union.architecture).is_none()

@@ -41,7 +41,7 @@ pub(super) fn signatures_to_look_up(
 }
 
 /// Returns the published images that are to be signed.
-pub(super) fn unsigned(
+pub(super) fn images_to_sign(
     inputs: &PlanInputs<'_>,
     observed: &Observed,
     published: impl IntoIterator<Item = PlannedSignature>,

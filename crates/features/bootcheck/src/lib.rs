@@ -214,7 +214,7 @@ mod tests {
         let error = find(Architecture::Arm64).await.unwrap_err();
         let message = oci::error_chain(&error);
         assert!(
-            message.starts_with("cannot start driver-entrypoint in a virtual machine: use "),
+            message.starts_with("cannot start driver-entrypoint in a virtual machine: cannot use "),
             "{message}"
         );
         assert!(message.ends_with("it is for amd64, not for arm64"), "{message}");

@@ -104,7 +104,7 @@ async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
     let bench = Bench::new(&json!({}));
     let hostile = publish_image(&bench, "hostile", &[tar(&[("../../../evil", "x")])]).await;
     let error = tree_of(&bench, &hostile).await.unwrap_err();
-    assert_eq!(error.to_string(), format!("unpack toolchain {hostile}"));
+    assert_eq!(error.to_string(), format!("cannot unpack toolchain {hostile}"));
     // The registry returns other bytes under the layer's digest.
     let reference = publish_image(&bench, "changed", &[tar(&[("usr/bin/cc", "cc")])]).await;
     let mut writer = LayerWriter::new(Vec::new(), 0);

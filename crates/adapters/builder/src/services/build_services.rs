@@ -60,7 +60,7 @@ impl BuildServices {
         let fetcher = self.fetcher.in_use();
         let cache = fetcher.cache().clone();
         let images = ImageAccess { cache: cache.clone(), ..self.images.clone() };
-        Self { cache, fetcher, images, ..self.clone() }
+        Self { fetcher, cache, images, ..self.clone() }
     }
 
     /// Removes leftovers of killed farrier processes from the cache, and evicts entries above the quotas. On failure

@@ -267,7 +267,7 @@ fn common_version<'a>(
             CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
             CellState::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
             CellState::Published(cell, published) => {
-                required_images.push(context.admissible_image(cell, published)?)
+                required_images.push(context.admissible_image(cell, published)?);
             }
         }
         cells.extend(cell.map(|cell| (cell, versions)));

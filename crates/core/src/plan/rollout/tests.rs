@@ -53,7 +53,7 @@ fn every_reason_to_hold_says_what_is_the_matter() {
             w.snapshot.daemon_sets[0].containers.push(twice);
         }),
         hold(|w| {
-            w.snapshot.daemon_sets[0].containers[0].why_not_editable = Some("it is anchored".to_owned())
+            w.snapshot.daemon_sets[0].containers[0].why_not_editable = Some("it is anchored".to_owned());
         }),
         hold(|w| {
             let mut other = image("other");
