@@ -176,8 +176,8 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let split = args.split.map(Memory::bytes);
     let exported = bundle::export(collection, &args.to, split, Arc::new(Bar::new())).await?;
-    if exported.kept > 0 {
-        output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
+    if exported.resumed_blobs > 0 {
+        output::message(&format!("kept {} blobs that an earlier run wrote", exported.resumed_blobs));
     }
     let path = args.to.clone();
     let exported_bundle = blocking(move || Bundle::open(&path)).await?;

@@ -347,8 +347,8 @@ async fn the_same_contents_are_the_same_bytes_and_an_interrupted_export_goes_on(
         fs::write(&partial, &whole[..cut]).unwrap();
         let exported = from.export(&contents, &place, None).await.unwrap();
         assert!(fs::read(&place).unwrap() == whole, "cut at {cut}");
-        assert!(exported.kept >= most_kept, "cut at {cut}: {exported:?}");
-        most_kept = exported.kept;
+        assert!(exported.resumed_blobs >= most_kept, "cut at {cut}: {exported:?}");
+        most_kept = exported.resumed_blobs;
     }
     assert_eq!(most_kept, all);
 
@@ -359,7 +359,7 @@ async fn the_same_contents_are_the_same_bytes_and_an_interrupted_export_goes_on(
     let repaired = directory.path().join("repaired");
     let exported = from.export(&contents, &repaired, None).await.unwrap();
     assert!(fs::read(&repaired).unwrap() == whole);
-    assert!(exported.kept < all);
+    assert!(exported.resumed_blobs < all);
 }
 
 #[tokio::test]

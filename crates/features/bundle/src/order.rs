@@ -22,7 +22,7 @@ use super::{
 
 /// Media type of a record.
 const KIND: &str = "application/vnd.farrier.bundle-order.v1";
-/// Annotation with a [`Recorded`] in JSON.
+/// Annotation with a [`RecordedOrder`] in JSON.
 const ANNOTATION: &str = "farrier.dev/bundle-order";
 /// Largest counter: it fits into an `i64`, and a successor always exists.
 const MAX_COUNTER: u64 = i64::MAX as u64;
@@ -52,7 +52,7 @@ enum Role {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Recorded {
+struct RecordedOrder {
     order: Order,
     /// Digest of the index without its order; for imports, the bundle's ID.
     content: Digest,
@@ -112,7 +112,8 @@ impl Collection {
     ) -> Result<Option<RegistryError>> {
         let content = Digest::of(&self.index.to_bytes()?);
         let newest = exporter.newest(Role::Exported, origin).await?;
-        if let Some(Recorded { order, .. }) = newest.as_ref().filter(|newest| newest.content == content) {
+        if let Some(RecordedOrder { order, .. }) = newest.as_ref().filter(|newest| newest.content == content)
+        {
             self.index.order = Some(order.clone());
             return Ok(None);
         }
@@ -126,7 +127,7 @@ impl Collection {
             return Err(BundleError::Nothing(problem.to_owned()));
         }
         self.index.order = Some(order.clone());
-        match exporter.record(Role::Exported, &Recorded { order, content }).await {
+        match exporter.record(Role::Exported, &RecordedOrder { order, content }).await {
             Err(BundleError::Registry(
                 error @ (RegistryError::Denied { .. } | RegistryError::Protocol { .. }),
             )) => Ok(Some(error)),
@@ -173,11 +174,11 @@ impl Target {
         if newest.is_some_and(|newest| newest.order.counter >= order.counter) {
             return Ok(());
         }
-        self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await
+        self.record(Role::Accepted, &RecordedOrder { order, content: verified.bundle.id().clone() }).await
     }
 
     /// Newest recorded order of an exporter.
-    async fn newest(&self, role: Role, origin: &str) -> Result<Option<Recorded>> {
+    async fn newest(&self, role: Role, origin: &str) -> Result<Option<RecordedOrder>> {
         let repository = self.repository(RECORDS)?;
         let prefix = tag_prefix(role, origin);
         let of_origin = |tag: &Tag| tag.as_str().starts_with(&prefix);
@@ -190,7 +191,7 @@ impl Target {
         Ok(read_annotation(self.registry.as_ref(), tag_location, ANNOTATION, parse).await?)
     }
 
-    async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
+    async fn record(&self, role: Role, recorded: &RecordedOrder) -> Result<()> {
         let repository = self.repository(RECORDS)?;
         let Order { origin, counter, time: _ } = &recorded.order;
         let unusable =
