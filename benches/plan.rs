@@ -232,7 +232,7 @@ fn daemon_set(number: usize) -> DaemonSetFacts {
         containers: vec![Container {
             name: "driver".to_owned(),
             image: "registry.test/old:1".to_owned(),
-            fixed: None,
+            why_not_editable: None,
             tagged: false,
         }],
         placement: Placement { node_selector: selector.clone().into(), ..Placement::default() },

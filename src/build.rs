@@ -61,9 +61,9 @@ pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let (location, engine) = (args.registry.as_deref(), args.engine.engine);
-    let parts =
-        if args.push { session.parts(location, engine)? } else { session.reader(location, engine)? };
-    let outcome = build_one(&parts, &name, &target, args.push, args.force).await;
+    let services =
+        if args.push { session.services(location, engine)? } else { session.reader(location, engine)? };
+    let outcome = build_one(&services, &name, &target, args.push, args.force).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }

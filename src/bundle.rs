@@ -10,7 +10,7 @@ use std::{
 use clap::{Args, Subcommand};
 use farrier_builder::images;
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, Since, Target};
+use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, PreviousBundle, Target};
 use farrier_core::image::{Definitions, Digest, ImageReference, Memory};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
@@ -146,14 +146,14 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         return Err(BundleError::Exists(args.to.clone()).into());
     }
     let since = args.since.clone();
-    let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
-    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    let since = blocking(move || since.as_deref().map(PreviousBundle::read).transpose()).await?;
+    let services = session.publisher(&args.registry, EngineChoice::Auto)?;
     // Fail fast, not after gigabytes.
-    let key = images::signing_key(&parts).await?;
-    let Some((contents, licenses)) = select::contents(session, &parts, args).await? else {
+    let key = images::signing_key(&services).await?;
+    let Some((contents, licenses)) = select::contents(session, &services, args).await? else {
         return Ok(Exit::Failed);
     };
-    let (location, registry) = (&parts.location, &parts.registry);
+    let (location, registry) = (&services.images.location, &services.images.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut exports = Vec::new();
     for content in contents {
@@ -176,12 +176,12 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let split = args.split.map(Memory::bytes);
     let exported = bundle::export(collection, &args.to, split, Arc::new(Bar::new())).await?;
-    if exported.kept > 0 {
-        output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
+    if exported.resumed_blobs > 0 {
+        output::message(&format!("kept {} blobs that an earlier run wrote", exported.resumed_blobs));
     }
     let path = args.to.clone();
     let exported_bundle = blocking(move || Bundle::open(&path)).await?;
-    match images::sign_bytes(&parts, exported_bundle.signed_bytes()?).await? {
+    match images::sign_bytes(&services, exported_bundle.signed_bytes()?).await? {
         Some(signature) => {
             let path = exported_bundle.write_signature(&signature)?;
             output::message(&format!("signed: copy {} along with the bundle", path.display()));
@@ -300,7 +300,7 @@ async fn open(
     let signature = signature.map(Path::to_owned);
     let open = move || {
         let bundle = Bundle::receive(&files)?;
-        let signed = || bundle.must_be_signed(&keys, signature.as_deref());
+        let signed = || bundle.verify_signer(&keys, signature.as_deref());
         let signed_by = if keys.is_empty() { None } else { Some(signed()?) };
         Ok::<_, BundleError>((bundle, signed_by))
     };

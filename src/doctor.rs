@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::Path};
 use clap::Args;
 use farrier_builder::{
     images,
-    parts::{Parts, TargetError},
+    services::{BuildError, BuildServices},
 };
 use farrier_cluster::ClusterError;
 use farrier_controller::{Planned, observe_and_plan};
@@ -88,25 +88,27 @@ struct Diagnosis {
 pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     let DoctorArgs { engine, registry, cluster, probe_writes, write_namespaces } = args;
     let mut diagnosis = Diagnosis { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
-    match session.parts(registry.as_deref(), engine.engine) {
+    match session.services(registry.as_deref(), engine.engine) {
         Err(error) => diagnosis.add_result("definitions", Err(error)),
-        Ok(parts) => {
-            diagnosis.check_machine(session, &parts).await;
+        Ok(services) => {
+            diagnosis.check_machine(session, &services).await;
             if registry.is_some() {
-                diagnosis.check_registry(&parts, probe_writes).await;
+                diagnosis.check_registry(&services, probe_writes).await;
             }
             let is_faulty = diagnosis.findings.iter().any(|entry| entry.check == "registry" && !entry.ok);
-            let faulty_registry = parts.location.repository("farrier").ok().filter(|_| is_faulty);
+            let faulty_registry = services.images.location.repository("farrier").ok().filter(|_| is_faulty);
             let faulty_host = faulty_registry.as_ref().and_then(Repository::host);
             let mut plan = None;
             if let Some(cluster) = cluster {
-                let scope = SnapshotScope::of(&parts.definitions);
+                let scope = SnapshotScope::of(&services.definitions);
                 match session.connect(&cluster, write_namespaces.unwrap_or_default(), scope).await {
                     Err(error) => diagnosis.add_result("cluster", Err(error)),
-                    Ok(connection) => plan = diagnosis.check_cluster(&parts, &connection, faulty_host).await,
+                    Ok(connection) => {
+                        plan = diagnosis.check_cluster(&services, &connection, faulty_host).await;
+                    }
                 }
             }
-            diagnosis.check_network(&parts, plan.as_ref()).await;
+            diagnosis.check_network(&services, plan.as_ref()).await;
             diagnosis.compare_clocks();
         }
     }
@@ -151,20 +153,20 @@ impl Diagnosis {
         self.findings.push(Finding { check, ok: false, says, hint: hint.to_owned() });
     }
 
-    async fn check_machine(&mut self, session: &Session, parts: &Parts) {
-        let definitions = &parts.definitions;
+    async fn check_machine(&mut self, session: &Session, services: &BuildServices) {
+        let definitions = &services.definitions;
         let (images, families) = (definitions.images.len(), definitions.families.len());
         let origin =
             session.global.definitions.as_ref().map_or("; all built-in, without --definitions", |_| "");
         self.add_ok("definitions", format!("driver images: {images}, kernel families: {families}{origin}"));
-        self.check_free_space(parts.cache.root());
-        self.check_certificates(&parts.certificate_ends());
+        self.check_free_space(services.cache.root());
+        self.check_certificates(&services.certificate_ends());
         if !definitions.site.revoked.is_empty() {
-            let unused = images::check_revoked_keys(parts).await;
+            let unused = images::check_revoked_keys(services).await;
             let unused = unused.map(|count| format!("{count}, none of which the site uses"));
             self.add_result("revoked keys", unused);
         }
-        let engine = parts.engine.get().await.map_err(TargetError::from);
+        let engine = services.tools.engine.get().await.map_err(BuildError::from);
         self.add_result(
             "engine",
             engine.map(|engine| match engine {
@@ -223,30 +225,33 @@ impl Diagnosis {
 
     /// Checks that images can be read and pushed. The check begins an upload and abandons it; registries drop
     /// abandoned uploads.
-    async fn check_registry(&mut self, parts: &Parts, probe_writes: bool) {
-        let name = parts.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
-        let repository = match parts.location.repository(name) {
+    async fn check_registry(&mut self, services: &BuildServices, probe_writes: bool) {
+        let name = services.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
+        let repository = match services.images.location.repository(name) {
             Ok(repository) => repository,
             Err(error) => return self.add_result("registry", Err(CliError::usage(error.to_string()))),
         };
-        let tags = parts.registry.tags(&repository).await;
+        let tags = services.images.registry.tags(&repository).await;
         let is_readable = tags.is_ok();
         self.add_result(
             "registry",
             tags.map(|tags| {
                 let all =
-                    parts.definitions.images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
+                    services.definitions.images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
                 let count = tags.len();
-                format!("{} is readable; tags of {name}: {count}; repositories: {all}", parts.location)
+                format!(
+                    "{} is readable; tags of {name}: {count}; repositories: {all}",
+                    services.images.location
+                )
             }),
         );
-        if is_readable && matches!(parts.location, RegistryLocation::Remote { .. }) {
+        if is_readable && matches!(services.images.location, RegistryLocation::Remote { .. }) {
             let absent_blob = Digest::of(b"farrier doctor");
-            let upload = parts.registry.mount_blob(&repository, &absent_blob, &repository).await;
-            self.add_result("push", upload.map(|_| format!("{} accepts pushes", parts.location)));
+            let upload = services.images.registry.mount_blob(&repository, &absent_blob, &repository).await;
+            self.add_result("push", upload.map(|_| format!("{} accepts pushes", services.images.location)));
         }
         if is_readable && probe_writes {
-            self.probe_writes(parts.registry.as_ref(), &repository).await;
+            self.probe_writes(services.images.registry.as_ref(), &repository).await;
         }
     }
 
@@ -262,12 +267,12 @@ impl Diagnosis {
     /// is already reported.
     async fn check_cluster(
         &mut self,
-        parts: &Parts,
+        services: &BuildServices,
         connection: &Connection,
         faulty_host: Option<&str>,
     ) -> Option<Plan> {
         let Connection { cluster, kube } = connection;
-        let planned = match observe_and_plan(parts, cluster.as_ref()).await {
+        let planned = match observe_and_plan(services, cluster.as_ref()).await {
             Ok(planned) => planned,
             Err(error) => {
                 self.add_result("cluster", Err(error));
@@ -289,13 +294,13 @@ impl Diagnosis {
         if let Some(kube) = kube {
             let ahead = kube.stats().clock_ahead();
             self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
-            let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
+            let rollouts = services.definitions.images.values().flat_map(|image| &image.spec.rollout);
             self.add_permissions(
                 kube.missing_permissions(rollouts).await,
                 "all rollout targets may be written".to_owned(),
             );
-            if let Ok(Engine::Kubernetes(_)) = parts.engine.get().await {
-                let namespace = parts.definitions.site.builds.namespace();
+            if let Ok(Engine::Kubernetes(_)) = services.tools.engine.get().await {
+                let namespace = services.definitions.site.builds.namespace();
                 let missing = kube.missing_build_permissions(namespace).await;
                 self.add_permissions(missing, format!("builds may run in namespace {namespace}"));
             }

@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, process::ExitCode};
 
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::BuildError;
 use farrier_cluster::ClusterError;
 use farrier_controller::{rollback::RollbackError, runtime::HttpError};
 use farrier_definitions::DefinitionErrors;
@@ -90,7 +90,7 @@ impl CliError {
             return "interrupted".to_owned();
         }
         let mut text = format!("error: {}", error_chain(error));
-        for line in error.downcast_ref().map(TargetError::detail).unwrap_or_default() {
+        for line in error.downcast_ref().map(BuildError::detail).unwrap_or_default() {
             text.push_str("\n  ");
             text.push_str(&line);
         }
@@ -104,7 +104,7 @@ impl CliError {
 
 /// Failure to check an image.
 #[derive(Debug, thiserror::Error)]
-#[error("check image {image}")]
+#[error("cannot check image {image}")]
 struct ImageCheckError {
     image: String,
     source: Box<dyn Error + Send + Sync>,
@@ -112,7 +112,7 @@ struct ImageCheckError {
 
 /// Failure to write to standard output.
 #[derive(Debug, thiserror::Error)]
-#[error("write the result")]
+#[error("cannot write the result")]
 pub struct OutputError(#[from] pub io::Error);
 
 /// Maps each error type to its exit code and hint. Commands of optional features use it in their own module.
@@ -144,12 +144,12 @@ exit_codes! {
         RollbackError::Cluster(error) => error.hint(),
         RollbackError::Unknown { .. } => None,
     };
-    TargetError: |error| match error {
-        TargetError::Canceled => Exit::Interrupted,
+    BuildError: |error| match error {
+        BuildError::Canceled => Exit::Interrupted,
         error if error.is_usage() => Exit::Usage,
         error if error.is_unreachable() => Exit::Unreachable,
         _ => Exit::Failed,
-    }, TargetError::hint;
+    }, BuildError::hint;
     RegistryError: |error| match error {
         error if registry::is_forbidden(error) => Exit::Usage,
         error if error.is_transient() || error.is_unreachable() => Exit::Unreachable,

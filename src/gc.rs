@@ -40,15 +40,15 @@ pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
     let GcArgs { registry, cluster, keep_days, image, delete, accept_stale_record } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
     let plan = PlanArgs { registry, cluster, engine: EngineArg { engine: EngineChoice::Auto } };
-    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
+    let (services, cluster) = session.services_and_cluster(&plan).await?;
     let options = GcOptions { keep_days, further, delete, accept_stale_record };
     let report = tokio::select! {
         // Poll the work first, so that the report of deletions is printed in any case.
         biased;
-        report = farrier_gc::gc(&parts, cluster.as_ref(), &options) => report?,
+        report = farrier_gc::gc(&services, cluster.as_ref(), &options) => report?,
         () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),
     };
-    let is_remote = matches!(parts.location, RegistryLocation::Remote { .. });
+    let is_remote = matches!(services.images.location, RegistryLocation::Remote { .. });
     session.show(&report, |report| output::gc::text(report, is_remote))?;
     if let Some(refused) = &report.refused {
         let hint = report.hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();

@@ -6,7 +6,7 @@ mod collect;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::BuildError;
 use farrier_core::kernel::{
     Architecture, KernelFamily, KernelRelease, KernelTarget, UNKNOWN_SYSTEM, match_family,
 };
@@ -82,7 +82,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit>
             let headers = match find(&session.settings()?, &settings::target_of(&args)?).await? {
                 HeaderLookup::Found(headers) => headers,
                 HeaderLookup::Missing { looked_for, hint } => {
-                    return Err(TargetError::headers_missing(&looked_for, hint).into());
+                    return Err(BuildError::headers_missing(&looked_for, hint).into());
                 }
             };
             session.show(&[ListedHeaders::from(headers.as_ref())], |sets| output::headers::list(sets))?;

@@ -44,7 +44,7 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
     let mut warnings = Vec::new();
     let mistakes = match definitions::load(Some(&existing)) {
         Ok(loaded) => {
-            for ((_, path), position) in &loaded.places {
+            for ((_, path), position) in &loaded.source_positions {
                 if !loaded.root.join(path).exists() {
                     let path = path.display();
                     warnings.push(format!("{position}: there is no {path}; only a registry can have it"));

@@ -101,7 +101,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            output::message(&format!("error: start the runtime: {error}"));
+            output::message(&format!("error: cannot start the runtime: {error}"));
             return Exit::Failed.into();
         }
     };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Args;
-use farrier_builder::parts::Parts;
+use farrier_builder::services::BuildServices;
 use farrier_bundle::{MirrorReport, MirroredInput, MissingInput, Selection, mirror_inputs};
 use farrier_controller::observe_and_plan;
 use farrier_core::{
@@ -80,9 +80,9 @@ pub struct MirrorArgs {
 
 /// Fills the store of the registry.
 pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
-    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
-    let selection = selection(session, &args.selection, &parts).await?;
-    let reports = mirror_inputs(&parts, &selection, &mut print_progress).await;
+    let services = session.publisher(&args.registry, EngineChoice::Auto)?;
+    let selection = selection(session, &args.selection, &services).await?;
+    let reports = mirror_inputs(&services, &selection, &mut print_progress).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }
@@ -97,17 +97,21 @@ pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
 }
 
 /// Returns the selected images and kernels.
-pub async fn selection(session: &Session, args: &SelectionArgs, parts: &Parts) -> Result<Selection> {
-    let mut images = settings::images(&args.image, &parts.definitions)?;
+pub async fn selection(
+    session: &Session,
+    args: &SelectionArgs,
+    services: &BuildServices,
+) -> Result<Selection> {
+    let mut images = settings::images(&args.image, &services.definitions)?;
     let Some(cluster) = &args.cluster else {
         if images.is_empty() {
-            images.extend(parts.definitions.images.keys().cloned());
+            images.extend(services.definitions.images.keys().cloned());
         }
         return Ok(Selection { images, kernels: args.targets()?, kernels_by_image: None });
     };
-    let scope = SnapshotScope::of(&parts.definitions);
+    let scope = SnapshotScope::of(&services.definitions);
     let connection = session.connect(cluster, WriteNamespaces::default(), scope).await?;
-    let plan = observe_and_plan(parts, connection.cluster.as_ref()).await?.plan;
+    let plan = observe_and_plan(services, connection.cluster.as_ref()).await?.plan;
     for node in &plan.skipped_nodes {
         output::message(&format!("note: the kernel of node {} is not included: {}", node.node, node.why));
     }

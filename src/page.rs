@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use axum::Router;
-use farrier_builder::parts::Parts;
+use farrier_builder::services::BuildServices;
 use farrier_cluster::{Cluster, KubeCluster};
 use farrier_controller::{Planned, live::StatusSink};
 use farrier_core::plan::Activity;
@@ -22,19 +22,19 @@ pub async fn write_pages(
     directory: &Path,
     planned: Planned,
     activity: Activity,
-    parts: &Parts,
+    services: &BuildServices,
     cluster: String,
     now: Timestamp,
 ) -> Result<()> {
     let Planned { plan, snapshot, .. } = planned;
     let facts = Facts {
         activity,
-        builds: LoggedBuilds::of(&parts.cache, &plan, now),
+        builds: LoggedBuilds::of(&services.cache, &plan, now),
         cluster,
-        registry: parts.location.to_string(),
-        ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now)
+        registry: services.images.location.to_string(),
+        ..Facts::of(Arc::new(plan), &snapshot, &services.definitions, now)
     };
-    write_files(directory, &facts, parts).await?;
+    write_files(directory, &facts, services).await?;
     output::message(&format!("wrote the page to {}", directory.join("index.html").display()));
     Ok(())
 }
@@ -53,16 +53,22 @@ pub struct ServedPage {
 pub fn serve_page(
     args: &PageArgs,
     address: SocketAddr,
-    parts: &Parts,
+    services: &BuildServices,
     cluster: &Arc<dyn Cluster>,
     kube: Option<&Arc<KubeCluster>>,
     reconcile_request: &Arc<Notify>,
 ) -> ServedPage {
     let local = address.ip().is_loopback();
     let actions = args.page_actions.then(|| {
-        Actions::new(parts.clone(), Arc::clone(cluster), kube.cloned(), local, Arc::clone(reconcile_request))
+        Actions::new(
+            services.clone(),
+            Arc::clone(cluster),
+            kube.cloned(),
+            local,
+            Arc::clone(reconcile_request),
+        )
     });
-    let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
+    let page = PageServer::new(services.clone(), cluster.describe(), actions.clone());
     let router = page.router();
     ServedPage { sink: page, router, actions }
 }

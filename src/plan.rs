@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use farrier_builder::{builds_elsewhere, parts::Parts};
+use farrier_builder::{builds_elsewhere, services::BuildServices};
 use farrier_cluster::Cluster;
 use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::plan::{self, ClusterSnapshot};
@@ -97,8 +97,8 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     if matrix.is_some() {
         plan.engine.engine = EngineChoice::Kubernetes;
     }
-    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
-    let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let (services, cluster) = session.services_and_cluster(&plan).await?;
+    let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&services, cluster.as_ref()).await?;
     warn_of_no_nodes(&snapshot, cluster.as_ref());
     let attention = if exit_code && plan.needs_attention() { Exit::Failed } else { Exit::Done };
     let exit = if unreachable { Exit::Unreachable } else { attention };
@@ -129,8 +129,8 @@ fn warn_of_no_nodes(snapshot: &ClusterSnapshot, cluster: &dyn Cluster) {
 }
 
 /// Prints the plan, for `run --dry-run`.
-pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
-    let planned = observe_and_plan(parts, cluster).await?;
+pub async fn show(session: &Session, services: &BuildServices, cluster: &dyn Cluster) -> Result<Exit> {
+    let planned = observe_and_plan(services, cluster).await?;
     warn_of_no_nodes(&planned.snapshot, cluster);
     session.show(&planned.plan, output::plan)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
@@ -138,30 +138,30 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 
 /// Runs `farrier status`.
 pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
-    let (parts, cluster) = session.parts_and_cluster(&args.plan).await?;
+    let (services, cluster) = session.services_and_cluster(&args.plan).await?;
     if args.watch {
-        return watch_status(session, &parts, cluster.as_ref()).await;
+        return watch_status(session, &services, cluster.as_ref()).await;
     }
-    let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
-    let (activity, now) = (builds_elsewhere(&parts, &planned.plan).await, Timestamp::now());
+    let planned = observe_and_plan(&services, cluster.as_ref()).await?;
+    let (activity, now) = (builds_elsewhere(&services, &planned.plan).await, Timestamp::now());
     session
         .show(&plan::status_at(&planned.plan, &activity, now), |rows| output::status(rows, &planned.plan))?;
     let unreachable = planned.unreachable;
     #[cfg(feature = "dashboard")]
     if let Some(directory) = args.html {
-        write_pages(&directory, planned, activity, &parts, cluster.describe(), now).await?;
+        write_pages(&directory, planned, activity, &services, cluster.describe(), now).await?;
     }
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
 /// Prints the matrix whenever it changes, until stopped. A plan that fails is reported and retried, because a
 /// manifest may be half written.
-async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
+async fn watch_status(session: &Session, services: &BuildServices, cluster: &dyn Cluster) -> Result<Exit> {
     let mut last_shown = None;
     loop {
-        match observe_and_plan(parts, cluster).await {
+        match observe_and_plan(services, cluster).await {
             Ok(Planned { plan, .. }) => {
-                let activity = builds_elsewhere(parts, &plan).await;
+                let activity = builds_elsewhere(services, &plan).await;
                 let rows = plan::status_at(&plan, &activity, Timestamp::now());
                 let text = output::status(&rows, &plan);
                 let latest = (rows, text);

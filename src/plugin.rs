@@ -90,7 +90,8 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
         kubectl.args(["--namespace", namespace.as_deref().unwrap_or("farrier")]);
         kubectl
     };
-    let run_error = |error| CliError::usage(format!("run kubectl, which asks farrier in its pod: {error}"));
+    let run_error =
+        |error| CliError::usage(format!("cannot run kubectl, which asks farrier in its pod: {error}"));
     let lease = instance.map_or_else(|| "farrier".to_owned(), |instance| format!("farrier-{instance}"));
     let get = ["get", "lease", &lease, "--output", "jsonpath={.spec.holderIdentity}"];
     // kubectl reports errors itself.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use clap::Args;
 use farrier_builder::{
     build_one,
-    parts::{Parts, TargetError},
+    services::{BuildError, BuildServices},
 };
 use farrier_core::{
     image::ImageName,
@@ -60,12 +60,12 @@ struct Row {
 /// Builds and publishes one image after the other. A failed image does not stop the others.
 pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
-    let parts = session.publisher(&args.registry, args.engine.engine)?;
-    let images = images(session, &args, &parts, &target).await?;
+    let services = session.publisher(&args.registry, args.engine.engine)?;
+    let images = images(session, &args, &services, &target).await?;
     let mut exit = Exit::Done;
     let mut rows = Vec::new();
     for image in &images {
-        let outcome = build_one(&parts, image, &target, true, false).await;
+        let outcome = build_one(&services, image, &target, true, false).await;
         if session.stop.cancel.is_cancelled() {
             return Ok(Exit::Interrupted);
         }
@@ -79,7 +79,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
             }
             // An image need not be meant for this kernel. Skip such an image, unless it was requested by
             // name.
-            Err(TargetError::Skipped(_, reason)) if reason.is_not_applicable() && args.image.is_empty() => {
+            Err(BuildError::Skipped(_, reason)) if reason.is_not_applicable() && args.image.is_empty() => {
                 row.outcome = "skipped";
                 row.message = Some(reason.to_string());
             }
@@ -106,10 +106,10 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
 async fn images(
     session: &Session,
     args: &PrebuildArgs,
-    parts: &Parts,
+    services: &BuildServices,
     target: &KernelTarget,
 ) -> Result<BTreeSet<ImageName>> {
-    let definitions = &parts.definitions;
+    let definitions = &services.definitions;
     let selected = settings::images(&args.image, definitions)?;
     if !selected.is_empty() {
         return Ok(selected);

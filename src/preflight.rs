@@ -48,12 +48,12 @@ pub struct PreflightArgs {
 /// Prints the answer and changes nothing.
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
-    let (parts, cluster) = session.parts_and_cluster(&args.plan).await?;
+    let (services, cluster) = session.services_and_cluster(&args.plan).await?;
     let mut snapshot = cluster.snapshot().await?;
-    ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, Timestamp::now());
+    ignore_nodes(&mut snapshot, &services.definitions.site.ignore_nodes, Timestamp::now());
     let selected: Vec<String> = selected_nodes(&args, &snapshot)?;
     let cluster = AnnouncingCluster { cluster, snapshot, selected: selected.clone(), kernel: kernel.clone() };
-    let planned = observe_and_plan(&parts, &cluster).await?;
+    let planned = observe_and_plan(&services, &cluster).await?;
     let report = report(&planned.plan, &selected, &kernel);
     session.show(&report, preflight::text)?;
     Ok(match (report.may_boot.is_free(), planned.unreachable) {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use farrier_builder::{images, parts::Parts};
+use farrier_builder::{images, services::BuildServices};
 use farrier_core::image::{HostOutput, ImageReference, Repository, Version};
 use farrier_engines::EngineChoice;
 use farrier_host_artifacts as host;
@@ -66,21 +66,21 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     };
     let release = args.kernel.as_deref().map(|kernel| parse("--kernel", kernel)).transpose()?;
     let arch = parse("--arch", args.arch.as_deref().unwrap_or(std::env::consts::ARCH))?;
-    let (parts, repository, version) = open(session, &args)?;
+    let (services, repository, version) = open(session, &args)?;
     let signers = if args.insecure_no_signature {
         None
     } else {
-        Some(images::verification_keys(&parts, &args.key, 1).await?)
+        Some(images::verification_keys(&services, &args.key, 1).await?)
     };
-    let digest = host::find_image(&parts, &repository, version.as_ref(), release.as_ref(), arch).await?;
-    let image = images::StoredImage { parts: &parts, repository: &repository, digest: &digest };
+    let digest = host::find_image(&services, &repository, version.as_ref(), release.as_ref(), arch).await?;
+    let image = images::StoredImage { services: &services, repository: &repository, digest: &digest };
     let pulled = host::pull(image, output, signers.as_ref(), args.to.as_deref()).await?;
     if let Some(store) = &args.store {
         if !pulled.published {
             let message = format!("{output}: {} has none in the registry to store", pulled.image);
             return Err(CliError::absent(message, "publish it: `farrier build --push` with `outputs`"));
         }
-        let to = session.parts(Some(&format!("oci:{}", store.display())), EngineChoice::Auto)?;
+        let to = session.services(Some(&format!("oci:{}", store.display())), EngineChoice::Auto)?;
         host::store(image, &pulled.artifact, &to).await?;
     }
     session.show(&pulled, text)?;
@@ -88,20 +88,21 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
 }
 
 /// Returns the registry and the image. A name without a tag needs `--registry`, and the kernel then selects the image.
-fn open(session: &Session, args: &PullArgs) -> Result<(Parts, Repository, Option<Version>)> {
+fn open(session: &Session, args: &PullArgs) -> Result<(BuildServices, Repository, Option<Version>)> {
     let registry = args.registry.as_deref();
     if args.image.starts_with("oci:") || args.image.parse::<ImageReference>().is_ok() {
-        let (parts, ImageReference { repository, version }) = verify::open(session, &args.image, registry)?;
-        return Ok((parts, repository, Some(version)));
+        let (services, ImageReference { repository, version }) =
+            verify::open(session, &args.image, registry)?;
+        return Ok((services, repository, Some(version)));
     }
     if registry.is_none() || args.kernel.is_none() {
         let message = format!("image: {:?} has no tag", args.image);
         return Err(CliError::hinted(message, "give NAME:TAG, or --registry and --kernel to find the image"));
     }
-    let parts = session.parts(registry, EngineChoice::Auto)?;
-    let repository = parts.location.repository(&args.image);
+    let services = session.services(registry, EngineChoice::Auto)?;
+    let repository = services.images.location.repository(&args.image);
     let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
-    Ok((parts, repository, None))
+    Ok((services, repository, None))
 }
 
 fn text(pulled: &Pulled) -> String {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use farrier_builder::{
     build_one,
-    parts::{Finding, FindingKind, Parts, TargetError},
+    services::{BuildError, BuildProblem, BuildServices, ProblemKind},
 };
 use farrier_core::{
     image::ImageName,
@@ -74,11 +74,11 @@ struct RadarBuild {
 /// Builds the images for the next kernels. Exits with 1 if a build fails.
 pub async fn radar(session: &Session, args: RadarArgs) -> Result<Exit> {
     let from = settings::target_of(&args.target)?;
-    let parts = session.reader(None, args.engine.engine)?;
-    let kernels = next_kernels(&parts, &from, &args).await?;
-    let selected = settings::images(&args.images, &parts.definitions)?;
+    let services = session.reader(None, args.engine.engine)?;
+    let kernels = next_kernels(&services, &from, &args).await?;
+    let selected = settings::images(&args.images, &services.definitions)?;
     let mut report = RadarReport { from: from.release.clone(), builds: Vec::new() };
-    for (name, image) in &parts.definitions.images {
+    for (name, image) in &services.definitions.images {
         if !selected.is_empty() && !selected.contains(name) {
             continue;
         }
@@ -87,11 +87,11 @@ pub async fn radar(session: &Session, args: RadarArgs) -> Result<Exit> {
             if image.spec.range_excluding(&target).is_some() {
                 continue;
             }
-            let outcome = Box::pin(build_one(&parts, name, &target, false, true)).await;
+            let outcome = Box::pin(build_one(&services, name, &target, false, true)).await;
             if session.stop.cancel.is_cancelled() {
                 return Ok(Exit::Interrupted);
             }
-            report.builds.push(row(&parts, name, (&from, target), outcome.err()).await?);
+            report.builds.push(row(&services, name, (&from, target), outcome.err()).await?);
         }
     }
     session.show(&report, text)?;
@@ -99,11 +99,15 @@ pub async fn radar(session: &Session, args: RadarArgs) -> Result<Exit> {
 }
 
 /// Returns the kernels to build for, oldest first.
-async fn next_kernels(parts: &Parts, from: &KernelTarget, args: &RadarArgs) -> Result<Vec<KernelRelease>> {
+async fn next_kernels(
+    services: &BuildServices,
+    from: &KernelTarget,
+    args: &RadarArgs,
+) -> Result<Vec<KernelRelease>> {
     if !args.next.is_empty() {
         return args.next.iter().map(|release| parse("--next", release)).collect();
     }
-    let family = match_family(&parts.definitions.families, from);
+    let family = match_family(&services.definitions.families, from);
     let Some((family, HeaderSource::Apt(apt))) = family.map(|family| (family, &family.spec.headers)) else {
         let message =
             format!("the kernel family of {} names no suites: give the kernels with --next", from.release);
@@ -116,8 +120,8 @@ async fn next_kernels(parts: &Parts, from: &KernelTarget, args: &RadarArgs) -> R
         let suites = serde_json::json!({"suites": [suite?], "flavors": [flavor]});
         let tracked: TrackedSuites =
             serde_json::from_value(suites).map_err(|error| CliError::usage(format!("--suite: {error}")))?;
-        let list_releases = || parts.fetcher.headers().releases(&family.spec.headers, &tracked, from.arch);
-        releases.extend(parts.retry("list kernels", list_releases).await?);
+        let list_releases = || services.fetcher.headers().releases(&family.spec.headers, &tracked, from.arch);
+        releases.extend(services.process.retry("list kernels", list_releases).await?);
     }
     releases.retain(|release| {
         rpm_flavor(release) == flavor
@@ -130,18 +134,21 @@ async fn next_kernels(parts: &Parts, from: &KernelTarget, args: &RadarArgs) -> R
 
 /// Describes a build. For a compile error, compares the declarations that it names.
 async fn row(
-    parts: &Parts,
+    services: &BuildServices,
     image: &ImageName,
     (from, to): (&KernelTarget, KernelTarget),
-    error: Option<TargetError>,
+    error: Option<BuildError>,
 ) -> Result<RadarBuild> {
     let names = match &error {
-        Some(TargetError::Finding(Finding { kind: FindingKind::Compile, message, .. })) => names_in(message),
+        Some(BuildError::Problem(BuildProblem { kind: ProblemKind::Compile, message, .. })) => {
+            names_in(message)
+        }
         _ => Vec::new(),
     };
     let mut changed = Vec::new();
     if !names.is_empty()
-        && let (Some(old), Some(new)) = (header_tree(parts, from).await?, header_tree(parts, &to).await?)
+        && let (Some(old), Some(new)) =
+            (header_tree(services, from).await?, header_tree(services, &to).await?)
     {
         changed = blocking(move || changes(&names, &old, &new)).await?;
     }
@@ -155,11 +162,11 @@ async fn row(
     })
 }
 
-async fn header_tree(parts: &Parts, target: &KernelTarget) -> Result<Option<PathBuf>> {
-    let Some(family) = match_family(&parts.definitions.families, target) else { return Ok(None) };
+async fn header_tree(services: &BuildServices, target: &KernelTarget) -> Result<Option<PathBuf>> {
+    let Some(family) = match_family(&services.definitions.families, target) else { return Ok(None) };
     let source = family.spec.headers_for(target, &UNKNOWN_SYSTEM);
-    let find = || parts.fetcher.headers().find(&source, target);
-    Ok(match parts.retry("fetch headers", find).await? {
+    let find = || services.fetcher.headers().find(&source, target);
+    Ok(match services.process.retry("fetch headers", find).await? {
         HeaderLookup::Found(set) => Some(set.root),
         HeaderLookup::Missing { .. } => None,
     })

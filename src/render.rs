@@ -18,7 +18,7 @@ pub struct RenderArgs {
 pub async fn render(session: &Session, args: RenderArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
-    let parts = session.parts(None, EngineChoice::Auto)?;
-    output::result(&build::dockerfile(&parts, &name, &target).await?)?;
+    let services = session.services(None, EngineChoice::Auto)?;
+    output::result(&build::dockerfile(&services, &name, &target).await?)?;
     Ok(Exit::Done)
 }

@@ -25,8 +25,8 @@ pub struct RetryArgs {
 pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
     let RetryArgs { image, kernel, plan } = args;
     let image: ImageName = parse("image", &image)?;
-    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
-    let Planned { plan, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let (services, cluster) = session.services_and_cluster(&plan).await?;
+    let Planned { plan, .. } = observe_and_plan(&services, cluster.as_ref()).await?;
     let is_failed =
         |planned: &&PlannedCell| planned.image == image && matches!(planned.outcome, Outcome::Failed { .. });
     let mut failed: Vec<&PlannedCell> = plan.cells.iter().filter(is_failed).collect();
@@ -41,7 +41,7 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
         ));
     }
     for cell in failed.iter().filter_map(|planned| planned.outcome.cell()) {
-        forget_failure(&parts.cache, cell.input_hash)?;
+        forget_failure(&services.cache, cell.input_hash)?;
     }
     session.show(&failed, |failed| {
         let row = |planned: &&PlannedCell| {

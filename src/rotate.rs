@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use farrier_builder::images::{self, Rotated, RotatedArtifact};
+use farrier_builder::images::{self, RotatedArtifact, RotationOutcome};
 use farrier_core::image::ImageName;
 use farrier_engines::EngineChoice;
 
@@ -24,11 +24,11 @@ pub struct RotateArgs {
 
 /// Signs the artifacts in the registry, and prints a line for each artifact.
 pub async fn rotate(session: &Session, args: RotateArgs) -> Result<Exit> {
-    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    let services = session.publisher(&args.registry, EngineChoice::Auto)?;
     let further: Vec<ImageName> =
         args.image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
-    let accepted = images::verification_keys(&parts, &args.key, 1).await?;
-    let artifacts = images::rotate(&parts, &accepted, &further).await?;
+    let accepted = images::verification_keys(&services, &args.key, 1).await?;
+    let artifacts = images::rotate(&services, &accepted, &further).await?;
     session
         .show(&artifacts, |artifacts| output::table(["OUTCOME", "REFERENCE"], artifacts.iter().map(row)))?;
     Ok(Exit::Done)
@@ -36,9 +36,9 @@ pub async fn rotate(session: &Session, args: RotateArgs) -> Result<Exit> {
 
 fn row(RotatedArtifact { reference, outcome }: &RotatedArtifact) -> [String; 2] {
     let outcome = match outcome {
-        Rotated::Signed => "signed".to_owned(),
-        Rotated::Present => "signed already".to_owned(),
-        Rotated::Untrusted { why } => format!("not signed: {why}"),
+        RotationOutcome::Signed => "signed".to_owned(),
+        RotationOutcome::Present => "signed already".to_owned(),
+        RotationOutcome::Untrusted { why } => format!("not signed: {why}"),
     };
     [outcome, reference.clone()]
 }

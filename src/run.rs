@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
-use farrier_builder::parts::Parts;
+use farrier_builder::services::BuildServices;
 use farrier_cluster::Cluster;
 use farrier_controller::live::{NodeTask, once::run_once};
 use farrier_core::plan::SnapshotScope;
@@ -49,19 +49,19 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
                 .to_owned(),
         ));
     }
-    let mut parts = session.publisher(registry, engine.engine)?;
-    parts.limits = session::limits(&args.limits, engine.engine, &parts.definitions.site.builds);
-    let scope = SnapshotScope::of(&parts.definitions);
+    let mut services = session.publisher(registry, engine.engine)?;
+    services.tools.limits = session::limits(&args.limits, engine.engine, &services.definitions.site.builds);
+    let scope = SnapshotScope::of(&services.definitions);
     let connection = session.connect(cluster, cluster_arg.writable(), scope).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
-        return plan::show(session, &parts, cluster.as_ref()).await;
+        return plan::show(session, &services, cluster.as_ref()).await;
     }
-    parts.make_room().await;
+    services.make_room().await;
     if !args.once {
-        return Box::pin(serve::serve(session, &args.service, args.interval, parts, connection)).await;
+        return Box::pin(serve::serve(session, &args.service, args.interval, services, connection)).await;
     }
-    let outcome = Box::pin(once(session, parts, cluster)).await;
+    let outcome = Box::pin(once(session, services, cluster)).await;
     if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 
@@ -73,8 +73,8 @@ pub fn node_tasks() -> Vec<Arc<dyn NodeTask>> {
     ]
 }
 
-async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit> {
-    let report = run_once(parts, cluster, node_tasks()).await?;
+async fn once(session: &Session, services: BuildServices, cluster: Arc<dyn Cluster>) -> Result<Exit> {
+    let report = run_once(services, cluster, node_tasks()).await?;
     session.show(&report, output::reconcile)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,

@@ -9,7 +9,7 @@ use std::{
 
 use axum::Router;
 use clap::Args;
-use farrier_builder::parts::{Parts, Reporter, Stage};
+use farrier_builder::services::{BuildServices, Reporter, Stage};
 use farrier_cluster::{Fence, KubeCluster};
 use farrier_controller::{
     live::{Live, LiveContext, StatusSink},
@@ -73,7 +73,7 @@ pub async fn serve(
     session: &Session,
     args: &ServiceArgs,
     interval: Option<u64>,
-    mut parts: Parts,
+    mut services: BuildServices,
     connection: Connection,
 ) -> Result<Exit> {
     let Connection { cluster, kube } = connection;
@@ -81,21 +81,22 @@ pub async fn serve(
     if let Some(kube) = &kube {
         metrics.add_api(kube.stats());
     }
-    metrics.certificates(parts.certificate_ends());
+    metrics.certificates(services.certificate_ends());
     let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
-    parts.reporter = Arc::new(Logs);
+    services.process.reporter = Arc::new(Logs);
     let identity = identity();
-    let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
+    let (leads, lease) = leadership(args, &mut services, kube.as_deref(), &identity)?;
     let (stop_server, reconcile_request) = (CancellationToken::new(), Arc::<Notify>::default());
     #[cfg(feature = "dashboard")]
     let mut page = None;
     if let Some(address) = listen(args, kube.is_some())? {
         let routes = Router::new();
         #[cfg(feature = "header-collection")]
-        let routes = routes.merge(header_routes(&parts, args.collect_keys.as_ref()));
+        let routes = routes.merge(header_routes(&services, args.collect_keys.as_ref()));
         #[cfg(feature = "dashboard")]
         let routes = {
-            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &reconcile_request);
+            let served =
+                serve_page(&args.page, address, &services, &cluster, kube.as_ref(), &reconcile_request);
             let routes = routes.merge(served.router.clone());
             page = Some(served);
             routes
@@ -104,11 +105,12 @@ pub async fn serve(
         tracing::info!(%address, "serving /, /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(stop_server.clone()));
     }
-    let configuration = definitions(session, &parts, &stop_server);
+    let configuration = definitions(session, &services, &stop_server);
     let status = kube.as_deref().map(|kube| {
-        let (namespace, manager) = (kube.namespace().to_owned(), parts.instance.to_string());
+        let (namespace, manager) = (kube.namespace().to_owned(), services.process.instance.to_string());
         let destination = StatusDestination { namespace, manager, instance: identity };
-        Arc::new(KubeStatus::new(kube.client(), destination, parts.fence.clone())) as Arc<dyn StatusSink>
+        Arc::new(KubeStatus::new(kube.client(), destination, services.process.fence.clone()))
+            as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
     #[cfg(feature = "dashboard")]
@@ -127,7 +129,7 @@ pub async fn serve(
         metrics,
         health,
     };
-    Live::new(parts, context).run().await;
+    Live::new(services, context).run().await;
     #[cfg(feature = "dashboard")]
     if let Some(actions) = page.and_then(|page| page.actions) {
         actions.finish().await;
@@ -143,13 +145,13 @@ pub async fn serve(
 /// Returns the definitions in use, which follow the files of `--definitions`.
 fn definitions(
     session: &Session,
-    parts: &Parts,
+    services: &BuildServices,
     stop_server: &CancellationToken,
 ) -> watch::Receiver<Configuration> {
-    let definitions = Arc::new(parts.definitions.clone());
+    let definitions = Arc::new(services.definitions.clone());
     let (sender, receiver) = watch::channel(Configuration { definitions, error: None });
     if session.global.definitions.is_some() {
-        let directory = parts.definitions.root.clone();
+        let directory = services.definitions.root.clone();
         tokio::spawn(watch_configuration(directory, DEFINITIONS_INTERVAL, sender, stop_server.clone()));
     }
     receiver
@@ -158,7 +160,7 @@ fn definitions(
 /// Campaigns for the lease if leader election is on. Otherwise this farrier leads from the start.
 fn leadership(
     args: &ServiceArgs,
-    parts: &mut Parts,
+    services: &mut BuildServices,
     kube: Option<&KubeCluster>,
     identity: &str,
 ) -> Result<(watch::Receiver<bool>, Option<LeaseTask>)> {
@@ -173,14 +175,14 @@ fn leadership(
     }
     let options = LeaseOptions {
         namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
-        name: args.lease_name.clone().unwrap_or_else(|| parts.instance.to_string()),
+        name: args.lease_name.clone().unwrap_or_else(|| services.process.instance.to_string()),
         identity: identity.to_owned(),
         timing: LeaseTiming::default(),
     };
     let (leadership, task) = lease::campaign(kube.client(), options);
     let leads = leadership.watch();
     let fence: Arc<dyn Fence> = Arc::new(leadership);
-    parts.fence = Some(Arc::clone(&fence));
+    services.process.fence = Some(Arc::clone(&fence));
     kube.set_fence(fence);
     Ok((leads, Some(task)))
 }

@@ -4,7 +4,10 @@ use std::{path::Path, sync::Arc};
 
 use farrier_builder::{
     images,
-    parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsRegistry, Parts},
+    services::{
+        BuildLimits, BuildServices, BuildTools, ImageAccess, LazyEngine, LazyEntrypoint, NeedsRegistry,
+        ProcessControl,
+    },
 };
 use farrier_cluster::{Cluster, Directory, KubeCluster, KubeOptions};
 use farrier_core::{
@@ -64,21 +67,21 @@ impl Session {
         if location.is_none() {
             return self.settings();
         }
-        let Parts { definitions, cache, fetcher, credentials, .. } =
-            self.parts(location, EngineChoice::Auto)?;
+        let BuildServices { definitions, cache, fetcher, images, .. } =
+            self.services(location, EngineChoice::Auto)?;
         // This net allows the registry's host even with `--offline`.
-        let registry = RegistryOptions { credentials, net: fetcher.net().clone() };
+        let registry = RegistryOptions { credentials: images.credentials, net: fetcher.net().clone() };
         Ok(Settings { definitions, cache, fetcher, registry })
     }
 
-    /// Returns the parts for a registry, and the cluster.
-    pub async fn parts_and_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
+    /// Returns the services for a registry, and the cluster.
+    pub async fn services_and_cluster(&self, plan: &PlanArgs) -> Result<(BuildServices, Arc<dyn Cluster>)> {
         let PlanArgs { registry, cluster, engine } = plan;
-        let parts = self.publisher(registry, engine.engine)?;
-        let scope = SnapshotScope::of(&parts.definitions);
+        let services = self.publisher(registry, engine.engine)?;
+        let scope = SnapshotScope::of(&services.definitions);
         let Connection { cluster, kube: _ } =
             self.connect(&cluster.cluster, cluster.writable(), scope).await?;
-        Ok((parts, cluster))
+        Ok((services, cluster))
     }
 
     /// Connects to the cluster that `--cluster` names. The snapshot covers `scope`.
@@ -110,34 +113,36 @@ impl Session {
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }
 
-    /// Returns parts that publish to a registry.
-    pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<Parts> {
+    /// Returns services that publish to a registry.
+    pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<BuildServices> {
         if self.global.definitions.is_none() {
             tracing::info!("no --definitions: using the built-in images only");
         }
-        self.parts(Some(&registry.registry), engine)
+        self.services(Some(&registry.registry), engine)
     }
 
-    /// Returns parts that publish nothing. They look up needed images and stored inputs in a registry, if one
+    /// Returns services that publish nothing. They look up needed images and stored inputs in a registry, if one
     /// is given.
-    pub fn reader(&self, needs_from: Option<&str>, engine: EngineChoice) -> Result<Parts> {
-        let mut parts = self.parts(None, engine)?;
+    pub fn reader(&self, needs_from: Option<&str>, engine: EngineChoice) -> Result<BuildServices> {
+        let mut services = self.services(None, engine)?;
         if let Some(location) = needs_from {
-            let options =
-                RegistryOptions { credentials: parts.credentials.clone(), net: parts.fetcher.net().clone() };
+            let options = RegistryOptions {
+                credentials: services.images.credentials.clone(),
+                net: services.fetcher.net().clone(),
+            };
             let (location, registry) = connect(location, &options)?;
-            // Replace the store: the layout directory of parts that publish nothing holds no stored inputs.
-            let store = images::store_of(&parts, location.clone(), Arc::clone(&registry));
-            parts.fetcher = parts.fetcher.with_store(store);
-            let registry = Arc::new(Retrying::new(registry, parts.cancel.clone()));
-            parts.needs_from = Some(NeedsRegistry { location, registry });
+            // Replace the store: the layout directory of services that publish nothing holds no stored inputs.
+            let store = images::store_of(&services, location.clone(), Arc::clone(&registry));
+            services.fetcher = services.fetcher.with_store(store);
+            let registry = Arc::new(Retrying::new(registry, services.process.cancel.clone()));
+            services.images.needs_from = Some(NeedsRegistry { location, registry });
         }
-        Ok(parts)
+        Ok(services)
     }
 
-    /// Returns parts that publish to `location`. Without one, they publish to a layout directory in the
+    /// Returns services that publish to `location`. Without one, they publish to a layout directory in the
     /// cache, so that nothing outside changes.
-    pub fn parts(&self, location: Option<&str>, engine: EngineChoice) -> Result<Parts> {
+    pub fn services(&self, location: Option<&str>, engine: EngineChoice) -> Result<BuildServices> {
         let Settings { definitions, cache, fetcher, registry: options } = self.settings()?;
         let location = match location {
             Some(location) => parse("--registry", location)?,
@@ -159,38 +164,45 @@ impl Session {
                 Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
             }
         };
-        let mut parts = Parts {
+        let mut services = BuildServices {
             definitions,
             fetcher,
-            cache,
-            registry: Arc::new(Retrying::new(Arc::clone(&registry), cancel.clone())),
-            needs_from: None,
-            remote: Arc::new(Retrying::new(remote, cancel.clone())),
-            credentials: options.credentials.clone(),
-            location: location.clone(),
-            engine: LazyEngine::new(engine, engine_env),
-            entrypoint: LazyEntrypoint::new(self.global.entrypoint.clone()),
-            limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
-            module_signer,
-            boot_checker: None,
-            output_maker: None,
-            reporter: Arc::new(Progress::new()),
-            instance: self.global.instance(),
-            fence: None,
-            cancel,
+            cache: cache.clone(),
+            images: ImageAccess {
+                cache,
+                registry: Arc::new(Retrying::new(Arc::clone(&registry), cancel.clone())),
+                needs_from: None,
+                remote: Arc::new(Retrying::new(remote, cancel.clone())),
+                credentials: options.credentials.clone(),
+                location: location.clone(),
+            },
+            tools: BuildTools {
+                engine: LazyEngine::new(engine, engine_env),
+                entrypoint: LazyEntrypoint::new(self.global.entrypoint.clone()),
+                limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
+                module_signer,
+                boot_checker: None,
+                output_maker: None,
+            },
+            process: ProcessControl {
+                reporter: Arc::new(Progress::new()),
+                instance: self.global.instance(),
+                fence: None,
+                cancel,
+            },
         };
         // The store has no retry, because its callers retry a fetch as a whole.
-        let store = images::store_of(&parts, location, registry);
-        parts.fetcher = parts.fetcher.with_store(store);
+        let store = images::store_of(&services, location, registry);
+        services.fetcher = services.fetcher.with_store(store);
         #[cfg(feature = "bootcheck")]
         {
-            parts.boot_checker = Some(boot_checker(&parts, self.global.entrypoint.clone()));
+            services.tools.boot_checker = Some(boot_checker(&services, self.global.entrypoint.clone()));
         }
         #[cfg(feature = "host-artifacts")]
         {
-            parts.output_maker = Some(Arc::new(farrier_host_artifacts::HostArtifacts));
+            services.tools.output_maker = Some(Arc::new(farrier_host_artifacts::HostArtifacts));
         }
-        Ok(parts)
+        Ok(services)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::BuildError;
 use farrier_cluster::KubeSecrets;
 use farrier_core::{
     image::{Definitions, ImageName},
@@ -151,7 +151,7 @@ pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<Im
         if definitions.images.contains_key(&name) {
             return Ok(name);
         }
-        Err(TargetError::no_image(name, definitions.images.keys()).into())
+        Err(BuildError::no_image(name, definitions.images.keys()).into())
     };
     names.iter().map(parse_known).collect()
 }

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, process::Stdio, sync::Arc};
 
 use clap::Args;
-use farrier_builder::{builds_elsewhere, parts::Parts};
+use farrier_builder::{builds_elsewhere, services::BuildServices};
 use farrier_cluster::Cluster;
 use farrier_controller::{
     Planned,
@@ -50,23 +50,24 @@ pub struct UiArgs {
 pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
     let UiArgs { registry, cluster, write_namespaces, page: PageArgs { page_actions }, engine, no_browser } =
         args;
-    let mut parts = session.publisher(&registry, engine.engine)?;
+    let mut services = session.publisher(&registry, engine.engine)?;
     let cluster: Arc<dyn Cluster> = if let Some(cluster) = cluster {
-        let (writable, scope) = (write_namespaces.unwrap_or_default(), SnapshotScope::of(&parts.definitions));
+        let (writable, scope) =
+            (write_namespaces.unwrap_or_default(), SnapshotScope::of(&services.definitions));
         session.connect(&cluster, writable, scope).await?.cluster
     } else {
-        parts.definitions = definitions_of_registry(&parts).await?;
+        services.definitions = definitions_of_registry(&services).await?;
         Arc::new(NoCluster)
     };
     let reconcile_request = Arc::<Notify>::default();
     let actions = page_actions.then(|| {
-        Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&reconcile_request))
+        Actions::new(services.clone(), Arc::clone(&cluster), None, true, Arc::clone(&reconcile_request))
     });
-    let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
+    let page = PageServer::new(services.clone(), cluster.describe(), actions.clone());
     let exit = tokio::select! {
         biased;
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
-        result = show(session, &parts, cluster.as_ref(), &page, &reconcile_request, no_browser) => result,
+        result = show(session, &services, cluster.as_ref(), &page, &reconcile_request, no_browser) => result,
     };
     // Wait for a running build, which stops and cleans up.
     if let Some(actions) = actions {
@@ -78,20 +79,20 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
 /// Plans repeatedly and shows the newest plan. Returns only if the first plan fails.
 async fn show(
     session: &Session,
-    parts: &Parts,
+    services: &BuildServices,
     cluster: &dyn Cluster,
     page: &Arc<PageServer>,
     reconcile_request: &Notify,
     no_browser: bool,
 ) -> Result<Exit> {
-    let definitions = Arc::new(parts.definitions.clone());
+    let definitions = Arc::new(services.definitions.clone());
     let mut address = None;
     loop {
-        match observe_and_plan(parts, cluster).await {
+        match observe_and_plan(services, cluster).await {
             Ok(Planned { plan, snapshot, .. }) => {
                 let (plan, snapshot, definitions) =
                     (Arc::new(plan), Arc::new(snapshot), Arc::clone(&definitions));
-                let activity = builds_elsewhere(parts, &plan).await;
+                let activity = builds_elsewhere(services, &plan).await;
                 let view = ReconcileView {
                     live: activity.clone().into(),
                     plan,

@@ -110,8 +110,8 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
 async fn plan(session: &Session, args: UpgradePlanArgs) -> Result<Exit> {
     let UpgradePlanArgs { object, namespace, plan } = args;
     let object = object.map(|object| namespace.qualified(&object));
-    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
-    let Planned { plan, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let (services, cluster) = session.services_and_cluster(&plan).await?;
+    let Planned { plan, unreachable, .. } = observe_and_plan(&services, cluster.as_ref()).await?;
     let upgrades = plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
     let upgrades: Vec<&PlannedUpgrade> = upgrades
         .filter(|upgrade| object.as_ref().is_none_or(|object| upgrade.rollout == *object))

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use farrier_builder::{images, parts::Parts};
+use farrier_builder::{images, services::BuildServices};
 use farrier_core::image::ImageReference;
 use farrier_engines::EngineChoice;
 
@@ -36,34 +36,38 @@ pub struct VerifyArgs {
 
 /// Verifies the image and prints a line for each check.
 pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit> {
-    let (parts, reference) = open(session, &args.image, args.registry.as_deref())?;
+    let (services, reference) = open(session, &args.image, args.registry.as_deref())?;
     let signers = if args.insecure_no_signature {
         None
     } else {
-        Some(images::verification_keys(&parts, &args.key, args.at_least.into()).await?)
+        Some(images::verification_keys(&services, &args.key, args.at_least.into()).await?)
     };
-    let report = images::verify(&parts, &reference, signers.as_ref(), args.deep).await?;
+    let report = images::verify(&services, &reference, signers.as_ref(), args.deep).await?;
     session.show(&report, |report| output::verify::text(report, &reference))?;
     Ok(if report.has_no_problems() { Exit::Done } else { Exit::Failed })
 }
 
 /// Returns the registry of an image, and the image's reference in it.
-pub fn open(session: &Session, image: &str, registry: Option<&str>) -> Result<(Parts, ImageReference)> {
+pub fn open(
+    session: &Session,
+    image: &str,
+    registry: Option<&str>,
+) -> Result<(BuildServices, ImageReference)> {
     let (layout, name) = split_layout(image)?;
     let mut reference: ImageReference = settings::parse("image", name)?;
     // An image with a host needs no --registry.
     let ImageReference { repository, .. } = &reference;
     let prefix = repository.host().and_then(|_| Some(repository.as_str().rsplit_once('/')?.0.to_owned()));
     let location = layout.as_deref().or(registry).or(prefix.as_deref());
-    let parts = session.parts(location, EngineChoice::Auto)?;
+    let services = session.services(location, EngineChoice::Auto)?;
     // With --registry, a name below its prefix is sufficient.
     if layout.is_none() && registry.is_some() && reference.repository.host().is_none() {
         let ImageReference { repository, version } = reference;
-        let repository = parts.location.repository(repository.as_str());
+        let repository = services.images.location.repository(repository.as_str());
         let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
         reference = ImageReference { repository, version };
     }
-    Ok((parts, reference))
+    Ok((services, reference))
 }
 
 /// Splits `oci:PATH:NAME` into the layout directory and the image's name. The path may contain colons.

@@ -1,7 +1,7 @@
 //! `farrier why`: explains the chain of reasons from labels to image fields, in sentences.
 
 use clap::Args;
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::BuildError;
 use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::{
     image::{Definitions, DriverImage, ImageName},
@@ -31,11 +31,11 @@ enum Subject<'a> {
 /// Prints the explanations and changes nothing.
 pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
-    let (parts, cluster) = session.parts_and_cluster(&plan).await?;
-    let target = Subject::of(&subject, kernel.get().is_some(), &parts.definitions)?;
-    let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let (services, cluster) = session.services_and_cluster(&plan).await?;
+    let target = Subject::of(&subject, kernel.get().is_some(), &services.definitions)?;
+    let planned = observe_and_plan(&services, cluster.as_ref()).await?;
     let Planned { plan, snapshot, unreachable, .. } = &planned;
-    let explain = Explain { snapshot, definitions: &parts.definitions, plan };
+    let explain = Explain { snapshot, definitions: &services.definitions, plan };
     let explanations = match target {
         Subject::Node(name) => {
             #[cfg_attr(not(feature = "startup-taint"), expect(unused_mut))]
@@ -44,7 +44,7 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
                 let nodes = first.map_or("there are no nodes".to_owned(), |first| {
                     format!("its nodes: {}, such as {}", snapshot.nodes.len(), output::printable(first))
                 });
-                let (cluster, images) = (cluster.describe(), &parts.definitions.images);
+                let (cluster, images) = (cluster.describe(), &services.definitions.images);
                 if name != subject {
                     return CliError::hinted(format!("{cluster}: no node is named {name:?}"), nodes);
                 }
@@ -53,7 +53,7 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
                 CliError::hinted(message, format!("driver images: {images}; {nodes}"))
             })?;
             #[cfg(feature = "startup-taint")]
-            node.chain.extend(farrier_startup_taint::explain(&parts.definitions, &planned, name));
+            node.chain.extend(farrier_startup_taint::explain(&services.definitions, &planned, name));
             vec![node]
         }
         Subject::Image(image) => {
@@ -75,9 +75,7 @@ impl<'a> Subject<'a> {
                 let name = parse::<ImageName>("image", subject);
                 match name.as_ref().ok().and_then(|name| definitions.images.get(name)) {
                     Some(image) => Ok(Self::Image(image)),
-                    None if has_kernel => {
-                        Err(TargetError::no_image(&name?, definitions.images.keys()).into())
-                    }
+                    None if has_kernel => Err(BuildError::no_image(&name?, definitions.images.keys()).into()),
                     None => Ok(Self::Node(subject)),
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_builder::parts::Parts;
+use farrier_builder::services::{BuildServices, ImageAccess};
 use farrier_bundle::{
     BundleError, Content, ContentKind, FoundInputs, License, contents::sort_contents, needed,
 };
@@ -22,16 +22,16 @@ use crate::{CliError, Result, mirror::selection, output, session::Session, setti
 /// Returns the contents that the site needs, with their licenses. Returns `None` after a message if something is missing.
 pub(super) async fn contents(
     session: &Session,
-    parts: &Parts,
+    services: &BuildServices,
     args: &BundleExportArgs,
 ) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
     let (mut contents, mut licensed) = (Vec::new(), BTreeSet::new());
     for reference in &args.reference {
-        contents.extend(resolve_reference(parts, reference).await?);
+        contents.extend(resolve_reference(&services.images, reference).await?);
     }
     if !args.selection.kernel.is_empty() || args.selection.cluster.is_some() {
-        let selection = selection(session, &args.selection, parts).await?;
-        let (images, mut missing) = published(parts, &selection).await?;
+        let selection = selection(session, &args.selection, services).await?;
+        let (images, mut missing) = published(services, &selection).await?;
         let nothing_selected = || {
             let reason = match &args.selection.cluster {
                 Some(cluster) if selection.kernels.is_empty() => {
@@ -40,7 +40,7 @@ pub(super) async fn contents(
                 _ => {
                     let releases = selection.kernels.iter().map(|kernel| kernel.release.as_str());
                     let releases: Vec<&str> = releases.collect();
-                    format!("{} has no image for {}", parts.location, releases.join(", "))
+                    format!("{} has no image for {}", services.images.location, releases.join(", "))
                 }
             };
             Err(BundleError::Nothing(reason).into())
@@ -49,7 +49,7 @@ pub(super) async fn contents(
             return nothing_selected();
         }
         let FoundInputs { contents: inputs, licenses, missing: missing_inputs } =
-            find_inputs(parts, &selection).await;
+            find_inputs(services, &selection).await;
         licensed.extend(licenses);
         missing.extend(missing_inputs);
         missing.iter().for_each(print_missing);
@@ -67,8 +67,8 @@ pub(super) async fn contents(
             return nothing_selected();
         }
     }
-    licensed.extend(licenses(parts, &contents).await?);
-    ensure_exportable(&licensed, &parts.definitions.site.policy)?;
+    licensed.extend(licenses(services, &contents).await?);
+    ensure_exportable(&licensed, &services.definitions.site.policy)?;
     Ok(Some((sort_contents(contents), licensed)))
 }
 
@@ -84,13 +84,16 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
 
 /// Finds the published images for the kernels, including the images that they need. Also returns the
 /// missing ones.
-async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>, Vec<MissingInput>)> {
-    let needed = needed(&parts.definitions, selection);
+async fn published(
+    services: &BuildServices,
+    selection: &Selection,
+) -> Result<(Vec<Content>, Vec<MissingInput>)> {
+    let needed = needed(&services.definitions, selection);
     let (mut contents, mut missing) = (Vec::new(), Vec::new());
     for image in &needed.images {
         let name = &image.metadata.name;
         let kernels: Vec<&KernelTarget> = needed.kernels_of(image).collect();
-        let (images, covered) = published_image(parts, name, &kernels).await?;
+        let (images, covered) = published_image(&services.images, name, &kernels).await?;
         let absent = kernels.into_iter().filter(|kernel| !covered.contains(kernel));
         missing.extend(absent.map(|kernel| not_published(name, kernel)));
         contents.extend(images);
@@ -108,22 +111,24 @@ fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
 
 /// Returns the image's tags whose manifests are for one of the kernels, and the kernels that have an image.
 async fn published_image<'k>(
-    parts: &Parts,
+    access: &ImageAccess,
     image: &ImageName,
     kernels: &[&'k KernelTarget],
 ) -> Result<(Vec<Content>, BTreeSet<&'k KernelTarget>)> {
-    let repository = repository(&parts.location, image.as_str())?;
+    let repository = repository(&access.location, image.as_str())?;
     let (mut contents, mut covered) = (Vec::new(), BTreeSet::new());
-    for tag in parts.registry.tags(&repository).await? {
+    for tag in access.registry.tags(&repository).await? {
         let version = Version::Tag(tag.clone());
         if is_referrers_tag(&tag) {
             continue;
         }
-        let Some(manifest) = parts.registry.manifest(&repository, &version).await? else { continue };
-        let images = images_of(parts, &repository, manifest.digest.clone(), &manifest.bytes).await?;
+        let Some(manifest) = access.registry.manifest(&repository, &version).await? else {
+            continue;
+        };
+        let images = images_of(access, &repository, manifest.digest.clone(), &manifest.bytes).await?;
         let mut is_selected = false;
         for image in &images {
-            let matching = image.kernels(parts, &repository, kernels).await?;
+            let matching = image.kernels(access, &repository, kernels).await?;
             is_selected |= !matching.is_empty();
             covered.extend(matching);
         }
@@ -147,7 +152,7 @@ impl Published {
     /// rest matches.
     async fn kernels<'k>(
         &self,
-        parts: &Parts,
+        access: &ImageAccess,
         repository: &Repository,
         kernels: &[&'k KernelTarget],
     ) -> Result<Vec<&'k KernelTarget>> {
@@ -160,7 +165,7 @@ impl Published {
         };
         let mut matching: Vec<_> = kernels.iter().copied().filter(|kernel| matches(kernel)).collect();
         if !matching.is_empty() {
-            let config = parts.small_blob(repository, config, "image configuration").await?;
+            let config = access.small_blob(repository, config, "image configuration").await?;
             let config: Value = serde_json::from_slice(&config).unwrap_or_default();
             let architecture = config["architecture"].as_str();
             matching.retain(|kernel| architecture.is_none_or(|arch| arch == kernel.arch.as_str()));
@@ -172,7 +177,7 @@ impl Published {
 /// Returns the image of a manifest, or the images of an index. A manifest without farrier's annotations is not an image of
 /// farrier's.
 async fn images_of(
-    parts: &Parts,
+    access: &ImageAccess,
     repository: &Repository,
     digest: Digest,
     bytes: &[u8],
@@ -187,7 +192,7 @@ async fn images_of(
         Ok(AnyManifest::Index(index)) => {
             for entry in index.manifests {
                 let version = Version::Digest(entry.digest.clone());
-                let stored = parts.registry.manifest(repository, &version).await?;
+                let stored = access.registry.manifest(repository, &version).await?;
                 let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
                 images.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
             }
@@ -198,12 +203,12 @@ async fn images_of(
 }
 
 /// Returns the content under a name below the registry's prefix, with the images of an index.
-async fn resolve_reference(parts: &Parts, text: &str) -> Result<Vec<Content>> {
+async fn resolve_reference(access: &ImageAccess, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
-    let repository = repository(&parts.location, name.as_str())?;
-    let manifest = parts.registry.manifest(&repository, &version).await?;
+    let repository = repository(&access.location, name.as_str())?;
+    let manifest = access.registry.manifest(&repository, &version).await?;
     let manifest = manifest.ok_or_else(|| BundleError::Absent(format!("{repository}{version}")))?;
-    let images = images_of(parts, &repository, manifest.digest.clone(), &manifest.bytes).await?;
+    let images = images_of(access, &repository, manifest.digest.clone(), &manifest.bytes).await?;
     Ok(with_members(name.as_str(), version.tag().cloned(), &manifest.digest, images))
 }
 

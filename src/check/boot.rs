@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use farrier_bootcheck as boot;
 use farrier_bootcheck::{BootError, BootRequest, QemuBoot};
-use farrier_builder::parts::{BootChecker, Parts};
+use farrier_builder::services::{BootChecker, BuildServices};
 use farrier_local::machine::native;
 use kmod::{BootReport, CheckReport};
 use tempfile::TempDir;
@@ -29,12 +29,12 @@ exit_codes! {
 }
 
 /// Returns the boot checker for definitions with `check.boot: true`.
-pub fn boot_checker(parts: &Parts, entrypoint: Option<PathBuf>) -> Arc<dyn BootChecker> {
+pub fn boot_checker(services: &BuildServices, entrypoint: Option<PathBuf>) -> Arc<dyn BootChecker> {
     Arc::new(QemuBoot {
-        fetcher: parts.fetcher.clone(),
+        fetcher: services.fetcher.clone(),
         entrypoint,
-        kvm_state_dir: parts.cache.root().join(BOOT_CACHE_DIR),
-        cancel: parts.cancel.clone(),
+        kvm_state_dir: services.cache.root().join(BOOT_CACHE_DIR),
+        cancel: services.process.cancel.clone(),
     })
 }
 

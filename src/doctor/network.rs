@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use farrier_builder::parts::Parts;
+use farrier_builder::services::BuildServices;
 use farrier_core::{
     image::{Definitions, DriverImage},
     kernel::{KernelFamily, match_family},
@@ -34,14 +34,14 @@ const SKEW: SignedDuration = SignedDuration::from_secs(60);
 impl Diagnosis {
     /// Contacts the hosts that the site's own definitions name, and the hosts of definitions that the
     /// cluster's nodes need.
-    pub(super) async fn check_network(&mut self, parts: &Parts, plan: Option<&Plan>) {
-        let net = parts.fetcher.net();
-        let rules = &parts.definitions.site.mirrors;
+    pub(super) async fn check_network(&mut self, services: &BuildServices, plan: Option<&Plan>) {
+        let net = services.fetcher.net();
+        let rules = &services.definitions.site.mirrors;
         let mut targets: BTreeSet<Upstream> = rules.iter().flat_map(|rule| mirrors(net, rule)).collect();
-        let (images, families) = in_use(&parts.definitions, plan);
+        let (images, families) = in_use(&services.definitions, plan);
         targets.extend(images.into_iter().flat_map(|image| upstreams(net, image)));
         targets.extend(families.into_iter().flat_map(|family| upstreams(net, family)));
-        let answers = stream::iter(&targets).map(|upstream| ask(&parts.fetcher, upstream));
+        let answers = stream::iter(&targets).map(|upstream| ask(&services.fetcher, upstream));
         let (mut hosts, mut forbidden, mut failed) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
         for outcome in answers.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
             match outcome {
@@ -72,8 +72,8 @@ impl Diagnosis {
             self.add_ok("network", says.join("; "));
         }
         // An unreachable registry was reported before.
-        if let RegistryLocation::Remote { host, .. } = &parts.location
-            && let Ok(answer) = ask(&parts.fetcher, &registry(net, [host.as_str()])).await
+        if let RegistryLocation::Remote { host, .. } = &services.images.location
+            && let Ok(answer) = ask(&services.fetcher, &registry(net, [host.as_str()])).await
         {
             self.note_clock(answer);
         }

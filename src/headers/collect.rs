@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use axum::Router;
 use clap::Args;
-use farrier_builder::parts::Parts;
+use farrier_builder::services::BuildServices;
 use farrier_core::kernel::{Architecture, KernelRelease};
 use farrier_header_collection as collected;
 use farrier_header_collection::{Key, Receipt, Receiver, SendError};
@@ -48,8 +48,8 @@ pub struct HeadersCollectArgs {
 }
 
 /// Returns the routes that accept header sets from nodes with a key in this directory.
-pub fn header_routes(parts: &Parts, keys: Option<&PathBuf>) -> Router {
-    let receiver = keys.map(|keys| Receiver::new(parts.fetcher.clone(), keys.clone()));
+pub fn header_routes(services: &BuildServices, keys: Option<&PathBuf>) -> Router {
+    let receiver = keys.map(|keys| Receiver::new(services.fetcher.clone(), keys.clone()));
     receiver.map(Receiver::router).unwrap_or_default()
 }
 
@@ -60,14 +60,16 @@ pub async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<()> 
         parse("--kernel", &kernel)?
     } else {
         let text = fs::read_to_string(RUNNING_KERNEL_RELEASE).map_err(|error| {
-            CliError::usage(format!("read the running kernel's release in {RUNNING_KERNEL_RELEASE}: {error}"))
+            CliError::usage(format!(
+                "cannot read the running kernel's release in {RUNNING_KERNEL_RELEASE}: {error}"
+            ))
         })?;
         parse(RUNNING_KERNEL_RELEASE, text.trim())?
     };
     let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
     if let (Some(to), Some(key)) = (to, key_file) {
         let key = Key::read(&key)
-            .map_err(|error| CliError::usage(format!("read the key {}: {error}", key.display())))?;
+            .map_err(|error| CliError::usage(format!("cannot read the key {}: {error}", key.display())))?;
         return send(session, root, release, arch, &to, &key).await;
     }
     let settings = session.settings_with_store(store.registry.as_deref())?;

@@ -1,6 +1,8 @@
 //! Output of `farrier bundle`.
 
-use farrier_bundle::{Bundle, BundleIndex, Content, ContentKind, ImportOutcome, Imported, License, Listed};
+use farrier_bundle::{
+    Bundle, BundleIndex, Content, ContentKind, ImportOutcome, ImportSummary, License, Listed,
+};
 use farrier_core::image::Digest;
 use farrier_store::registry::RegistryLocation;
 use indicatif::HumanBytes;
@@ -126,7 +128,7 @@ impl<'a> ImportReport<'a> {
     pub fn of(
         id: &'a Digest,
         location: &RegistryLocation,
-        imported: &'a Imported,
+        imported: &'a ImportSummary,
         definitions_written: Option<usize>,
     ) -> Self {
         Self {
@@ -141,7 +143,7 @@ impl<'a> ImportReport<'a> {
 }
 
 /// Formats the outcome for each imported content.
-pub fn imported(imported: &Imported) -> String {
+pub fn imported(imported: &ImportSummary) -> String {
     let rows = imported.contents.iter().map(|(content, taken)| {
         let outcome = match taken {
             ImportOutcome::Pushed => "pushed".to_owned(),
@@ -152,7 +154,7 @@ pub fn imported(imported: &Imported) -> String {
         [content.kind.to_string(), name(content), outcome]
     });
     let table = indented_table(["KIND", "NAME", "OUTCOME"], rows);
-    let Imported { blobs, sent, .. } = imported;
+    let ImportSummary { blobs, sent, .. } = imported;
     format!("{table}\nsent     {blobs} blobs, {}", HumanBytes(*sent))
 }
 

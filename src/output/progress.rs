@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farrier_builder::parts::{Reporter, Stage};
+use farrier_builder::services::{Reporter, Stage};
 use farrier_core::text::printable_lines;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressStyle};
 use parking_lot::Mutex;

@@ -7,18 +7,18 @@ use runner::plan::{Limits, Step};
 use crate::{
     domain::MOUNTED,
     forgery,
-    player::{LEAK, Played, Player, Walls, copy, document, run, run_in, script, workdir},
+    player::{Barriers, LEAK, Played, Player, copy, document, run, run_in, script, workdir},
     table::{Row, Verdict},
 };
 
 /// Positions in a build from which the attacks run. Names contain no colon.
 pub const PLACES: [&str; 7] =
     ["first RUN", "after COPY", "after WORKDIR", "script", "middle RUN", "between scripts", "last RUN"];
-/// Descriptors that process 1 may have open. With one wall down only the first ones are tried, and in a virtual machine one.
-fn descriptors(walls: Walls) -> std::ops::RangeInclusive<u32> {
-    match walls {
+/// Descriptors that process 1 may have open. With one barrier down only the first ones are tried, and in a virtual machine one.
+fn descriptors(barriers: Barriers) -> std::ops::RangeInclusive<u32> {
+    match barriers {
         _ if is_small() => 3..=3,
-        Walls::Both => 3..=LAST_DESCRIPTOR,
+        Barriers::Both => 3..=LAST_DESCRIPTOR,
         _ => 3..=4,
     }
 }
@@ -34,12 +34,12 @@ const MIB: u64 = 1 << 20;
 /// Plays all builds of a player. Prints each row as soon as it is known, because an attack may kill the player.
 pub async fn all(player: &Player) {
     print(&everywhere(player).await);
-    if player.walls() == Walls::Nothing {
+    if player.barriers() == Barriers::Nothing {
         return;
     }
     print(&links(player).await);
     print(&forgeries(player).await);
-    if player.walls() == Walls::Both {
+    if player.barriers() == Barriers::Both {
         print(&limits(player).await);
         print(&leftovers(player).await);
     }
@@ -121,7 +121,7 @@ async fn links(player: &Player) -> Vec<Row> {
     let mut rows = Vec::new();
     // The cache is three levels above a build's directory.
     let mut targets: Vec<_> =
-        descriptors(player.walls()).map(|number| (number, "../../../keys".to_owned())).collect();
+        descriptors(player.barriers()).map(|number| (number, "../../../keys".to_owned())).collect();
     targets.extend(player.leak().map(|(number, below)| (number, format!("{below}/keys"))));
     for (number, keys) in targets {
         let near = format!("/proc/self/fd/{number}");
@@ -180,7 +180,7 @@ fn swap(directory: &str, link: &str) -> Step {
 async fn forgeries(player: &Player) -> Vec<Row> {
     let frames = forgery::fails(&player.forged);
     let mut rows = Vec::new();
-    for number in [1, 2].into_iter().chain(descriptors(player.walls())) {
+    for number in [1, 2].into_iter().chain(descriptors(player.barriers())) {
         let link = |place: &str| {
             run(&format!("mkdir -p /build; ln -s /proc/self/fd/{number} {place}; rm -rf /out; mkdir /out"))
         };

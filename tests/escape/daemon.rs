@@ -3,7 +3,7 @@
 
 use std::{env, fs, process, sync::Arc};
 
-use farrier_engines::{BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, connect};
+use farrier_engines::{BuildLog, BuildRequest, ContextEntry, Engine, EngineChoice, EngineEnv, connect};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -54,7 +54,7 @@ async fn a_hostile_step_in_a_daemons_container_finds_nothing() {
     let before = domain.snapshot();
     let log = Arc::new(Lines::default());
     // The attack sends signals to process 1, which is this step's shell.
-    let job = BuildJob {
+    let request = BuildRequest {
         id: format!("canary-{}", process::id()),
         dockerfile: format!(
             "FROM scratch AS modules\nCOPY tree /\nENV PATH=/bin\nRUN trap '' INT; env; {}; mkdir /out\nFROM scratch\n\
@@ -67,7 +67,7 @@ async fn a_hostile_step_in_a_daemons_container_finds_nothing() {
     };
     let dest = work.path().join("payload");
     fs::create_dir(&dest).unwrap();
-    daemon.build_payload(&job, &dest).await.unwrap();
+    daemon.build_payload(&request, &dest).await.unwrap();
     let lines = log.take();
     let table = Table::new(lines.iter().filter_map(|line| Row::attacked(line)));
     let escapes = table.escapes();

@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{kit::Kit, player::Walls, support::packages::run, table::Row};
+use crate::{kit::Kit, player::Barriers, support::packages::run, table::Row};
 
 /// Last line of a player that ran to completion.
 pub const PLAYED: &str = "PLAYED";
@@ -91,8 +91,8 @@ fn runner(directory: &str, features: &[&str]) -> PathBuf {
     target.join(host).join("entrypoint/farrier-runner")
 }
 
-/// Plays the attacks as a user, with the given walls in force.
-pub fn play(user: User, walls: Walls) -> Vec<Row> {
+/// Plays the attacks as a user, with the given barriers in force.
+pub fn play(user: User, barriers: Barriers) -> Vec<Row> {
     let directory = tempfile::Builder::new().prefix("escape-kit-").tempdir().unwrap();
     let kit = pack(directory.path());
     let (before, owner) = user.becomes(&kit);
@@ -105,7 +105,7 @@ pub fn play(user: User, walls: Walls) -> Vec<Row> {
         .env("HOME", place.join("home"))
         .env("TMPDIR", &place)
         .env("ESCAPE_KIT", directory.path())
-        .env("ESCAPE_WALLS", walls.name())
+        .env("ESCAPE_BARRIERS", barriers.name())
         .stdin(Stdio::null())
         .output()
         .unwrap();

@@ -27,7 +27,7 @@ impl Kit {
         self.program("farrier-runner")
     }
 
-    /// The runner whose walls can be disabled.
+    /// The runner whose barriers can be disabled.
     pub fn breakable(&self) -> PathBuf {
         self.program("farrier-runner-breakable")
     }

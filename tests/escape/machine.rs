@@ -13,7 +13,7 @@ use crate::{
     check,
     host::{PLAYED, USER, User, pack, words},
     kit::Kit,
-    player::Walls,
+    player::Barriers,
     support::{
         node_vm::{machine::Machine, tree::NodeTree},
         packages::{kernel_image, releases, run},
@@ -23,15 +23,15 @@ use crate::{
 
 /// Memory of the machine in MiB: for the programs and for the attacks on memory.
 const MEMORY: u32 = 2048;
-/// Timeout for one user and one state of the walls, with software emulation.
+/// Timeout for one user and one state of the barriers, with software emulation.
 const PLAY: Duration = Duration::from_mins(15);
 
-/// Users and walls to play with. Each wall stands alone once; the other tests play every combination on this machine's kernel.
-const PLAYS: [(User, Walls); 4] = [
-    (User::Root, Walls::Both),
-    (User::Ordinary, Walls::Both),
-    (User::Ordinary, Walls::OnlyA),
-    (User::Root, Walls::LeakOfRoot),
+/// Users and barriers to play with. Each barrier stands alone once; the other tests play every combination on this machine's kernel.
+const PLAYS: [(User, Barriers); 4] = [
+    (User::Root, Barriers::Both),
+    (User::Ordinary, Barriers::Both),
+    (User::Ordinary, Barriers::IsolationOnly),
+    (User::Root, Barriers::LeakOfRoot),
 ];
 
 /// Boots the machine and plays these combinations in turn.
@@ -47,15 +47,15 @@ fn debian_12s_kernel_holds() {
     let mut machine = Machine::boot(&kernel, directory, initramfs, MEMORY, &[]);
     let prepared = machine.run(include_str!("guest.sh"), Duration::from_mins(2));
     assert_eq!(prepared.status, 0, "{}", prepared.text);
-    for (user, walls) in PLAYS {
-        let output = machine.run(&script(user, walls), PLAY);
+    for (user, barriers) in PLAYS {
+        let output = machine.run(&script(user, barriers), PLAY);
         let is_whole = output.status == 0 && output.text.lines().any(|line| line == PLAYED);
         let table = Table::new(output.text.lines().filter_map(Row::printed));
-        let title = format!("{release}, {}, {}", user.name(), walls.name());
+        let title = format!("{release}, {}, {}", user.name(), barriers.name());
         println!("{title}:\n{table}");
         assert!(is_whole, "{title}: {}\n{}", output.status, output.text);
-        check(&table, walls);
-        if walls == Walls::Both {
+        check(&table, barriers);
+        if barriers == Barriers::Both {
             for confined in ["landlock: 2", "\"memory\": \"cgroup v2\"", "\"processes\": \"cgroup v2\""] {
                 assert!(output.text.contains(confined), "{title}: {confined}\n{}", output.text);
             }
@@ -64,7 +64,7 @@ fn debian_12s_kernel_holds() {
 }
 
 /// Script that starts the player as the only process of its control group.
-fn script(user: User, walls: Walls) -> String {
+fn script(user: User, barriers: Barriers) -> String {
     let kit = Kit::at(Path::new("/work/kit"));
     let id = if user == User::Root { 0 } else { USER };
     let program = kit.attack().display().to_string();
@@ -73,9 +73,9 @@ fn script(user: User, walls: Walls) -> String {
         // An earlier player's farrier has moved itself into the child group `farrier`.
         "group=/sys/fs/cgroup/{id}; [ ! -d $group/farrier ] || group=$group/farrier\n\
          echo $$ > $group/cgroup.procs || exit 1\n\
-         export HOME=/work/{id}/home TMPDIR=/work/{id} ESCAPE_KIT=/work/kit ESCAPE_SCALE=small ESCAPE_WALLS='{}'\n\
+         export HOME=/work/{id}/home TMPDIR=/work/{id} ESCAPE_KIT=/work/kit ESCAPE_SCALE=small ESCAPE_BARRIERS='{}'\n\
          exec {program} user {id} {words}\n",
-        walls.name()
+        barriers.name()
     )
 }
 

@@ -1,8 +1,8 @@
 //! Attack suite of the sandbox: a hostile build step must not reach anything outside of its build. `attack.c` tries every
-//! way out, from every position of a build, as root and as an ordinary user. It runs with both walls in force, and with
+//! way out, from every position of a build, as root and as an ordinary user. It runs with both barriers in force, and with
 //! either of them disabled. Canary files are placed at every location that an escape could reach.
 //!
-//! Wall A is the namespaces with the changed root. Wall B is Landlock with the seccomp filter.
+//! The isolation is the namespaces with the pivoted root. The restrictions are Landlock with the seccomp filter.
 //!
 //! Each test starts this program again as the user under test, with a careless caller's leaks (`player`). That process runs
 //! the builds and prints one row for each attack.
@@ -20,7 +20,7 @@ mod support;
 mod table;
 
 use host::User;
-use player::Walls;
+use player::Barriers;
 use table::{Table, Verdict};
 
 /// Attacks that must have run in every position: one of each kind.
@@ -43,13 +43,13 @@ const TRIED: [&str; 15] = [
 ];
 
 /// Plays the attacks, prints the table, and checks that nothing escaped.
-fn holds(user: User, walls: Walls) {
-    let table = Table::new(host::play(user, walls));
-    println!("{}, {}:\n{table}", user.name(), walls.name());
-    check(&table, walls);
+fn holds(user: User, barriers: Barriers) {
+    let table = Table::new(host::play(user, barriers));
+    println!("{}, {}:\n{table}", user.name(), barriers.name());
+    check(&table, barriers);
 }
 
-fn check(table: &Table, walls: Walls) {
+fn check(table: &Table, barriers: Barriers) {
     assert_eq!(table.escapes(), [""; 0]);
     for place in attacks::PLACES {
         for attack in TRIED {
@@ -58,45 +58,45 @@ fn check(table: &Table, walls: Walls) {
         assert!(table.count(place) > 100, "{place}: {}", table.count(place));
     }
     let allowed = table.with(Verdict::Allowed);
-    assert!(walls == Walls::OnlyA || allowed.is_empty(), "{allowed:?}");
+    assert!(barriers == Barriers::IsolationOnly || allowed.is_empty(), "{allowed:?}");
 }
 
 #[test]
 fn a_hostile_step_gets_at_nothing() {
-    holds(User::Root, Walls::Both);
+    holds(User::Root, Barriers::Both);
 }
 
 #[test]
 fn a_hostile_step_of_an_ordinary_user_gets_at_nothing() {
-    holds(User::Ordinary, Walls::Both);
+    holds(User::Ordinary, Barriers::Both);
 }
 
 #[test]
-fn wall_a_holds_alone() {
-    holds(User::Root, Walls::OnlyA);
+fn isolation_holds_alone() {
+    holds(User::Root, Barriers::IsolationOnly);
 }
 
 #[test]
-fn wall_a_of_an_ordinary_user_holds_alone() {
-    holds(User::Ordinary, Walls::OnlyA);
+fn isolation_of_an_ordinary_user_holds_alone() {
+    holds(User::Ordinary, Barriers::IsolationOnly);
 }
 
 #[test]
-fn wall_b_holds_alone() {
-    holds(User::Root, Walls::LeakOfCanaries);
-    holds(User::Root, Walls::LeakOfRoot);
+fn restrictions_hold_alone() {
+    holds(User::Root, Barriers::LeakOfCanaries);
+    holds(User::Root, Barriers::LeakOfRoot);
 }
 
 #[test]
-fn wall_b_of_an_ordinary_user_holds_alone() {
-    holds(User::Ordinary, Walls::LeakOfCanaries);
-    holds(User::Ordinary, Walls::LeakOfRoot);
+fn restrictions_of_an_ordinary_user_hold_alone() {
+    holds(User::Ordinary, Barriers::LeakOfCanaries);
+    holds(User::Ordinary, Barriers::LeakOfRoot);
 }
 
-/// Proves that the attacks work: without any wall they escape.
+/// Proves that the attacks work: without any barrier they escape.
 #[test]
-fn attacks_get_out_where_no_wall_stands() {
-    let table = Table::new(host::play(User::Root, Walls::Nothing));
+fn attacks_get_out_where_no_barrier_stands() {
+    let table = Table::new(host::play(User::Root, Barriers::Nothing));
     let escapes = table.escapes();
     for attack in [
         "read",
@@ -122,11 +122,11 @@ fn attacks_get_out_where_no_wall_stands() {
 #[test]
 #[ignore = "the other tests start it"]
 fn player() {
-    let (walls, kit) = player::wanted();
+    let (barriers, kit) = player::wanted();
     let secret = std::fs::read_to_string(kit.secret()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let player = player::Player::new(&kit, &secret, walls).await;
+        let player = player::Player::new(&kit, &secret, barriers).await;
         attacks::all(&player).await;
     });
     println!("{}", host::PLAYED);

@@ -24,33 +24,33 @@ use crate::{
 /// Number of the descriptor that the breakable runner leaks.
 pub const LEAK: u32 = 100;
 
-/// Walls in force.
+/// Barriers in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Walls {
-    /// Both walls.
+pub enum Barriers {
+    /// Both barriers.
     Both,
-    /// Wall A only (namespaces and the changed root), without Landlock and the seccomp filter.
-    OnlyA,
-    /// Wall B only (Landlock and the seccomp filter), while process 1 and every step hold a descriptor of the canaries'
+    /// Isolation only (namespaces and the pivoted root), without Landlock and the seccomp filter.
+    IsolationOnly,
+    /// Restrictions only (Landlock and the seccomp filter), while process 1 and every step hold a descriptor of the canaries'
     /// directory.
     LeakOfCanaries,
-    /// Wall B only, with a descriptor of the machine's root directory.
+    /// Restrictions only, with a descriptor of the machine's root directory.
     LeakOfRoot,
-    /// No wall, to show that the attacks work.
+    /// No barrier, to show that the attacks work.
     Nothing,
 }
 
-impl Walls {
+impl Barriers {
     pub const ALL: [(Self, &str); 5] = [
-        (Self::Both, "both walls"),
-        (Self::OnlyA, "wall B off"),
-        (Self::LeakOfCanaries, "wall A broken at the canaries"),
-        (Self::LeakOfRoot, "wall A broken at the root"),
-        (Self::Nothing, "no wall"),
+        (Self::Both, "both barriers"),
+        (Self::IsolationOnly, "restrictions off"),
+        (Self::LeakOfCanaries, "isolation broken at the canaries"),
+        (Self::LeakOfRoot, "isolation broken at the root"),
+        (Self::Nothing, "no barrier"),
     ];
 
     pub fn name(self) -> &'static str {
-        Self::ALL.into_iter().find(|(walls, _)| *walls == self).unwrap().1
+        Self::ALL.into_iter().find(|(barriers, _)| *barriers == self).unwrap().1
     }
 }
 
@@ -74,7 +74,7 @@ impl BuildLog for Lines {
 /// A caller with a sandbox.
 pub struct Player {
     pub domain: Domain,
-    walls: Walls,
+    barriers: Barriers,
     sandbox: Arc<Sandbox>,
     lower: PathBuf,
     /// Text that only a forged message contains.
@@ -104,12 +104,12 @@ impl Played {
 
 impl Player {
     /// Creates the canaries and the tree, and connects to the sandbox.
-    pub async fn new(kit: &Kit, secret: &str, walls: Walls) -> Self {
+    pub async fn new(kit: &Kit, secret: &str, barriers: Barriers) -> Self {
         let domain = Domain::new(secret, &kit.attack());
         let lower = domain.root().join("cache/tree");
         let forged = format!("FORGED-{}", domain.abstract_name);
         let env = EngineEnv {
-            runner: Some(runner(kit, walls, domain.root())),
+            runner: Some(runner(kit, barriers, domain.root())),
             scratch: Some(domain.root().join("cache")),
             ..EngineEnv::default()
         };
@@ -122,14 +122,14 @@ impl Player {
         sandbox.owner().chown_tree(&lower).unwrap();
         // A change of the owner clears the setuid bit.
         fs::set_permissions(lower.join("bin/setuid"), fs::Permissions::from_mode(0o6755)).unwrap();
-        Self { domain, walls, sandbox, lower, forged }
+        Self { domain, barriers, sandbox, lower, forged }
     }
 
     /// Command that runs all attacks from a position.
     pub fn attack(&self, place: &str) -> String {
         let mut known =
             self.leak().map_or_else(String::new, |(number, below)| format!("leak={number} below={below}"));
-        if matches!(self.walls, Walls::OnlyA | Walls::Nothing) {
+        if matches!(self.barriers, Barriers::IsolationOnly | Barriers::Nothing) {
             known += " filter=off";
         }
         attack(&self.domain, place, &known)
@@ -201,13 +201,13 @@ fn describe(outcome: &Result<impl Debug, farrier_engines::EngineError>) -> Strin
 }
 
 /// Returns the released runner, or a script that starts the breakable one with its options.
-fn runner(kit: &Kit, walls: Walls, outside: &Path) -> PathBuf {
-    let arguments = match walls {
-        Walls::Both => return kit.runner(),
-        Walls::OnlyA => "--without-landlock --without-seccomp".to_owned(),
-        Walls::LeakOfCanaries => format!("--leak {}", outside.display()),
-        Walls::LeakOfRoot => "--leak /".to_owned(),
-        Walls::Nothing => format!("--leak {} --without-landlock --without-seccomp", outside.display()),
+fn runner(kit: &Kit, barriers: Barriers, outside: &Path) -> PathBuf {
+    let arguments = match barriers {
+        Barriers::Both => return kit.runner(),
+        Barriers::IsolationOnly => "--without-landlock --without-seccomp".to_owned(),
+        Barriers::LeakOfCanaries => format!("--leak {}", outside.display()),
+        Barriers::LeakOfRoot => "--leak /".to_owned(),
+        Barriers::Nothing => format!("--leak {} --without-landlock --without-seccomp", outside.display()),
     };
     let script = outside.join("runner");
     let program = kit.breakable().display().to_string();
@@ -294,25 +294,26 @@ pub fn document(name: &str, content: &str, dest: &str) -> Step {
     step("COPY", Action::Copy { sources, dest: dest.to_owned(), mode: None })
 }
 
-/// Reads from the environment which walls and which kit this process plays with.
-pub fn wanted() -> (Walls, Kit) {
-    let name = env::var("ESCAPE_WALLS").expect("ESCAPE_WALLS is set when another test starts the player");
-    let walls = Walls::ALL.into_iter().find(|(_, known)| *known == name).unwrap().0;
-    (walls, Kit::at(Path::new(&env::var("ESCAPE_KIT").unwrap())))
+/// Reads from the environment which barriers and which kit this process plays with.
+pub fn wanted() -> (Barriers, Kit) {
+    let name =
+        env::var("ESCAPE_BARRIERS").expect("ESCAPE_BARRIERS is set when another test starts the player");
+    let barriers = Barriers::ALL.into_iter().find(|(_, known)| *known == name).unwrap().0;
+    (barriers, Kit::at(Path::new(&env::var("ESCAPE_KIT").unwrap())))
 }
 
 impl Player {
     /// The leaked descriptor, and the path of the canaries' directory relative to it.
     pub fn leak(&self) -> Option<(u32, String)> {
         let outside = self.domain.root().display().to_string();
-        match self.walls {
-            Walls::Both | Walls::OnlyA => None,
-            Walls::LeakOfCanaries | Walls::Nothing => Some((LEAK, ".".to_owned())),
-            Walls::LeakOfRoot => Some((LEAK, outside.trim_start_matches('/').to_owned())),
+        match self.barriers {
+            Barriers::Both | Barriers::IsolationOnly => None,
+            Barriers::LeakOfCanaries | Barriers::Nothing => Some((LEAK, ".".to_owned())),
+            Barriers::LeakOfRoot => Some((LEAK, outside.trim_start_matches('/').to_owned())),
         }
     }
 
-    pub fn walls(&self) -> Walls {
-        self.walls
+    pub fn barriers(&self) -> Barriers {
+        self.barriers
     }
 }

@@ -223,7 +223,7 @@ async fn without_qemu_it_says_what_to_install() {
     let mut request = request(&release, &fixture_modules(&release), &["farrier_good.ko"]);
     request.emulator = Some(PathBuf::from("/nonexistent/qemu"));
     let error = boot_check(&request, &CancellationToken::new()).await.unwrap_err();
-    assert_eq!(error.to_string(), "start /nonexistent/qemu: not found");
+    assert_eq!(error.to_string(), "cannot start /nonexistent/qemu: not found");
     assert_eq!(error.hint(), "install the package qemu-system-x86");
 }
 
@@ -267,7 +267,7 @@ async fn what_is_no_kernel_does_not_start() {
     request.kernel.vmlinuz = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let error = boot_check(&request, &CancellationToken::new()).await.unwrap_err();
     assert!(matches!(&error, BootError::NotStarted(_, last) if !last.is_empty()), "{error:?}");
-    assert!(error.to_string().starts_with(&format!("boot kernel {release}: ")), "{error}");
+    assert!(error.to_string().starts_with(&format!("cannot boot kernel {release}: ")), "{error}");
 }
 
 /// cargo-nextest runs each test in its own process, so all child processes belong to this test.

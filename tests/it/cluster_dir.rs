@@ -166,7 +166,7 @@ async fn shared_values_are_reported_before_and_refused() {
     write(root.path(), "apps/mft.yml", &text);
     let directory = Directory::open(root.path()).unwrap();
     let snapshot = directory.snapshot().await.unwrap();
-    assert!(snapshot.daemon_sets[0].containers[1].fixed.as_ref().unwrap().contains("an anchor"));
+    assert!(snapshot.daemon_sets[0].containers[1].why_not_editable.as_ref().unwrap().contains("an anchor"));
     let refused = directory.set_image(&change("driver", "registry.test/drivers/mft:old"));
     assert!(matches!(refused, Err(ClusterError::Refused { .. })), "{refused:?}");
     assert_eq!(fs::read_to_string(root.path().join("apps/mft.yml")).unwrap(), text);

@@ -52,7 +52,7 @@ async fn out(bench: &Bench, case: &Path) -> String {
     };
     let rename = |line: &str| line.replacen("base", &bench.base, usize::from(named(line)));
     let dockerfile: String = dockerfile.split_inclusive('\n').map(rename).collect();
-    let mut job = bench.job("modules", &dockerfile);
+    let mut request = bench.request("modules", &dockerfile);
     let context = case.join("context");
     if context.is_dir() {
         let entries = fs::read_dir(context).unwrap().map(|entry| entry.unwrap());
@@ -60,10 +60,10 @@ async fn out(bench: &Bench, case: &Path) -> String {
             dest: entry.file_name().into_string().unwrap(),
             from: entry.path(),
         };
-        job.context = entries.map(entry).collect();
-        job.context.sort_by(|a, b| a.dest.cmp(&b.dest));
+        request.context = entries.map(entry).collect();
+        request.context.sort_by(|a, b| a.dest.cmp(&b.dest));
     }
-    let tree = bench.payload(&job).await.unwrap_or_else(|error| panic!("{}: {error}", case.display()));
+    let tree = bench.payload(&request).await.unwrap_or_else(|error| panic!("{}: {error}", case.display()));
     listing(&tree)
 }
 

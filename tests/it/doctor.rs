@@ -109,7 +109,7 @@ async fn what_does_not_answer_is_named_with_what_to_do() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let found = doctor(site(&mirror("files", &nobody.to_string())), &[], &[], 3).await;
     let network = only(&found, "network", false);
-    assert!(network[0].starts_with(&format!("reach {nobody}: ")), "{network:?}");
+    assert!(network[0].starts_with(&format!("cannot reach {nobody}: ")), "{network:?}");
     assert!(network[0].contains("(`proxy` in site.yaml)"), "{network:?}");
     // Only the registry reports a time.
     assert_eq!(only(&found, "clock", true).len(), 1);

@@ -11,8 +11,8 @@ use std::{
 use farrier_builder::FileLog;
 use farrier_core::template::steps::{self, Base};
 use farrier_engines::{
-    BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError, InPlace,
-    LOCAL_PREFIX, Owner, connect, connect_docker,
+    BuildLog, BuildRequest, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError,
+    InPlace, LOCAL_PREFIX, Owner, connect, connect_docker,
 };
 use farrier_local::archive::UnpackError;
 use runner::plan::{Limits, Plan};
@@ -125,9 +125,9 @@ impl Bench {
             cancel: CancellationToken::new(),
         };
         if let Engine::Docker(engine) = &bench.engine {
-            let mut job = bench.job("base", "FROM scratch\nADD rootfs.tar /\n");
-            job.context = vec![ContextEntry { dest: "rootfs.tar".into(), from: root_fs().to_owned() }];
-            engine.build_image(&job, &bench.base).await.unwrap();
+            let mut request = bench.request("base", "FROM scratch\nADD rootfs.tar /\n");
+            request.context = vec![ContextEntry { dest: "rootfs.tar".into(), from: root_fs().to_owned() }];
+            engine.build_image(&request, &bench.base).await.unwrap();
             assert!(engine.has_image(&bench.base).await.unwrap());
         }
         bench
@@ -138,8 +138,8 @@ impl Bench {
         engine
     }
 
-    pub fn job(&self, id: &str, dockerfile: &str) -> BuildJob {
-        BuildJob {
+    pub fn request(&self, id: &str, dockerfile: &str) -> BuildRequest {
+        BuildRequest {
             id: format!("test-{id}-{}", std::process::id()),
             dockerfile: dockerfile.to_owned(),
             context: Vec::new(),
@@ -149,32 +149,32 @@ impl Bench {
     }
 
     /// Wraps steps in the two stages of a template.
-    fn modules(&self, steps: &str) -> BuildJob {
+    fn modules(&self, steps: &str) -> BuildRequest {
         let base = &self.base;
-        self.job(
+        self.request(
             "modules",
             &format!("FROM {base} AS modules\n{steps}\nFROM scratch\nCOPY --from=modules /out /\n"),
         )
     }
 
-    /// Builds the job's payload into a new directory.
-    pub async fn payload(&self, job: &BuildJob) -> Result<PathBuf, EngineError> {
+    /// Builds the request's payload into a new directory.
+    pub async fn payload(&self, request: &BuildRequest) -> Result<PathBuf, EngineError> {
         let number = fs::read_dir(self.work.path()).unwrap().count();
         let dest = self.work.path().join(format!("payload-{number}"));
         fs::create_dir(&dest).unwrap();
         match &self.engine {
-            Engine::Docker(engine) => engine.build_payload(job, &dest).await?,
+            Engine::Docker(engine) => engine.build_payload(request, &dest).await?,
             Engine::Sandbox(sandbox) => {
                 let base = Base { name: self.base.clone(), ..Base::default() };
-                let recipe = steps::read(&job.dockerfile, &base).unwrap();
+                let recipe = steps::read(&request.dockerfile, &base).unwrap();
                 let build = InPlace {
                     plan: Plan { steps: recipe.steps, limits: Limits::default() },
                     lowers: vec![root_tree(sandbox.owner()).to_owned()],
-                    context: job.context.clone(),
+                    context: request.context.clone(),
                     scratch: self.work.path().join(format!("scratch-{number}")),
-                    log: Arc::clone(&job.log),
+                    log: Arc::clone(&request.log),
                     least_landlock: 0,
-                    cancel: job.cancel.clone(),
+                    cancel: request.cancel.clone(),
                 };
                 sandbox.compile(build, &dest).await?;
             }
@@ -215,19 +215,19 @@ impl Drop for Bench {
 async fn kept_images_are_listed_with_their_own_bytes_and_go() {
     let bench = Bench::new(EngineChoice::Docker, "kept").await;
     let name = format!("{LOCAL_PREFIX}base:test-{}", std::process::id());
-    let mut job = bench.job("base", &format!("FROM {}\nCOPY file /file\n", bench.base));
+    let mut request = bench.request("base", &format!("FROM {}\nCOPY file /file\n", bench.base));
     let file = bench.work.path().join("file");
     fs::write(&file, vec![1; 1 << 20]).unwrap();
-    job.context = vec![ContextEntry { dest: "file".into(), from: file }];
-    bench.docker().build_image(&job, &name).await.unwrap();
-    let kept = bench.docker().kept_images().await.unwrap();
-    assert!(kept.iter().all(|image| image.name.starts_with(LOCAL_PREFIX)), "{kept:?}");
-    let own = kept.iter().find(|image| image.name == name).unwrap();
+    request.context = vec![ContextEntry { dest: "file".into(), from: file }];
+    bench.docker().build_image(&request, &name).await.unwrap();
+    let cached = bench.docker().cached_images().await.unwrap();
+    assert!(cached.iter().all(|image| image.name.starts_with(LOCAL_PREFIX)), "{cached:?}");
+    let own = cached.iter().find(|image| image.name == name).unwrap();
     // A daemon before API 1.42 does not report the size of shared layers.
     assert!((1 << 20..4 << 20).contains(&own.bytes), "{own:?}");
     assert!(own.created.elapsed().unwrap() < std::time::Duration::from_hours(1));
     for _ in 0..2 {
-        bench.docker().remove_kept_image(&name).await.unwrap();
+        bench.docker().remove_cached_image(&name).await.unwrap();
         assert!(!bench.docker().has_image(&name).await.unwrap());
     }
     assert!(bench.docker().has_image(&bench.base).await.unwrap());
@@ -240,14 +240,14 @@ async fn payload_round_trip(choice: EngineChoice) {
     fs::write(source.join("deep/er/run.sh"), "#!/bin/sh\ncat \"$1\"\n").unwrap();
     fs::set_permissions(source.join("deep/er/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::symlink("er", source.join("deep/link")).unwrap();
-    let mut job = bench.modules(
+    let mut request = bench.modules(
         "COPY sources/ /src/\n\
          RUN mkdir -p /out/lib/modules && cd /src/x && ./deep/link/run.sh deep/er/run.sh > /out/lib/modules/a.ko \
          && ln -s a.ko /out/lib/modules/b.ko && ln /out/lib/modules/a.ko /out/hard && chmod 0640 /out/hard \
          && echo to-stdout && echo to-stderr >&2",
     );
-    job.context = vec![ContextEntry { dest: "sources/x".into(), from: source }];
-    let dest = bench.payload(&job).await.unwrap();
+    request.context = vec![ContextEntry { dest: "sources/x".into(), from: source }];
+    let dest = bench.payload(&request).await.unwrap();
     let modules = dest.join("lib/modules");
     assert_eq!(fs::read_to_string(modules.join("a.ko")).unwrap(), "#!/bin/sh\ncat \"$1\"\n");
     assert_eq!(fs::read_link(modules.join("b.ko")).unwrap(), Path::new("a.ko"));
@@ -260,9 +260,9 @@ async fn failed_step(choice: EngineChoice) {
     let bench = Bench::new(choice, "fail").await;
     let log_path = bench.work.path().join("logs/build.log");
     let log = Arc::new(FileLog::create(&log_path, |_| {}).unwrap());
-    let mut job = bench.modules("RUN echo 'a.c:1:2: error: bad thing' >&2; exit 17");
-    job.log = Arc::clone(&log) as Arc<dyn BuildLog>;
-    let error = bench.payload(&job).await.unwrap_err();
+    let mut request = bench.modules("RUN echo 'a.c:1:2: error: bad thing' >&2; exit 17");
+    request.log = Arc::clone(&log) as Arc<dyn BuildLog>;
+    let error = bench.payload(&request).await.unwrap_err();
     let EngineError::Step(message) = &error else { panic!("{error:?}") };
     assert!(message.starts_with("RUN echo") && message.ends_with("exit code 17"), "{message}");
     assert!(!error.is_transient());
@@ -279,11 +279,11 @@ async fn no_network(choice: EngineChoice) {
     let port = server.local_addr().unwrap().port();
     let reached = tokio::spawn(async move { server.accept().await.is_ok() });
     // The step tries host and bridge addresses. In /proc/net/dev each further interface would have a line with a colon.
-    let job = bench.modules(&format!(
+    let request = bench.modules(&format!(
         "RUN mkdir /out; for to in 127.0.0.1 172.17.0.1; do nc -w 2 $to {port} </dev/null && exit 5; done; \
          while read line; do case \"$line\" in lo:*|Inter*|face*) ;; *:*) exit 6;; esac; done < /proc/net/dev"
     ));
-    bench.payload(&job).await.unwrap();
+    bench.payload(&request).await.unwrap();
     assert!(!reached.is_finished());
     reached.abort();
 }
@@ -298,8 +298,8 @@ async fn missing_out(choice: EngineChoice) {
 async fn hostile_payload(choice: EngineChoice) {
     let bench = Bench::new(choice, "hostile").await;
     // A sandbox's steps cannot create device nodes, so the fallback is a FIFO.
-    let job = bench.modules("RUN mkdir /out && (mknod /out/mem c 1 1 || mknod /out/fifo p)");
-    let error = bench.payload(&job).await.unwrap_err();
+    let request = bench.modules("RUN mkdir /out && (mknod /out/mem c 1 1 || mknod /out/fifo p)");
+    let error = bench.payload(&request).await.unwrap_err();
     assert!(matches!(error, EngineError::Payload(UnpackError::Kind(..))), "{error:?}");
     let left = fs::read_dir(bench.work.path().join("payload-0")).unwrap().count();
     assert_eq!(left, 0, "a refused payload leaves no files");
@@ -308,9 +308,9 @@ async fn hostile_payload(choice: EngineChoice) {
 
 async fn cancelled(choice: EngineChoice) {
     let bench = Bench::new(choice, "cancel").await;
-    let job = bench.modules("RUN echo started-now && sleep 600");
+    let request = bench.modules("RUN echo started-now && sleep 600");
     let started = std::time::Instant::now();
-    let (result, ()) = tokio::join!(bench.payload(&job), async {
+    let (result, ()) = tokio::join!(bench.payload(&request), async {
         // Wait for the step's output, not for the line that announces the step.
         bench.log.wait_for("started-now").await;
         bench.cancel.cancel();
@@ -323,12 +323,12 @@ async fn cancelled(choice: EngineChoice) {
 /// Cancels a build of a kept image whose step ignores signals. Neither the image nor a container of it may remain.
 async fn cancelled_image(choice: EngineChoice) {
     let bench = Bench::new(choice, "kept").await;
-    let job = bench.job(
+    let request = bench.request(
         "modules",
         &format!("FROM {}\nRUN trap '' TERM INT; echo started-now; while :; do sleep 1; done\n", bench.base),
     );
     let name = format!("{}-never", bench.base);
-    let (result, ()) = tokio::join!(bench.docker().build_image(&job, &name), async {
+    let (result, ()) = tokio::join!(bench.docker().build_image(&request, &name), async {
         bench.log.wait_for("started-now").await;
         bench.cancel.cancel();
     });

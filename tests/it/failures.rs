@@ -413,9 +413,9 @@ fn commands_that_are_wrong() {
     let site = Site::new();
     let wrong = |args: &[&str]| site.neutral(&site.farrier(args).exits(2).stderr);
     insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is not kube, kube:CONTEXT or dir:PATH"#);
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: read the manifests in /nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: cannot read the manifests in /nonesuch: No such file or directory (os error 2)");
     insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kube"]), @"error: --write-namespaces is missing: list the namespaces in which farrier may write DaemonSets and evict pods, such as drivers,gpu, or `*` for all (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)");
-    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: expected host[:port][/prefix] or oci:PATH, the host must contain a dot or a port, or be localhost"#);
+    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: the host must contain a dot or a port, or be localhost; write host[:port][/prefix] or oci:PATH"#);
     insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @r"
     error: definitions /nonesuch: No such file or directory (os error 2)
     hint: `farrier init` makes a directory of definitions

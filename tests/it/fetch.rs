@@ -190,7 +190,7 @@ async fn source_from_a_package_of_another_suite() {
 
     let absent = source(r#""from": {"apt": {"package": "no-such-package", "suites": ["sid"]}}"#);
     let error = fetcher(&cache).sources().identity(&absent).await.unwrap_err();
-    assert_eq!(error.to_string(), "find package no-such-package in sid");
+    assert_eq!(error.to_string(), "cannot find package no-such-package in sid");
 }
 
 /// A header set supplied by a user: an archive of a build tree, created by GNU tar.

@@ -87,7 +87,7 @@ fn rewrite(snapshot: &ClusterSnapshot) -> Change {
         images: of(NEW),
         affinity: None,
         annotations: BTreeMap::from([("farrier.dev/record".to_owned(), "{}".to_owned())]),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     })
 }
 
@@ -176,7 +176,7 @@ async fn a_write_to_a_server_that_stays_away_is_a_transient_fault() {
         error.is_transient() && matches!(error, ClusterError::Api { error: ApiError::Unavailable(_), .. }),
         "{error}"
     );
-    assert!(error.to_string().starts_with("write DaemonSet drivers/ofed: "), "{error}");
+    assert!(error.to_string().starts_with("cannot write DaemonSet drivers/ofed: "), "{error}");
     assert_eq!(image_in(&api), OLD);
 }
 

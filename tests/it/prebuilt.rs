@@ -137,7 +137,7 @@ fn a_package_with_modules_of_each_kernel() {
     assert_eq!(modules(&built), wanted);
     let purl = source_in_bill(&site, &kernel, "6.1")["purl"].as_str().unwrap().to_owned();
     assert!(purl.starts_with(&format!("pkg:deb/debian/linux-image-{kernel}@6.1.")), "{purl}");
-    build(&site, "6.1.0-1-amd64").exits(2).line("find package linux-image-6.1.0-1-amd64 in bookworm");
+    build(&site, "6.1.0-1-amd64").exits(2).line("cannot find package linux-image-6.1.0-1-amd64 in bookworm");
 }
 
 /// Writes the definition of a KMM image in the site's own registry.

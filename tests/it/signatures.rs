@@ -352,7 +352,7 @@ async fn secrets_of_a_cluster() {
     let error = reader.read(&source("key", "absent")).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "read Secret farrier/key: there is no key \"absent\"; its keys: other, tls.key"
+        "cannot read Secret farrier/key: there is no key \"absent\"; its keys: other, tls.key"
     );
     let error = reader.read(&source("absent", "key")).await.unwrap_err();
     assert!(error.hint().unwrap().starts_with("create Secret farrier/absent"), "{error}");

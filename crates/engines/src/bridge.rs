@@ -109,7 +109,8 @@ pub(super) async fn save<E>(
 ) -> Result<()> {
     let temporary = NamedTempFile::new_in(directory_of(dest))?;
     let mut file = File::from_std(temporary.reopen()?);
-    let wrap = |error: io::Error| io::Error::new(error.kind(), format!("write {}: {error}", dest.display()));
+    let wrap =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot write {}: {error}", dest.display()));
     let write = async {
         let mut stream = pin!(stream);
         while let Some(chunk) = stream.next().await {

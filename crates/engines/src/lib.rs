@@ -64,10 +64,10 @@ pub trait BuildLog: Send + Sync {
     fn line(&self, line: &str);
 }
 
-/// One run of a Dockerfile.
+/// Request to an engine to run a Dockerfile.
 #[derive(Clone)]
-pub struct BuildJob {
-    /// Name of everything that the engine creates for the job: `[a-z0-9-]`.
+pub struct BuildRequest {
+    /// Name of everything that the engine creates for the request: `[a-z0-9-]`.
     pub id: String,
     pub dockerfile: String,
     pub context: Vec<ContextEntry>,
@@ -78,7 +78,7 @@ pub struct BuildJob {
 
 /// An image that the engine keeps for later builds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptImage {
+pub struct CachedImage {
     /// Local name of the image.
     pub name: String,
     /// Bytes that the image does not share with others. The full size if the image shares all bytes, or if the daemon (before API

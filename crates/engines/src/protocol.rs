@@ -16,7 +16,7 @@ pub(super) struct Protocol {
 enum Stage {
     /// No message yet.
     Start,
-    /// The self-test (canary) was received, and this number of steps has begun.
+    /// The self-test (canary) was received, and this number of steps has started.
     Steps(u32),
     /// Receiving the payload.
     Payload,
@@ -41,11 +41,11 @@ impl Protocol {
         match (stage, message) {
             (Stage::Start, Message::Canary(canary)) if !canary.refused.is_empty() => Some(Stage::Steps(0)),
             (Stage::Start, Message::End(Outcome::Broken(_))) => Some(Stage::End),
-            (Stage::Steps(begun), Message::Step(step)) if *step == begun && begun < steps => {
-                Some(Stage::Steps(begun + 1))
+            (Stage::Steps(started), Message::Step(step)) if *step == started && started < steps => {
+                Some(Stage::Steps(started + 1))
             }
-            (Stage::Steps(begun), Message::Output(_)) if begun > 0 => Some(stage),
-            (Stage::Steps(begun), Message::Payload(_)) if begun == steps => Some(Stage::Payload),
+            (Stage::Steps(started), Message::Output(_)) if started > 0 => Some(stage),
+            (Stage::Steps(started), Message::Payload(_)) if started == steps => Some(Stage::Payload),
             (Stage::Payload, Message::Payload(_)) => Some(stage),
             (Stage::Steps(_) | Stage::Payload, Message::End(outcome)) => {
                 self.may_end(outcome).then_some(Stage::End)
@@ -55,15 +55,15 @@ impl Protocol {
     }
 
     fn may_end(self, outcome: &Outcome) -> bool {
-        let begun = match self.stage {
-            Stage::Steps(begun) => begun,
+        let started = match self.stage {
+            Stage::Steps(started) => started,
             Stage::Payload => self.steps,
             Stage::Start | Stage::End => return false,
         };
         match outcome {
             Outcome::Done { .. } => self.stage == Stage::Payload,
             Outcome::Failed { step, .. } | Outcome::Limit { step, .. } | Outcome::DiskFull { step, .. } => {
-                *step == begun.saturating_sub(1)
+                *step == started.saturating_sub(1)
             }
             Outcome::Broken(_) => true,
         }
@@ -81,7 +81,7 @@ impl Protocol {
         };
         let position = match self.stage {
             Stage::Start => "before the canary".to_owned(),
-            Stage::Steps(begun) => format!("after the start of {begun} of {} steps", self.steps),
+            Stage::Steps(started) => format!("after the start of {started} of {} steps", self.steps),
             Stage::Payload => "within the payload".to_owned(),
             Stage::End => "after the end".to_owned(),
         };
@@ -119,11 +119,11 @@ mod tests {
     #[test]
     fn a_build_in_order_is_accepted() {
         let (output, payload) = (|| Message::Output(vec![1]), || Message::Payload(vec![1]));
-        let begun = || [canary(), Message::Step(0), output()];
-        assert_eq!(play(begun()), None);
-        assert_eq!(play(begun().into_iter().chain([failed(0)])), None);
+        let started = || [canary(), Message::Step(0), output()];
+        assert_eq!(play(started()), None);
+        assert_eq!(play(started().into_iter().chain([failed(0)])), None);
         let rest = [Message::Step(1), output(), output(), payload(), payload(), Message::End(DONE)];
-        assert_eq!(play(begun().into_iter().chain(rest)), None);
+        assert_eq!(play(started().into_iter().chain(rest)), None);
         assert_eq!(play([Message::End(Outcome::Broken("no namespaces".to_owned()))]), None);
     }
 
@@ -132,8 +132,8 @@ mod tests {
         let said = |messages: &[Message]| play(messages.to_vec()).unwrap_or_default();
         assert_eq!(said(&[Message::Step(0)]), "the start of step 0 came before the canary");
         assert_eq!(said(&[canary(), canary()]), "a canary came after the start of 0 of 2 steps");
-        let begun = [canary(), Message::Step(0)];
-        let with = |message: Message| said(&[begun.as_slice(), &[message]].concat());
+        let started = [canary(), Message::Step(0)];
+        let with = |message: Message| said(&[started.as_slice(), &[message]].concat());
         assert_eq!(with(canary()), "a canary came after the start of 1 of 2 steps");
         assert_eq!(with(Message::Payload(vec![])), "a payload came after the start of 1 of 2 steps");
         assert_eq!(with(Message::End(DONE)), "a successful end came after the start of 1 of 2 steps");

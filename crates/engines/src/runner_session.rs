@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_build_without_the_required_wall_does_not_begin() {
+    async fn a_build_without_the_required_restrictions_does_not_begin() {
         let canary = Canary { refused: vec!["a disk".to_owned()], landlock: 2 };
         let (refused, entries) = hear(vec![Message::Canary(canary)], 3).await;
         let error = refused.unwrap_err();

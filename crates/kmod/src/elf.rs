@@ -76,13 +76,13 @@ pub(super) struct RelocationSection {
 
 /// Error in the string table of a module's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NamesError {
+pub enum StringTableError {
     /// The table does not begin with a zero byte.
-    NoBegin,
+    MissingLeadingNul,
     /// The table does not end with a zero byte.
-    NoEnd,
+    MissingTrailingNul,
     /// The name of a symbol lies outside of the table.
-    Outside,
+    OutOfBounds,
 }
 
 /// Location of a symbol's definition (`st_shndx`).
@@ -202,7 +202,10 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         }
         let size = header.sh_size.get(LE);
         let table_budget = self.table_budget.get().checked_sub(size).ok_or_else(|| {
-            let message = format!("section {} has {size} bytes, more than any module's", self.label(index));
+            let message = format!(
+                "section {} has {size} bytes, more than farrier reads of a module",
+                self.label(index)
+            );
             ModuleError::unknown(message, NOT_READ)
         })?;
         self.table_budget.set(table_budget);
@@ -300,7 +303,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     }
 
     /// Whether the name of a section lies outside of the section names. [`Self::parse`] checks the sections that are loaded.
-    pub fn has_section_name_outside(&self) -> bool {
+    pub fn has_section_name_out_of_bounds(&self) -> bool {
         let is_outside = |header: &SectionHeader64<LittleEndian>| {
             header.sh_type.get(LE) != elf::SHT_NULL && header.sh_name.get(LE) as usize >= self.names.len()
         };
@@ -485,13 +488,13 @@ impl<'d> Symbols<'d> {
     }
 
     /// Returns the error in the string table, if there is one (`elf_validity_cache_strtab`).
-    pub fn names_error(&self) -> Option<NamesError> {
+    pub fn string_table_error(&self) -> Option<StringTableError> {
         let is_outside = |entry: &Sym64<LittleEndian>| entry.st_name.get(LE) as usize >= self.names.len();
         match self.names {
-            [] => Some(NamesError::Outside),
-            [.., last] if *last != 0 => Some(NamesError::NoEnd),
-            _ if self.entries.iter().any(is_outside) => Some(NamesError::Outside),
-            [first, ..] => (*first != 0).then_some(NamesError::NoBegin),
+            [] => Some(StringTableError::OutOfBounds),
+            [.., last] if *last != 0 => Some(StringTableError::MissingTrailingNul),
+            _ if self.entries.iter().any(is_outside) => Some(StringTableError::OutOfBounds),
+            [first, ..] => (*first != 0).then_some(StringTableError::MissingLeadingNul),
         }
     }
 }

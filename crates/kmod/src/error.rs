@@ -55,12 +55,12 @@ impl ModuleError {
 
     /// The file's bytes could not be read.
     pub(super) fn read(part: &str) -> Self {
-        Self::unknown(format!("read {part} of the module"), "check the disk for faults, and rebuild")
+        Self::unknown(format!("cannot read {part} of the module"), "check the disk for faults, and rebuild")
     }
 
     /// The compressed data is damaged, or decompresses to too much.
     pub fn decompress(reason: impl fmt::Display) -> Self {
-        Self::damaged(format!("decompress the module: {reason}"))
+        Self::damaged(format!("cannot decompress the module: {reason}"))
     }
 
     /// Whether the kernel refuses such a file (`refused`) or only this parser cannot read it (`unknown`).

@@ -17,7 +17,7 @@ pub enum HeaderError {
     #[error("the header set is configured for another architecture")]
     Architecture,
     /// The file of this name is damaged.
-    #[error("read {0} of the header set")]
+    #[error("cannot read {0} of the header set")]
     Damaged(&'static str, #[source] Box<dyn Error + Send + Sync>),
     /// A file cannot be read.
     #[error(transparent)]

@@ -53,15 +53,15 @@ pub use certificate::{Certificate, CertificateError};
 pub use check::{CheckRequest, NeededTable, PayloadModule, check};
 pub use compression::Compression;
 pub use config::{ConfigError, KernelConfig};
-pub use elf::NamesError;
+pub use elf::StringTableError;
 pub use error::ModuleError;
 pub use facts::{ExtraKernelFacts, FactSource, KernelFacts, Known};
 pub use file::{CachedFile, ModuleBytes};
 pub use headers::HeaderError;
 pub use in_tree::InTree;
 pub use module::{
-    ExportTables, ExtendedVersions, Layout, Module, ModuleExport, NameTables, ThisModule, UndefinedSymbol,
-    module_name,
+    ExportTable, ExportTables, ExtendedVersions, Layout, Module, ModuleExport, NameTables, ThisModule,
+    UndefinedSymbol, module_name,
 };
 pub use release::{KernelRelease, ReleaseError};
 pub use relocation::{BadRelocation, RelocationProblem};

@@ -9,7 +9,9 @@ use object::elf;
 use self::exports::ExportSymbols;
 use super::{
     BadRelocation, BtfError, KernelFacts, ModuleError, Signature, SplitBtf,
-    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, NamesError, Symbol, SymbolLocation, Symbols, string_at},
+    elf::{
+        BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, StringTableError, Symbol, SymbolLocation, Symbols, string_at,
+    },
     error::Result,
     file::ModuleBytes,
     relocation, signature,
@@ -107,9 +109,9 @@ pub struct Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameTables {
     /// Error in the names of the symbols.
-    pub symbols: Option<NamesError>,
+    pub symbols: Option<StringTableError>,
     /// Whether the name of a section that is not loaded lies outside of the section names.
-    pub section_is_outside: bool,
+    pub has_section_name_out_of_bounds: bool,
     /// Whether the names of the sections or of the symbols are in a section of another type than `SHT_STRTAB`.
     pub is_of_other_type: bool,
 }
@@ -126,12 +128,28 @@ pub struct ThisModule {
 /// Sections that describe a module's exports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportTables {
-    /// Size of `__ksymtab` in bytes, and whether `__kcrctab` with versions exists.
-    pub plain: (u64, bool),
-    /// Size of `__ksymtab_gpl`, and whether `__kcrctab_gpl` exists. Kernels with `__kflagstab` ignore both.
-    pub gpl: (u64, bool),
+    /// `__ksymtab`, with its versions in `__kcrctab`.
+    pub plain: ExportTable,
+    /// `__ksymtab_gpl`, with its versions in `__kcrctab_gpl`. Kernels with `__kflagstab` ignore both.
+    pub gpl: ExportTable,
     /// Whether `__kflagstab` exists (Linux 7.2).
     pub has_flags: bool,
+}
+
+/// A table of exported symbols.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExportTable {
+    /// Size in bytes.
+    pub size: u64,
+    /// Whether the table with the symbols' versions exists.
+    pub has_versions: bool,
+}
+
+impl ExportTable {
+    /// Whether the table has symbols, but no versions.
+    pub(crate) fn lacks_versions(self) -> bool {
+        self.size > 0 && !self.has_versions
+    }
 }
 
 /// A symbol that a module needs.
@@ -295,7 +313,8 @@ impl Layout {
         let has_section = |name: &str| elf.find_all(name).next().is_some();
         // The loader takes the size of a missing section from the empty section 0.
         let size = |name| elf.find(name).map_or(0, |index| elf.size(index));
-        let table = |name, versions| (size(name), elf.find(versions).is_some());
+        let table =
+            |name, versions| ExportTable { size: size(name), has_versions: elf.find(versions).is_some() };
         let mut weak_pc_relative = BTreeSet::new();
         Ok(Self {
             bad_relocation: relocation::find_bad_relocation(
@@ -307,8 +326,8 @@ impl Layout {
             )?,
             weak_pc_relative,
             names: NameTables {
-                symbols: symbols.names_error(),
-                section_is_outside: elf.has_section_name_outside(),
+                symbols: symbols.string_table_error(),
+                has_section_name_out_of_bounds: elf.has_section_name_out_of_bounds(),
                 is_of_other_type: elf.has_names_of_other_type(),
             },
             writable_executable: elf.writable_executable().collect(),
@@ -367,12 +386,12 @@ fn check_name_length(name: &[u8]) -> Result<&[u8]> {
     if name.len() < MAX_NAME {
         return Ok(name);
     }
-    let message = format!("a symbol's name has more than {} bytes, more than any kernel's", MAX_NAME - 1);
+    let message = format!("a symbol's name has more than {} bytes, the limit of every kernel", MAX_NAME - 1);
     Err(ModuleError::unknown(message, NOT_READ))
 }
 
 fn over_limit() -> ModuleError {
-    ModuleError::unknown("the module has more names and fields than any known one", NOT_READ)
+    ModuleError::unknown("the module has more names and fields than farrier reads", NOT_READ)
 }
 
 /// Parses `key=value` entries, each ended by one or more zero bytes.

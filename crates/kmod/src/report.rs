@@ -171,7 +171,7 @@ impl Finding {
     }
 
     /// Adds the kernel's own answer.
-    pub(crate) fn kernel(self, errno: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn with_kernel_message(self, errno: &'static str, message: impl Into<String>) -> Self {
         Self { errno: Some(errno), kernel_message: Some(message.into()), ..self }
     }
 

@@ -318,9 +318,9 @@ mod tests {
         modules[0].about.missing_firmware = vec!["nvidia/550.1/gsp_ga10x.bin".to_owned()];
         let refused = finding(Rule::SymbolVersion, Verdict::Refused, "ib_free");
         let words = "disagrees about version of symbol ib_free";
-        modules[0]
-            .findings
-            .push(Finding { subject: ".text+0x4".to_owned(), ..refused }.kernel("EINVAL", words));
+        modules[0].findings.push(
+            Finding { subject: ".text+0x4".to_owned(), ..refused }.with_kernel_message("EINVAL", words),
+        );
         modules[1].findings.push(finding(Rule::SymbolVersion, Verdict::Loads, "free").unproven());
         modules[0].verdict = Verdict::Refused;
         modules[1].about.shadows = Some("kernel/drivers/nvidia-uvm.ko".to_owned());

@@ -61,7 +61,7 @@ pub(super) type Result<T, E = VmlinuzError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum VmlinuzError {
     /// The file cannot be read.
-    #[error("read the kernel image")]
+    #[error("cannot read the kernel image")]
     Read(#[from] io::Error),
     /// The file has an unknown format.
     #[error("the file is neither a bzImage, an arm64 Image, an EFI zboot image nor an ELF vmlinux")]
@@ -73,7 +73,7 @@ pub enum VmlinuzError {
     #[error("the kernel in the image is compressed with {0}, which farrier does not unpack")]
     Method(&'static str),
     /// The kernel's type information cannot be read.
-    #[error("read the type information (BTF) of the kernel image")]
+    #[error("cannot read the type information (BTF) of the kernel image")]
     Btf(#[from] BtfError),
     /// The kernel is larger than any known kernel.
     #[error("the kernel in the image has more than {} MiB", .0 >> 20)]

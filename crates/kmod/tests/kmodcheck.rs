@@ -79,7 +79,7 @@ fn the_exit_status_follows_the_verdict() {
     assert_eq!(status, Some(1), "{said}");
     insta::assert_snapshot!(said);
     let (status, said) = bench.check(&["cut.ko.xz"]);
-    assert!(status == Some(1) && said.contains("refused[elf]: decompress the module: "), "{said}");
+    assert!(status == Some(1) && said.contains("refused[elf]: cannot decompress the module: "), "{said}");
 }
 
 #[test]

@@ -8,8 +8,6 @@ pub const TITLE: &str = "org.opencontainers.image.title";
 pub const VERSION: &str = "org.opencontainers.image.version";
 /// Digest of the base image's manifest.
 pub const BASE_DIGEST: &str = "org.opencontainers.image.base.digest";
-/// Reference of the base image.
-pub const BASE_NAME: &str = "org.opencontainers.image.base.name";
 /// Predicate type of an attestation, signed or unsigned (in-toto attestation framework).
 pub const PREDICATE_TYPE: &str = "in-toto.io/predicate-type";
 /// Name of a manifest in the index of a layout directory.

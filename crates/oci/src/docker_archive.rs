@@ -25,7 +25,7 @@ const MAX_LINKS: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// The file is not a tar archive, or is truncated.
-    #[error("read image archive")]
+    #[error("cannot read image archive")]
     Read(#[from] io::Error),
     /// The archive does not have the form that engines write.
     #[error("image archive: {0}")]

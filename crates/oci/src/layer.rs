@@ -69,10 +69,10 @@ pub enum LayerError {
     #[error("entry {path:?} has {actual} bytes, expected {expected}: the file changed during the read")]
     Changed { path: PathBuf, expected: u64, actual: u64 },
     /// Reading the content or writing the layer failed.
-    #[error("write layer entry {0:?}")]
+    #[error("cannot write layer entry {0:?}")]
     Entry(PathBuf, #[source] io::Error),
     /// Writing the end of the layer failed.
-    #[error("finish layer")]
+    #[error("cannot finish layer")]
     Finish(#[source] io::Error),
 }
 

@@ -13,7 +13,7 @@ async fn import(
     verified: &Verified,
     to: &Site,
     movable: &'static [&'static str],
-) -> Result<bundle::Imported, BundleError> {
+) -> Result<bundle::ImportSummary, BundleError> {
     let script = Script { movable, lists_referrers: false };
     let scripted = ScriptedRegistry::start(&to.process.host, script).await;
     let location: RegistryLocation = format!("{}/drivers", scripted.host).parse().unwrap();
@@ -21,7 +21,7 @@ async fn import(
     bundle::import(verified, &Target { location, registry }, &Silent).await
 }
 
-fn refused(imported: Result<bundle::Imported, BundleError>, tag: &str) {
+fn refused(imported: Result<bundle::ImportSummary, BundleError>, tag: &str) {
     let error = imported.unwrap_err();
     assert!(matches!(&error, BundleError::Immutable(named, _) if named.ends_with(tag)), "{error:?}");
     let hint = error.hint().unwrap();

@@ -22,7 +22,7 @@ use farrier_bundle as bundle;
 use farrier_bundle::{
     Bundle, BundleError, Content, ContentKind,
     ContentKind::{Image, Mirror, Referrer, Signature},
-    ContentRequest, Exported, ImportOutcome, Meter, Phase, Since, Target, Verified,
+    ContentRequest, Exported, ImportOutcome, Meter, Phase, PreviousBundle, Target, Verified,
 };
 use farrier_core::{
     facts::{CheckReportDocument, ImageFacts, media_type},
@@ -150,7 +150,7 @@ impl Site {
         &self,
         contents: &[Content],
         to: &Path,
-        since: Option<&Since>,
+        since: Option<&PreviousBundle>,
     ) -> Result<Exported, BundleError> {
         let contents =
             bundle::with_referrers(contents.to_vec(), &self.location, self.registry.as_ref()).await?;
@@ -347,8 +347,8 @@ async fn the_same_contents_are_the_same_bytes_and_an_interrupted_export_goes_on(
         fs::write(&partial, &whole[..cut]).unwrap();
         let exported = from.export(&contents, &place, None).await.unwrap();
         assert!(fs::read(&place).unwrap() == whole, "cut at {cut}");
-        assert!(exported.kept >= most_kept, "cut at {cut}: {exported:?}");
-        most_kept = exported.kept;
+        assert!(exported.resumed_blobs >= most_kept, "cut at {cut}: {exported:?}");
+        most_kept = exported.resumed_blobs;
     }
     assert_eq!(most_kept, all);
 
@@ -359,7 +359,7 @@ async fn the_same_contents_are_the_same_bytes_and_an_interrupted_export_goes_on(
     let repaired = directory.path().join("repaired");
     let exported = from.export(&contents, &repaired, None).await.unwrap();
     assert!(fs::read(&repaired).unwrap() == whole);
-    assert!(exported.kept < all);
+    assert!(exported.resumed_blobs < all);
 }
 
 #[tokio::test]
@@ -371,7 +371,7 @@ async fn a_delta_needs_its_base_and_says_so() {
     // The new image shares the large layer, in a repository that the base bundle lacks.
     let three = from.publish("three", "3", &[&noise(300_000, 1), b"three"]).await;
     let with_new = [contents.clone(), vec![image("three", "3", &three)]].concat();
-    let since = Since::read(&base).unwrap();
+    let since = PreviousBundle::read(&base).unwrap();
     let delta = directory.path().join("delta");
     from.export(&with_new, &delta, Some(&since)).await.unwrap();
     assert!(fs::metadata(&delta).unwrap().len() * 20 < fs::metadata(&base).unwrap().len());
@@ -382,7 +382,7 @@ async fn a_delta_needs_its_base_and_says_so() {
     let json = directory.path().join("base.json");
     fs::write(&json, &printed.stdout).unwrap();
     let second = directory.path().join("second");
-    from.export(&with_new, &second, Some(&Since::read(&json).unwrap())).await.unwrap();
+    from.export(&with_new, &second, Some(&PreviousBundle::read(&json).unwrap())).await.unwrap();
     assert!(fs::read(&second).unwrap() == fs::read(&delta).unwrap());
 
     let to = Site::start();

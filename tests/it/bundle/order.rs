@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, Content, ContentKind, ContentRequest, Order, Since};
+use farrier_bundle::{Bundle, Content, ContentKind, ContentRequest, Order, PreviousBundle};
 use farrier_core::{
     facts::{annotations::IDENTITY, media_type},
     image::Digest,
@@ -34,7 +34,13 @@ async fn source(site: &Site, identity: &str) -> Content {
 }
 
 /// Exports one content with an order, as `farrier bundle export` does.
-async fn export(site: &Site, content: Content, origin: &str, to: &Path, since: Option<&Since>) -> Order {
+async fn export(
+    site: &Site,
+    content: Content,
+    origin: &str,
+    to: &Path,
+    since: Option<&PreviousBundle>,
+) -> Order {
     let repository = site.location.repository(&content.repository).unwrap();
     let wanted = [ContentRequest { content, repository, registry: Arc::clone(&site.registry) }];
     let mut collection = bundle::collect(&wanted, ORIGIN, since).await.unwrap();
@@ -105,11 +111,12 @@ async fn other_exporters_are_not_blocked_and_deltas_go_in_order() {
     let old = source(&from, "one").await;
     export(&from, old.clone(), "b.example", &file("other"), None).await;
     export(&from, old, ORIGIN, &file("base"), None).await;
-    let since = Since::read(&file("base")).unwrap();
+    let since = PreviousBundle::read(&file("base")).unwrap();
     let two = source(&from, "two").await;
     export(&from, two, ORIGIN, &file("delta"), Some(&since)).await;
     let three = source(&from, "three").await;
-    export(&from, three.clone(), ORIGIN, &file("next"), Some(&Since::read(&file("delta")).unwrap())).await;
+    export(&from, three.clone(), ORIGIN, &file("next"), Some(&PreviousBundle::read(&file("delta")).unwrap()))
+        .await;
     for name in ["base", "delta", "next"] {
         assert_eq!(import(&to, &file(name), &[]).0, Some(0), "{name}");
     }
@@ -136,7 +143,7 @@ async fn the_same_contents_have_the_same_order_and_a_lost_record_does_not_restar
     // Another registry has no record; the base of a delta still comes first.
     let other = Site::start();
     let two = source(&other, "two").await;
-    let since = Since::read(&file("3")).unwrap();
+    let since = PreviousBundle::read(&file("3")).unwrap();
     let delta = export(&other, two, ORIGIN, &file("4"), Some(&since)).await;
     assert!(delta.counter > third.counter, "{delta:?}");
 }

@@ -222,19 +222,22 @@ async fn what_is_not_this_kernels_header_set_is_refused() {
     assert!(matches!(bench.refused(&linux).await, FetchError::Tree(TreeError::Architecture(..))));
     write("include/config/auto.conf", "CONFIG_X86_64=y\n");
     let error = bench.refused(&linux).await;
-    assert!(error.to_string().starts_with("find CONFIG_CC_VERSION_TEXT in the configuration"), "{error}");
+    assert!(
+        error.to_string().starts_with("cannot find CONFIG_CC_VERSION_TEXT in the configuration"),
+        "{error}"
+    );
     bench.configured("linux");
 
     bench.program("linux/scripts/mod/modpost", AARCH64);
     let error = bench.refused(&linux).await;
     assert_eq!(
         error.to_string(),
-        "run scripts/mod/modpost of the header set on amd64: it is a program for arm64"
+        "cannot run scripts/mod/modpost of the header set on amd64: it is a program for arm64"
     );
     assert!(error.hint().unwrap().contains("make modules_prepare"));
     fs::remove_file(linux.join("scripts/mod/modpost")).unwrap();
     let error = bench.refused(&linux).await;
-    assert!(error.to_string().starts_with("find scripts/mod/modpost in the header set"), "{error}");
+    assert!(error.to_string().starts_with("cannot find scripts/mod/modpost in the header set"), "{error}");
     bench.configured("linux");
 
     fs::remove_file(linux.join("Module.symvers")).unwrap();

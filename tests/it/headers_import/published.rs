@@ -207,7 +207,7 @@ async fn a_driver_toolkit_of_another_kernel_is_told() {
     assert_eq!(
         error.to_string(),
         format!(
-            "find /usr/src/kernels/{RELEASE} in image {repository}@{digest}: /usr/src/kernels has 6.1.190-ACME+"
+            "cannot find /usr/src/kernels/{RELEASE} in image {repository}@{digest}: /usr/src/kernels has 6.1.190-ACME+"
         )
     );
     assert!(error.hint().unwrap().contains("another kernel") && !error.is_transient());
@@ -263,7 +263,7 @@ async fn nothing_leaves_an_image_through_its_links() {
     for path in ["/absolute", "/climbing"] {
         let hostile = source(json!({"oci": {"image": format!("{repository}:1"), "path": path}}));
         let error = find(&bench.fetcher("cache"), &bench, &hostile).await.unwrap_err();
-        assert!(error.to_string().starts_with(&format!("find {path} in image ")), "{error}");
+        assert!(error.to_string().starts_with(&format!("cannot find {path} in image ")), "{error}");
     }
 }
 
@@ -279,7 +279,10 @@ async fn offline_only_the_store_is_asked() {
     ] {
         let error = find(&fetcher, &bench, &source(json)).await.unwrap_err();
         assert!(matches!(&error, FetchError::UnavailableOffline { .. }), "{error}");
-        assert!(error.to_string().starts_with(&format!("find headers of {RELEASE} (amd64)")), "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("cannot find headers of {RELEASE} (amd64)")),
+            "{error}"
+        );
     }
 }
 

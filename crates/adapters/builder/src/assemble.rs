@@ -13,12 +13,12 @@ use kmod::ModuleReport;
 use oci::{Artifact, Assembled, Assembly, Descriptor, ImageManifest, Layer};
 
 use super::{
-    job::{CheckedPayload, Job},
+    cell_build::{CellBuild, CheckedPayload},
     sign::module_signer,
 };
 use crate::{
     images::{BaseImage, runtime_base},
-    parts::{Result, Stage, TargetError},
+    services::{BuildError, Result, Stage},
 };
 
 /// An image that is ready to be pushed.
@@ -34,9 +34,9 @@ pub(super) struct Image {
 }
 
 /// Assembles the image from the payload and its base.
-pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image> {
-    job.stage(Stage::Assemble);
-    let Job { parts, cell, image, .. } = job;
+pub(super) async fn assemble(build: &CellBuild<'_>, checked: &CheckedPayload) -> Result<Image> {
+    build.stage(Stage::Assemble);
+    let CellBuild { services, cell, image, .. } = build;
     let CheckedPayload { payload, headers, header_content: _, report } = checked;
     let runtime = &image.spec.runtime;
     if let Some(RuntimeBase::Runfile(_)) = &runtime.base {
@@ -54,7 +54,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         check_summary: Some(summary.clone()),
         recipe: Some(cell.recipe),
         unsigned_hash: cell.unsigned_hash,
-        module_signer: module_signer(job),
+        module_signer: module_signer(build),
         reused_from: payload.reused_from.as_ref().map(|from| from.digest.clone()),
         os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
         toolchain: Some(payload.toolchain.clone()),
@@ -66,7 +66,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     } else {
         let base = match &runtime.base {
             None => None,
-            Some(base) => Some(runtime_base(parts, base, &image.spec.sources, cell).await?),
+            Some(base) => Some(runtime_base(services, base, &image.spec.sources, cell).await?),
         };
         let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
         let (tree, layer_path) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
@@ -75,7 +75,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         facts.payload_digest = Some(written.payload_digest);
         if image.spec.contains_entrypoint() {
             let file = payload.work.path().join("entrypoint.tar.gz");
-            let layer = parts.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
+            let layer = services.tools.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
             // A base that is itself a driver image already has the entrypoint.
             let is_in_base = base.as_ref().is_some_and(|base| base.image.contains(&layer.digest));
             entrypoint = (!is_in_base).then_some((file, layer));
@@ -121,7 +121,7 @@ fn check_module_version(modules: &[ModuleReport], expected: &str) -> Result<()> 
     let module = modules.iter().find(|module| module.name == "nvidia");
     match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != expected) {
         None => Ok(()),
-        Some(actual) => Err(TargetError::unmet(
+        Some(actual) => Err(BuildError::unmet(
             format!(
                 "module nvidia has version {actual}, but the user space of the runtime base has {expected}"
             ),

@@ -10,7 +10,7 @@ use farrier_core::{
     template::steps::{self, Base, StepsError},
 };
 use farrier_engines::{
-    BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
+    BuildLog, BuildRequest, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
     LOCAL_PREFIX, Sandbox,
 };
 use farrier_inputs::{HeaderSet, PackageRoot, find_build};
@@ -21,10 +21,10 @@ use oci::error_chain;
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
-use super::{cross, host_tools, job::Job, kept, verified_tree::verified_tree};
+use super::{cell_build::CellBuild, cross, engine_images, host_tools, verified_tree::verified_tree};
 use crate::{
     images::{BaseImage, root_fs_layer, toolchain_tree},
-    parts::{FindingKind, Parts, Result, Stage, TargetError},
+    services::{BuildError, BuildServices, ProblemKind, Result, Stage},
 };
 
 /// Prefix of the line in which the toolchain probe lists the compilers that it found.
@@ -76,36 +76,36 @@ impl InPlaceBase {
 }
 
 /// Prepares the cell's base: the toolchain plus the header set.
-pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
-    let engines = &job.parts.engine;
-    let docker = match (job.image.spec.output, engines.get().await) {
+pub(super) async fn prepare(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
+    let engines = &build.services.tools.engine;
+    let docker = match (build.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
-            let (tree, toolchain) = cell_toolchain(job, headers).await?;
-            let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-            let base = in_place_base(job, headers, tree, &base, job.cell.target.arch)
-                .map_err(|error| unsupported_template(job, &error))?;
+            let (tree, toolchain) = cell_toolchain(build, headers).await?;
+            let base = Base::of(&build.cell.base_name, &toolchain.image.config);
+            let base = in_place_base(build, headers, tree, &base, build.cell.target.arch)
+                .map_err(|error| unsupported_template(build, &error))?;
             return Ok(PreparedBase::InCluster(cluster, base, toolchain));
         }
-        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match sandbox_base(job, headers).await? {
+        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match sandbox_base(build, headers).await? {
             Ok(base) => {
                 // Serialize the change of ownership, because concurrent builds would walk the same tree.
-                let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
+                let _lock = build.services.cache.lock("trees", "owner", LockMode::Exclusive).await?;
                 let (owner, trees) = (sandbox.owner(), base.lowers.clone());
                 blocking(move || trees.iter().try_for_each(|tree| owner.chown_tree(tree))).await?;
                 return Ok(PreparedBase::InPlace(sandbox, base));
             }
             // Fall back to a daemon, if one is available, for templates that need one.
             Err(error @ StepsError::Unsupported { .. }) if engines.may_fall_back() => {
-                engines.docker().await.map_err(|_| unsupported_template(job, &error))?
+                engines.docker().await.map_err(|_| unsupported_template(build, &error))?
             }
-            Err(error) => return Err(unsupported_template(job, &error)),
+            Err(error) => return Err(unsupported_template(build, &error)),
         },
         (Output::Payload, Ok(Engine::Docker(docker))) => docker,
         (Output::Payload, Err(error)) => return Err(error.into()),
         (Output::Image, _) => engines.docker().await?,
     };
-    reject_required_landlock(job.parts.definitions.site.builds.landlock)?;
-    ensure_base_image(job, headers, &docker).await?;
+    reject_required_landlock(build.services.definitions.site.builds.landlock)?;
+    build_base_image_if_absent(build, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
 }
 
@@ -117,29 +117,29 @@ fn reject_required_landlock(min_abi: u32) -> Result<()> {
     let message =
         format!("the site requires Landlock ABI {min_abi}, which Docker does not provide for builds");
     let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
-    Err(TargetError::usage(message, hint))
+    Err(BuildError::usage(message, hint))
 }
 
 /// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.
-async fn cell_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
-    job.stage(Stage::Toolchain);
-    let get = || toolchain_tree(job.parts, &job.toolchain, job.cell);
-    let (tree, image) = verified_tree(job.parts, get, |(tree, _)| Some(tree)).await?;
-    host_tools::check(job, headers, &tree).await?;
+async fn cell_toolchain(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
+    build.stage(Stage::Toolchain);
+    let get = || toolchain_tree(build.services, &build.toolchain, build.cell);
+    let (tree, image) = verified_tree(build.services, get, |(tree, _)| Some(tree)).await?;
+    host_tools::check(build, headers, &tree).await?;
     Ok((tree, image))
 }
 
 /// Returns the trees and steps of a build in a sandbox, with a cross toolchain if the kernel's architecture is foreign.
-async fn sandbox_base(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
-    if !cross::is_foreign(job) {
-        let (tree, toolchain) = cell_toolchain(job, headers).await?;
-        let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-        return Ok(in_place_base(job, headers, tree, &base, job.cell.target.arch));
+async fn sandbox_base(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
+    if !cross::is_foreign(build) {
+        let (tree, toolchain) = cell_toolchain(build, headers).await?;
+        let base = Base::of(&build.cell.base_name, &toolchain.image.config);
+        return Ok(in_place_base(build, headers, tree, &base, build.cell.target.arch));
     }
-    job.stage(Stage::Toolchain);
-    let (tree, base) = cross::toolchain(job, headers).await?;
+    build.stage(Stage::Toolchain);
+    let (tree, base) = cross::toolchain(build, headers).await?;
     // The build's programs run on this machine, so `uname -m` must print this machine's architecture.
-    Ok(in_place_base(job, headers, tree, &base, native()).map(|mut base| {
+    Ok(in_place_base(build, headers, tree, &base, native()).map(|mut base| {
         base.lowers.reverse();
         base
     }))
@@ -147,53 +147,57 @@ async fn sandbox_base(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPla
 
 /// Returns the trees and steps, or an error if the Dockerfile needs a feature that in-place builds do not support.
 fn in_place_base(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     headers: &HeaderSet,
     toolchain: PathBuf,
     base: &Base,
     machine: Architecture,
 ) -> Result<InPlaceBase, StepsError> {
-    let recipe = steps::read(&job.cell.dockerfile, base)?;
-    recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
+    let recipe = steps::read(&build.cell.dockerfile, base)?;
+    recipe.notes.iter().for_each(|note| build.note(&note.to_string()));
     let mut steps = recipe.steps;
     let setup = [
         headers.compiler.map(probe_step),
-        btf_source(job, headers).map(hide_vmlinux_step),
-        Some(uname_step(job, machine)),
+        btf_source(build, headers).map(hide_vmlinux_step),
+        Some(uname_step(build, machine)),
     ];
     steps.splice(0..0, setup.into_iter().flatten());
     Ok(InPlaceBase { steps, lowers: [headers.root.clone(), toolchain], headers: headers.key.clone() })
 }
 
-fn unsupported_template(job: &Job<'_>, error: &StepsError) -> TargetError {
-    let message = format!("template {}: {error}", job.image.spec.template);
-    TargetError::finding(FindingKind::Compile, message, None)
+fn unsupported_template(build: &CellBuild<'_>, error: &StepsError) -> BuildError {
+    let message = format!("template {}: {error}", build.image.spec.template);
+    BuildError::problem(ProblemKind::Compile, message, None)
 }
 
-/// Ensures that the engine has the base image of the cell's Dockerfile.
-async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
-    let Job { parts, cell, toolchain, .. } = job;
+/// Builds the base image of the cell's Dockerfile in the engine, unless the engine has it.
+async fn build_base_image_if_absent(
+    build: &CellBuild<'_>,
+    headers: &HeaderSet,
+    engine: &DockerEngine,
+) -> Result<()> {
+    let CellBuild { services, cell, toolchain, .. } = build;
     // Builds run concurrently and can share a base.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
-    let _lock = parts.cache.lock("base", key, LockMode::Exclusive).await?;
-    parts.cache.stamp("base", key)?;
+    let _lock = services.cache.lock("base", key, LockMode::Exclusive).await?;
+    services.cache.stamp("base", key)?;
     if engine.has_image(&cell.base_name).await? {
         return Ok(());
     }
-    kept::make_room(parts, engine).await;
-    job.stage(Stage::Toolchain);
-    let toolchain = ensure_toolchain(job, engine, toolchain).await?;
-    job.stage(Stage::Base);
+    engine_images::make_room(services, engine).await;
+    build.stage(Stage::Toolchain);
+    let toolchain = provide_toolchain(build, engine, toolchain).await?;
+    build.stage(Stage::Base);
     let log = Arc::new(ProbeLog::default());
-    let build = BuildJob {
+    let request = BuildRequest {
         id: format!("base-{}-{}", cell.input_hash.short(), std::process::id()),
-        dockerfile: base_dockerfile(job, &toolchain, headers.compiler, btf_source(job, headers)),
+        dockerfile: base_dockerfile(build, &toolchain, headers.compiler, btf_source(build, headers)),
         context: vec![ContextEntry { dest: "kernel".to_owned(), from: headers.root.clone() }],
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        cancel: parts.cancel.clone(),
+        cancel: services.process.cancel.clone(),
     };
-    match engine.build_image(&build, &cell.base_name).await {
-        Err(EngineError::Step(message)) => Err(match missing_compiler(job, headers, &log) {
+    match engine.build_image(&request, &cell.base_name).await {
+        Err(EngineError::Step(message)) => Err(match missing_compiler(build, headers, &log) {
             Some(error) => error,
             None => EngineError::Step(message).into(),
         }),
@@ -202,56 +206,64 @@ async fn ensure_base_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEn
 }
 
 /// Returns an error if the probe has found that the toolchain lacks the kernel's compiler.
-pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
+pub(super) fn missing_compiler(
+    build: &CellBuild<'_>,
+    headers: &HeaderSet,
+    log: &ProbeLog,
+) -> Option<BuildError> {
     let (required, offered) = headers.compiler.zip(log.offered())?;
-    let family = &job.family.metadata.name;
+    let family = &build.family.metadata.name;
     let message = format!(
         "the kernel was built with {required}, which the toolchain of family {family} lacks; it offers {offered}"
     );
     let hint = format!(
         "add the package of {required} to the toolchain of kernels family {family}, or name an image that has it"
     );
-    Some(TargetError::finding(FindingKind::Compile, message, Some(hint)))
+    Some(BuildError::problem(ProblemKind::Compile, message, Some(hint)))
 }
 
-/// Ensures that the engine has the toolchain, and returns its name there.
-async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
-    let parts = job.parts;
-    let Some(root) = PackageRoot::of_toolchain(toolchain, &job.cell.target) else {
+/// Pulls or imports the toolchain, unless the engine has it. Returns the name of its image.
+async fn provide_toolchain(
+    build: &CellBuild<'_>,
+    engine: &DockerEngine,
+    toolchain: &Toolchain,
+) -> Result<String> {
+    let services = build.services;
+    let Some(root) = PackageRoot::of_toolchain(toolchain, &build.cell.target) else {
         // Use the digest from the input hash, even if the tag has moved since.
-        let reference: ImageReference = job.cell.toolchain.parse()?;
+        let reference: ImageReference = build.cell.toolchain.parse()?;
         if engine.has_image(&reference.to_string()).await? {
             return Ok(reference.to_string());
         }
-        let copy = parts.mirrored_reference(reference.clone()).await?;
+        let copy = services.images.mirrored_reference(reference.clone()).await?;
         // No engine can pull from a layout directory.
         let reference = if copy.repository.host().is_some() { copy } else { reference };
-        let pull = || pull(parts, engine, &reference);
-        return parts.retry("pull toolchain image", pull).await;
+        let pull = || pull(services, engine, &reference);
+        return services.process.retry("pull toolchain image", pull).await;
     };
     // Name the image by its content: an image named after the definition could come from anywhere.
-    let (digest, layer) = root_fs_layer(parts, &root, job.cell).await?;
+    let (digest, layer) = root_fs_layer(services, &root, build.cell).await?;
     let key = &digest.hex()[..24];
     let name = format!("{LOCAL_PREFIX}toolchain:{key}");
-    let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
-    parts.cache.stamp("toolchain", key)?;
+    let _lock = services.cache.lock("toolchain", key, LockMode::Exclusive).await?;
+    services.cache.stamp("toolchain", key)?;
     if !engine.has_image(&name).await? {
-        let build = BuildJob {
+        let request = BuildRequest {
             id: format!("toolchain-{}", std::process::id()),
             dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),
             context: vec![ContextEntry { dest: "rootfs.tar.gz".to_owned(), from: layer }],
             log: Arc::new(ProbeLog::default()),
-            cancel: parts.cancel.clone(),
+            cancel: services.process.cancel.clone(),
         };
-        engine.build_image(&build, &name).await?;
+        engine.build_image(&request, &name).await?;
     }
     Ok(name)
 }
 
 /// Ensures that the engine has an image, from a mirror or its own registry, and returns its name there. The engine
 /// connects to the network directly, so its hosts are checked against the site's network policy first.
-async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
-    let net = parts.fetcher.net();
+async fn pull(services: &BuildServices, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
+    let net = services.fetcher.net();
     let candidates = net.image_candidates(&image.repository);
     let name_in = |repository: &Repository| {
         ImageReference { repository: repository.clone(), version: image.version.clone() }.to_string()
@@ -261,10 +273,10 @@ async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> R
             return Ok(name);
         }
     }
-    let mut outcome = Err(TargetError::no_such_image(image));
+    let mut outcome = Err(BuildError::no_such_image(image));
     for repository in &candidates {
         let name = name_in(repository);
-        outcome = pull_from(parts, engine, repository, &name).await.map(|()| name);
+        outcome = pull_from(services, engine, repository, &name).await.map(|()| name);
         match &outcome {
             Ok(_) => break,
             Err(error) if *repository != image.repository => {
@@ -276,12 +288,17 @@ async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> R
     outcome
 }
 
-async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, name: &str) -> Result<()> {
-    if let Some(host) = HostPort::of_registry(&place.normalized().0) {
+async fn pull_from(
+    services: &BuildServices,
+    engine: &DockerEngine,
+    repository: &Repository,
+    name: &str,
+) -> Result<()> {
+    if let Some(host) = HostPort::of_registry(&repository.normalized().0) {
         let what = format!("pull of toolchain image {name}");
-        parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
+        services.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
     }
-    let found = parts.credentials.password(place).await;
+    let found = services.images.credentials.password(repository).await;
     let credentials = found.map(|(username, password)| Credentials { username, password });
     Ok(engine.pull(name, credentials.as_ref()).await?)
 }
@@ -289,12 +306,12 @@ async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, nam
 /// Returns a Dockerfile that adds a header set to a toolchain. The build fails at once if the toolchain lacks the
 /// kernel's compiler: in the middle of a driver's build, the same error would come late and be hard to interpret.
 fn base_dockerfile(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     toolchain: &str,
     compiler: Option<Compiler>,
     btf_source: Option<String>,
 ) -> String {
-    let target = &job.cell.target;
+    let target = &build.cell.target;
     let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
     if let Some(path) = btf_source {
         let _ = writeln!(text, "RUN rm {path}");
@@ -309,10 +326,10 @@ fn base_dockerfile(
 /// Returns the path of the headers' `vmlinux` if the build must not use it. kbuild generates BTF for modules from this
 /// file. Without the file, kbuild generates no BTF, whatever the kernel's configuration says. With the file, but
 /// without pahole or debug information, no module compiles. Decision 23 says which modules get BTF.
-fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
-    let release = &job.cell.target.release;
-    let build = find_build(&headers.root, release).ok()?;
-    let must_hide = !job.family.spec.btf && headers.root.join(build).join("vmlinux").is_file();
+fn btf_source(build: &CellBuild<'_>, headers: &HeaderSet) -> Option<String> {
+    let release = &build.cell.target.release;
+    let build_dir = find_build(&headers.root, release).ok()?;
+    let must_hide = !build.family.spec.btf && headers.root.join(build_dir).join("vmlinux").is_file();
     must_hide.then(|| format!("/lib/modules/{release}/build/vmlinux"))
 }
 
@@ -328,8 +345,8 @@ fn probe_step(compiler: Compiler) -> Step {
 }
 
 /// Step that installs a `uname` that prints the target kernel's release.
-fn uname_step(job: &Job<'_>, machine: Architecture) -> Step {
-    let release = job.cell.target.release.as_str();
+fn uname_step(build: &CellBuild<'_>, machine: Architecture) -> Step {
+    let release = build.cell.target.release.as_str();
     let command = install_uname(release, machine.gnu_name());
     setup_step(
         format!("set uname to release {release}"),

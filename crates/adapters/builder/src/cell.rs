@@ -11,23 +11,26 @@ use farrier_core::{
 
 use crate::{
     images::{look_up_root_fs, look_up_sources},
-    parts::{Parts, Result, TargetError, image_location},
     resolve::resolve,
+    services::{BuildError, BuildServices, Result, image_location},
 };
 
 /// Returns the cell of one image for one kernel. Its needs must be published.
-pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
-    let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
-    let resolved = resolved(parts, &images, target).await;
-    let location = image_location(parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location));
+pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
+    let images = in_build_order(&services.definitions, find_image(&services.definitions, name)?);
+    let resolved = resolved(services, &images, target).await;
+    let location = image_location(
+        services.images.needs_from.as_ref().map_or(&services.images.location, |from| &from.location),
+    );
     let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
     let subject = || format!("{name} for {target}");
     for image in images {
-        let inputs = CellInputs { definitions: &parts.definitions, resolved: &resolved, location: &location };
+        let inputs =
+            CellInputs { definitions: &services.definitions, resolved: &resolved, location: &location };
         match plan::cell_for(&inputs, &published, &mut templates, image, target) {
             Ok(cell) if image.metadata.name == *name => return Ok(cell),
             Ok(needed) => {
-                if let Some(found) = parts.look_up(&needed.reference).await? {
+                if let Some(found) = services.look_up(&needed.reference).await? {
                     published.insert(needed.reference, found);
                 }
             }
@@ -38,38 +41,38 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
             Err(_) => {}
         }
     }
-    Err(TargetError::definition_gone(&subject()))
+    Err(BuildError::definition_gone(&subject()))
 }
 
 /// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
-pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<String> {
-    let image = find(&parts.definitions, name)?;
-    let resolved = resolved(parts, &[image], target).await;
-    let location = image_location(&parts.location);
-    let inputs = CellInputs { definitions: &parts.definitions, resolved: &resolved, location: &location };
+pub async fn dockerfile(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<String> {
+    let image = find_image(&services.definitions, name)?;
+    let resolved = resolved(services, &[image], target).await;
+    let location = image_location(&services.images.location);
+    let inputs = CellInputs { definitions: &services.definitions, resolved: &resolved, location: &location };
     plan::dockerfile_for(&inputs, image, target)
         .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))
 }
 
 /// Error for a cell that cannot be built. If an external system was unreachable, the command is not at fault.
-fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> TargetError {
+fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> BuildError {
     if resolved.unreachable && !reason.is_not_applicable() {
-        TargetError::Unresolved(subject, reason)
+        BuildError::Unresolved(subject, reason)
     } else {
-        TargetError::Skipped(subject, reason)
+        BuildError::Skipped(subject, reason)
     }
 }
 
-async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
+async fn resolved(services: &BuildServices, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
     let targets = BTreeSet::from([target.clone()]);
-    let mut resolved = resolve(parts, images, &targets).await;
-    look_up_sources(parts, images, &targets, &mut resolved).await;
-    look_up_root_fs(parts, images, &targets, &mut resolved).await;
+    let mut resolved = resolve(services, images, &targets).await;
+    look_up_sources(services, images, &targets, &mut resolved).await;
+    look_up_root_fs(services, images, &targets, &mut resolved).await;
     resolved
 }
 
-pub(super) fn find<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
-    definitions.images.get(name).ok_or_else(|| TargetError::no_image(name, definitions.images.keys()))
+pub(super) fn find_image<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
+    definitions.images.get(name).ok_or_else(|| BuildError::no_image(name, definitions.images.keys()))
 }
 
 /// Returns the images that an image needs, directly or indirectly, in build order, followed by the image itself.

@@ -15,22 +15,22 @@ use farrier_yaml::similar;
 use kmod::{self, BootReport, CheckReport, CheckRequest, ExtraKernelFacts, KernelFacts, Rule, Verdict};
 
 use super::{
+    cell_build::{CellBuild, CheckedPayload, CompileInputs, Payload},
     firmware,
-    job::{CheckedPayload, CompileInputs, Job, Payload},
     sign::{self, Signing},
 };
-use crate::parts::{BootCheck, Finding, FindingKind, Result, Stage, TargetError};
+use crate::services::{BootCheck, BuildError, BuildProblem, ProblemKind, Result, Stage};
 
 /// Fails fast if the definition asks for a boot check that this farrier cannot run.
-pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
-    if !job.image.spec.check.boot {
+pub(super) async fn ensure_boot_check_is_possible(build: &CellBuild<'_>) -> Result<()> {
+    if !build.image.spec.check.boot {
         return Ok(());
     }
-    if let Some(checker) = &job.parts.boot_checker {
-        return checker.ensure_can_boot(job.cell.target.arch).await;
+    if let Some(checker) = &build.services.tools.boot_checker {
+        return checker.ensure_can_boot(build.cell.target.arch).await;
     }
-    let name = &job.image.metadata.name;
-    Err(TargetError::unmet(
+    let name = &build.image.metadata.name;
+    Err(BuildError::unmet(
         format!(
             "image {name} asks for a boot check (check.boot: true), but this farrier cannot boot kernels"
         ),
@@ -41,18 +41,18 @@ pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
 /// Checks a payload against its kernel's header set, signs its modules if the site signs modules, and boots them if the
 /// definition asks for it. `previous` is the signer of a reused payload.
 pub(super) async fn check(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     compile_inputs: &CompileInputs,
     payload: Payload,
     previous: Option<&ModuleSignerFact>,
 ) -> Result<CheckedPayload> {
-    job.stage(Stage::Check);
-    let signing = sign::signing(job, &compile_inputs.headers, previous).await?;
-    let report = static_check(job, compile_inputs, signing.as_ref(), &payload).await?;
-    accept(job, &report)?;
-    sign::sign(job, signing, &payload).await?;
-    let report = boot(job, compile_inputs, &payload, report).await?;
-    accept(job, &report)?;
+    build.stage(Stage::Check);
+    let signing = sign::signing(build, &compile_inputs.headers, previous).await?;
+    let report = static_check(build, compile_inputs, signing.as_ref(), &payload).await?;
+    ensure_publishable(build, &report)?;
+    sign::sign(build, signing, &payload).await?;
+    let report = boot_check(build, compile_inputs, &payload, report).await?;
+    ensure_publishable(build, &report)?;
     Ok(CheckedPayload::of(payload, &compile_inputs.headers, report))
 }
 
@@ -78,21 +78,21 @@ pub async fn check_with_kernel_image<E, F: Future<Output = Result<CheckReport, E
 
 /// Checks the payload against the headers and the kernel image. Modules that are about to be signed count as signed.
 pub(super) async fn static_check(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     compile_inputs: &CompileInputs,
     signing: Option<&Signing>,
     payload: &Payload,
 ) -> Result<CheckReport> {
     let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
     let mut modules = blocking(move || payload::read_modules(&tree, &budget)).await?;
-    let files = firmware::files(job, payload, &modules).await?;
+    let files = firmware::files(build, payload, &modules).await?;
     let signing_key_id = signing.map(|signing| signing.mark_as_signed(&mut modules));
     let modules = Arc::new(modules);
     let check = |mut facts: KernelFacts| {
         facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
-        let (required, needs) = (to_strings(&job.image.spec.modules), compile_inputs.needed.tables.clone());
-        let (deny_unproven, files) = (denies_unproven(job), files.clone());
+        let (required, needs) = (to_strings(&build.image.spec.modules), compile_inputs.needed.tables.clone());
+        let (deny_unproven, files) = (denies_unproven(build), files.clone());
         blocking(move || {
             let report = kmod::check(&CheckRequest {
                 kernel: &facts,
@@ -104,38 +104,39 @@ pub(super) async fn static_check(
             Ok(if deny_unproven { report.deny_unproven() } else { report })
         })
     };
-    check_with_kernel_image(compile_inputs.headers.facts.clone(), check, kernel_image_facts(job)).await
+    check_with_kernel_image(compile_inputs.headers.facts.clone(), check, kernel_image_facts(build)).await
 }
 
 /// Returns facts from the kernel's own image, if the family names one.
-async fn kernel_image_facts(job: &Job<'_>) -> Result<Option<ExtraKernelFacts>> {
-    let Job { parts, cell, family, .. } = job;
+async fn kernel_image_facts(build: &CellBuild<'_>) -> Result<Option<ExtraKernelFacts>> {
+    let CellBuild { services, cell, family, .. } = build;
     if family.spec.kernel_image.is_none() {
         return Ok(None);
     }
-    let fetch = || parts.fetcher.kernel_images().find(family, &cell.target);
-    match parts.retry("fetch kernel image", fetch).await? {
-        KernelImageLookup::Found(kernel) => Ok(Some(parts.fetcher.kernel_images().facts(&kernel).await?)),
+    let fetch = || services.fetcher.kernel_images().find(family, &cell.target);
+    match services.process.retry("fetch kernel image", fetch).await? {
+        KernelImageLookup::Found(kernel) => Ok(Some(services.fetcher.kernel_images().facts(&kernel).await?)),
         KernelImageLookup::Missing { .. } => Ok(None),
     }
 }
 
 /// Adds the result of a boot check, if the definition asks for one.
-pub(super) async fn boot(
-    job: &Job<'_>,
+pub(super) async fn boot_check(
+    build: &CellBuild<'_>,
     compile_inputs: &CompileInputs,
     payload: &Payload,
     report: CheckReport,
 ) -> Result<CheckReport> {
-    let Some(checker) = job.parts.boot_checker.as_ref().filter(|_| job.image.spec.check.boot) else {
+    let Some(checker) = build.services.tools.boot_checker.as_ref().filter(|_| build.image.spec.check.boot)
+    else {
         return Ok(report);
     };
-    job.stage(Stage::Boot);
+    build.stage(Stage::Boot);
     let indices = report.load_order_indices().into_iter();
     let in_load_order = indices.filter_map(|index| report.modules.get(index));
     let check = BootCheck {
-        target: &job.cell.target,
-        family: job.family,
+        target: &build.cell.target,
+        family: build.family,
         payload: &payload.tree,
         modules: in_load_order.map(|module| module.path.clone()).collect(),
         needed: &compile_inputs.needed.modules,
@@ -144,25 +145,25 @@ pub(super) async fn boot(
     // Dropping the future stops the virtual machine.
     tokio::select! {
         biased;
-        () = job.parts.cancel.cancelled() => Err(TargetError::Canceled),
+        () = build.services.process.cancel.cancelled() => Err(BuildError::Canceled),
         booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
     }
 }
 
 /// Whether the site denies modules for which the check has no proof that they fit the kernel.
-fn denies_unproven(job: &Job<'_>) -> bool {
-    job.parts.definitions.site.check.unproven == UnprovenPolicy::Deny
+fn denies_unproven(build: &CellBuild<'_>) -> bool {
+    build.services.definitions.site.check.unproven == UnprovenPolicy::Deny
 }
 
 /// Fails if a payload with this report must not be published.
-fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
-    let unknown = job.image.spec.check.unknown;
-    let has_denied_modules = denies_unproven(job) && report.unproven() > 0;
+fn ensure_publishable(build: &CellBuild<'_>, report: &CheckReport) -> Result<()> {
+    let unknown = build.image.spec.check.unknown;
+    let has_denied_modules = denies_unproven(build) && report.unproven() > 0;
     let boot_failure = report.boot.as_ref().and_then(BootReport::failure);
     let (kind, message, hint) = match (report.verdict, boot_failure) {
         (Verdict::Loads, _) => return Ok(()),
         (Verdict::Unknown, _) if has_denied_modules => (
-            FindingKind::Unknown,
+            ProblemKind::Unknown,
             format!("nothing proves that the modules fit, and check.unproven of site.yaml is deny: {}", report.summary()),
             format!(
                 "to prove it: {}; or accept such modules with check: {{unproven: allow}} in site.yaml",
@@ -171,7 +172,7 @@ fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
         ),
         (Verdict::Unknown, _) if unknown == UnknownPolicy::Allow => return Ok(()),
         (Verdict::Unknown, _) => (
-            FindingKind::Unknown,
+            ProblemKind::Unknown,
             format!(
                 "the check cannot tell whether the modules load, and check.unknown is deny: {}",
                 report.summary()
@@ -182,19 +183,19 @@ fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
             ),
         ),
         (Verdict::Refused, Some(failure)) => (
-            FindingKind::BootRefused,
+            ProblemKind::BootRefused,
             format!("the boot check failed: {failure}"),
             "the kernel itself refuses the modules: see its messages above; farrier does not retry until an input changes".to_owned(),
         ),
         (Verdict::Refused, None) => (
-            FindingKind::Refused,
+            ProblemKind::Refused,
             format!("check refused the modules: {}", report.summary()),
-            missing_modules_hint(job.image, report)
+            missing_modules_hint(build.image, report)
                 .unwrap_or_else(|| "the modules do not fit this kernel: see the report above".to_owned()),
         ),
     };
     let detail = report.to_string().lines().map(str::to_owned).collect();
-    Err(Finding { kind, message, detail, hint: Some(hint) }.into())
+    Err(BuildProblem { kind, message, detail, hint: Some(hint) }.into())
 }
 
 /// Returns the hint for a report that is refused only because required modules are absent.

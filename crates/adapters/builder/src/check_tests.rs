@@ -5,7 +5,7 @@ use farrier_payload::DecompressionBudget;
 use kmod::{BootOutcome, ModuleBoot, testing::ModuleFile};
 use serde_json::json;
 
-use super::{super::job::NeedInputs, *};
+use super::{super::cell_build::NeedInputs, *};
 use crate::{
     build_one,
     failures::record_outcome,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A function that returns the result of a scripted boot.
-type Answer = fn() -> Result<BootReport, TargetError>;
+type Answer = fn() -> Result<BootReport, BuildError>;
 
 fn boot_report(outcome: BootOutcome) -> BootReport {
     BootReport {
@@ -26,32 +26,32 @@ fn boot_report(outcome: BootOutcome) -> BootReport {
 }
 
 /// Returns a report with the verdict unknown, made by the real check of a header set without `Module.symvers`.
-async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
+async fn unknown(bench: &Bench) -> Result<CheckReport, BuildError> {
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
-    let mut headers = crate::headers::fetch(&job).await.unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
+    let mut headers = crate::headers::fetch(&build).await.unwrap();
     headers.facts.symbols = None;
     let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
     let payload = bench.payload(K9, &[&module()]);
-    Ok(check(&job, &compile_inputs, payload, None).await?.report)
+    Ok(check(&build, &compile_inputs, payload, None).await?.report)
 }
 
 #[tokio::test]
 async fn firmware_that_the_payload_lacks_is_reported() {
     let bench = Bench::new(&json!({}));
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
-    let headers = crate::headers::fetch(&job).await.unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
+    let headers = crate::headers::fetch(&build).await.unwrap();
     let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
     let payload = bench.payload(K9, &[&module().info("firmware", "acme/*.fw")]);
-    let lacking = static_check(&job, &compile_inputs, None, &payload).await.unwrap();
+    let lacking = static_check(&build, &compile_inputs, None, &payload).await.unwrap();
     assert_eq!(lacking.verdict, Verdict::Loads, "firmware is a fact about the image, not a verdict");
     assert_eq!(lacking.modules[0].about.missing_firmware, ["acme/*.fw"]);
     assert!(lacking.to_string().contains("firmware of m that the image lacks: acme/*.fw\n"), "{lacking}");
     let place = payload.tree.join("lib/firmware/acme");
     fs_err::create_dir_all(&place).unwrap();
     fs_err::write(place.join("a.fw.xz"), "").unwrap();
-    let complete = static_check(&job, &compile_inputs, None, &payload).await.unwrap();
+    let complete = static_check(&build, &compile_inputs, None, &payload).await.unwrap();
     assert!(complete.modules[0].about.missing_firmware.is_empty(), "{complete}");
 }
 
@@ -84,7 +84,9 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
     let error = unknown(&bench).await.unwrap_err();
-    let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
+    let BuildError::Problem(BuildProblem { kind: ProblemKind::Unknown, .. }) = &error else {
+        panic!("{error}")
+    };
     let settle = unknown_report.remedies(Verdict::Unknown);
     assert!(!settle.is_empty());
     assert!(error.is_permanent() && error.is_caused_by_policy());
@@ -94,27 +96,28 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
 
     // The failure is recorded with the policy that caused it.
     let cell = bench.cell(K9).await;
-    record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
-    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    record_outcome(&bench.services, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.services.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
     bench.image().spec.check.unknown = UnknownPolicy::Allow;
-    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
 }
 
 #[tokio::test]
 async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() {
     let mut bench = Bench::new(&json!({}));
     // Without `Module.symvers` nothing is known about symbols.
-    std::fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
+    std::fs::remove_file(bench.services.definitions.root.join(format!("headers-{K9}/Module.symvers")))
+        .unwrap();
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(built.report.verdict, Verdict::Unknown);
     let (name, target) = ("x".parse().unwrap(), Bench::target(K9));
-    let outcome = build_one(&bench.parts, &name, &target, true, false).await.unwrap();
+    let outcome = build_one(&bench.services, &name, &target, true, false).await.unwrap();
     assert!(outcome.built.is_none());
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
-    let error = build_one(&bench.parts, &name, &target, true, false).await.unwrap_err();
+    let error = build_one(&bench.services, &name, &target, true, false).await.unwrap_err();
     assert!(error.to_string().ends_with("with the verdict unknown, and check.unknown is deny"), "{error}");
     assert!(error.hint().is_some());
 }
@@ -126,9 +129,9 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let bomb = zstd::encode_all(io::repeat(0).take(1 << 20), 1).unwrap();
     let (cell, deadline) = (bench.cell(K9).await, bench.image().spec.build.deadline);
     let checked = async |budget: DecompressionBudget| {
-        let job = Job::of(&bench.parts, &cell).unwrap();
+        let build = CellBuild::of(&bench.services, &cell).unwrap();
         let compile_inputs = CompileInputs {
-            headers: crate::headers::fetch(&job).await.unwrap(),
+            headers: crate::headers::fetch(&build).await.unwrap(),
             needed: NeedInputs::default(),
         };
         let mut payload = bench.payload(K9, &[&module()]);
@@ -136,25 +139,28 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
             fs_err::write(payload.tree.join(format!("{number}.ko.zst")), &bomb).unwrap();
         }
         payload.decompression = Arc::new(budget);
-        check(&job, &compile_inputs, payload, None).await.map(|checked| checked.report).unwrap_err()
+        check(&build, &compile_inputs, payload, None).await.map(|checked| checked.report).unwrap_err()
     };
     let refused = checked(DecompressionBudget::without_build()).await;
-    assert!(matches!(refused, TargetError::Finding(Finding { kind: FindingKind::Refused, .. })), "{refused}");
+    assert!(
+        matches!(refused, BuildError::Problem(BuildProblem { kind: ProblemKind::Refused, .. })),
+        "{refused}"
+    );
 
     let many = checked(DecompressionBudget::of_bytes(9 << 20)).await;
-    assert!(many.to_string().starts_with("decompress module "), "{many}");
+    assert!(many.to_string().starts_with("cannot decompress module "), "{many}");
     assert!(many.to_string().ends_with("the limit for all modules of one check is 9437184 bytes"), "{many}");
     assert!(many.is_permanent() && !many.is_caused_by_deadline() && many.hint().is_some());
 
     let late = checked(DecompressionBudget::of_build(deadline, deadline.duration())).await;
     assert!(late.to_string().ends_with(": the deadline of 2h has passed"), "{late}");
     assert!(late.is_permanent() && late.is_caused_by_deadline() && late.hint().is_some());
-    record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
-    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    record_outcome(&bench.services, &cell, &Err(late)).unwrap();
+    let failures = known_failures(&bench.services.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
     bench.image().spec.build.deadline = Period::seconds(3 * 60 * 60);
-    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
+    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
 }
 
 #[tokio::test]
@@ -162,7 +168,7 @@ async fn a_refused_module_is_not_booted() {
     let (bench, scripted) =
         Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Ok(boot_report(BootOutcome::Loaded)));
     let error = bench.publish(K9, &[&ModuleFile::named("m").needs("printk", 2)]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Finding(Finding { kind: FindingKind::Refused, .. })), "{error}");
+    assert!(matches!(error, BuildError::Problem(BuildProblem { kind: ProblemKind::Refused, .. })), "{error}");
     assert!(scripted.asked.lock().unwrap().is_empty());
 }
 
@@ -206,7 +212,7 @@ async fn a_boot_that_does_not_load_stops_the_target() {
         assert_eq!(error.to_string(), format!("the boot check failed: {said}"));
         assert!(error.is_permanent() && error.is_caused_by_policy() && error.hint().is_some());
         let reference = bench.cell(K9).await.reference;
-        assert!(bench.parts.look_up(&reference).await.unwrap().is_none(), "nothing is published");
+        assert!(bench.services.look_up(&reference).await.unwrap().is_none(), "nothing is published");
     }
 }
 
@@ -225,9 +231,9 @@ async fn a_boot_check_that_nobody_can_make_is_an_error_at_once() {
 
 #[tokio::test]
 async fn faults_of_the_virtual_machine_pass_through() {
-    let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(TargetError::Canceled));
+    let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(BuildError::Canceled));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Canceled) && !error.is_permanent(), "{error}");
+    assert!(matches!(error, BuildError::Canceled) && !error.is_permanent(), "{error}");
 }
 
 /// A kernel with `CONFIG_MODULE_FORCE_LOAD` loads a module without vermagic, and nothing proves that the module fits.
@@ -238,9 +244,11 @@ async fn what_is_unproven_is_published_unless_the_site_denies_it() {
     let mut file = module();
     file.info.retain(|(key, _)| *key != "vermagic");
 
-    bench.parts.definitions.site.check.unproven = UnprovenPolicy::Deny;
+    bench.services.definitions.site.check.unproven = UnprovenPolicy::Deny;
     let error = bench.publish(K9, &[&file]).await.unwrap_err();
-    let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
+    let BuildError::Problem(BuildProblem { kind: ProblemKind::Unknown, .. }) = &error else {
+        panic!("{error}")
+    };
     let message = error.to_string();
     assert!(
         message
@@ -248,14 +256,14 @@ async fn what_is_unproven_is_published_unless_the_site_denies_it() {
         "{message}"
     );
     let cell = bench.cell(K9).await;
-    record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
-    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    record_outcome(&bench.services, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.services.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
     let applies =
-        |bench: &Bench| failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site);
+        |bench: &Bench| failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site);
     assert!(applies(&bench));
 
-    bench.parts.definitions.site.check.unproven = UnprovenPolicy::Allow;
+    bench.services.definitions.site.check.unproven = UnprovenPolicy::Allow;
     assert!(!applies(&bench));
     let built = bench.publish(K9, &[&file]).await.unwrap();
     assert_eq!(built.report.short_summary(), "1 module: loads, unproven");

@@ -17,7 +17,7 @@ use farrier_core::{
     provenance::Confinement,
 };
 use farrier_definitions::read_patch;
-use farrier_engines::{BuildJob, BuildLog, ContextEntry, EngineError, InPlace};
+use farrier_engines::{BuildLog, BuildRequest, ContextEntry, EngineError, InPlace};
 use farrier_local::blocking::blocking;
 use farrier_payload as payload;
 use farrier_payload::DecompressionBudget;
@@ -27,27 +27,27 @@ use tokio_util::sync::CancellationToken;
 use super::{
     FileLog,
     base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, missing_compiler},
-    job::{CompileInputs, Job, Payload, ensure_planned},
+    cell_build::{CellBuild, CompileInputs, Payload, ensure_planned},
     logs::log_path,
     pod,
 };
 use crate::{
     images::fetch_source,
-    parts::{Finding, FindingKind, Result, Stage, TargetError},
+    services::{BuildError, BuildProblem, ProblemKind, Result, Stage},
 };
 
 /// Runs the engine and returns the payload that it produced.
 pub(super) async fn compile(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     base: &PreparedBase,
     compile_inputs: &CompileInputs,
 ) -> Result<Payload> {
-    let Job { parts, cell, image, .. } = job;
-    let work = parts.cache.scratch()?;
-    let (mut context, sources) = build_context(job, work.path()).await?;
+    let CellBuild { services, cell, image, .. } = build;
+    let work = services.cache.scratch()?;
+    let (mut context, sources) = build_context(build, work.path()).await?;
     context.extend(compile_inputs.needed.context.iter().cloned());
-    let log_path = log_path(&parts.cache, cell)?;
-    let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
+    let log_path = log_path(&services.cache, cell)?;
+    let (reporter, subject) = (Arc::clone(&services.process.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
     let live_probe = Arc::clone(&probe);
     let live = move |line: &str| {
@@ -55,58 +55,66 @@ pub(super) async fn compile(
         reporter.output(&subject, line);
     };
     let log = Arc::new(FileLog::create(&log_path, live)?);
-    let build = BuildJob {
-        id: job_id(job),
+    let request = BuildRequest {
+        id: request_id(build),
         dockerfile: cell.dockerfile.clone(),
         context,
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        cancel: parts.cancel.child_token(),
+        cancel: services.process.cancel.child_token(),
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
     // Canceled when the steps start. The deadline applies to the steps only, because a build may first wait for capacity.
-    let begun = CancellationToken::new();
+    let steps_started = CancellationToken::new();
     if !matches!(base, PreparedBase::InCluster(..)) {
-        job.stage(Stage::Compile);
-        begun.cancel();
+        build.stage(Stage::Compile);
+        steps_started.cancel();
     }
     let run = async {
         match (base, image.spec.output) {
             (PreparedBase::InPlace(sandbox, base), _) => {
                 let scratch = work.path().join("sandbox");
-                let least_landlock = parts.definitions.site.builds.landlock;
-                let build = in_place_build(base, build.clone(), scratch, image.spec.build, least_landlock);
-                Ok(sandbox.compile(build, &tree).await?)
+                let least_landlock = services.definitions.site.builds.landlock;
+                let in_place =
+                    in_place_build(base, request.clone(), scratch, image.spec.build, least_landlock);
+                Ok(sandbox.compile(in_place, &tree).await?)
             }
             (PreparedBase::InCluster(cluster, base, toolchain), _) => {
-                Box::pin(pod::compile(job, (cluster, base, toolchain), build.clone(), &begun, &tree)).await
+                Box::pin(pod::compile(
+                    build,
+                    (cluster, base, toolchain),
+                    request.clone(),
+                    &steps_started,
+                    &tree,
+                ))
+                .await
             }
             (PreparedBase::Image(engine), Output::Payload) => {
-                engine.build_payload(&build, &tree).await?;
+                engine.build_payload(&request, &tree).await?;
                 Ok(Confinement::default())
             }
             (PreparedBase::Image(engine), Output::Image) => {
-                engine.build_archive(&build, &archive).await?;
+                engine.build_archive(&request, &archive).await?;
                 Ok(Confinement::default())
             }
         }
     };
     let deadline = image.spec.build.deadline;
-    let started = OnceLock::new();
-    let outcome = within(deadline, (&begun, &started), &build.cancel, run).await;
-    let elapsed = started.get().map(Instant::elapsed).unwrap_or_default();
+    let started_at = OnceLock::new();
+    let outcome = within(deadline, (&steps_started, &started_at), &request.cancel, run).await;
+    let elapsed = started_at.get().map(Instant::elapsed).unwrap_or_default();
     let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
-        Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
-            let cause = missing_compiler(job, &compile_inputs.headers, &probe);
+        Some(Err(BuildError::Engine(EngineError::Step(message)))) => {
+            let cause = missing_compiler(build, &compile_inputs.headers, &probe);
             return Err(cause.unwrap_or_else(|| {
                 step_failed(&log, message, &log_path, (&cell.image, &cell.target.release))
             }));
         }
-        Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
+        Some(Err(BuildError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
         }
-        Some(Err(TargetError::Engine(error @ EngineError::Tampered(_)))) => {
+        Some(Err(BuildError::Engine(error @ EngineError::Tampered(_)))) => {
             return Err(tampered(&log, &error, &log_path).into());
         }
         Some(Err(other)) => return Err(other),
@@ -134,18 +142,18 @@ pub(super) async fn compile(
         decompression: Arc::new(DecompressionBudget::of_build(deadline, elapsed)),
         work,
     };
-    payload.exposed = expose(job, &payload).await?;
+    payload.exposed = expose(build, &payload).await?;
     Ok(payload)
 }
 
 fn in_place_build(
     base: &InPlaceBase,
-    job: BuildJob,
+    request: BuildRequest,
     scratch: PathBuf,
     spec: BuildSpec,
     least_landlock: u32,
 ) -> InPlace {
-    let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
+    let BuildRequest { id: _, dockerfile: _, context, log, cancel } = request;
     InPlace {
         plan: base.plan(spec),
         lowers: base.lowers.to_vec(),
@@ -158,17 +166,17 @@ fn in_place_build(
 }
 
 /// Awaits the engine's run and cancels it after the deadline. Returns `None` if the deadline canceled the run. The
-/// deadline starts when `begun` is canceled, and `started` records that time.
+/// deadline starts when `steps_started` is canceled, and `started_at` records that time.
 async fn within<T>(
     deadline: Period,
-    (begun, started): (&CancellationToken, &OnceLock<Instant>),
+    (steps_started, started_at): (&CancellationToken, &OnceLock<Instant>),
     cancel: &CancellationToken,
     run: impl Future<Output = Result<T>>,
 ) -> Option<Result<T>> {
     let mut run = pin!(run);
     let deadline_passed = async {
-        begun.cancelled().await;
-        started.get_or_init(Instant::now);
+        steps_started.cancelled().await;
+        started_at.get_or_init(Instant::now);
         sleep(deadline.duration()).await;
     };
     tokio::select! {
@@ -177,7 +185,7 @@ async fn within<T>(
         () = deadline_passed => {}
     }
     cancel.cancel();
-    Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Canceled)))
+    Some(run.await).filter(|outcome| !matches!(outcome, Err(BuildError::Canceled)))
 }
 
 /// Error for a failed step of the Dockerfile.
@@ -186,7 +194,7 @@ fn step_failed(
     message: String,
     log_path: &Path,
     (image, target): (&ImageName, &KernelRelease),
-) -> TargetError {
+) -> BuildError {
     let (diagnosis, tail) = log.finish();
     let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
@@ -200,11 +208,11 @@ fn step_failed(
         log_path.display()
     );
     let message = format!("compile failed: {message}");
-    Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into()
+    BuildProblem { kind: ProblemKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
-/// Finding for a build that exceeded a resource limit.
-fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
+/// Problem of a build that exceeded a resource limit.
+fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = format!(
         "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
@@ -212,24 +220,24 @@ fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
         log_path.display(),
         MIN_MEMORY >> 30
     );
-    Finding {
-        kind: FindingKind::Compile,
+    BuildProblem {
+        kind: ProblemKind::Compile,
         message: format!("the build was stopped: {message}"),
         detail,
         hint: Some(hint),
     }
 }
 
-/// Finding for a step that forged runner messages.
-fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> Finding {
+/// Problem of a step that forged runner messages.
+fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = error.hint().unwrap_or_default();
     let hint = Some(format!("{hint}: {}", log_path.display()));
-    Finding { kind: FindingKind::Tampered, message: error.to_string(), detail, hint }
+    BuildProblem { kind: ProblemKind::Tampered, message: error.to_string(), detail, hint }
 }
 
-/// Finding for a build that exceeded its deadline.
-fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
+/// Problem of a build that exceeded its deadline.
+fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> BuildProblem {
     let (_, detail) = log.finish();
     let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
     let hint = format!(
@@ -237,42 +245,42 @@ fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> Findin
          deadline or an input changes",
         log_path.display()
     );
-    Finding { kind: FindingKind::TooLong, message, detail, hint: Some(hint) }
+    BuildProblem { kind: ProblemKind::TooLong, message, detail, hint: Some(hint) }
 }
 
 /// Locates the payload's exposed headers, resolves their links, and returns their digest.
-async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
-    let exposes = job.image.spec.exposes.clone();
+async fn expose(build: &CellBuild<'_>, payload: &Payload) -> Result<Option<Digest>> {
+    let exposes = build.image.spec.exposes.clone();
     if exposes.is_empty() || payload.image.is_some() {
         return Ok(None);
     }
     let tree = payload.tree.clone();
     let headers = blocking(move || payload::expose(&tree, &exposes)).await?;
     for path in headers.without_tables() {
-        job.note(&format!("exposed /{} has no Module.symvers", path.display()));
+        build.note(&format!("exposed /{} has no Module.symvers", path.display()));
     }
     Ok(Some(headers.digest))
 }
 
 /// Builds the context from the sources and the applicable patches. Also returns the identity of each source.
-async fn build_context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
-    let Job { parts, cell, image, .. } = job;
+async fn build_context(build: &CellBuild<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
+    let CellBuild { services, cell, image, .. } = build;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
     if !image.spec.sources.is_empty() {
-        job.stage(Stage::Sources);
+        build.stage(Stage::Sources);
     }
     for source in &image.spec.sources {
-        let fetched = fetch_source(parts, source, &cell.target).await?;
+        let fetched = fetch_source(services, source, &cell.target).await?;
         let planned = cell.fetched.sources.get(source.name.as_str());
         ensure_planned(planned == Some(&fetched.origin), format!("source {}", source.name))?;
-        if let Some(warning) = parts.fetcher.sources().archive_warning(source).await? {
-            job.note(&warning);
+        if let Some(warning) = services.fetcher.sources().archive_warning(source).await? {
+            build.note(&warning);
         }
         context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         origins.push(format!("{}: {}", source.name, fetched.origin));
     }
     for patch in &cell.patches {
-        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
+        let bytes = read_patch(&services.definitions, &image.spec.patches[patch.index].path).await?;
         ensure_planned(Digest::of(&bytes).hex() == patch.sha256, format!("patch {}", patch.name))?;
         let from = work.join(&patch.name);
         fs_err::tokio::write(&from, bytes).await?;
@@ -284,9 +292,9 @@ async fn build_context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>,
 }
 
 /// Returns an ID for the engine's resources, unique among all farrier processes of a machine.
-fn job_id(job: &Job<'_>) -> String {
+fn request_id(build: &CellBuild<'_>) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let (image, hash) = (&job.cell.image, job.cell.input_hash.short());
+    let (image, hash) = (&build.cell.image, build.cell.input_hash.short());
     format!("{image}-{hash}-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
@@ -322,46 +330,50 @@ mod tests {
     }
 
     /// An engine run that ends after some seconds, or on cancellation.
-    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, TargetError> {
+    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, BuildError> {
         tokio::select! {
             () = sleep(Duration::from_secs(seconds)) => Ok(seconds),
-            () = cancel.cancelled() => Err(TargetError::Canceled),
+            () = cancel.cancelled() => Err(BuildError::Canceled),
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_run_is_stopped_at_its_deadline() {
         let deadline = Period::seconds(60);
-        let (in_time, begun) = (CancellationToken::new(), CancellationToken::new());
+        let (in_time, steps_started) = (CancellationToken::new(), CancellationToken::new());
         let any = OnceLock::new();
-        begun.cancel();
-        assert!(matches!(within(deadline, (&begun, &any), &in_time, run(59, &in_time)).await, Some(Ok(59))));
+        steps_started.cancel();
+        assert!(matches!(
+            within(deadline, (&steps_started, &any), &in_time, run(59, &in_time)).await,
+            Some(Ok(59))
+        ));
         assert!(!in_time.is_cancelled());
         let late = CancellationToken::new();
-        assert!(within(deadline, (&begun, &any), &late, run(61, &late)).await.is_none());
+        assert!(within(deadline, (&steps_started, &any), &late, run(61, &late)).await.is_none());
         // Canceling farrier cancels the run, which then does not count as late.
         let stopped = CancellationToken::new();
         let stop = async {
             sleep(Duration::from_secs(5)).await;
             stopped.cancel();
         };
-        let (outcome, ()) = tokio::join!(within(deadline, (&begun, &any), &stopped, run(61, &stopped)), stop);
-        assert!(matches!(outcome, Some(Err(TargetError::Canceled))));
+        let (outcome, ()) =
+            tokio::join!(within(deadline, (&steps_started, &any), &stopped, run(61, &stopped)), stop);
+        assert!(matches!(outcome, Some(Err(BuildError::Canceled))));
         // The run succeeds while it is being canceled.
         let ends = CancellationToken::new();
-        let started = OnceLock::new();
-        let outcome = within(deadline, (&begun, &started), &ends, async {
+        let started_at = OnceLock::new();
+        let outcome = within(deadline, (&steps_started, &started_at), &ends, async {
             sleep(Duration::from_secs(61)).await;
             Ok(())
         });
         assert!(matches!(outcome.await, Some(Ok(()))));
         // The check gets the rest of the deadline.
-        assert_eq!(started.get().unwrap().elapsed(), Duration::from_secs(61));
-        // A run that waits for capacity has not begun.
-        let (waits, begun) = (CancellationToken::new(), CancellationToken::new());
-        let started = OnceLock::new();
-        let outcome = within(deadline, (&begun, &started), &waits, run(600, &waits)).await;
-        assert!(matches!(outcome, Some(Ok(600))) && started.get().is_none());
+        assert_eq!(started_at.get().unwrap().elapsed(), Duration::from_secs(61));
+        // A run that waits for capacity has not started its steps.
+        let (waits, steps_started) = (CancellationToken::new(), CancellationToken::new());
+        let started_at = OnceLock::new();
+        let outcome = within(deadline, (&steps_started, &started_at), &waits, run(600, &waits)).await;
+        assert!(matches!(outcome, Some(Ok(600))) && started_at.get().is_none());
     }
 }
 

@@ -12,42 +12,42 @@ use farrier_core::{
 use farrier_inputs::{HeaderSet, PackageRoot};
 use farrier_local::machine::native;
 
-use super::{job::Job, verified_tree::verified_tree};
+use super::{cell_build::CellBuild, verified_tree::verified_tree};
 use crate::{
     images::DEFAULT_PATH,
-    parts::{FindingKind, Result, TargetError},
+    services::{BuildError, ProblemKind, Result},
 };
 
 /// Whether the cell's kernel has another architecture than this machine.
-pub(super) fn is_foreign(job: &Job<'_>) -> bool {
-    job.cell.target.arch != native()
+pub(super) fn is_foreign(build: &CellBuild<'_>) -> bool {
+    build.cell.target.arch != native()
 }
 
 /// Returns the toolchain as a tree, with the environment of its steps. The toolchain is bootstrapped on this machine
 /// from packages that apt has verified. It is neither published nor part of the input hash: the same compiler version
 /// produces the same modules on any machine.
-pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
-    let (parts, target) = (job.parts, job.cell.target.arch);
-    let Toolchain::Bootstrap(native_spec) = &job.toolchain else {
-        return Err(not_compilable_here(job, NO_CROSS_COMPILERS));
+pub(super) async fn toolchain(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
+    let (services, target) = (build.services, build.cell.target.arch);
+    let Toolchain::Bootstrap(native_spec) = &build.toolchain else {
+        return Err(not_compilable_here(build, NO_CROSS_COMPILERS));
     };
-    let suites = match &*job.family.spec.headers_for(&job.cell.target, &job.cell.system) {
+    let suites = match &*build.family.spec.headers_for(&build.cell.target, &build.cell.system) {
         HeaderSource::Apt(apt) => apt.suites.to_vec(),
         _ => Vec::new(),
     };
     let Some(spec) = cross_toolchain(native_spec, target, &headers.origin, &suites) else {
-        return Err(not_compilable_here(job, FOREIGN_TOOLS));
+        return Err(not_compilable_here(build, FOREIGN_TOOLS));
     };
     let root = PackageRoot::Toolchain(spec);
-    let bootstrap = || parts.fetcher.root_fs().bootstrap(&root, native());
-    let made = parts.retry("make a cross toolchain", bootstrap).await?;
+    let bootstrap = || services.fetcher.root_fs().bootstrap(&root, native());
+    let made = services.process.retry("make a cross toolchain", bootstrap).await?;
     let layers = vec![(made.digest, made.layer)];
     let what = format!("cross toolchain for {target}");
-    let get = async || Ok(parts.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
-    let tree = verified_tree(parts, get, |tree| Some(tree)).await?;
+    let get = async || Ok(services.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
+    let tree = verified_tree(services, get, |tree| Some(tree)).await?;
     let env = [("PATH", DEFAULT_PATH), ("ARCH", kbuild_name(target))];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    Ok((tree, Base { name: job.cell.base_name.clone(), env, ..Base::default() }))
+    Ok((tree, Base { name: build.cell.base_name.clone(), env, ..Base::default() }))
 }
 
 /// kbuild's `ARCH` for the kernel's architecture, which drivers' makefiles also use. Unset, it defaults to `uname -m`.
@@ -58,7 +58,7 @@ fn kbuild_name(arch: Architecture) -> &'static str {
     }
 }
 
-fn not_compilable_here(job: &Job<'_>, why: &str) -> TargetError {
-    let message = not_compiled_here(job.cell.target.arch, native(), why);
-    TargetError::finding(FindingKind::Compile, message, Some(BUILD_ELSEWHERE_HINT.to_owned()))
+fn not_compilable_here(build: &CellBuild<'_>, why: &str) -> BuildError {
+    let message = not_compiled_here(build.cell.target.arch, native(), why);
+    BuildError::problem(ProblemKind::Compile, message, Some(BUILD_ELSEWHERE_HINT.to_owned()))
 }

@@ -99,7 +99,7 @@ impl Diagnoser {
     pub fn feed(&mut self, line: &str) {
         let line: String = line.chars().take(LINE_CHARS).collect();
         if !is_engine_echo(&line) {
-            self.read(&line);
+            self.examine(&line);
         }
         if self.tail.len() == TAIL_LINES {
             self.tail.pop_front();
@@ -107,14 +107,14 @@ impl Diagnoser {
         self.tail.push_back(line);
     }
 
-    fn read(&mut self, line: &str) {
+    fn examine(&mut self, line: &str) {
         if let Some(file) = included_from(line) {
             if self.included.len() == MAX_INCLUDING_FILES {
                 self.included.pop_front();
             }
             self.included.extend(stem(file));
         }
-        self.hint = hints::of(line).or(self.hint.take());
+        self.hint = hints::hint_for(line).or(self.hint.take());
         if line.starts_with("make") && line.ends_with("(ignored)") {
             self.best.take_if(|(rank, _)| *rank <= Rank::Compiler);
             self.compiler_errors.clear();
@@ -131,7 +131,7 @@ impl Diagnoser {
                 }
                 self.offer(Rank::MakeStopped, make_error);
             }
-        } else if let Some((rank, error)) = read(line) {
+        } else if let Some((rank, error)) = parse_line(line) {
             if rank == Rank::Compiler && self.compiler_errors.len() < MAX_COMPILER_ERRORS {
                 let mut stems: Vec<String> = error.file.as_deref().and_then(stem).into_iter().collect();
                 stems.extend(self.included.iter().cloned());
@@ -199,33 +199,33 @@ fn is_engine_echo(line: &str) -> bool {
 }
 
 /// Reads a line that is not make's report of a failed target.
-fn read(line: &str) -> Option<(Rank, Diagnosis)> {
+fn parse_line(line: &str) -> Option<(Rank, Diagnosis)> {
     if line.starts_with("configure: error: ") {
         return Some((Rank::Configure, message_only(line)));
     }
-    modpost(line)
+    parse_modpost(line)
         .map(|error| (Rank::Modpost, error))
-        .or_else(|| linker(line).map(|error| (Rank::Linker, error)))
-        .or_else(|| compiler(line))
-        .or_else(|| stop(line).map(|error| (Rank::Stop, error)))
-        .or_else(|| patch(line).map(|error| (Rank::Patch, error)))
-        .or_else(|| missing(line).map(|error| (Rank::Missing, error)))
-        .or_else(|| line.strip_prefix("error: ").map(template))
-        .or_else(|| script(line).map(|error| (Rank::Script, error)))
+        .or_else(|| parse_linker(line).map(|error| (Rank::Linker, error)))
+        .or_else(|| parse_compiler(line))
+        .or_else(|| parse_stop(line).map(|error| (Rank::Stop, error)))
+        .or_else(|| parse_patch(line).map(|error| (Rank::Patch, error)))
+        .or_else(|| parse_missing(line).map(|error| (Rank::Missing, error)))
+        .or_else(|| line.strip_prefix("error: ").map(parse_template))
+        .or_else(|| parse_script(line).map(|error| (Rank::Script, error)))
 }
 
 fn message_only(message: &str) -> Diagnosis {
     Diagnosis { file: None, line: None, column: None, message: message.trim().to_owned() }
 }
 
-fn template(message: &str) -> (Rank, Diagnosis) {
+fn parse_template(message: &str) -> (Rank, Diagnosis) {
     let is_consequence = message.ends_with(" is not there") || message.contains(" failed with exit code ");
     (if is_consequence { Rank::Consequence } else { Rank::Template }, message_only(message))
 }
 
 /// Parses `file:line:column: error: message` of gcc and clang; the column is optional, and `fatal error` and the
 /// assembler's `Error` also count. `cc1: error: message` has no location.
-fn compiler(line: &str) -> Option<(Rank, Diagnosis)> {
+fn parse_compiler(line: &str) -> Option<(Rank, Diagnosis)> {
     let (location, message) = [": fatal error: ", ": error: ", ": Error: "]
         .iter()
         .filter_map(|mark| line.split_once(mark))
@@ -263,7 +263,7 @@ fn is_compiler_name(name: &str) -> bool {
 }
 
 /// Parses `ERROR: modpost: "symbol" [module.ko] undefined!`; before Linux 5.10 the line lacks `modpost:`.
-fn modpost(line: &str) -> Option<Diagnosis> {
+fn parse_modpost(line: &str) -> Option<Diagnosis> {
     let line = line.trim_start();
     let message = line.strip_prefix("ERROR: ").or_else(|| line.strip_prefix("FATAL: "))?;
     let is_modpost =
@@ -276,7 +276,7 @@ fn modpost(line: &str) -> Option<Diagnosis> {
 }
 
 /// Recognizes errors of GNU ld and lld.
-fn linker(line: &str) -> Option<Diagnosis> {
+fn parse_linker(line: &str) -> Option<Diagnosis> {
     let bad_symbol = line.contains(": undefined reference to ") || line.contains(": multiple definition of ");
     let tool = line.split(": ").next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
     let is_linker =
@@ -287,7 +287,7 @@ fn linker(line: &str) -> Option<Diagnosis> {
 }
 
 /// Parses `FILE:LINE: *** TEXT.  Stop.` and `make: *** TEXT.  Stop.`
-fn stop(line: &str) -> Option<Diagnosis> {
+fn parse_stop(line: &str) -> Option<Diagnosis> {
     let (location, message) = line.trim_end().strip_suffix("Stop.")?.split_once("*** ")?;
     let error = message_only(message.trim_end().strip_suffix('.').unwrap_or(message));
     let location = location.trim().trim_end_matches(':').rsplit_once(':');
@@ -298,7 +298,7 @@ fn stop(line: &str) -> Option<Diagnosis> {
 }
 
 /// Recognizes errors of patch.
-fn patch(line: &str) -> Option<Diagnosis> {
+fn parse_patch(line: &str) -> Option<Diagnosis> {
     let is_failed_hunk =
         line.contains(" hunk") && (line.contains(" FAILED -- saving rejects") || line.ends_with(" ignored"));
     let prefixes =
@@ -307,7 +307,7 @@ fn patch(line: &str) -> Option<Diagnosis> {
 }
 
 /// Recognizes missing commands, files, interpreters and hosts.
-fn missing(line: &str) -> Option<Diagnosis> {
+fn parse_missing(line: &str) -> Option<Diagnosis> {
     let line = line.trim();
     let shell = line.ends_with(": not found")
         && (line.starts_with("/bin/")
@@ -323,8 +323,12 @@ fn missing(line: &str) -> Option<Diagnosis> {
         "Can't locate ",
         "ERROR: Kernel configuration is invalid",
     ];
-    (shell || bash || make || phrases.iter().any(|phrase| line.contains(phrase)) || hints::is_network(line))
-        .then(|| message_only(line))
+    (shell
+        || bash
+        || make
+        || phrases.iter().any(|phrase| line.contains(phrase))
+        || hints::says_unreachable(line))
+    .then(|| message_only(line))
 }
 
 /// Whether the line has dash's form `SCRIPT: 3: MESSAGE`.
@@ -334,7 +338,7 @@ fn is_numbered(line: &str) -> bool {
 }
 
 /// Recognizes error messages of scripts.
-fn script(line: &str) -> Option<Diagnosis> {
+fn parse_script(line: &str) -> Option<Diagnosis> {
     let line = line.trim_start_matches(['*', '!', ' ']);
     let word = line.split([':', '!', ' ']).next().unwrap_or_default();
     ["error", "fatal"].iter().any(|known| word.eq_ignore_ascii_case(known)).then(|| message_only(line))

@@ -28,7 +28,7 @@ make: *** [Makefile:82: modules] Error 2";
 
 #[test]
 fn fatal_error_and_column_free_forms() {
-    let fatal = read("/b/main.c:12:10: fatal error: linux/foo.h: No such file or directory");
+    let fatal = parse_line("/b/main.c:12:10: fatal error: linux/foo.h: No such file or directory");
     let (rank, found) = fatal.expect("a fatal error");
     assert_eq!((rank, found.line, found.column), (Rank::Compiler, Some(12), Some(10)));
     assert_eq!(diagnose("a.c:3: error: x").as_deref(), Some("a.c:3: x"));
@@ -187,6 +187,6 @@ fn advice_names_what_the_definition_can_change() {
 proptest! {
     #[test]
     fn any_text_is_read(line in ".*") {
-        let _ = read(&line);
+        let _ = parse_line(&line);
     }
 }

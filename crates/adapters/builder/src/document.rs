@@ -26,21 +26,25 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     assemble::Image,
-    job::{CheckedPayload, Job},
+    cell_build::{CellBuild, CheckedPayload},
 };
 use crate::{
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
-    parts::{Parts, Result, TargetError},
+    services::{BuildError, BuildServices, ImageAccess, Result},
 };
 
 /// Kind of the cache records that list a layer's packages.
 const PACKAGES: &str = "packages";
 
 /// Creates the documents of an image.
-pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Image) -> Result<Documents> {
-    let Job { parts, cell, image, .. } = job;
+pub(super) async fn document(
+    build: &CellBuild<'_>,
+    checked: &CheckedPayload,
+    assembled_image: &Image,
+) -> Result<Documents> {
+    let CellBuild { services, cell, image, .. } = build;
     let CheckedPayload { payload, headers, header_content, report } = checked;
-    let mut materials = sources(job).await?;
+    let mut materials = sources(build).await?;
     let recipe = Digest::of(cell.dockerfile.as_bytes());
     materials.push(Material { digest: Some(recipe), ..Material::new(Role::Recipe, "Dockerfile") });
     match &payload.reused_from {
@@ -53,7 +57,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
                 digest: Some(content),
                 ..Material::new(Role::StoredHeaders, "header set")
             }));
-            materials.push(toolchain(job).await?);
+            materials.push(toolchain(build).await?);
         }
         // The reused image's provenance names its headers and its toolchain.
         Some(from) => materials.push(Material {
@@ -67,12 +71,12 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
         digest: Some(need.exposed.clone()),
         ..Material::new(Role::Need, need.name.as_str())
     }));
-    materials.extend(module_certificate(job, report));
-    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &built.base) {
-        materials.push(base_material(job, spec, base).await?);
+    materials.extend(module_certificate(build, report));
+    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &assembled_image.base) {
+        materials.push(base_material(build, spec, base).await?);
     }
     if image.spec.contains_entrypoint() {
-        let digest = Some(parts.entrypoint.binary(cell.target.arch).await?.digest.clone());
+        let digest = Some(services.tools.entrypoint.binary(cell.target.arch).await?.digest.clone());
         let version = Some(FARRIER.to_owned());
         let name = "driver-entrypoint";
         materials.push(Material { version, digest, ..Material::new(Role::Entrypoint, name) });
@@ -83,7 +87,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
         subject: Subject {
             name: cell.image.to_string(),
             version: cell.version.clone(),
-            digest: built.assembled.digest.clone(),
+            digest: assembled_image.assembled.digest.clone(),
             target: Some(cell.target.clone()),
             architecture: cell.target.arch,
             input_hash: cell.input_hash,
@@ -96,17 +100,17 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, built: &Im
         modules,
         confinement: payload.confinement.clone(),
     };
-    let mut documents = Documents::of(&provenance, &built.assembled.manifest)?;
-    documents.claims.insert(0, Claim::of_report(&built.check_report.content)?);
-    documents.artifacts.insert(0, built.check_report.clone());
+    let mut documents = Documents::of(&provenance, &assembled_image.assembled.manifest)?;
+    documents.claims.insert(0, Claim::of_report(&assembled_image.check_report.content)?);
+    documents.artifacts.insert(0, assembled_image.check_report.clone());
     Ok(documents)
 }
 
 /// Returns the certificate whose key signed modules of the payload. Returns `None` if no module carries its signature,
 /// for example because the kernel does not verify signatures.
-fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
-    let signed_with = job.cell.signed_with.as_ref()?;
-    let certificate = job.parts.module_signer.as_ref()?.certificate();
+fn module_certificate(build: &CellBuild<'_>, report: &CheckReport) -> Option<Material> {
+    let signed_with = build.cell.signed_with.as_ref()?;
+    let certificate = build.services.tools.module_signer.as_ref()?.certificate();
     let key_id = certificate.key_id.clone();
     let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
     signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
@@ -119,8 +123,8 @@ fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
 }
 
 /// Returns the sources and the applicable patches.
-async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
-    let Job { parts, cell, image, .. } = job;
+async fn sources(build: &CellBuild<'_>) -> Result<Vec<Material>> {
+    let CellBuild { services, cell, image, .. } = build;
     let mut materials = Vec::new();
     for source in &image.spec.sources {
         // The compile stage has compared the fetched source with this identity.
@@ -128,7 +132,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
         materials.push(source_material(image, source, identity, (&cell.version, &cell.target)));
     }
     for patch in &cell.patches {
-        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
+        let bytes = read_patch(&services.definitions, &image.spec.patches[patch.index].path).await?;
         let digest = Some(Digest::of(&bytes));
         materials.push(Material { digest, ..Material::new(Role::Patch, patch.name.clone()) });
     }
@@ -189,9 +193,9 @@ fn distribution_of(target: &KernelTarget) -> Distribution {
     Distribution { id: target.os.to_string(), version: target.os_version.to_string() }
 }
 
-async fn toolchain(job: &Job<'_>) -> Result<Material> {
-    let cell = job.cell;
-    let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target) else {
+async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
+    let cell = build.cell;
+    let Some(root) = PackageRoot::of_toolchain(&build.toolchain, &cell.target) else {
         // `cell.toolchain` is the image reference with its digest.
         let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
         return Ok(Material {
@@ -200,14 +204,14 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
             ..Material::new(Role::Toolchain, name)
         });
     };
-    let distribution = match &job.toolchain {
+    let distribution = match &build.toolchain {
         Toolchain::Bootstrap(spec) => suite_of(spec),
         Toolchain::Rpm(_) | Toolchain::Image(_) => Some(distribution_of(&cell.target)),
     };
     let mut material =
         Material { distribution, ..Material::new(Role::Toolchain, root.name(cell.target.arch)) };
     let used = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN);
-    if let Some((digest, list)) = toolchain_packages(job.parts, cell.target.arch, &root, used).await? {
+    if let Some((digest, list)) = toolchain_packages(build.services, cell.target.arch, &root, used).await? {
         material = Material { digest: Some(digest), ..material.with(list) };
     }
     // Record the toolchain that was used: the registry may hold another one by now.
@@ -223,27 +227,27 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
 /// build used, otherwise of the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
 /// longer than both. Nothing is fetched only for documentation.
 async fn toolchain_packages(
-    parts: &Parts,
+    services: &BuildServices,
     arch: Architecture,
     root: &PackageRoot,
     used: Option<&Digest>,
 ) -> Result<Option<(Digest, PackageList)>> {
-    let published = published_root_fs(parts, root, arch).await?;
+    let published = published_root_fs(services, root, arch).await?;
     if let Some((reference, _)) = published.filter(|(_, unverified)| unverified.as_ref() == used) {
-        let base = base_image(parts, &reference, arch).await?;
+        let base = base_image(&services.images, &reference, arch).await?;
         let digest = base.image.layers.first().map(|layer| layer.digest.clone());
-        let packages = packages_of(parts, &base).await?;
+        let packages = packages_of(&services.images, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(made) = parts.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
-    let packages = packages_in(parts, made.digest.hex(), vec![made.layer.clone()]).await?;
+    let Some(made) = services.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
+    let packages = packages_in(&services.images, made.digest.hex(), vec![made.layer.clone()]).await?;
     Ok(Some((made.digest, packages)))
 }
 
-async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
-    let parts = job.parts;
+async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
+    let services = build.services;
     let (name, distribution) = match spec {
-        RuntimeBase::Minimal(spec) => return minimal_base(job, spec).await,
+        RuntimeBase::Minimal(spec) => return minimal_base(build, spec).await,
         RuntimeBase::Need(name) => (name.to_string(), None),
         RuntimeBase::Bootstrap(spec) => (spec.suite.to_string(), suite_of(spec)),
         // The installer is one of the sources.
@@ -257,26 +261,28 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
         .then(|| format!("oci://{}@{}", base.repository, base.image.digest));
     let digest = Some(base.image.digest.clone());
     let material = Material { digest, uri, distribution, ..Material::new(Role::Base, name) };
-    Ok(material.with(packages_of(parts, base).await?))
+    Ok(material.with(packages_of(&services.images, base).await?))
 }
 
 /// Returns the material of a minimal base: its only package, whose digest is more specific than the image's.
-async fn minimal_base(job: &Job<'_>, spec: &MinimalSpec) -> Result<Material> {
-    let (parts, arch) = (job.parts, job.cell.target.arch);
-    let package =
-        parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch)).await?;
+async fn minimal_base(build: &CellBuild<'_>, spec: &MinimalSpec) -> Result<Material> {
+    let (services, arch) = (build.services, build.cell.target.arch);
+    let package = services
+        .process
+        .retry("look up busybox", || services.fetcher.root_fs().minimal_package(spec, arch))
+        .await?;
     let suite = spec.suites.first();
     let distribution = suite.and_then(|suite| Distribution::of_suite(suite, spec.mirror.as_deref()));
     let material = Material::of_origin(Role::Base, &package, &spec.package, distribution);
     // If only the registry vouches for the package, record the content's digest.
-    Ok(match job.cell.fetched.unverified.get(FetchedInputs::BASE) {
+    Ok(match build.cell.fetched.unverified.get(FetchedInputs::BASE) {
         Some(content) => Material { digest: Some(content.clone()), ..material },
         None => material,
     })
 }
 
 /// Returns the packages of a base image, from the cache if possible.
-async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<PackageList> {
+async fn packages_of(access: &ImageAccess, base: &BaseImage) -> Result<PackageList> {
     let key = match &base.image.layers[..] {
         [only] => only.digest.hex().to_owned(),
         layers => {
@@ -287,15 +293,15 @@ async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<PackageList> {
             hex::encode(hash.finalize())
         }
     };
-    if let Some(known) = parts.cache.read_record(PACKAGES, &key)? {
+    if let Some(known) = access.cache.read_record(PACKAGES, &key)? {
         return Ok(known);
     }
-    packages_in(parts, &key, layer_files(parts, base).await?).await
+    packages_in(access, &key, layer_files(access, base).await?).await
 }
 
 /// Reads the packages from layer files, once per cache.
-async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<PackageList> {
-    if let Some(known) = parts.cache.read_record(PACKAGES, key)? {
+async fn packages_in(access: &ImageAccess, key: &str, layers: Vec<PathBuf>) -> Result<PackageList> {
+    if let Some(known) = access.cache.read_record(PACKAGES, key)? {
         return Ok(known);
     }
     let packages = blocking(move || {
@@ -303,10 +309,10 @@ async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<P
         for path in layers {
             reader.layer(fs_err::File::open(&path)?)?;
         }
-        Ok::<_, TargetError>(reader.finish())
+        Ok::<_, BuildError>(reader.finish())
     })
     .await?;
-    parts.cache.write_record(PACKAGES, key, &packages)?;
+    access.cache.write_record(PACKAGES, key, &packages)?;
     Ok(packages)
 }
 

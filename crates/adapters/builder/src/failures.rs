@@ -18,29 +18,33 @@ use oci::error_chain;
 use super::pipeline::{BuildOptions, Built, build};
 use crate::{
     images::{build_times, record_build},
-    parts::{Parts, Result, Stage},
+    services::{BuildServices, Result, Stage},
 };
 
 const KIND: &str = "failures";
 
 /// Builds one cell or reuses a published payload, and records the attempt and its outcome.
-pub async fn attempt(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Result<Built>, CacheError> {
+pub async fn attempt(
+    services: &BuildServices,
+    cell: &Cell,
+    options: BuildOptions,
+) -> Result<Result<Built>, CacheError> {
     // Cache entries that this build uses are released when it ends.
-    let parts = &parts.in_use();
-    parts.make_room().await;
+    let services = &services.in_use();
+    services.make_room().await;
     let began = Instant::now();
-    if let Some(usual) = build_times(parts).await.usual(&cell.image, cell.target.arch) {
-        parts.reporter.usual(&cell.subject(), usual);
+    if let Some(usual) = build_times(&services.images).await.usual(&cell.image, cell.target.arch) {
+        services.process.reporter.usual(&cell.subject(), usual);
     }
-    let attempts = Attempts::in_cache(&parts.cache);
+    let attempts = Attempts::in_cache(&services.cache);
     let (outcome, note) = match attempts.begin(cell.input_hash) {
-        Ok(note) => (Box::pin(build(parts, cell, options)).await, Some(note)),
+        Ok(note) => (Box::pin(build(services, cell, options)).await, Some(note)),
         Err(error) => (Err(error.into()), None),
     };
-    record_outcome(parts, cell, &outcome)?;
+    record_outcome(services, cell, &outcome)?;
     // The duration of a reuse would not predict the duration of a compilation.
     if options.push && outcome.as_ref().is_ok_and(|built| built.reused_from.is_none()) {
-        record_build(parts, cell, began.elapsed()).await;
+        record_build(services, cell, began.elapsed()).await;
     }
     if let Some(note) = note {
         attempts.end(cell.input_hash, note);
@@ -98,12 +102,13 @@ impl Attempts {
 
 /// Returns the activity of a plan's builds for a process without a controller loop: which builds other processes of
 /// this machine run, and how long builds usually take.
-pub async fn builds_elsewhere(parts: &Parts, plan: &Plan) -> Activity {
+pub async fn builds_elsewhere(services: &BuildServices, plan: &Plan) -> Activity {
     let mut builds = plan.builds().peekable();
     if builds.peek().is_none() {
         return Activity::new();
     }
-    let (living, times) = (Attempts::in_cache(&parts.cache).under_way(), build_times(parts).await);
+    let (living, times) =
+        (Attempts::in_cache(&services.cache).under_way(), build_times(&services.images).await);
     let activity = |cell: &std::sync::Arc<Cell>| {
         let began = living.get(&cell.input_hash).copied();
         let usual = times.usual(&cell.image, cell.target.arch);
@@ -135,21 +140,25 @@ pub fn forget_failure(cache: &Cache, inputs: InputHash) -> Result<(), CacheError
 }
 
 /// Records a permanent failure; removes the record after a success.
-pub(super) fn record_outcome(parts: &Parts, cell: &Cell, outcome: &Result<Built>) -> Result<(), CacheError> {
+pub(super) fn record_outcome(
+    services: &BuildServices,
+    cell: &Cell,
+    outcome: &Result<Built>,
+) -> Result<(), CacheError> {
     let key = cell.input_hash.to_string();
     match outcome {
-        Ok(_) => parts.cache.remove_record(KIND, &key),
+        Ok(_) => services.cache.remove_record(KIND, &key),
         Err(error) if error.is_permanent() => {
-            let spec = parts.definitions.images.get(&cell.image).map(|image| &image.spec);
+            let spec = services.definitions.images.get(&cell.image).map(|image| &image.spec);
             let failure = Failure {
                 at: jiff::Timestamp::now(),
                 message: error_chain(error),
                 permanent: true,
                 under: spec.filter(|_| error.is_caused_by_policy()).map(|spec| spec.check),
-                under_site: error.is_caused_by_policy().then_some(parts.definitions.site.check),
+                under_site: error.is_caused_by_policy().then_some(services.definitions.site.check),
                 deadline: spec.filter(|_| error.is_caused_by_deadline()).map(|spec| spec.build.deadline),
             };
-            parts.cache.write_record(KIND, &key, &failure)
+            services.cache.write_record(KIND, &key, &failure)
         }
         Err(_) => Ok(()),
     }
@@ -157,7 +166,7 @@ pub(super) fn record_outcome(parts: &Parts, cell: &Cell, outcome: &Result<Built>
 
 #[cfg(test)]
 mod tests {
-    use farrier_core::image::InputHasher;
+    use farrier_core::image::FieldHasher;
 
     use super::*;
 
@@ -165,7 +174,7 @@ mod tests {
     fn attempts_without_an_outcome_are_counted_until_there_is_one() {
         let directory = tempfile::tempdir().unwrap();
         let attempts = Attempts::in_cache(&Cache::open(directory.path().to_owned()).unwrap());
-        let [inputs, others] = ["1", "2"].map(|format| InputHasher::new(format).finish());
+        let [inputs, others] = ["1", "2"].map(|format| FieldHasher::new(format).finish());
         assert!(attempts.without_outcome().is_empty());
         for killed in [inputs, inputs, others] {
             drop(attempts.begin(killed).unwrap());

@@ -7,10 +7,10 @@ use farrier_payload as payload;
 use farrier_payload::ImageLayers;
 use kmod::PayloadModule;
 
-use super::job::{Job, Payload};
+use super::cell_build::{CellBuild, Payload};
 use crate::{
     images::{layer_files, runtime_base},
-    parts::Result,
+    services::Result,
 };
 
 /// Kind of the cache records that list a base's firmware.
@@ -19,7 +19,7 @@ const RECORDS: &str = "firmware";
 /// Returns the firmware files of the payload and its base, as paths in the image. Returns `None` if no module names firmware,
 /// because listing a base's files may require fetching the base.
 pub(super) async fn files(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     payload: &Payload,
     modules: &[PayloadModule],
 ) -> Result<Option<Vec<String>>> {
@@ -30,19 +30,19 @@ pub(super) async fn files(
         return Ok(None);
     }
     let mut firmware = if let Some(image) = &payload.image {
-        in_layers(job, image.layers.iter().map(|(path, _)| path.clone()).collect()).await?
+        in_layers(build, image.layers.iter().map(|(path, _)| path.clone()).collect()).await?
     } else {
         let tree = payload.tree.clone();
         blocking(move || payload::list_tree(&tree)).await?.firmware
     };
-    if let Some(spec) = job.image.spec.runtime.base.as_ref().filter(|_| payload.image.is_none()) {
-        let base = runtime_base(job.parts, spec, &job.image.spec.sources, job.cell).await?;
+    if let Some(spec) = build.image.spec.runtime.base.as_ref().filter(|_| payload.image.is_none()) {
+        let base = runtime_base(build.services, spec, &build.image.spec.sources, build.cell).await?;
         let key = base.image.digest.hex();
-        let of_base = if let Some(known) = job.parts.cache.read_record(RECORDS, key)? {
+        let of_base = if let Some(known) = build.services.cache.read_record(RECORDS, key)? {
             known
         } else {
-            let listed = in_layers(job, layer_files(job.parts, &base).await?).await?;
-            job.parts.cache.write_record(RECORDS, key, &listed)?;
+            let listed = in_layers(build, layer_files(&build.services.images, &base).await?).await?;
+            build.services.cache.write_record(RECORDS, key, &listed)?;
             listed
         };
         firmware.extend(of_base);
@@ -50,8 +50,8 @@ pub(super) async fn files(
     Ok(Some(firmware.into_iter().map(|file| format!("lib/firmware/{file}")).collect()))
 }
 
-async fn in_layers(job: &Job<'_>, layers: Vec<PathBuf>) -> Result<Vec<String>> {
-    let scratch = job.parts.cache.scratch()?;
+async fn in_layers(build: &CellBuild<'_>, layers: Vec<PathBuf>) -> Result<Vec<String>> {
+    let scratch = build.services.cache.scratch()?;
     let dest = scratch.path().to_owned();
     let listed = blocking(move || payload::unpack_image(&ImageLayers::Files(layers), &dest, None));
     Ok(listed.await?.firmware)

@@ -6,28 +6,28 @@ use farrier_core::plan::FetchedInputs;
 use farrier_inputs::{HeaderLookup, HeaderSet};
 
 use super::{
-    job::{Job, ensure_planned},
+    cell_build::{CellBuild, ensure_planned},
     verified_tree::verified_tree,
 };
-use crate::parts::{Result, Stage, TargetError};
+use crate::services::{BuildError, Result, Stage};
 
 /// Returns the header set, fetching it if the cache lacks it. Fails if the header set differs from the planned one, for
 /// example because a user has imported another one since.
-pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
-    job.stage(Stage::Headers);
-    let (parts, target) = (job.parts, &job.cell.target);
-    let source = job.family.spec.headers_for(target, &job.cell.system);
-    let look = || parts.fetcher.headers().find(&source, target);
-    let find = || parts.retry("fetch headers", look);
-    match verified_tree(parts, find, tree_of).await? {
+pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<HeaderSet> {
+    build.stage(Stage::Headers);
+    let (services, target) = (build.services, &build.cell.target);
+    let source = build.family.spec.headers_for(target, &build.cell.system);
+    let look = || services.fetcher.headers().find(&source, target);
+    let find = || services.process.retry("fetch headers", look);
+    match verified_tree(services, find, tree_of).await? {
         HeaderLookup::Found(headers) => {
-            let planned = &job.cell.fetched;
+            let planned = &build.cell.fetched;
             let is_planned = headers.identity == planned.headers
                 && headers.unverified.as_ref() == planned.unverified.get(FetchedInputs::HEADERS);
             ensure_planned(is_planned, "the kernel's headers")?;
             Ok(*headers)
         }
-        HeaderLookup::Missing { looked_for, hint } => Err(TargetError::headers_missing(&looked_for, hint)),
+        HeaderLookup::Missing { looked_for, hint } => Err(BuildError::headers_missing(&looked_for, hint)),
     }
 }
 

@@ -9,8 +9,8 @@ use farrier_inputs::{HeaderSet, find_build};
 use farrier_local::{archive::links::resolve, blocking::blocking};
 use fs_err as fs;
 
-use super::job::Job;
-use crate::parts::{FindingKind, Result, TargetError};
+use super::cell_build::CellBuild;
+use crate::services::{BuildError, ProblemKind, Result};
 
 /// Tools in every build tree. The other tools come from the same machine.
 const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];
@@ -19,26 +19,26 @@ const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Rejects header tools that need a newer glibc than the toolchain has. Without glibc information, the build proceeds.
-pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) -> Result<()> {
-    let (arch, root, toolchain) = (job.cell.target.arch, headers.root.clone(), toolchain.to_owned());
-    let Ok(build) = find_build(&root, &job.cell.target.release) else { return Ok(()) };
-    let Some((tool, needs, has)) = blocking(move || newer_tool(&root, &build, &toolchain, arch)).await?
+pub(super) async fn check(build: &CellBuild<'_>, headers: &HeaderSet, toolchain: &Path) -> Result<()> {
+    let (arch, root, toolchain) = (build.cell.target.arch, headers.root.clone(), toolchain.to_owned());
+    let Ok(build_dir) = find_build(&root, &build.cell.target.release) else { return Ok(()) };
+    let Some((tool, needs, has)) = blocking(move || newer_tool(&root, &build_dir, &toolchain, arch)).await?
     else {
         return Ok(());
     };
     let message = format!(
         "{tool} of the header set needs glibc 2.{needs}, but the toolchain of family {} has 2.{has}",
-        job.family.metadata.name
+        build.family.metadata.name
     );
     let hint = "build the tree's tools on a system that is as old as the toolchain (`make modules_prepare` there), and import the \
                 headers again; or copy the family into your definitions' kernels/, with a newer suite or an image as its toolchain";
-    Err(TargetError::finding(FindingKind::Compile, message, Some(hint.to_owned())))
+    Err(BuildError::problem(ProblemKind::Compile, message, Some(hint.to_owned())))
 }
 
 /// Returns the first tool that needs a newer glibc, with the required and the available version (`x` of `2.x`).
 fn newer_tool(
     headers: &Path,
-    build: &Path,
+    build_dir: &Path,
     toolchain: &Path,
     arch: Architecture,
 ) -> std::io::Result<Option<(&'static str, u32, u32)>> {
@@ -51,7 +51,7 @@ fn newer_tool(
     }
     let Some(has) = has else { return Ok(None) };
     for tool in TOOLS {
-        if let Some(needs) = newest_glibc(headers, &build.join(tool))?.filter(|needs| *needs > has) {
+        if let Some(needs) = newest_glibc(headers, &build_dir.join(tool))?.filter(|needs| *needs > has) {
             return Ok(Some((tool, needs, has)));
         }
     }
@@ -81,14 +81,14 @@ mod tests {
     fn tools_of_a_newer_system_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let (headers, toolchain) = (dir.path().join("headers"), dir.path().join("toolchain"));
-        let build = Path::new("usr/src/linux");
+        let build_dir = Path::new("usr/src/linux");
         let write = |place: PathBuf, names: &str| {
             fs::create_dir_all(place.parent().unwrap()).unwrap();
             fs::write(place, format!("\x7fELF\0{names}\0")).unwrap();
         };
-        let found = || newer_tool(&headers, build, &toolchain, Architecture::Amd64).unwrap();
-        write(headers.join(build).join(TOOLS[0]), "GLIBC_2.2.5\0GLIBC_2.34");
-        write(headers.join(build).join(TOOLS[1]), "GLIBC_2.38\0GLIBC_PRIVATE\0glibc GLIBC_2.99");
+        let found = || newer_tool(&headers, build_dir, &toolchain, Architecture::Amd64).unwrap();
+        write(headers.join(build_dir).join(TOOLS[0]), "GLIBC_2.2.5\0GLIBC_2.34");
+        write(headers.join(build_dir).join(TOOLS[1]), "GLIBC_2.38\0GLIBC_PRIVATE\0glibc GLIBC_2.99");
         assert_eq!(found(), None, "a toolchain without glibc");
         write(toolchain.join("usr/lib/x86_64-linux-gnu/libc.so.6"), "GLIBC_2.2.5\0GLIBC_2.36\0GLIBC_2.4");
         assert_eq!(found(), Some((TOOLS[1], 38, 36)));

@@ -21,7 +21,7 @@ fn name() -> ImageName {
 }
 
 fn write(bench: &Bench, crc: &str) {
-    let path = bench.parts.definitions.root.join("trees/ofed-6.1.0-9-amd64").join(TABLE);
+    let path = bench.services.definitions.root.join("trees/ofed-6.1.0-9-amd64").join(TABLE);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, format!("{crc}\tib_register_peer_memory_client\tib_core\tEXPORT_SYMBOL\t\n")).unwrap();
 }
@@ -30,7 +30,7 @@ async fn look(bench: &Bench, release: &str) -> Result<Digest, String> {
     let (image, _) = bench.definition();
     let target = Bench::target(release);
     let mut trees = BTreeMap::new();
-    resolve_trees(&bench.parts, &[image], &[target.clone()].into(), &mut trees).await;
+    resolve_trees(&bench.services, &[image], &[target.clone()].into(), &mut trees).await;
     trees.remove(&(image.metadata.name.clone(), name(), target)).unwrap()
 }
 
@@ -48,7 +48,7 @@ async fn a_tree_that_is_missing_or_not_fit_is_a_reason_with_a_way_out() {
     assert!(missing.contains("farrier collect --root /host --kernel 6.1.0-9-amd64"), "{missing}");
 
     write(&bench, "0x00000001");
-    let root = &bench.parts.definitions.root;
+    let root = &bench.services.definitions.root;
     let digest = look(&bench, K9).await.unwrap();
     fs::rename(root.join("trees/ofed-6.1.0-9-amd64"), root.join("trees/ofed-6.1.0-10-amd64")).unwrap();
     let other = look(&bench, K10).await.unwrap_err();
@@ -64,8 +64,8 @@ async fn a_tree_goes_into_the_build_and_into_the_check() {
     write(&bench, "0x0000abcd");
     let digest = look(&bench, K9).await.unwrap();
     let cell = cell(&bench, digest).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
-    let needed = fetch(&job).await.unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
+    let needed = fetch(&build).await.unwrap();
     let [entry] = needed.context.as_slice() else { panic!("{:?}", needed.context) };
     assert_eq!(entry.dest, "needs/mofed");
     assert!(entry.from.join(TABLE).is_file());
@@ -74,7 +74,7 @@ async fn a_tree_goes_into_the_build_and_into_the_check() {
 
     // The tree is collected again between plan and build.
     write(&bench, "0x0000ffff");
-    let error = fetch(&job).await.err().unwrap();
+    let error = fetch(&build).await.err().unwrap();
     assert!(error.to_string().contains(" changed after the build was planned"), "{error}");
     assert!(!error.is_permanent());
 }

@@ -28,16 +28,16 @@ pub const DAYS: usize = 30;
 
 /// Returns a log's file name, such as `gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log`. It includes the platform,
 /// because one release runs on several platforms.
-fn name(image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> String {
+fn log_file_name(image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     format!("{image}-{release}-{}-{os}-{os_version}-{arch}.log", inputs.short())
 }
 
 /// Returns the path for a build's log, and protects it from eviction while the build runs.
 pub(super) fn log_path(cache: &Cache, cell: &Cell) -> Result<PathBuf, CacheError> {
-    let name = name(&cell.image, &cell.target, &cell.input_hash);
+    let name = log_file_name(&cell.image, &cell.target, &cell.input_hash);
     cache.hold(KIND, &name)?;
-    cache.place(KIND, &name)
+    cache.entry_path(KIND, &name)
 }
 
 /// Returns the log of the latest build of these inputs, if the cache has it.
@@ -47,7 +47,7 @@ pub fn log_of(
     target: &KernelTarget,
     inputs: &InputHash,
 ) -> Option<PathBuf> {
-    Some(cache.root().join(KIND).join(name(image, target, inputs))).filter(|path| path.is_file())
+    Some(cache.root().join(KIND).join(log_file_name(image, target, inputs))).filter(|path| path.is_file())
 }
 
 /// Last write time of each log, by file name. Empty if the cache cannot be read.
@@ -55,12 +55,12 @@ pub struct LogTimes(HashMap<String, SystemTime>);
 
 impl LogTimes {
     pub fn of(cache: &Cache) -> Self {
-        let entries = all(cache).unwrap_or_default().into_iter();
+        let entries = list_logs(cache).unwrap_or_default().into_iter();
         Self(entries.map(|(written, name)| (name, written)).collect())
     }
 
     pub fn get(&self, image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> Option<SystemTime> {
-        self.0.get(&name(image, target, inputs)).copied()
+        self.0.get(&log_file_name(image, target, inputs)).copied()
     }
 
     /// Returns the number of each image's builds on each of the last [`DAYS`] days, the oldest first. Images without a build are
@@ -102,7 +102,7 @@ pub struct FoundLog {
 /// Returns the cached build logs of an image, the newest first.
 pub fn logs_for(cache: &Cache, image: &ImageName) -> Result<Vec<FoundLog>, CacheError> {
     let mut logs = Vec::new();
-    for (written, name) in all(cache)? {
+    for (written, name) in list_logs(cache)? {
         if let Some((release, platform)) = parse_name(image, &name) {
             logs.push(FoundLog { written, release, platform, path: cache.root().join(KIND).join(name) });
         }
@@ -126,7 +126,7 @@ fn parse_name(image: &ImageName, name: &str) -> Option<(KernelRelease, String)> 
     Some((release, platform.to_owned()))
 }
 
-fn all(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
+fn list_logs(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
     let Some(entries) = if_there(fs::read_dir(cache.root().join(KIND)))? else { return Ok(Vec::new()) };
     let mut files = Vec::new();
     for entry in entries {
@@ -151,21 +151,21 @@ impl LogReader {
 
     /// Whether a build is still writing the log.
     pub fn is_being_written(&self) -> io::Result<bool> {
-        let is_written = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
-        if !is_written {
+        let is_locked = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
+        if !is_locked {
             self.0.unlock()?;
         }
-        Ok(is_written)
+        Ok(is_locked)
     }
 
     /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
     /// lock.
     pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
         // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
-        let is_written = self.is_being_written()?;
+        let may_grow = self.is_being_written()?;
         let mut text = Vec::new();
         self.0.read_to_end(&mut text)?;
-        Ok((text, is_written))
+        Ok((text, may_grow))
     }
 }
 

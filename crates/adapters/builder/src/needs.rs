@@ -21,12 +21,12 @@ use kmod::{NeededTable, SymbolTable, proprietary_modules};
 use oci::{ImageManifest, error_chain};
 
 use super::{
-    cell::cell,
-    job::{Job, NeedInputs, ensure_planned},
+    cell::plan_cell,
+    cell_build::{CellBuild, NeedInputs, ensure_planned},
 };
 use crate::{
     images::StoredImage,
-    parts::{Parts, Result, Stage, TargetError},
+    services::{BuildError, BuildServices, ImageAccess, Result, Stage},
 };
 
 /// Kinds of cache entries: exposed trees keyed by their digest, modules keyed by their image's digest.
@@ -44,45 +44,45 @@ struct NeededImage {
 
 /// Error for a needed image that lacks the headers it claims to expose. The failure is not permanent: the needed image
 /// may be republished while the inputs of this build stay the same.
-fn missing_headers_error(image: &str, why: &str) -> TargetError {
-    TargetError::unmet(
+fn missing_headers_error(image: &str, why: &str) -> BuildError {
+    BuildError::unmet(
         format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
         "delete the needed image's tag: farrier then rebuilds and publishes it, and after it this image",
     )
 }
 
 /// Error for a needed image that has disappeared since the build was planned.
-fn need_not_found(image: &ImageReference) -> TargetError {
-    TargetError::unmet(
+fn need_not_found(image: &ImageReference) -> BuildError {
+    BuildError::unmet(
         format!("needed image {image} is no longer in the registry"),
         "run again: farrier then builds and publishes it first",
     )
 }
 
 /// Fetches the needs of the cell that are not cached.
-pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
+pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<NeedInputs> {
     let mut needed = NeedInputs::default();
-    if job.cell.needs.is_empty() {
+    if build.cell.needs.is_empty() {
         return Ok(needed);
     }
-    job.stage(Stage::Needs);
-    add_host_trees(job, &mut needed).await?;
+    build.stage(Stage::Needs);
+    add_host_trees(build, &mut needed).await?;
     let (mut tables, mut modules) = (Vec::new(), Vec::new());
-    let budget = DecompressionBudget::of_build(job.image.spec.build.deadline, Duration::ZERO);
+    let budget = DecompressionBudget::of_build(build.image.spec.build.deadline, Duration::ZERO);
     let budget = Arc::new(budget);
-    for image in needed_images(job).await? {
+    for image in needed_images(build).await? {
         let ImageReference { repository, version } = &image.image;
         let Version::Digest(digest) = version else { return Err(need_not_found(&image.image)) };
         // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
-        StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
-        let tree = exposed_tree(job.parts, &image).await?;
+        StoredImage { services: build.services, repository, digest }.ensure_trusted("needed image").await?;
+        let tree = exposed_tree(build.services, &image).await?;
         let image_tables = read_tables(&image, &tree).await?;
         if image_tables.is_empty() {
-            job.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
+            build.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
         }
-        let boots = job.image.spec.check.boot;
+        let boots = build.image.spec.check.boot;
         if boots || !image_tables.is_empty() {
-            let directory = modules_of(job, &image).await?;
+            let directory = modules_of(build, &image).await?;
             if boots {
                 needed.modules.push(directory.clone());
             }
@@ -103,15 +103,15 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
 }
 
 /// Adds the cell's host trees to the build context, and their symbols to the check.
-async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
-    let Job { parts, cell, .. } = job;
-    for need in &job.image.spec.needs {
+async fn add_host_trees(build: &CellBuild<'_>, needed: &mut NeedInputs) -> Result<()> {
+    let CellBuild { services, cell, .. } = build;
+    for need in &build.image.spec.needs {
         let Need::Tree { name, tree } = need else { continue };
-        let found = parts.fetcher.host_tree(tree, &cell.target).await?;
+        let found = services.fetcher.host_tree(tree, &cell.target).await?;
         let HostTree { root, digest, symvers, origin } = match found {
             HostTreeLookup::Found(host_tree) => host_tree,
             HostTreeLookup::Missing { looked_for, hint } => {
-                return Err(TargetError::headers_missing(&looked_for, hint));
+                return Err(BuildError::headers_missing(&looked_for, hint));
             }
         };
         let planned = cell.needs.iter().find(|planned| planned.name == *name);
@@ -129,8 +129,8 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
 }
 
 /// Returns the images that the cell is compiled against, then their own needs, nearest first.
-async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
-    let needs = &job.cell.needs;
+async fn needed_images(build: &CellBuild<'_>) -> Result<Vec<NeededImage>> {
+    let needs = &build.cell.needs;
     let mut images: Vec<NeededImage> = needs
         .iter()
         .filter_map(|need| {
@@ -142,11 +142,11 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
     let mut next = 0;
     while let Some(image) = images.get(next) {
         next += 1;
-        let definition = job.parts.definitions.images.get(&image.name);
+        let definition = build.services.definitions.images.get(&image.name);
         let needs = definition.into_iter().flat_map(|image| &image.spec.needs);
         for name in needs.filter_map(|need| need.image()) {
             if seen.insert(name.clone()) {
-                images.push(published_need(job, name).await?);
+                images.push(published_need(build, name).await?);
             }
         }
     }
@@ -154,10 +154,10 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
 }
 
 /// Looks up an indirect need. It was published, because the image that needs it could be built.
-async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> {
-    let needed = cell(job.parts, name, &job.cell.target).await?;
+async fn published_need(build: &CellBuild<'_>, name: &ImageName) -> Result<NeededImage> {
+    let needed = plan_cell(build.services, name, &build.cell.target).await?;
     let mut image = needed.reference.clone();
-    let found = job.parts.look_up_for(&image, needed.target.arch).await?;
+    let found = build.services.look_up_for(&image, needed.target.arch).await?;
     let published = found.filter(|found| found.is_of(&needed)).ok_or_else(|| need_not_found(&image))?;
     let exposed =
         published.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
@@ -166,18 +166,18 @@ async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> 
 }
 
 /// Returns the exposed trees of a published image, at their original paths below one directory.
-async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf> {
+async fn exposed_tree(services: &BuildServices, image: &NeededImage) -> Result<PathBuf> {
     let key = image.exposed.hex();
-    parts.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(parts, image, place)).await
+    services.cache.get_or_make(EXPOSED, key, |dest| fetch_exposed(services, image, dest)).await
 }
 
-async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<()> {
+async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, dest: PathBuf) -> Result<()> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
     let headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
     let definition =
-        parts.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
+        services.definitions.images.get(name).ok_or_else(|| BuildError::definition_gone(name.as_str()))?;
     let patterns = definition.spec.exposes.clone();
-    let manifest = needed_manifest(parts, image).await?;
+    let manifest = needed_manifest(&services.images, image).await?;
     let recorded = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;
     if recorded.as_ref() != Some(exposed) {
         let recorded = recorded.map_or_else(|| "nothing".to_owned(), |digest| digest.to_string());
@@ -185,9 +185,9 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
             "expected {exposed}, but its annotations say that it exposes {recorded}"
         )));
     }
-    let work = parts.cache.scratch()?;
+    let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
-    fetch_payload(parts, image, &manifest, &blob).await?;
+    fetch_payload(&services.images, image, &manifest, &blob).await?;
     fs_err::create_dir(&tree)?;
     let unpacked = tree.clone();
     let content = blocking(move || {
@@ -199,35 +199,40 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
     if digest != *exposed {
         return Err(headers_error(format!("its annotations say {exposed}, but its content is {digest}")));
     }
-    Ok(fs_err::rename(&tree, &place)?)
+    Ok(fs_err::rename(&tree, &dest)?)
 }
 
 /// Returns the modules of a needed image for the cell's kernel.
-async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf> {
+async fn modules_of(build: &CellBuild<'_>, needed: &NeededImage) -> Result<PathBuf> {
     let Version::Digest(digest) = &needed.image.version else { return Err(need_not_found(&needed.image)) };
-    let release = job.cell.target.release.as_str();
-    let fetch = |place| fetch_modules(job.parts, &needed.image, release, place);
-    job.parts.cache.get_or_make(MODULES, digest.hex(), fetch).await
+    let release = build.cell.target.release.as_str();
+    let fetch = |dest| fetch_modules(build.services, &needed.image, release, dest);
+    build.services.cache.get_or_make(MODULES, digest.hex(), fetch).await
 }
 
-async fn fetch_modules(parts: &Parts, image: &ImageReference, release: &str, place: PathBuf) -> Result<()> {
-    let manifest = needed_manifest(parts, image).await?;
-    let work = parts.cache.scratch()?;
+async fn fetch_modules(
+    services: &BuildServices,
+    image: &ImageReference,
+    release: &str,
+    dest: PathBuf,
+) -> Result<()> {
+    let manifest = needed_manifest(&services.images, image).await?;
+    let work = services.cache.scratch()?;
     let blob = work.path().join("layer");
-    fetch_payload(parts, image, &manifest, &blob).await?;
+    fetch_payload(&services.images, image, &manifest, &blob).await?;
     let release = release.to_owned();
-    let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
+    let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &dest)).await;
     unpacked.map_err(|error| missing_headers_error(&image.to_string(), &error_chain(&error)))
 }
 
-async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest> {
+async fn needed_manifest(access: &ImageAccess, image: &ImageReference) -> Result<ImageManifest> {
     let ImageReference { repository, version } = image;
-    let stored = parts.registry_of_needs(repository).manifest(repository, version).await?;
+    let stored = access.registry_of_needs(repository).manifest(repository, version).await?;
     Ok(ImageManifest::parse(&stored.ok_or_else(|| need_not_found(image))?.bytes)?)
 }
 
 async fn fetch_payload(
-    parts: &Parts,
+    access: &ImageAccess,
     image: &ImageReference,
     manifest: &ImageManifest,
     to: &Path,
@@ -236,7 +241,7 @@ async fn fetch_payload(
     let layer = manifest
         .payload_layer()
         .ok_or_else(|| missing_headers_error(&image.to_string(), "it has no layers"))?;
-    Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
+    Ok(access.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
 }
 
 /// Reads the symbol tables of an exposed tree.

@@ -3,18 +3,18 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    assemble, check, document, headers,
-    job::CompileInputs,
-    publish,
+    assemble,
+    cell_build::CompileInputs,
+    check, document, headers, publish,
     testing::{Bench, K9},
 };
 
 /// Publishes image `x` with these modules. Its exposed headers have a table with one symbol of each module.
 async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
     let compile_inputs =
-        CompileInputs { headers: headers::fetch(&job).await.unwrap(), needed: NeedInputs::default() };
+        CompileInputs { headers: headers::fetch(&build).await.unwrap(), needed: NeedInputs::default() };
     let mut payload = bench.payload(K9, modules);
     let place = payload.tree.join("usr/src/x");
     fs_err::create_dir_all(&place).unwrap();
@@ -24,11 +24,11 @@ async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
     };
     let table: String = modules.iter().map(row).collect();
     fs_err::write(place.join("Module.symvers"), table).unwrap();
-    payload.exposed = Some(payload::expose(&payload.tree, &job.image.spec.exposes).unwrap().digest);
-    let checked = check::check(&job, &compile_inputs, payload, None).await.unwrap();
-    let image = assemble::assemble(&job, &checked).await.unwrap();
-    let documents = document::document(&job, &checked, &image).await.unwrap();
-    publish::publish(&job, &image, &documents).await.unwrap();
+    payload.exposed = Some(payload::expose(&payload.tree, &build.image.spec.exposes).unwrap().digest);
+    let checked = check::check(&build, &compile_inputs, payload, None).await.unwrap();
+    let image = assemble::assemble(&build, &checked).await.unwrap();
+    let documents = document::document(&build, &checked, &image).await.unwrap();
+    publish::publish(&build, &image, &documents).await.unwrap();
 }
 
 #[tokio::test]
@@ -37,8 +37,8 @@ async fn licenses_of_needed_modules_are_known_without_a_boot_check() {
     bench.add("y", &json!({"modules": ["y"], "needs": ["x"]}));
     let closed = ModuleFile::named("closed").info("license", "NVIDIA").exports("closed_f", 1);
     publish_with_table(&bench, &[&closed, &ModuleFile::named("open").exports("open_f", 1)]).await;
-    let y = cell(&bench.parts, &"y".parse().unwrap(), &Bench::target(K9)).await.unwrap();
-    let needed = fetch(&Job::of(&bench.parts, &y).unwrap()).await.unwrap();
+    let y = plan_cell(&bench.services, &"y".parse().unwrap(), &Bench::target(K9)).await.unwrap();
+    let needed = fetch(&CellBuild::of(&bench.services, &y).unwrap()).await.unwrap();
     let [table] = needed.tables.as_slice() else { panic!("{} tables", needed.tables.len()) };
     assert_eq!((table.image.as_str(), table.symbols.len()), ("x", 2));
     assert_eq!(table.proprietary, Some(BTreeSet::from(["closed".to_owned()])));

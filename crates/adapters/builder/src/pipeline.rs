@@ -4,13 +4,13 @@ use farrier_core::{facts::ReusedFrom, image::Digest, kernel::missing_compiler, p
 use kmod::CheckReport;
 
 use super::{
-    assemble, base, check, compile, document, headers,
-    job::{CompileInputs, Job},
-    needs, publish, reuse, sign,
+    assemble, base,
+    cell_build::{CellBuild, CompileInputs},
+    check, compile, document, headers, needs, publish, reuse, sign,
 };
 use crate::{
     images::{ensure_can_sign_images, output_maker},
-    parts::{FindingKind, Parts, Result, TargetError},
+    services::{BuildError, BuildServices, ProblemKind, Result},
 };
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,34 +34,34 @@ pub struct Built {
 }
 
 /// Builds one cell, or reuses a published payload.
-pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Built> {
-    let job = Job::of(parts, cell)?;
+pub async fn build(services: &BuildServices, cell: &Cell, options: BuildOptions) -> Result<Built> {
+    let build = CellBuild::of(services, cell)?;
     // Fail fast: check signing and boot prerequisites before compiling.
-    check::ensure_boot_check_is_possible(&job).await?;
+    check::ensure_boot_check_is_possible(&build).await?;
     if options.push {
-        ensure_can_sign_images(parts).await?;
-        output_maker(parts, job.image)?;
+        ensure_can_sign_images(services).await?;
+        output_maker(&services.tools, build.image)?;
     }
-    let headers = headers::fetch(&job).await?;
-    sign::ensure_can_sign_modules(&job, &headers).await?;
-    let needed = needs::fetch(&job).await?;
+    let headers = headers::fetch(&build).await?;
+    sign::ensure_can_sign_modules(&build, &headers).await?;
+    let needed = needs::fetch(&build).await?;
     let compile_inputs = CompileInputs { headers, needed };
 
-    let reused = if options.compile { None } else { reuse::find(&job, &compile_inputs).await? };
+    let reused = if options.compile { None } else { reuse::find(&build, &compile_inputs).await? };
     let checked = if let Some(checked) = reused {
         checked
     } else {
-        if let Some(detail) = missing_compiler(job.family, compile_inputs.headers.compiler) {
-            return Err(TargetError::finding(FindingKind::Compile, detail, None));
+        if let Some(detail) = missing_compiler(build.family, compile_inputs.headers.compiler) {
+            return Err(BuildError::problem(ProblemKind::Compile, detail, None));
         }
-        let base = base::prepare(&job, &compile_inputs.headers).await?;
-        let payload = compile::compile(&job, &base, &compile_inputs).await?;
-        check::check(&job, &compile_inputs, payload, None).await?
+        let base = base::prepare(&build, &compile_inputs.headers).await?;
+        let payload = compile::compile(&build, &base, &compile_inputs).await?;
+        check::check(&build, &compile_inputs, payload, None).await?
     };
 
-    let image = assemble::assemble(&job, &checked).await?;
-    let documents = document::document(&job, &checked, &image).await?;
+    let image = assemble::assemble(&build, &checked).await?;
+    let documents = document::document(&build, &checked, &image).await?;
     let digest = image.assembled.digest.clone();
-    let pushed_bytes = if options.push { publish::publish(&job, &image, &documents).await? } else { 0 };
+    let pushed_bytes = if options.push { publish::publish(&build, &image, &documents).await? } else { 0 };
     Ok(Built { digest, report: checked.report, reused_from: checked.payload.reused_from, pushed_bytes })
 }

@@ -10,7 +10,7 @@ use crate::{
     testing::{Bench, K9, SYMBOLS},
 };
 
-fn refused<T>(outcome: Result<T, TargetError>) -> String {
+fn refused<T>(outcome: Result<T, BuildError>) -> String {
     let error = outcome.err().expect("another input must be refused");
     assert!(!error.is_permanent());
     error.to_string()
@@ -26,10 +26,10 @@ async fn another_source_patch_or_header_set_than_the_planned_one_is_refused() {
     write("tree/Makefile", "all:\n");
     write("fix.patch", "one\n");
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.parts, &cell).unwrap();
-    headers::fetch(&job).await.unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
+    headers::fetch(&build).await.unwrap();
     let work = tempfile::tempdir().unwrap();
-    let context = || build_context(&job, work.path());
+    let context = || build_context(&build, work.path());
     context().await.unwrap();
 
     write("fix.patch", "another\n");
@@ -38,7 +38,7 @@ async fn another_source_patch_or_header_set_than_the_planned_one_is_refused() {
     assert_eq!(refused(context().await), "source src changed after the build was planned");
     bench.headers_with(K9, SYMBOLS, "CONFIG_OTHER=y\n");
     assert_eq!(
-        refused(headers::fetch(&job).await),
+        refused(headers::fetch(&build).await),
         "the kernel's headers changed after the build was planned"
     );
 }
@@ -69,9 +69,9 @@ async fn credentials_in_sources_are_told_and_version_control_data_is_not_there()
         "{told:?}"
     );
 
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
     let work = tempfile::tempdir().unwrap();
-    build_context(&job, work.path()).await.unwrap();
+    build_context(&build, work.path()).await.unwrap();
     let told = bench.heard();
     let told: Vec<_> = told.iter().filter(|line| line.contains("credentials")).collect();
     assert!(

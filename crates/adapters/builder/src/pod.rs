@@ -20,7 +20,8 @@ use farrier_core::{
     provenance::Confinement,
 };
 use farrier_engines::{
-    BuildJob, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment, write_tar,
+    BuildRequest, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment,
+    write_tar,
 };
 use farrier_inputs::{RootFs, root_fs_layer};
 use farrier_local::{blocking::blocking, cache::LockMode};
@@ -38,10 +39,10 @@ use tar::{Builder, EntryType, Header};
 use tokio_util::sync::CancellationToken;
 use walkdir::WalkDir;
 
-use super::{base::InPlaceBase, job::Job};
+use super::{base::InPlaceBase, cell_build::CellBuild};
 use crate::{
     images::{BaseImage, layer_files},
-    parts::{Result, Stage, TargetError},
+    services::{BuildError, Result, Stage},
 };
 
 /// Repository of these images, below the registry's prefix.
@@ -55,16 +56,16 @@ const PUSHES: &str = "pushes";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
-/// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `begun`, a signal to the
+/// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `steps_started`, a signal to the
 /// caller, once the pod runs.
 pub(super) async fn compile(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
-    build: BuildJob,
-    begun: &CancellationToken,
+    request: BuildRequest,
+    steps_started: &CancellationToken,
     tree: &Path,
 ) -> Result<Confinement> {
-    let Job { parts, cell, image, .. } = job;
+    let CellBuild { services, cell, image, .. } = build;
     let spec = image.spec.build;
     let mut plan = base.plan(spec);
     for step in &mut plan.steps {
@@ -72,26 +73,31 @@ pub(super) async fn compile(
             run.env.push(environment(spec));
         }
     }
-    job.stage(Stage::Base);
-    let reference = publish(job, (cluster, base, toolchain), &build.context, &plan).await?;
-    job.stage(Stage::Waiting);
-    let (reporter, subject, log) = (Arc::clone(&parts.reporter), cell.subject(), Arc::clone(&build.log));
+    build.stage(Stage::Base);
+    let reference = publish(build, (cluster, base, toolchain), &request.context, &plan).await?;
+    build.stage(Stage::Waiting);
+    let (reporter, subject, log) =
+        (Arc::clone(&services.process.reporter), cell.subject(), Arc::clone(&request.log));
     let phases = |phase: Phase<'_>| match phase {
         Phase::Waiting(why) => log.line(&format!("The build waits for the cluster: {why}")),
         Phase::Running => {
-            if !begun.is_cancelled() {
+            if !steps_started.is_cancelled() {
                 reporter.stage(&subject, Stage::Compile);
-                begun.cancel();
+                steps_started.cancel();
             }
         }
     };
     let limits = plan.limits;
     // With leader election, another replica adopts the Job when this replica stops.
-    let detach = if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() };
+    let detach = if services.process.fence.is_some() {
+        services.process.cancel.clone()
+    } else {
+        CancellationToken::new()
+    };
     let in_cluster = InCluster {
         job: JobSpec {
-            builds: &parts.definitions.site.builds,
-            instance: &parts.instance,
+            builds: &services.definitions.site.builds,
+            instance: &services.process.instance,
             driver: &cell.image,
             kernel: KernelLabel::of(&cell.target.release),
             arch: cell.target.arch,
@@ -99,39 +105,39 @@ pub(super) async fn compile(
             build: spec,
             limits,
         },
-        least_landlock: parts.definitions.site.builds.landlock,
+        least_landlock: services.definitions.site.builds.landlock,
         plan,
-        log: Arc::clone(&build.log),
+        log: Arc::clone(&request.log),
         phases: &phases,
-        cancel: build.cancel.clone(),
+        cancel: request.cancel.clone(),
         detach: detach.clone(),
     };
     let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
     if !detach.is_cancelled() {
-        remove(job, &reference).await;
+        delete_image(build, &reference).await;
     }
     Ok(outcome?)
 }
 
 /// Publishes the image and returns its reference by digest.
 async fn publish(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
     context: &[ContextEntry],
     plan: &Plan,
 ) -> Result<ImageReference> {
-    let Job { parts, cell, .. } = job;
-    let RegistryLocation::Remote { .. } = parts.location else {
+    let CellBuild { services, cell, .. } = build;
+    let RegistryLocation::Remote { .. } = services.images.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
         let hint = "name one with --registry; for `farrier build`, also pass --push";
-        return Err(TargetError::usage(message.to_owned(), hint));
+        return Err(BuildError::usage(message.to_owned(), hint));
     };
     let runner = cluster.runner(cell.target.arch);
     let runner = blocking(move || Entrypoint::read(&runner)).await?;
     runner.check_arch(cell.target.arch)?;
-    let headers = headers_layer(job, base).await?;
+    let headers = headers_layer(build, base).await?;
     let (work, lowers, entries, plan) =
-        (parts.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());
+        (services.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());
     let write = move || {
         let layers = write_layers(&lowers, &entries, &plan, runner.bytes(), work.path())?;
         Ok::<_, EngineError>((layers, work))
@@ -145,7 +151,7 @@ async fn publish(
     // cell a distinct image. It is the same for every replica that builds the cell, so a replica finds a Job that
     // another one created.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
-    let base = for_pod(&toolchain.image);
+    let base = pod_base(&toolchain.image);
     let image = oci::assemble(&Assembly {
         base: Some(&base),
         entrypoint_layer: None,
@@ -156,10 +162,11 @@ async fn publish(
         annotations: &BTreeMap::new(),
         architecture: cell.target.arch.as_str(),
     })?;
-    parts.may_write()?;
-    let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
-    let from = Some(&toolchain.repository).filter(|from| parts.location.contains(from));
-    let base_layers = toolchain.image.layers.iter().zip(layer_files(parts, toolchain).await?);
+    services.process.ensure_may_write()?;
+    let (repository, registry) =
+        (services.images.location.repository(REPOSITORY)?, &services.images.registry);
+    let from = Some(&toolchain.repository).filter(|from| services.images.location.can_address(from));
+    let base_layers = toolchain.image.layers.iter().zip(layer_files(&services.images, toolchain).await?);
     let base_blobs = base_layers.map(|(layer, file)| (&layer.digest, file, from));
     let new_blobs = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
     for (digest, file, from) in base_blobs.chain(new_blobs) {
@@ -168,7 +175,7 @@ async fn publish(
         }
         // Concurrent builds share most layers. One build pushes each layer, and the others then find it in the
         // registry.
-        let _sole = parts.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
+        let _lock = services.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
         let is_mounted = match from {
             Some(from) => registry.mount_blob(&repository, digest, from).await?,
             None => false,
@@ -187,7 +194,7 @@ async fn publish(
 
 /// Returns the toolchain's image as the base of a pod. The runner starts in the image's working directory, which must
 /// be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
-fn for_pod(base: &Base) -> Base {
+fn pod_base(base: &Base) -> Base {
     let mut base = base.clone();
     if let Some(Value::Object(config)) = base.config.get_mut("config") {
         for name in ["User", "Volumes"] {
@@ -199,17 +206,17 @@ fn for_pod(base: &Base) -> Base {
 }
 
 /// Deletes the image, if the registry supports deletion. Its layers stay useful to other builds.
-async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageReference) {
+async fn delete_image(build: &CellBuild<'_>, ImageReference { repository, version }: &ImageReference) {
     if let Version::Digest(digest) = version
-        && let Err(error) = job.parts.registry.delete_manifest(repository, digest).await
+        && let Err(error) = build.services.images.registry.delete_manifest(repository, digest).await
     {
         tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build could not be deleted");
     }
 }
 
 /// Returns the headers as a layer, which is made once per kernel.
-async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
-    let (cache, [headers, _]) = (&job.parts.cache, base.lowers.clone());
+async fn headers_layer(build: &CellBuild<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
+    let (cache, [headers, _]) = (&build.services.cache, base.lowers.clone());
     let make = |entry: PathBuf| {
         blocking(move || {
             let mut contents = Vec::new();
@@ -223,11 +230,12 @@ async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, Path
             contents.sort_by(|a, b| a.dest.cmp(&b.dest));
             let layer = write_layer(&entry.join(root_fs_layer::FILE), |out| write_tar(None, &contents, out))?;
             root_fs_layer::record(&entry, &layer.digest, &layer.diff_id, layer.size)?;
-            Ok::<_, TargetError>(())
+            Ok::<_, BuildError>(())
         })
     };
     let entry = cache.get_or_make(HEADER_LAYERS, &base.headers, make).await?;
-    let RootFs { layer, digest, diff_id, size, arch: _ } = root_fs_layer::read(&entry, job.cell.target.arch)?;
+    let RootFs { layer, digest, diff_id, size, arch: _ } =
+        root_fs_layer::read(&entry, build.cell.target.arch)?;
     Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, layer))
 }
 
@@ -434,7 +442,7 @@ mod tests {
         }});
         let Value::Object(config) = config else { panic!("not an object") };
         let base = Base { digest: Digest::of(b""), layers: vec![], config, diff_ids: vec!["x".to_owned()] };
-        let base = for_pod(&base);
+        let base = pod_base(&base);
         assert_eq!(Value::from(base.config), json!({"config": {"WorkingDir": "/", "Env": ["PATH=/bin"]}}));
         assert_eq!(base.diff_ids, ["x"]);
     }

@@ -29,11 +29,12 @@ async fn bench(more: &str) -> (Bench, OpensslDir) {
 /// Returns the files and the origins of the sources, or the reason why there is nothing to build.
 async fn look(bench: &Bench, kernel: &str) -> Result<(Vec<String>, Vec<String>), String> {
     let target = Bench::target(kernel);
-    let cell =
-        cell::cell(&bench.parts, &"y".parse().unwrap(), &target).await.map_err(|why| error_chain(&why))?;
-    let job = Job::of(&bench.parts, &cell).unwrap();
+    let cell = cell::plan_cell(&bench.services, &"y".parse().unwrap(), &target)
+        .await
+        .map_err(|why| error_chain(&why))?;
+    let build = CellBuild::of(&bench.services, &cell).unwrap();
     let work = tempfile::tempdir().unwrap();
-    let (context, origins) = build_context(&job, work.path()).await.map_err(|why| error_chain(&why))?;
+    let (context, origins) = build_context(&build, work.path()).await.map_err(|why| error_chain(&why))?;
     let files = walkdir::WalkDir::new(&context[0].from).sort_by_file_name().into_iter().map(Result::unwrap);
     let files = files.filter(|entry| entry.file_type().is_file());
     let names = files.map(|file| file.path().strip_prefix(&context[0].from).unwrap().display().to_string());
@@ -46,7 +47,7 @@ async fn an_image_that_a_named_key_signed_is_a_source() {
     let (files, origins) = look(&bench, K9).await.unwrap();
     assert_eq!(files, ["extra/m.ko", "modules.dep"]);
     let digest = bench.cell(K9).await.reference;
-    let digest = bench.parts.manifest(&digest).await.unwrap().unwrap().digest;
+    let digest = bench.services.images.manifest(&digest).await.unwrap().unwrap().digest;
     assert_eq!(origins, [format!("vendor: x {digest} path=/lib/modules/{K9}")]);
     let why = look(&bench, K10).await.unwrap_err();
     assert!(why.contains(&format!("source vendor: no prebuilt image x:1.0-{K10}-debian12-amd64 (")), "{why}");
@@ -75,11 +76,11 @@ async fn what_nobody_vouches_for_is_not_taken() {
 #[tokio::test]
 async fn an_image_of_another_architecture_is_a_reason_in_the_plan() {
     let (mut bench, _) = bench(r#", "adoptUnsigned": true"#).await;
-    let source = &mut bench.parts.definitions.images.get_mut("y").unwrap().spec.sources[0];
+    let source = &mut bench.services.definitions.images.get_mut("y").unwrap().spec.sources[0];
     let SourceOrigin::Image(image) = &mut source.from else { panic!("an image") };
     image.reference = format!("x:1.0-{K9}-debian12-amd64").parse().unwrap();
     let target = KernelTarget { arch: Architecture::Arm64, ..Bench::target(K9) };
-    let why = cell::cell(&bench.parts, &"y".parse().unwrap(), &target).await.unwrap_err();
+    let why = cell::plan_cell(&bench.services, &"y".parse().unwrap(), &target).await.unwrap_err();
     let why = error_chain(&why);
     assert!(
         why.contains("debian12-amd64 is not for linux/arm64: base image: its architecture is \"amd64\""),

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    parts::{Finding, FindingKind},
+    services::{BuildProblem, ProblemKind},
     testing::{Bench, K9, K10, SYMBOLS, module},
 };
 
@@ -48,7 +48,7 @@ fn sign_with(bench: &mut Bench, openssl_dir: &OpensslDir, signed: Signed) {
     };
     let secrets = SecretReader::new(openssl_dir.root().to_owned(), None);
     let opened = ModuleSigner::open(&spec, openssl_dir.root(), secrets).unwrap();
-    bench.parts.module_signer = Some(Arc::new(opened));
+    bench.services.tools.module_signer = Some(Arc::new(opened));
 }
 
 /// The certificate's serial number, as OpenSSL prints it.
@@ -60,7 +60,7 @@ fn serial(openssl_dir: &OpensslDir) -> String {
 async fn an_enforcing_kernel_takes_what_will_be_signed() {
     let mut bench = bench(ENFORCING);
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    let TargetError::Finding(Finding { kind: FindingKind::Refused, message, .. }) = &error else {
+    let BuildError::Problem(BuildProblem { kind: ProblemKind::Refused, message, .. }) = &error else {
         panic!("{error}")
     };
     assert!(message.contains("not signed"), "{message}");
@@ -75,7 +75,7 @@ async fn an_enforcing_kernel_takes_what_will_be_signed() {
     assert_eq!(signed_by.key_id, serial(&openssl_dir));
     assert!(built.report.modules[0].findings.iter().all(|finding| finding.rule != Rule::Signature));
     let annotations = bench.annotations(K9).await;
-    let fingerprint = bench.parts.module_signer.as_ref().unwrap().fingerprint();
+    let fingerprint = bench.services.tools.module_signer.as_ref().unwrap().fingerprint();
     assert_eq!(
         annotations[annotations::MODULE_SIGNER],
         format!("keep {} {fingerprint}", serial(&openssl_dir))
@@ -133,10 +133,10 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     assert_eq!(after.reused_from.unwrap().digest, before.digest);
 
     // After signing is disabled, a signed payload cannot be reused: farrier does not remove signatures.
-    bench.parts.module_signer = None;
+    bench.services.tools.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 /// Anyone who can write to the registry can give a payload any annotations. No engine is available, so nothing else is
@@ -147,10 +147,10 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
     let key = openssl_dir(RSA_2048);
     let strangers: [fn(&mut Bench); 2] = [
         |bench| bench.sign_images_with(&openssl_dir(EC_256)),
-        |bench| bench.parts.definitions.site.image_signing = None,
+        |bench| bench.services.definitions.site.image_signing = None,
     ];
     for publish_as in strangers {
-        let ours = bench.parts.definitions.site.image_signing.clone();
+        let ours = bench.services.definitions.site.image_signing.clone();
         let keys =
             ["images.pem", "images.pub"].map(|name| (name, fs::read(bench.root().join(name)).unwrap()));
         publish_as(&mut bench);
@@ -160,12 +160,12 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
         for (name, bytes) in keys {
             fs::write(bench.root().join(name), bytes).unwrap();
         }
-        bench.parts.definitions.site.image_signing = ours;
+        bench.services.definitions.site.image_signing = ours;
         sign_with(&mut bench, &key, Signed::Keep);
         for release in [K9, K10] {
             bench.heard();
             let error = bench.build(release).await.unwrap_err();
-            assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+            assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
             let (heard, refused) = (bench.heard(), format!("{theirs} is not reused: "));
             assert!(heard.iter().any(|note| note.contains(&refused)), "{heard:?}");
         }
@@ -198,18 +198,18 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
     let policy = Policy { require_signed: serde_json::from_str(both).unwrap(), ..Policy::default() };
     bench.sign_images_with(&release);
     let theirs = bench.publish(K9, &[&module()]).await.unwrap();
-    bench.parts.definitions.site.policy = policy;
+    bench.services.definitions.site.policy = policy;
     bench.sign_images_with(&site);
     bench.heard();
     let error = bench.build(K10).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
     let heard = bench.heard().join("\n");
     assert!(heard.contains("1 of 2 required keys have signed: release.pub (sha256:"), "{heard}");
     assert!(heard.contains("missing: site.pub (sha256:"), "{heard}");
 
     let reference = bench.cell(K9).await.reference;
     let image =
-        StoredImage { parts: &bench.parts, repository: &reference.repository, digest: &theirs.digest };
+        StoredImage { services: &bench.services, repository: &reference.repository, digest: &theirs.digest };
     image.sign("x", &[]).await.unwrap();
     let built = bench.build(K10).await.unwrap();
     assert_eq!(built.reused_from.unwrap().digest, theirs.digest);
@@ -221,10 +221,10 @@ async fn without_keys_for_images_no_published_payload_is_signed() {
     let (first, second) = (openssl_dir(RSA_2048), openssl_dir(RSA_2048));
     sign_with(&mut bench, &first, Signed::Keep);
     bench.publish(K9, &[&module()]).await.unwrap();
-    bench.parts.definitions.site.image_signing = None;
+    bench.services.definitions.site.image_signing = None;
     sign_with(&mut bench, &second, Signed::Keep);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 #[tokio::test]
@@ -248,9 +248,9 @@ async fn who_signed_a_lender_is_looked_up_when_its_turn_comes() {
     const K8: &str = "6.1.0-8-amd64";
     let mut bench = bench("");
     bench.headers_with(K8, SYMBOLS, "");
-    let ours = bench.parts.definitions.site.image_signing.take();
+    let ours = bench.services.definitions.site.image_signing.take();
     bench.publish(K8, &[&module()]).await.unwrap();
-    bench.parts.definitions.site.image_signing = ours;
+    bench.services.definitions.site.image_signing = ours;
     let candidate = bench.publish(K9, &[&module()]).await.unwrap();
     bench.heard();
     let built = bench.build(K10).await.unwrap();
@@ -269,7 +269,7 @@ async fn signatures_that_were_replaced_cannot_be_had_again() {
     sign_with(&mut bench, &key, Signed::Keep);
     assert_ne!(bench.cell(K9).await.input_hash, replaced.input_hash);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 #[tokio::test]
@@ -282,7 +282,7 @@ async fn kernels_and_keys_that_do_not_go_together() {
     // The directory and its files are removed. The certificate is loaded already, but the key is not.
     bench.headers_with(K9, SYMBOLS, &format!("{ENFORCING}CONFIG_CRYPTO_ECDSA=y\n"));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Signing(_)), "{error}");
+    assert!(matches!(error, BuildError::Signing(_)), "{error}");
 }
 
 #[tokio::test]

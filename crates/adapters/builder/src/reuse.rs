@@ -21,13 +21,12 @@ use kmod::{BootReport, Verdict};
 use oci::{ImageManifest, error_chain};
 
 use super::{
-    check,
-    job::{CheckedPayload, CompileInputs, Job, Payload},
-    sign,
+    cell_build::{CellBuild, CheckedPayload, CompileInputs, Payload},
+    check, sign,
 };
 use crate::{
     images::StoredImage,
-    parts::{MAX_CONCURRENT_REQUESTS, Result, Stage, TargetError},
+    services::{BuildError, MAX_CONCURRENT_REQUESTS, Result, Stage},
 };
 
 /// Maximum number of tags to look up for one target.
@@ -49,50 +48,57 @@ type ReuseOutcome = Result<CheckedPayload, String>;
 
 /// Finds and checks a published payload. A missing payload or a registry failure is reported as a note and not as an
 /// error, because the build can compile the payload instead.
-pub(super) async fn find(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
-    match re_sign(job, compile_inputs).await? {
+pub(super) async fn find(
+    build: &CellBuild<'_>,
+    compile_inputs: &CompileInputs,
+) -> Result<Option<CheckedPayload>> {
+    match re_sign(build, compile_inputs).await? {
         Some(checked) => Ok(Some(checked)),
-        None => reuse(job, compile_inputs).await,
+        None => reuse(build, compile_inputs).await,
     }
 }
 
 /// Re-signs the cell's own payload, if it is published with other signatures or with none.
-async fn re_sign(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
-    if job.cell.unsigned_hash.is_none() {
+async fn re_sign(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
+    if build.cell.unsigned_hash.is_none() {
         return Ok(None);
     }
-    let candidate = match find_re_sign_candidate(job).await {
+    let candidate = match find_re_sign_candidate(build).await {
         Ok(Some(candidate)) => candidate,
         Ok(None) => return Ok(None),
-        Err(error @ TargetError::Registry(_)) => {
-            tracing::info!(subject = job.cell.subject(), reason = error_chain(&error), "nothing to re-sign");
+        Err(error @ BuildError::Registry(_)) => {
+            tracing::info!(
+                subject = build.cell.subject(),
+                reason = error_chain(&error),
+                "nothing to re-sign"
+            );
             return Ok(None);
         }
         Err(error) => return Err(error),
     };
-    job.stage(Stage::Reuse);
-    let Some(unpacked) = candidate.unpack(job, |_| Ok(())).await? else { return Ok(None) };
+    build.stage(Stage::Reuse);
+    let Some(unpacked) = candidate.unpack(build, |_| Ok(())).await? else { return Ok(None) };
     let work = match unpacked {
         Ok(work) => work,
         Err(why) => {
-            job.note(&format!("{} is not re-signed: {}", candidate.digest, error_chain(&why)));
+            build.note(&format!("{} is not re-signed: {}", candidate.digest, error_chain(&why)));
             return Ok(None);
         }
     };
     let payload = Payload {
         exposed: candidate.facts.exposed_digest.clone(),
-        ..candidate.payload(job, work, job.cell.target.release.clone())
+        ..candidate.payload(build, work, build.cell.target.release.clone())
     };
-    check::check(job, compile_inputs, payload, candidate.facts.module_signer.as_ref()).await.map(Some)
+    check::check(build, compile_inputs, payload, candidate.facts.module_signer.as_ref()).await.map(Some)
 }
 
 /// Returns the first trusted image that holds the payload.
-async fn find_re_sign_candidate(job: &Job<'_>) -> Result<Option<ReuseCandidate>> {
-    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
-    for tag in re_sign_candidate_tags(job.cell, tags, MAX_RESIGN_LOOKUPS) {
-        if let Some(candidate) = look_up(job, tag).await?
-            && can_re_sign(job.cell, &candidate.facts)
-            && candidate.is_trusted(job).await?
+async fn find_re_sign_candidate(build: &CellBuild<'_>) -> Result<Option<ReuseCandidate>> {
+    let tags = build.services.images.registry.tags(&build.cell.reference.repository).await?;
+    for tag in re_sign_candidate_tags(build.cell, tags, MAX_RESIGN_LOOKUPS) {
+        if let Some(candidate) = look_up(build, tag).await?
+            && can_re_sign(build.cell, &candidate.facts)
+            && candidate.is_trusted(build).await?
         {
             return Ok(Some(candidate));
         }
@@ -101,37 +107,37 @@ async fn find_re_sign_candidate(job: &Job<'_>) -> Result<Option<ReuseCandidate>>
 }
 
 /// Reuses another kernel's payload, if the definition allows reuse and a payload passes the checks.
-async fn reuse(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
-    let spec = &job.image.spec;
+async fn reuse(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
+    let spec = &build.image.spec;
     // Exposed headers depend on the kernel that they were made for, and on its configuration.
     if spec.reuse == Reuse::Never || spec.output == Output::Image || !spec.exposes.is_empty() {
         return Ok(None);
     }
-    job.stage(Stage::Reuse);
-    let reason = match try_candidates(job, compile_inputs).await {
+    build.stage(Stage::Reuse);
+    let reason = match try_candidates(build, compile_inputs).await {
         Ok(Ok(checked)) => return Ok(Some(checked)),
         Ok(Err(reason)) => reason,
-        Err(error @ TargetError::Registry(_)) => error_chain(&error),
+        Err(error @ BuildError::Registry(_)) => error_chain(&error),
         Err(error) => return Err(error),
     };
-    job.note(&format!("nothing to reuse: {reason}"));
-    tracing::info!(subject = job.cell.subject(), %reason, "nothing to reuse");
+    build.note(&format!("nothing to reuse: {reason}"));
+    tracing::info!(subject = build.cell.subject(), %reason, "nothing to reuse");
     Ok(None)
 }
 
 /// Tries the candidates one after the other, the newest kernel first, and each payload once. Signatures are looked up
 /// only for a candidate that is about to be tried. The returned reason is about the newest candidate.
-async fn try_candidates(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<ReuseOutcome> {
+async fn try_candidates(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Result<ReuseOutcome> {
     let (mut first_reason, mut tried) = (None, BTreeSet::new());
-    for (kernel, candidate) in reuse_candidates(job).await? {
+    for (kernel, candidate) in reuse_candidates(build).await? {
         // Annotations, such as the one that `origin` reads, count only for trusted images.
-        if tried.contains(candidate.origin()) || !candidate.is_trusted(job).await? {
+        if tried.contains(candidate.origin()) || !candidate.is_trusted(build).await? {
             continue;
         }
-        match try_candidate(job, compile_inputs, &kernel, &candidate).await? {
+        match try_candidate(build, compile_inputs, &kernel, &candidate).await? {
             Ok(checked) => return Ok(Ok(checked)),
             Err(reason) => {
-                tracing::info!(subject = job.cell.subject(), %reason, "not reused");
+                tracing::info!(subject = build.cell.subject(), %reason, "not reused");
                 first_reason.get_or_insert(reason);
             }
         }
@@ -145,17 +151,17 @@ async fn try_candidates(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result
 }
 
 /// Returns the published images that qualify for reuse, the newest kernel first.
-async fn reuse_candidates(job: &Job<'_>) -> Result<Vec<(KernelRelease, ReuseCandidate)>> {
-    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
-    let lookups = stream::iter(reuse_candidate_tags(job.cell, tags, MAX_LOOKUPS))
-        .map(|tag| look_up(job, tag))
+async fn reuse_candidates(build: &CellBuild<'_>) -> Result<Vec<(KernelRelease, ReuseCandidate)>> {
+    let tags = build.services.images.registry.tags(&build.cell.reference.repository).await?;
+    let lookups = stream::iter(reuse_candidate_tags(build.cell, tags, MAX_LOOKUPS))
+        .map(|tag| look_up(build, tag))
         .buffered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     let mut reuse_candidates = Vec::new();
     for lookup in lookups {
         if let Some(candidate) = lookup?
-            && is_reusable(job.cell, &candidate.facts)
+            && is_reusable(build.cell, &candidate.facts)
             && let Some(kernel) = candidate.facts.kernel_release.clone()
         {
             reuse_candidates.push((kernel, candidate));
@@ -167,29 +173,30 @@ async fn reuse_candidates(job: &Job<'_>) -> Result<Vec<(KernelRelease, ReuseCand
 
 /// Fetches a candidate's payload, moves it to this kernel's directory, and checks it for this kernel.
 async fn try_candidate(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     compile_inputs: &CompileInputs,
     kernel: &KernelRelease,
     candidate: &ReuseCandidate,
 ) -> Result<ReuseOutcome> {
-    let (from, to) = (kernel.clone(), job.cell.target.release.clone());
-    let unpacked = candidate.unpack(job, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
+    let (from, to) = (kernel.clone(), build.cell.target.release.clone());
+    let unpacked = candidate.unpack(build, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
     let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel.clone()))) {
         Ok(work) => work,
         Err(why) => {
             return Ok(Err(format!("the payload of {kernel} cannot be used: {}", error_chain(&why))));
         }
     };
-    let payload = candidate.payload(job, work, kernel.clone());
+    let payload = candidate.payload(build, work, kernel.clone());
 
-    let signing = sign::signing(job, &compile_inputs.headers, candidate.facts.module_signer.as_ref()).await?;
-    let report = check::static_check(job, compile_inputs, signing.as_ref(), &payload).await?;
+    let signing =
+        sign::signing(build, &compile_inputs.headers, candidate.facts.module_signer.as_ref()).await?;
+    let report = check::static_check(build, compile_inputs, signing.as_ref(), &payload).await?;
     if report.verdict != Verdict::Loads {
         let (verdict, summary) = (report.verdict, report.summary());
         return Ok(Err(format!("the payload of {kernel}: the check says {verdict}: {summary}")));
     }
-    sign::sign(job, signing, &payload).await?;
-    let report = check::boot(job, compile_inputs, &payload, report).await?;
+    sign::sign(build, signing, &payload).await?;
+    let report = check::boot_check(build, compile_inputs, &payload, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
@@ -199,9 +206,9 @@ async fn try_candidate(
 }
 
 /// Looks up a tag of the cell's repository. Returns `None` unless the tag is an image that farrier made.
-async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<ReuseCandidate>> {
-    let (repository, registry) = (&job.cell.reference.repository, &job.parts.registry);
-    let found = registry.image(repository, &Version::Tag(tag), job.cell.target.arch.as_str()).await;
+async fn look_up(build: &CellBuild<'_>, tag: Tag) -> Result<Option<ReuseCandidate>> {
+    let (repository, registry) = (&build.cell.reference.repository, &build.services.images.registry);
+    let found = registry.image(repository, &Version::Tag(tag), build.cell.target.arch.as_str()).await;
     let stored = match found {
         Err(RegistryError::Image(_)) => None,
         found => found?,
@@ -221,11 +228,11 @@ impl ReuseCandidate {
 
     /// Whether the image is trusted, so that its payload may be reused and signed. The image's own annotations prove
     /// nothing, because every writer to the registry can set them.
-    async fn is_trusted(&self, job: &Job<'_>) -> Result<bool> {
-        let (repository, digest) = (&job.cell.reference.repository, &self.digest);
-        let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;
+    async fn is_trusted(&self, build: &CellBuild<'_>) -> Result<bool> {
+        let (repository, digest) = (&build.cell.reference.repository, &self.digest);
+        let trusted = StoredImage { services: build.services, repository, digest }.check_trusted().await?;
         if let Err(why) = &trusted {
-            job.note(&format!("the payload of {repository}@{digest} is not reused: {why}"));
+            build.note(&format!("the payload of {repository}@{digest} is not reused: {why}"));
         }
         Ok(trusted.is_ok())
     }
@@ -234,14 +241,14 @@ impl ReuseCandidate {
     /// directory. Returns `None` if the image has no payload.
     async fn unpack(
         &self,
-        job: &Job<'_>,
+        build: &CellBuild<'_>,
         transform: impl FnOnce(&std::path::Path) -> Result<(), PayloadError> + Send + 'static,
     ) -> Result<Option<Result<Scratch, PayloadError>>> {
         let Some(layer) = self.manifest.payload_layer() else { return Ok(None) };
-        let work = job.parts.cache.scratch()?;
+        let work = build.services.cache.scratch()?;
         let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
-        let repository = &job.cell.reference.repository;
-        job.parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+        let repository = &build.cell.reference.repository;
+        build.services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
         fs_err::create_dir(&tree)?;
         let unpacked =
             blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| transform(&tree))).await;
@@ -249,8 +256,8 @@ impl ReuseCandidate {
     }
 
     /// Returns the unpacked payload, which was built for `kernel`.
-    fn payload(&self, job: &Job<'_>, work: Scratch, kernel: KernelRelease) -> Payload {
-        let deadline = job.image.spec.build.deadline;
+    fn payload(&self, build: &CellBuild<'_>, work: Scratch, kernel: KernelRelease) -> Payload {
+        let deadline = build.image.spec.build.deadline;
         let sources = self.manifest.annotations.get(annotations::SOURCES);
         Payload {
             tree: work.path().join("payload"),

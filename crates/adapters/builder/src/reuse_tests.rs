@@ -20,15 +20,15 @@ fn compatible() -> Bench {
 
 /// Asserts that a compilation was attempted: it fails, because there is no engine.
 #[track_caller]
-fn assert_compiles(outcome: Result<crate::Built, TargetError>) {
+fn assert_compiles(outcome: Result<crate::Built, BuildError>) {
     let error = outcome.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
+    assert!(matches!(error, BuildError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 /// Returns every file in the payload layer of a kernel's image, with the digest of its content.
 async fn files(bench: &Bench, release: &str) -> BTreeMap<PathBuf, Digest> {
     let reference = bench.cell(release).await.reference;
-    let registry = &bench.parts.registry;
+    let registry = &bench.services.images.registry;
     let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
     let manifest = ImageManifest::parse(&stored.bytes).unwrap();
     let work = tempfile::tempdir().unwrap();
@@ -78,8 +78,8 @@ async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
     }
     // The check report names the kernel that the payload was built for.
     let reference = bench.cell(K10).await.reference;
-    let image = bench.parts.manifest(&reference).await.unwrap().unwrap().digest;
-    let stored = StoredImage { parts: &bench.parts, repository: &reference.repository, digest: &image };
+    let image = bench.services.images.manifest(&reference).await.unwrap().unwrap().digest;
+    let stored = StoredImage { services: &bench.services, repository: &reference.repository, digest: &image };
     let stored = stored.find_document(&CHECK_REPORT).await.unwrap();
     let document: serde_json::Value = serde_json::from_slice(&stored.unwrap()).unwrap();
     assert_eq!(document["reusedFrom"]["kernel"], K9);
@@ -102,7 +102,7 @@ async fn a_forced_build_compiles() {
     bench.publish(K9, &[&module()]).await.unwrap();
     let cell = bench.cell(K10).await;
     let options = crate::BuildOptions { push: true, compile: true };
-    assert_compiles(crate::build(&bench.parts, &cell, options).await);
+    assert_compiles(crate::build(&bench.services, &cell, options).await);
 }
 
 /// Each reason is reported, and a compilation follows.
@@ -129,7 +129,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
     // Without a symbol table the verdict is unknown.
     let bench = compatible();
     bench.publish(K9, &[&module()]).await.unwrap();
-    fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K10}/Module.symvers"))).unwrap();
+    fs::remove_file(bench.services.definitions.root.join(format!("headers-{K10}/Module.symvers"))).unwrap();
     assert!(told(&bench).await.starts_with(&format!("the payload of {K9}: the check says unknown")));
 
     // Without symbol versions nothing confirms the layout of structures. The published image has the verdict `unknown`,
@@ -138,7 +138,8 @@ async fn what_does_not_fit_is_told_and_compiled() {
     let mut unversioned = module();
     unversioned.versions = None;
     for kernel in [K9, K10] {
-        let config = bench.parts.definitions.root.join(format!("headers-{kernel}/include/config/auto.conf"));
+        let config =
+            bench.services.definitions.root.join(format!("headers-{kernel}/include/config/auto.conf"));
         let text = fs::read_to_string(&config).unwrap().replace("CONFIG_MODVERSIONS=y\n", "");
         fs::write(config, text).unwrap();
     }
@@ -156,7 +157,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
 #[tokio::test]
 async fn an_image_of_which_it_is_unknown_whether_it_loads_does_not_lend() {
     let bench = compatible();
-    fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
+    fs::remove_file(bench.services.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
     let candidate = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(candidate.report.verdict, Verdict::Unknown);
     assert_compiles(bench.build(K10).await);

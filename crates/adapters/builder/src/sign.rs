@@ -9,8 +9,8 @@ use farrier_payload as payload;
 use farrier_signing::{ModuleSigner, Signer};
 use kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule};
 
-use super::job::{Job, Payload};
-use crate::parts::{Result, Stage, TargetError};
+use super::cell_build::{CellBuild, Payload};
+use crate::services::{BuildError, Result, Stage};
 
 /// Parameters for signing the modules of one payload.
 #[derive(Clone)]
@@ -22,23 +22,24 @@ pub(super) struct Signing {
 }
 
 /// Returns the signer of the image's modules, as recorded in the image's annotations.
-pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
-    let SignedWith { certificate, signed } = job.cell.signed_with.clone()?;
-    let key_id = job.parts.module_signer.as_ref()?.certificate().key_id.clone();
+pub(super) fn module_signer(build: &CellBuild<'_>) -> Option<ModuleSignerFact> {
+    let SignedWith { certificate, signed } = build.cell.signed_with.clone()?;
+    let key_id = build.services.tools.module_signer.as_ref()?.certificate().key_id.clone();
     Some(ModuleSignerFact { signed, key_id, certificate })
 }
 
 /// Fails fast if the modules cannot be signed. Otherwise notes why they will not be signed, or a warning about the
 /// signing key.
-pub(super) async fn ensure_can_sign_modules(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
-    let Some(modules) = &job.parts.module_signer else { return Ok(()) };
-    let signed = signing(job, headers, None).await?.is_some();
-    if job.image.spec.output == Output::Image {
-        job.note("its modules are not signed: the engine makes the whole image (output: image)");
+pub(super) async fn ensure_can_sign_modules(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<()> {
+    let Some(modules) = &build.services.tools.module_signer else { return Ok(()) };
+    let signed = signing(build, headers, None).await?.is_some();
+    if build.image.spec.output == Output::Image {
+        build.note("its modules are not signed: the engine makes the whole image (output: image)");
     } else if !signed {
-        job.note("its modules are not signed: the kernel has no CONFIG_MODULE_SIG and checks no signatures");
+        build
+            .note("its modules are not signed: the kernel has no CONFIG_MODULE_SIG and checks no signatures");
     } else if let Some(warning) = modules.warning(jiff::Timestamp::now()) {
-        job.note(&format!("warning: {warning}"));
+        build.note(&format!("warning: {warning}"));
     }
     Ok(())
 }
@@ -46,17 +47,17 @@ pub(super) async fn ensure_can_sign_modules(job: &Job<'_>, headers: &HeaderSet) 
 /// Returns how to sign the payload's modules for the cell's kernel, or `None` if they are not signed. `previous` is the
 /// signer of a reused payload.
 pub(super) async fn signing(
-    job: &Job<'_>,
+    build: &CellBuild<'_>,
     headers: &HeaderSet,
     previous: Option<&ModuleSignerFact>,
 ) -> Result<Option<Signing>> {
-    let Some(modules) = &job.parts.module_signer else { return Ok(None) };
-    if job.image.spec.output == Output::Image {
+    let Some(modules) = &build.services.tools.module_signer else { return Ok(None) };
+    if build.image.spec.output == Output::Image {
         return Ok(None);
     }
     let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
-        TargetError::unmet(
-            format!("modules cannot be signed for kernel {}: {source}", job.cell.target.release),
+        BuildError::unmet(
+            format!("modules cannot be signed for kernel {}: {source}", build.cell.target.release),
             "sign with an RSA key for a kernel with built-in SHA-256 or SHA-512, or remove moduleSigning from site.yaml",
         )
     })?;
@@ -70,16 +71,16 @@ pub(super) async fn signing(
 }
 
 /// Signs a payload's modules in place.
-pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, payload: &Payload) -> Result<()> {
+pub(super) async fn sign(build: &CellBuild<'_>, signing: Option<Signing>, payload: &Payload) -> Result<()> {
     let Some(Signing { modules, signer, hash, rule }) = signing else { return Ok(()) };
-    job.stage(Stage::Sign);
+    build.stage(Stage::Sign);
     let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
     let signed = blocking(move || {
         let settings = payload::ModuleSigning { certificate: &modules, signer: &signer, hash, rule: &rule };
         payload::sign_modules(&tree, &settings, &budget)
     })
     .await?;
-    tracing::info!(subject = job.cell.subject(), modules = signed, "signed");
+    tracing::info!(subject = build.cell.subject(), modules = signed, "signed");
     Ok(())
 }
 

@@ -34,11 +34,12 @@ const COMPILER: &str = "usr/bin/make";
 fn machine(bench: &mut Bench, name: &str) {
     let cache = Cache::open(bench.root().join(name)).unwrap();
     let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
-    bench.parts.cache = cache.clone();
-    bench.parts.fetcher = Fetcher::new(cache, options).with_definitions(bench.root().to_owned());
-    let registry = connect(&bench.parts.location, &RegistryOptions::default());
-    let store = store_of(&bench.parts, bench.parts.location.clone(), registry);
-    bench.parts.fetcher = bench.parts.fetcher.clone().with_store(store);
+    bench.services.cache = cache.clone();
+    bench.services.images.cache = cache.clone();
+    bench.services.fetcher = Fetcher::new(cache, options).with_definitions(bench.root().to_owned());
+    let registry = connect(&bench.services.images.location, &RegistryOptions::default());
+    let store = store_of(&bench.services, bench.services.images.location.clone(), registry);
+    bench.services.fetcher = bench.services.fetcher.clone().with_store(store);
 }
 
 fn bench(with_keys: bool, spec: &serde_json::Value) -> Bench {
@@ -54,7 +55,10 @@ fn bench(with_keys: bool, spec: &serde_json::Value) -> Bench {
 
 /// The attacker's access to the registry: no key, but any content and any annotations.
 fn attacker(bench: &Bench) -> Store {
-    Store::new(bench.parts.location.clone(), connect(&bench.parts.location, &RegistryOptions::default()))
+    Store::new(
+        bench.services.images.location.clone(),
+        connect(&bench.services.images.location, &RegistryOptions::default()),
+    )
 }
 
 async fn replace(bench: &Bench, stored: &StoredInput, tag: &farrier_core::image::Tag, layer: &[u8]) {
@@ -79,7 +83,7 @@ fn source(bench: &Bench) -> HeaderSource {
 /// Moves a kernel's headers into the store, so that they exist nowhere else.
 async fn mirror_headers(bench: &mut Bench, release: &str) -> StoredInput {
     let root = bench.root().to_owned();
-    let kept = bench.parts.fetcher.headers().keep(&source(bench), &Bench::target(release)).await.unwrap();
+    let kept = bench.services.fetcher.headers().keep(&source(bench), &Bench::target(release)).await.unwrap();
     let farrier_inputs::Lookup::Found(kept) = kept else { panic!("no headers") };
     fs::rename(root.join(format!("headers-{release}")), root.join(format!("away-{release}"))).unwrap();
     machine(bench, &format!("after-{release}"));
@@ -137,7 +141,7 @@ async fn a_header_set_that_no_key_of_the_site_signed_is_not_built_with() {
     assert!(!bench.root().join("another/headers").exists());
     // A published image stays valid.
     let cell = bench.cell(K9).await;
-    let found = bench.parts.look_up(&cell.reference).await.unwrap().unwrap();
+    let found = bench.services.look_up(&cell.reference).await.unwrap().unwrap();
     assert!(found.is_of(&cell) && found.digest == built.digest);
 
     // Once `farrier mirror` has stored the headers again on a machine with the source, they are trusted.
@@ -160,7 +164,7 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     let content = |cell: &Cell| cell.fetched.unverified[FetchedInputs::HEADERS].to_string();
     assert_eq!(content(&cell), stored.annotations[annotations::HEADERS_CONTENT]);
     assert_ne!(cell.input_hash, cell.declared_hash);
-    let found = bench.parts.look_up(&cell.reference).await.unwrap().unwrap();
+    let found = bench.services.look_up(&cell.reference).await.unwrap().unwrap();
     assert!(found.is_of(&cell), "an image published with the old hash stays valid");
 
     replace_headers(&bench, K9, &stored, &[]).await;
@@ -169,9 +173,9 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     assert_ne!((content(&evil), evil.input_hash), (content(&cell), cell.input_hash));
     assert_ne!(evil.base_name, cell.base_name, "no engine has the replaced base under the old name");
     // A build planned with the original headers does not use the replaced ones.
-    let job = crate::job::Job::of(&bench.parts, &cell).unwrap();
-    let error = crate::headers::fetch(&job).await.unwrap_err();
-    assert!(matches!(error, TargetError::Outdated(_)), "{error}");
+    let build = crate::cell_build::CellBuild::of(&bench.services, &cell).unwrap();
+    let error = crate::headers::fetch(&build).await.unwrap_err();
+    assert!(matches!(error, BuildError::Outdated(_)), "{error}");
     // The annotations and the provenance record the headers that were used.
     bench.lose(&evil.reference);
     bench.publish(K9, &[&module()]).await.unwrap();
@@ -180,7 +184,7 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     assert_eq!(annotations[annotations::DECLARED_HASH], plain.input_hash.to_string());
     // With the original source back, the first image is up to date.
     fs::rename(bench.root().join(format!("away-{K9}")), bench.root().join(format!("headers-{K9}"))).unwrap();
-    let found = bench.parts.look_up(&plain.reference).await.unwrap().unwrap();
+    let found = bench.services.look_up(&plain.reference).await.unwrap().unwrap();
     assert!(found.is_of(&plain));
 }
 
@@ -204,7 +208,7 @@ fn layer_of(content: &[u8]) -> (Vec<u8>, Digest) {
 /// Puts a root file system into the cache, as if this machine had bootstrapped it.
 fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
     let (layer, diff_id) = layer_of(content);
-    let place = bench.parts.cache.place("packages-root", &root.key(Architecture::Amd64)).unwrap();
+    let place = bench.services.cache.entry_path("packages-root", &root.key(Architecture::Amd64)).unwrap();
     fs::create_dir_all(&place).unwrap();
     let record = json!({
         "digest": Digest::of(&layer).hex(), "diff_id": diff_id.hex(), "size": layer.len(),
@@ -215,7 +219,7 @@ fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
 
 /// Returns the reference under which the root file system is published.
 fn published_as(bench: &Bench, root: &PackageRoot) -> ImageReference {
-    let repository = bench.parts.location.repository("farrier-rootfs").unwrap();
+    let repository = bench.services.images.location.repository("farrier-rootfs").unwrap();
     let tag = root.key(Architecture::Amd64)[..32].parse().unwrap();
     ImageReference { repository, version: Version::Tag(tag) }
 }
@@ -236,10 +240,10 @@ enum Change {
 /// part.
 async fn replace_root_fs(bench: &Bench, root: &PackageRoot, change: Change) -> Digest {
     let ImageReference { repository, version } = published_as(bench, root);
-    let registry = &bench.parts.registry;
+    let registry = &bench.services.images.registry;
     let found = registry.manifest(&repository, &version).await.unwrap().unwrap();
     let mut manifest = ImageManifest::parse(&found.bytes).unwrap();
-    let config = bench.parts.blob_file(&repository, &manifest.config).await.unwrap();
+    let config = bench.services.images.blob_file(&repository, &manifest.config).await.unwrap();
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
     let (evil, diff_id) = layer_of(b"evil");
     let of_layer =
@@ -286,26 +290,26 @@ fn with_bootstrap(bench: &mut Bench, is_base: bool) -> PackageRoot {
         bench.image().spec.runtime.base = Some(RuntimeBase::Bootstrap(bootstrap()));
         PackageRoot::RuntimeBase(bootstrap())
     } else {
-        bench.parts.definitions.families[0].spec.toolchain = Toolchain::Bootstrap(bootstrap());
+        bench.services.definitions.families[0].spec.toolchain = Toolchain::Bootstrap(bootstrap());
         PackageRoot::Toolchain(bootstrap())
     }
 }
 
 /// Returns the root file system that a build of this cell gets. A daemon gets the toolchain as a layer and a sandbox as
 /// a tree, and both must have the same content.
-async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Digest, TargetError> {
-    let parts = &bench.parts;
+async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Digest, BuildError> {
+    let services = &bench.services;
     match root {
         PackageRoot::RuntimeBase(spec) => {
-            let base = runtime_base(parts, &RuntimeBase::Bootstrap(spec.clone()), &[], cell).await?;
+            let base = runtime_base(services, &RuntimeBase::Bootstrap(spec.clone()), &[], cell).await?;
             Ok(base.image.layers[0].digest.clone())
         }
         PackageRoot::RpmToolchain(_) | PackageRoot::Runfile(..) => {
             unreachable!("not used in this file")
         }
         PackageRoot::Toolchain(spec) => {
-            let in_place = images::toolchain_tree(parts, &Toolchain::Bootstrap(spec.clone()), cell).await;
-            let layer = images::root_fs_layer(parts, root, cell).await;
+            let in_place = images::toolchain_tree(services, &Toolchain::Bootstrap(spec.clone()), cell).await;
+            let layer = images::root_fs_layer(services, root, cell).await;
             assert_eq!(in_place.is_ok(), layer.is_ok());
             let (tree, image) = in_place?;
             let (digest, layer) = layer?;
@@ -319,7 +323,7 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
 }
 
 /// Returns the root file system that a build of the current cell gets.
-async fn taken(bench: &Bench, root: &PackageRoot) -> Result<Digest, TargetError> {
+async fn taken(bench: &Bench, root: &PackageRoot) -> Result<Digest, BuildError> {
     taken_for(bench, root, &bench.cell(K9).await).await
 }
 
@@ -367,7 +371,7 @@ async fn root_fs_that_is_not_signed(is_base: bool) {
     assert!(said.contains(NOT_SIGNED), "{said}");
     // `farrier mirror` on the machine that made the root file system replaces the artifact with a signed one.
     machine(&mut bench, "first");
-    bench.parts.fetcher.root_fs().keep_bootstrap(&root, Architecture::Amd64).await.unwrap();
+    bench.services.fetcher.root_fs().keep_bootstrap(&root, Architecture::Amd64).await.unwrap();
     machine(&mut bench, "fourth");
     assert_eq!(taken(&bench, &root).await.unwrap(), good);
 }
@@ -390,12 +394,12 @@ async fn a_signed_toolchain_is_not_another_one() {
     made_here(&bench, &root, b"the compiler");
     taken(&bench, &root).await.unwrap();
     let ImageReference { repository, version } = published_as(&bench, &root);
-    let found = bench.parts.registry.manifest(&repository, &version).await.unwrap().unwrap();
+    let found = bench.services.images.registry.manifest(&repository, &version).await.unwrap().unwrap();
     let include = BootstrapSpec { include: vec!["gcc".parse().unwrap()], ..bootstrap() };
     // Neither a toolchain with other packages nor a base with the same packages.
     for other in [PackageRoot::Toolchain(include), PackageRoot::RuntimeBase(bootstrap())] {
         let elsewhere = published_as(&bench, &other).version;
-        let registry = &bench.parts.registry;
+        let registry = &bench.services.images.registry;
         registry.push_manifest(&repository, &elsewhere, &found.media_type, &found.bytes).await.unwrap();
         let error = taken(&bench, &other).await.unwrap_err();
         assert!(error_chain(&error).contains("another root file system"), "{error}");
@@ -424,7 +428,7 @@ async fn without_keys_a_toolchain_counts_for_its_content() {
             for machine_name in ["first", "second"] {
                 machine(&mut bench, machine_name);
                 let error = taken_for(&bench, &root, &planned).await.unwrap_err();
-                assert!(matches!(error, TargetError::Outdated(_)), "{error}");
+                assert!(matches!(error, BuildError::Outdated(_)), "{error}");
             }
             let changed = bench.cell(K9).await;
             assert_eq!(changed.declared_hash, before.input_hash);

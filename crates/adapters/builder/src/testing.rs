@@ -31,14 +31,15 @@ pub use self::{
     logs::Logs,
 };
 use super::{
-    assemble, cell, check, document, headers,
-    job::{CompileInputs, Job, Payload},
-    needs,
+    assemble, cell,
+    cell_build::{CellBuild, CompileInputs, Payload},
+    check, document, headers, needs,
     pipeline::{BuildOptions, Built, build},
     publish,
 };
-use crate::parts::{
-    BootCheck, BootChecker, BuildLimits, LazyEngine, LazyEntrypoint, Parts, Reporter, Stage, TargetError,
+use crate::services::{
+    BootCheck, BootChecker, BuildError, BuildLimits, BuildServices, BuildTools, ImageAccess, LazyEngine,
+    LazyEntrypoint, ProcessControl, Reporter, Stage,
 };
 
 /// Three kernels. [`ModuleFile`] writes modules for the first.
@@ -49,9 +50,9 @@ pub const K11: &str = "6.1.0-11-amd64";
 pub const SYMBOLS: &str =
     "0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
 
-/// [`Parts`] over temporary directories.
+/// [`BuildServices`] over temporary directories.
 pub struct Bench {
-    pub parts: Parts,
+    pub services: BuildServices,
     heard: Arc<Heard>,
     directory: tempfile::TempDir,
 }
@@ -76,13 +77,13 @@ impl Reporter for Heard {
 
 /// A boot checker that returns a scripted answer and records the modules of each request.
 pub struct Scripted {
-    pub answer: fn() -> Result<BootReport, TargetError>,
+    pub answer: fn() -> Result<BootReport, BuildError>,
     pub asked: Mutex<Vec<Vec<String>>>,
 }
 
 #[async_trait::async_trait]
 impl BootChecker for Scripted {
-    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, BuildError> {
         for module in &check.modules {
             assert!(check.payload.join(module).is_file(), "{module}");
         }
@@ -127,7 +128,7 @@ impl Bench {
             docker_host: Some(format!("unix://{}", at("none.sock").display())),
             ..EngineEnv::default()
         };
-        let parts = Parts {
+        let services = BuildServices {
             definitions: Definitions {
                 images: [(image.metadata.name.clone(), image)].into(),
                 families: vec![family(&at("headers-{{release}}").display().to_string())],
@@ -141,24 +142,31 @@ impl Bench {
             },
             fetcher: Fetcher::new(cache.clone(), FetchOptions::default())
                 .with_definitions(directory.path().to_owned()),
-            cache,
-            registry: connect(&location, &options),
-            needs_from: None,
-            remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),
-            credentials: Keyring::default(),
-            location,
-            engine: LazyEngine::new(EngineChoice::Docker, env),
-            entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
-            limits: BuildLimits { at_once: 1, budget: farrier_local::machine::budget() },
-            module_signer: None,
-            boot_checker: None,
-            output_maker: None,
-            reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
-            instance: Instance::default(),
-            fence: None,
-            cancel: tokio_util::sync::CancellationToken::new(),
+            cache: cache.clone(),
+            images: ImageAccess {
+                cache,
+                registry: connect(&location, &options),
+                needs_from: None,
+                remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),
+                credentials: Keyring::default(),
+                location,
+            },
+            tools: BuildTools {
+                engine: LazyEngine::new(EngineChoice::Docker, env),
+                entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
+                limits: BuildLimits { at_once: 1, budget: farrier_local::machine::budget() },
+                module_signer: None,
+                boot_checker: None,
+                output_maker: None,
+            },
+            process: ProcessControl {
+                reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
+                instance: Instance::default(),
+                fence: None,
+                cancel: tokio_util::sync::CancellationToken::new(),
+            },
         };
-        let bench = Self { parts, heard, directory };
+        let bench = Self { services, heard, directory };
         for release in [K9, K10, K11] {
             bench.headers(release, SYMBOLS);
         }
@@ -168,7 +176,7 @@ impl Bench {
     /// Adds another image, whose definition has these additional fields.
     pub fn add(&mut self, name: &str, spec: &Value) {
         let image = image(name, spec);
-        self.parts.definitions.images.insert(image.metadata.name.clone(), image);
+        self.services.definitions.images.insert(image.metadata.name.clone(), image);
     }
 
     /// Writes a kernel's headers.
@@ -204,7 +212,7 @@ impl Bench {
         for (file, name) in [("k.pem", "images.pem"), ("p.pem", "images.pub")] {
             fs::copy(openssl_dir.path(file), self.root().join(name)).unwrap();
         }
-        self.parts.definitions.site.image_signing = Some(ImageSigning {
+        self.services.definitions.site.image_signing = Some(ImageSigning {
             key: KeySource::File(self.root().join("images.pem").to_str().unwrap().parse().unwrap()),
             passphrase: None,
             public_key: Some("images.pub".parse().unwrap()),
@@ -219,18 +227,18 @@ impl Bench {
     }
 
     /// Adds a boot check that returns this answer.
-    pub fn with_boot(mut self, answer: fn() -> Result<BootReport, TargetError>) -> (Self, Arc<Scripted>) {
+    pub fn with_boot(mut self, answer: fn() -> Result<BootReport, BuildError>) -> (Self, Arc<Scripted>) {
         let scripted = Arc::new(Scripted { answer, asked: Mutex::default() });
-        self.parts.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
+        self.services.tools.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
         (self, scripted)
     }
 
     pub fn image(&mut self) -> &mut DriverImage {
-        self.parts.definitions.images.values_mut().next().unwrap()
+        self.services.definitions.images.values_mut().next().unwrap()
     }
 
     pub fn definition(&self) -> (&DriverImage, &KernelFamily) {
-        let definitions = &self.parts.definitions;
+        let definitions = &self.services.definitions;
         (definitions.images.values().next().unwrap(), &definitions.families[0])
     }
 
@@ -249,12 +257,12 @@ impl Bench {
 
     async fn cell_of(&self, image: &str, release: &str) -> Cell {
         let name: ImageName = image.parse().unwrap();
-        cell::cell(&self.parts, &name, &Self::target(release)).await.unwrap()
+        cell::plan_cell(&self.services, &name, &Self::target(release)).await.unwrap()
     }
 
     /// Returns a payload with these modules, as a build for the kernel produces it.
     pub(super) fn payload(&self, release: &str, modules: &[&ModuleFile]) -> Payload {
-        let work = self.parts.cache.scratch().unwrap();
+        let work = self.services.cache.scratch().unwrap();
         let tree = work.path().join("payload");
         let extra = tree.join(format!("lib/modules/{release}/extra"));
         fs::create_dir_all(&extra).unwrap();
@@ -262,7 +270,7 @@ impl Bench {
             fs::write(extra.join(format!("{}.ko", module.module().name)), module.build()).unwrap();
         }
         fs::write(tree.join(format!("lib/modules/{release}/modules.dep")), "extra/m.ko:\n").unwrap();
-        let family = &self.parts.definitions.families[0].spec.toolchain;
+        let family = &self.services.definitions.families[0].spec.toolchain;
         let farrier_core::kernel::Toolchain::Image(toolchain) = family else { panic!("an image") };
         Payload {
             tree,
@@ -282,7 +290,7 @@ impl Bench {
     }
 
     /// Checks and publishes a payload, as a build does.
-    pub async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, TargetError> {
+    pub async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, BuildError> {
         self.publish_of("x", release, modules).await
     }
 
@@ -292,13 +300,13 @@ impl Bench {
         image: &str,
         release: &str,
         modules: &[&ModuleFile],
-    ) -> Result<Built, TargetError> {
+    ) -> Result<Built, BuildError> {
         let cell = self.cell_of(image, release).await;
-        let job = Job::of(&self.parts, &cell).unwrap();
+        let build = CellBuild::of(&self.services, &cell).unwrap();
         let compile_inputs =
-            CompileInputs { headers: headers::fetch(&job).await?, needed: needs::fetch(&job).await? };
+            CompileInputs { headers: headers::fetch(&build).await?, needed: needs::fetch(&build).await? };
         let mut payload = self.payload(release, modules);
-        let exposes = &job.image.spec.exposes;
+        let exposes = &build.image.spec.exposes;
         for place in exposes {
             let place = payload.tree.join(AsRef::<str>::as_ref(place).trim_start_matches('/'));
             fs::create_dir_all(&place).unwrap();
@@ -307,25 +315,25 @@ impl Bench {
         if !exposes.is_empty() {
             payload.exposed = Some(farrier_payload::expose(&payload.tree, exposes).unwrap().digest);
         }
-        let checked = check::check(&job, &compile_inputs, payload, None).await?;
-        let image = assemble::assemble(&job, &checked).await?;
-        let documents = document::document(&job, &checked, &image).await?;
-        let pushed_bytes = publish::publish(&job, &image, &documents).await?;
+        let checked = check::check(&build, &compile_inputs, payload, None).await?;
+        let image = assemble::assemble(&build, &checked).await?;
+        let documents = document::document(&build, &checked, &image).await?;
+        let pushed_bytes = publish::publish(&build, &image, &documents).await?;
         let digest = image.assembled.digest.clone();
         Ok(Built { digest, report: checked.report, reused_from: None, pushed_bytes })
     }
 
     /// Builds the image for a kernel, as the controller does. Compiling fails, because there is no engine.
-    pub async fn build(&self, release: &str) -> Result<Built, TargetError> {
+    pub async fn build(&self, release: &str) -> Result<Built, BuildError> {
         let cell = self.cell(release).await;
         // Boxed, because the large future would be part of the future of every test.
-        Box::pin(build(&self.parts, &cell, BuildOptions { push: true, compile: false })).await
+        Box::pin(build(&self.services, &cell, BuildOptions { push: true, compile: false })).await
     }
 
     /// Returns the annotations of the image that is published for a kernel.
     pub async fn annotations(&self, release: &str) -> BTreeMap<String, String> {
         let reference = self.cell(release).await.reference;
-        let registry = &self.parts.registry;
+        let registry = &self.services.images.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
     }

@@ -3,41 +3,46 @@
 use std::{io, path::PathBuf};
 
 use farrier_engines::Engine;
-use farrier_local::cache::CacheError;
+use farrier_local::cache::{Cache, CacheError};
 
-use crate::parts::{Parts, Result};
+use crate::services::{BuildServices, LazyEngine, Result};
 
 /// Returns an item whose tree is in the cache. If build steps run as the owner of the trees, the tree is compared with
 /// its record. A changed tree is created again from its source.
 pub(super) async fn verified_tree<T, F>(
-    parts: &Parts,
+    services: &BuildServices,
     get: impl Fn() -> F,
     tree: fn(&T) -> Option<&PathBuf>,
 ) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
-    if steps_own_trees(parts).await { compared(parts, get, tree).await } else { get().await }
+    if steps_own_trees(&services.tools.engine).await {
+        compared(&services.cache, get, tree).await
+    } else {
+        get().await
+    }
 }
 
 /// Whether steps run on this machine as the user who owns the trees.
-async fn steps_own_trees(parts: &Parts) -> bool {
-    matches!(parts.engine.get().await, Ok(Engine::Sandbox(sandbox)) if sandbox.owner().owns_cache())
+async fn steps_own_trees(engine: &LazyEngine) -> bool {
+    matches!(engine.get().await, Ok(Engine::Sandbox(sandbox)) if sandbox.owner().owns_cache())
 }
 
-async fn compared<T, F>(parts: &Parts, get: impl Fn() -> F, tree: fn(&T) -> Option<&PathBuf>) -> Result<T>
+async fn compared<T, F>(cache: &Cache, get: impl Fn() -> F, tree: fn(&T) -> Option<&PathBuf>) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
     let item = get().await?;
     let Some(first) = tree(&item) else { return Ok(item) };
-    if parts.cache.is_tree_intact(first).await? {
+    if cache.is_tree_intact(first).await? {
         return Ok(item);
     }
     let remade = get().await?;
     match tree(&remade) {
-        Some(second) if !parts.cache.is_tree_intact(second).await? => {
-            let text = format!("use {}: it was modified again right after it was created", second.display());
+        Some(second) if !cache.is_tree_intact(second).await? => {
+            let text =
+                format!("cannot use {}: it was modified again right after it was created", second.display());
             Err(CacheError(io::Error::other(text)).into())
         }
         _ => Ok(remade),
@@ -55,7 +60,7 @@ mod tests {
 
     async fn headers(bench: &Bench) -> Result<Box<HeaderSet>> {
         let source = bench.definition().1.spec.headers.clone();
-        match bench.parts.fetcher.headers().find(&source, &Bench::target(K9)).await? {
+        match bench.services.fetcher.headers().find(&source, &Bench::target(K9)).await? {
             HeaderLookup::Found(headers) => Ok(headers),
             HeaderLookup::Missing { looked_for, .. } => panic!("{looked_for}"),
         }
@@ -66,7 +71,7 @@ mod tests {
     async fn a_header_set_that_a_step_changed_is_made_anew() {
         let bench = Bench::new(&json!({}));
         let get = || headers(&bench);
-        let first = compared(&bench.parts, get, |headers| Some(&headers.root)).await.unwrap();
+        let first = compared(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap();
         let build = find_build(&first.root, &first.facts.release).unwrap();
         let symvers = first.root.join(build).join("Module.symvers");
         let good = fs::read_to_string(&symvers).unwrap();
@@ -74,12 +79,12 @@ mod tests {
         let poisoned = headers(&bench).await.unwrap();
         assert_ne!(format!("{:?}", poisoned.facts), format!("{:?}", first.facts));
 
-        let again = compared(&bench.parts, get, |headers| Some(&headers.root)).await.unwrap();
+        let again = compared(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap();
         assert_eq!(fs::read_to_string(&symvers).unwrap(), good);
         assert_eq!((&again.root, &again.key), (&first.root, &first.key));
         assert_eq!(format!("{:?}", again.facts), format!("{:?}", first.facts));
         // The changed tree is quarantined for inspection.
-        assert_eq!(fs::read_dir(bench.parts.cache.root().join("quarantine")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(bench.services.cache.root().join("quarantine")).unwrap().count(), 1);
     }
 
     #[tokio::test]
@@ -88,9 +93,9 @@ mod tests {
         let get = async || {
             let found = headers(&bench).await?;
             fs::write(found.root.join("evil"), "")?;
-            Ok::<_, crate::parts::TargetError>(found)
+            Ok::<_, crate::services::BuildError>(found)
         };
-        let error = compared(&bench.parts, get, |headers| Some(&headers.root)).await.unwrap_err();
+        let error = compared(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap_err();
         assert!(oci::error_chain(&error).contains("it was modified again"), "{error:?}");
     }
 }

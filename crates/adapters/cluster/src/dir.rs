@@ -162,7 +162,7 @@ impl Directory {
         if container.image == change.to {
             return Ok(());
         }
-        if let Some(reason) = &container.fixed {
+        if let Some(reason) = &container.why_not_editable {
             return Err(refused(change, reason));
         }
         if container.image != change.expected {
@@ -258,12 +258,12 @@ impl Directory {
 /// Returns a container with the image that a value of a chart sets; `None` if the value is no image.
 fn read_chart_image(name: String, value: &Node) -> Option<(Container, ImageValue)> {
     if let Some(scalar) = value.scalar() {
-        let (image, fixed) = (scalar.text.clone(), why_not_editable(Some(value)));
-        let container = Container { name, image, fixed, tagged: false };
+        let (image, why_not_editable) = (scalar.text.clone(), why_not_editable(Some(value)));
+        let container = Container { name, image, why_not_editable, tagged: false };
         return Some((container, ImageValue::Whole(Some(scalar.clone()))));
     }
-    let (image, fixed) = SplitImage::read(value)?;
-    let container = Container { name, image: image.text(), fixed, tagged: image.has_tag() };
+    let (image, why_not_editable) = SplitImage::read(value)?;
+    let container = Container { name, image: image.text(), why_not_editable, tagged: image.has_tag() };
     Some((container, ImageValue::Split(image)))
 }
 
@@ -339,7 +339,7 @@ fn is_manifest_name(path: &Path) -> bool {
 
 fn canonical(path: &Path) -> Result<PathBuf, ClusterError> {
     std::fs::canonicalize(path).map_err(|source| {
-        let message = format!("read the manifests in {}: {source}", path.display());
+        let message = format!("cannot read the manifests in {}: {source}", path.display());
         io::Error::new(source.kind(), message).into()
     })
 }

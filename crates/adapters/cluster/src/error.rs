@@ -11,23 +11,23 @@ pub enum ClusterError {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// A manifest that Kubernetes would not accept. Lines and columns count from 1.
-    #[error("read manifest {path}:{line}:{column}: {reason}")]
+    #[error("cannot read manifest {path}:{line}:{column}: {reason}")]
     Manifest { path: PathBuf, line: usize, column: usize, reason: String },
     /// Input above a size limit: the file or directory, and the exceeded limit.
-    #[error("read manifests in {0}: {1}")]
+    #[error("cannot read manifests in {0}: {1}")]
     TooLarge(PathBuf, String),
     /// A manifest's field (`object`: DaemonSet and container) has another value than the plan saw. The next reconcile plans
     /// again.
-    #[error("set image of {object}: it holds {found:?}, but the plan expects {expected:?}")]
+    #[error("cannot set image of {object}: it holds {found:?}, but the plan expects {expected:?}")]
     Conflict { object: String, expected: String, found: String },
     /// A manifest's field is missing, is ambiguous, or cannot be edited in place.
-    #[error("set image of {object}: {reason}")]
+    #[error("cannot set image of {object}: {reason}")]
     Refused { object: String, reason: String },
     /// Neither a kubeconfig nor a pod's service account provides access to a cluster.
-    #[error("find the cluster: {0}")]
+    #[error("cannot find the cluster: {0}")]
     Configuration(String),
     /// A failed call to the API server.
-    #[error("{action}: {error}")]
+    #[error("cannot {action}: {error}")]
     Api { action: String, error: ApiError },
 }
 

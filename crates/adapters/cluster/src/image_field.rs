@@ -60,11 +60,11 @@ impl SplitImage {
     /// edit the values.
     pub(super) fn read(mapping: &Node) -> Option<(Self, Option<String>)> {
         let values = ["registry", "repository", "tag", "digest"].map(|key| field(mapping, key));
-        let fixed = values.iter().flatten().find_map(|value| why_not_editable(Some(value)));
+        let reason = values.iter().flatten().find_map(|value| why_not_editable(Some(value)));
         let [registry, repository, tag, digest] =
             values.map(|value| value.as_ref().and_then(Node::scalar).cloned());
         let split = Self { registry, repository: repository?, tag, digest };
-        Some((split.clone(), fixed.or_else(|| split.why_no_digest())))
+        Some((split.clone(), reason.or_else(|| split.why_no_digest())))
     }
 
     /// Returns the reason if the values have no position for a digest.

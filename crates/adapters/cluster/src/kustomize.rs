@@ -66,7 +66,7 @@ impl Kustomizations<'_> {
                     "{} is outside of the rollout's path; name its directory in `path`",
                     file.path.display()
                 );
-                facts.fixed.insert(String::new(), reason);
+                facts.why_not_editable.insert(String::new(), reason);
             }
         }
         for DaemonSet { facts, images } in &mut all.daemon_sets {
@@ -74,10 +74,10 @@ impl Kustomizations<'_> {
             let outside = |image: &ImageField| !image.file.path.starts_with(self.root);
             let images = facts.containers.iter_mut().zip(images);
             for (container, image) in
-                images.filter(|(container, image)| container.fixed.is_none() && outside(image))
+                images.filter(|(container, image)| container.why_not_editable.is_none() && outside(image))
             {
                 let (file, name) = (image.file.path.display(), split(&container.image).0);
-                container.fixed = Some(format!(
+                container.why_not_editable = Some(format!(
                     "{file} is outside of the rollout's path; add {name} to `images` of the kustomization there"
                 ));
             }
@@ -160,7 +160,7 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
                 let reason = format!(
                     "the patch {path} may change the resource, and farrier does not apply patches: set the field only in the manifest"
                 );
-                facts.fixed.insert(field, reason);
+                facts.why_not_editable.insert(field, reason);
             }
         }
         let (namespace, name) = facts.split_name();
@@ -177,7 +177,7 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
                 ));
             }
             for container in facts.containers.iter_mut().filter(|_| words.contains("image")) {
-                container.fixed =
+                container.why_not_editable =
                     Some(format!("the patch {patch} may set the image: set the image only in `images`"));
                 // Clear the unknown image, so that no entry of `images` matches.
                 container.image.clear();
@@ -190,7 +190,7 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
                 if let Some((name, value)) = overridden(&container.image, entry) {
                     let mut values =
                         ["newName", "newTag", "digest"].iter().filter_map(|key| field(entry, key));
-                    container.fixed = values.find_map(|value| why_not_editable(Some(&value)));
+                    container.why_not_editable = values.find_map(|value| why_not_editable(Some(&value)));
                     container.image = name;
                     *image = ImageField { file: source.file.clone(), value };
                 }

@@ -161,7 +161,7 @@ fn daemon_set(yaml: &Node, file: &Rc<SourceFile>) -> Result<DaemonSet, YamlError
             containers.push(Container {
                 name: required(&item, "name")?.string()?.to_owned(),
                 image: image.as_ref().map_or(Ok(""), Node::string)?.to_owned(),
-                fixed: why_not_editable(image.as_ref()),
+                why_not_editable: why_not_editable(image.as_ref()),
                 tagged: false,
             });
             let value = ImageValue::Whole(image.as_ref().and_then(Node::scalar).cloned());
@@ -190,7 +190,7 @@ fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Resul
     // KMM itself replaces the variables in the images of a Module.
     let why_fixed =
         |value: &Node| if is_kmm { why_not_in_place(value) } else { why_not_editable(Some(value)) };
-    let fixed_entry = |(key, value): &(Node, Node)| {
+    let not_editable_entry = |(key, value): &(Node, Node)| {
         let images = value.items().into_iter().flatten().filter_map(|item| field(&item, "containerImage"));
         let reason = [value.clone()].into_iter().chain(images).find_map(|value| why_fixed(&value));
         Some((key.scalar()?.text.clone(), reason?))
@@ -200,7 +200,7 @@ fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Resul
         kind,
         name: if is_kmm { format!("{namespace}/{name}") } else { name },
         version: None,
-        fixed: entries.filter_map(fixed_entry).collect(),
+        why_not_editable: entries.filter_map(not_editable_entry).collect(),
         annotations: farrier_annotations(&metadata)?,
         spec: json(&spec, true).into(),
     };

@@ -2,21 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use farrier_builder::parts::{FindingKind, MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use farrier_builder::services::{BuildError, ImageAccess, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
 use farrier_cluster::Cluster;
 use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
 use oci::error_chain;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 /// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
 /// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
 /// content of a digest cannot change.
-pub(super) async fn ensure_published(parts: &Parts, change: &Change) -> Result<()> {
-    for reference in change.proof() {
-        if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
+pub(super) async fn ensure_published(access: &ImageAccess, change: &Change) -> Result<()> {
+    for reference in change.required_images() {
+        if access.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is no longer in the registry");
-            return Err(TargetError::finding(FindingKind::Unmet, message, None));
+            return Err(BuildError::problem(ProblemKind::Unmet, message, None));
         }
     }
     Ok(())
@@ -72,13 +73,13 @@ pub(super) struct NodeLabelWrites {
 /// Writes the labels that tell nodes which kernel they may boot, where they are stale. Failures are logged once per
 /// distinct error and planned again by the next reconcile.
 pub(super) async fn label_nodes(
-    parts: &Parts,
+    cancel: &CancellationToken,
     cluster: &dyn Cluster,
     nodes: &[PlannedNode],
     labels: &mut NodeLabeler,
 ) -> NodeLabelWrites {
     let outcomes = stream::iter(labels.due(nodes))
-        .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
+        .take_while(|_| std::future::ready(!cancel.is_cancelled()))
         .map(|(index, change)| async move { (index, cluster.apply(&change).await, change) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
@@ -112,12 +113,12 @@ pub(super) struct UpgradeSteps {
 /// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans the refused step
 /// again.
 pub(super) async fn apply_upgrade_steps(
-    parts: &Parts,
+    cancel: &CancellationToken,
     cluster: &dyn Cluster,
     steps: Vec<Change>,
 ) -> UpgradeSteps {
     let outcomes = stream::iter(steps)
-        .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
+        .take_while(|_| std::future::ready(!cancel.is_cancelled()))
         .map(|step| async move { (cluster.apply(&step).await, step) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
@@ -160,8 +161,8 @@ mod tests {
         let nodes = fleet.plan().nodes;
         let mut labels = NodeLabeler::new(Instant::now());
         for _ in 0..9 {
-            for (place, change) in labels.due(&nodes) {
-                labels.note(&nodes[place].node, change);
+            for (index, change) in labels.due(&nodes) {
+                labels.note(&nodes[index].node, change);
             }
         }
         let said = logs.with("another writer");

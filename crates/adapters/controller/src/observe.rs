@@ -8,11 +8,11 @@ use std::{
 use farrier_builder::{
     images::{StoredImage, look_up_signatures},
     known_failures,
-    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result},
     resolve::with_hint,
+    services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_core::{
-    image::{GitPlace, ImageReference, Version},
+    image::{GitLocation, ImageReference, Version},
     kernel::{KernelTarget, NodeSystem, match_family},
     plan::{
         Cell, HeaderState, ManifestFacts, Matrix, Observed, Outcome, Plan, PlanInputs, Resolved,
@@ -32,7 +32,7 @@ pub struct LookupCache {
     /// Whether the registry was unreachable.
     pub(super) unreachable: bool,
     /// Contents of Git repositories, with the time of each lookup.
-    pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
+    pub(super) repositories: BTreeMap<GitLocation, (Instant, Result<ManifestFacts, String>)>,
     /// Prebuilt images that are absent or were rejected, with the time of the lookup.
     refused_sources: BTreeMap<TreeKey, Instant>,
     /// Whether the registry refuses anonymous pulls, if already asked.
@@ -131,7 +131,7 @@ impl LookupCache {
     }
 
     /// Returns the cached contents of a Git repository, unless they are stale.
-    pub(super) fn repository(&self, repository: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
+    pub(super) fn repository(&self, repository: &GitLocation) -> Option<&Result<ManifestFacts, String>> {
         let (read_at, contents) = self.repositories.get(repository)?;
         (read_at.elapsed() < REPOSITORY_READ_INTERVAL).then_some(contents)
     }
@@ -149,28 +149,28 @@ impl LookupCache {
 /// Makes the rounds of lookups and then the plan. Skips lookups whose results `observed` already contains. Sets `unreachable` if
 /// an image cannot be looked up.
 pub(super) async fn look_up_and_plan(
-    parts: &Parts,
+    services: &BuildServices,
     inputs: &PlanInputs<'_>,
     observed: &mut Observed,
     unreachable: &mut bool,
 ) -> Result<Plan> {
     let matrix = Matrix::of(inputs);
-    look_up_images(parts, matrix.images_to_look_up(), observed, unreachable).await;
+    look_up_images(services, matrix.images_to_look_up(), observed, unreachable).await;
     let compared = matrix.compare(observed);
-    look_up_conflicts(parts, compared.conflicts_to_look_up(observed), observed).await;
-    observed.failures.extend(known_failures(&parts.cache, compared.failures_to_look_up())?);
-    look_up_signatures(parts, &compared.signatures_to_look_up(), &mut observed.signatures).await;
-    look_up_headers(parts, compared.headers_to_look_up(), inputs.cells.resolved, observed).await;
+    look_up_conflicts(services, compared.conflicts_to_look_up(observed), observed).await;
+    observed.failures.extend(known_failures(&services.cache, compared.failures_to_look_up())?);
+    look_up_signatures(services, &compared.signatures_to_look_up(), &mut observed.signatures).await;
+    look_up_headers(services, compared.headers_to_look_up(), inputs.cells.resolved, observed).await;
     let decided = compared.decide(observed);
-    look_up_images(parts, decided.unions_to_look_up(), observed, unreachable).await;
+    look_up_images(services, decided.unions_to_look_up(), observed, unreachable).await;
     let signatures = decided.union_signatures_to_look_up(observed);
-    look_up_signatures(parts, &signatures, &mut observed.signatures).await;
+    look_up_signatures(services, &signatures, &mut observed.signatures).await;
     Ok(decided.plan(observed))
 }
 
 /// Removes warnings about missing pull secrets, unless the registry refuses an anonymous pull of the rollout's image. The answer is
 /// cached in `refuses`.
-pub(super) async fn confirm_warnings(parts: &Parts, plan: &mut Plan, refuses: &mut Option<bool>) {
+pub(super) async fn confirm_warnings(services: &BuildServices, plan: &mut Plan, refuses: &mut Option<bool>) {
     let needs_secret = |warning: &RolloutWarning| warning.code == RolloutWarning::PULL_SECRETS;
     let Plan { cells, rollouts, .. } = plan;
     for rollout in rollouts.iter_mut().filter(|rollout| rollout.warnings.iter().any(needs_secret)) {
@@ -179,7 +179,7 @@ pub(super) async fn confirm_warnings(parts: &Parts, plan: &mut Plan, refuses: &m
             _ => None,
         });
         if let (None, Some(image)) = (&refuses, published) {
-            *refuses = Some(parts.refuses_anonymous(image).await);
+            *refuses = Some(services.refuses_anonymous(image).await);
         }
         if *refuses != Some(true) {
             rollout.warnings.retain(|warning| !needs_secret(warning));
@@ -188,7 +188,7 @@ pub(super) async fn confirm_warnings(parts: &Parts, plan: &mut Plan, refuses: &m
 }
 
 async fn look_up_images(
-    parts: &Parts,
+    services: &BuildServices,
     mut images: BTreeSet<ImageReference>,
     observed: &mut Observed,
     unreachable: &mut bool,
@@ -196,7 +196,7 @@ async fn look_up_images(
     images.retain(|reference| !observed.knows(reference));
     let outcomes = stream::iter(images)
         .map(|reference| async move {
-            let published = parts.look_up(&reference).await;
+            let published = services.look_up(&reference).await;
             (reference, published)
         })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
@@ -215,13 +215,17 @@ async fn look_up_images(
 }
 
 /// Looks up the inputs of images that conflict with a cell. Without an answer, the conflict does not name what changed.
-async fn look_up_conflicts(parts: &Parts, images: BTreeSet<ImageReference>, observed: &mut Observed) {
+async fn look_up_conflicts(
+    services: &BuildServices,
+    images: BTreeSet<ImageReference>,
+    observed: &mut Observed,
+) {
     for ImageReference { repository, version } in &images {
         let Version::Digest(digest) = version else { continue };
         if observed.inputs.contains_key(digest) {
             continue;
         }
-        match (StoredImage { parts, repository, digest }).named_inputs().await {
+        match (StoredImage { services, repository, digest }).named_inputs().await {
             Ok(inputs) => drop(observed.inputs.insert(digest.clone(), inputs)),
             Err(error) => {
                 tracing::debug!(%repository, %digest, error = error_chain(&error), "cannot look up the inputs");
@@ -231,7 +235,7 @@ async fn look_up_conflicts(parts: &Parts, images: BTreeSet<ImageReference>, obse
 }
 
 async fn look_up_headers(
-    parts: &Parts,
+    services: &BuildServices,
     mut headers: BTreeSet<KernelTarget>,
     resolved: &Resolved,
     observed: &mut Observed,
@@ -240,22 +244,22 @@ async fn look_up_headers(
     let systems = headers.into_iter().map(|target| (resolved.system(&target).clone(), target));
     let states = stream::iter(systems.collect::<Vec<_>>());
     let states = states
-        .map(|(system, target)| header_state(parts, target, system))
+        .map(|(system, target)| header_state(services, target, system))
         .buffer_unordered(MAX_CONCURRENT_REQUESTS);
     observed.headers.extend(states.collect::<Vec<_>>().await);
 }
 
 /// Looks up the state of a kernel's headers. The state after a transient fault is `Unknown`, which does not prevent a build.
 async fn header_state(
-    parts: &Parts,
+    services: &BuildServices,
     target: KernelTarget,
     system: NodeSystem,
 ) -> (KernelTarget, HeaderState) {
-    let Some(family) = match_family(&parts.definitions.families, &target) else {
+    let Some(family) = match_family(&services.definitions.families, &target) else {
         return (target, HeaderState::Unknown);
     };
     let source = family.spec.headers_for(&target, &system);
-    let state = match parts.fetcher.headers().look(&source, &target).await {
+    let state = match services.fetcher.headers().look(&source, &target).await {
         Ok(Lookup::Found(compiler)) => HeaderState::Available(compiler),
         Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
         Err(error) if error.is_transient() || matches!(error, FetchError::Interrupted) => {

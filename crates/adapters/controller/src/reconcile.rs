@@ -12,12 +12,12 @@ use farrier_builder::{
     images::{
         LastRecord, StoredImage, contents, look_up_root_fs, look_up_sources, publish_union, record_kernels,
     },
-    parts::{Finding, FindingKind, Parts, Result, TargetError, image_location},
-    resolve::{resolve_more, tracked, with_hint},
+    resolve::{resolve_more, tracked_kernels, with_hint},
+    services::{BuildError, BuildProblem, BuildServices, LazyEngine, ProblemKind, Result, image_location},
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
-    image::{ChartImage, DriverImage, GitPlace, Output, Version},
+    image::{ChartImage, DriverImage, GitLocation, Output, Version},
     kernel::{Architecture, KernelTarget},
     plan::{
         Announcements, Cell, CellInputs, Change, ClusterSnapshot, ImageContents, ManifestFacts,
@@ -85,11 +85,11 @@ pub(super) enum BuildFault {
 }
 
 impl BuildFault {
-    fn of(error: &TargetError) -> Self {
+    fn of(error: &BuildError) -> Self {
         match error {
-            TargetError::Canceled | TargetError::Fenced(_) => Self::Stopped,
-            TargetError::Outdated(_) => Self::Outdated,
-            TargetError::Finding(Finding { kind: FindingKind::Tampered, .. }) => Self::Tampered,
+            BuildError::Canceled | BuildError::Fenced(_) => Self::Stopped,
+            BuildError::Outdated(_) => Self::Outdated,
+            BuildError::Problem(BuildProblem { kind: ProblemKind::Tampered, .. }) => Self::Tampered,
             error if error.is_permanent() => Self::Permanent,
             error if error.is_unreachable() => Self::Unreachable,
             _ => Self::Transient,
@@ -98,55 +98,60 @@ impl BuildFault {
 }
 
 /// Observes and plans without changing anything.
-pub async fn observe_and_plan(parts: &Parts, cluster: &dyn Cluster) -> Result<Planned> {
+pub async fn observe_and_plan(services: &BuildServices, cluster: &dyn Cluster) -> Result<Planned> {
     let mut snapshot = cluster.snapshot().await?;
-    ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, jiff::Timestamp::now());
-    NodeKernelLimiter::default().limit(&mut snapshot, &parts.definitions, Duration::ZERO);
-    plan_for(parts, snapshot, &mut LookupCache::default()).await
+    ignore_nodes(&mut snapshot, &services.definitions.site.ignore_nodes, jiff::Timestamp::now());
+    NodeKernelLimiter::default().limit(&mut snapshot, &services.definitions, Duration::ZERO);
+    plan_for(services, snapshot, &mut LookupCache::default()).await
 }
 
 /// Plans for a snapshot, looking up only what `lookup_cache` lacks.
 pub(super) async fn plan_for(
-    parts: &Parts,
+    services: &BuildServices,
     snapshot: ClusterSnapshot,
     lookup_cache: &mut LookupCache,
 ) -> Result<Planned> {
-    let tracked = tracked(parts, &snapshot).await;
-    let announced = Announcements::of(&parts.definitions, &snapshot, tracked);
-    let systems = node_systems(&snapshot, &parts.definitions.families);
+    let tracked = tracked_kernels(services, &snapshot).await;
+    let announced = Announcements::of(&services.definitions, &snapshot, tracked);
+    let systems = node_systems(&snapshot, &services.definitions.families);
     let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();
     lookup_cache.set_systems(systems);
-    let mut required: Vec<&DriverImage> = parts
+    let mut required: Vec<&DriverImage> = services
         .definitions
         .images
         .values()
         .filter(|image| is_required(image, &snapshot) || announced.has_kernel_for(&image.metadata.name))
         .collect();
-    add_needs(&parts.definitions, &mut required);
-    resolve_more(parts, &required, &targets, &mut lookup_cache.resolved).await;
-    let refused = look_up_sources(parts, &required, &targets, &mut lookup_cache.resolved).await;
+    add_needs(&services.definitions, &mut required);
+    resolve_more(services, &required, &targets, &mut lookup_cache.resolved).await;
+    let refused = look_up_sources(services, &required, &targets, &mut lookup_cache.resolved).await;
     lookup_cache.record_refused(refused);
-    look_up_root_fs(parts, &required, &targets, &mut lookup_cache.resolved).await;
-    let manifests = read_all_manifests(parts, lookup_cache).await;
+    look_up_root_fs(services, &required, &targets, &mut lookup_cache.resolved).await;
+    let manifests = read_all_manifests(services, lookup_cache).await;
     // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
     // moved.
     lookup_cache.observed.failures.clear();
-    contents(parts, &images_in_use(&snapshot, &parts.definitions), &mut lookup_cache.observed.contents).await;
-    let (location, now) = (image_location(&parts.location), jiff::Timestamp::now());
-    let (machine, has_daemon) = Box::pin(engines_for(parts, &required, &targets)).await;
+    contents(
+        &services.images,
+        &images_in_use(&snapshot, &services.definitions),
+        &mut lookup_cache.observed.contents,
+    )
+    .await;
+    let (location, now) = (image_location(&services.images.location), jiff::Timestamp::now());
+    let (machine, has_daemon) = Box::pin(engines_for(&services.tools.engine, &required, &targets)).await;
     let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
     let inputs = PlanInputs {
-        cells: CellInputs { definitions: &parts.definitions, resolved, location: &location },
+        cells: CellInputs { definitions: &services.definitions, resolved, location: &location },
         snapshot: &snapshot,
         announced: &announced,
         manifests: &manifests,
-        instance: &parts.instance,
+        instance: &services.process.instance,
         machine,
         has_daemon,
         now,
     };
-    let mut plan = Box::pin(look_up_and_plan(parts, &inputs, observed, unreachable)).await?;
-    confirm_warnings(parts, &mut plan, &mut lookup_cache.refuses_anonymous).await;
+    let mut plan = Box::pin(look_up_and_plan(services, &inputs, observed, unreachable)).await?;
+    confirm_warnings(services, &mut plan, &mut lookup_cache.refuses_anonymous).await;
     let unreachable = lookup_cache.resolved.unreachable || lookup_cache.unreachable;
     let contents = lookup_cache.observed.contents.clone();
     Ok(Planned { plan, unreachable, announced, snapshot, contents })
@@ -156,27 +161,27 @@ pub(super) async fn plan_for(
 /// if a target is foreign, the daemon if an image has `output: image`. A probe may have to detect the engine first, which is
 /// slow.
 async fn engines_for(
-    parts: &Parts,
+    engine: &LazyEngine,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
 ) -> (Option<Architecture>, bool) {
     let is_foreign = targets.iter().any(|target| target.arch != native());
-    let machine = if is_foreign { parts.engine.machine().await } else { None };
+    let machine = if is_foreign { engine.machine().await } else { None };
     let is_whole = images.iter().any(|image| image.spec.output == Output::Image);
-    (machine, is_whole && parts.engine.has_daemon().await)
+    (machine, is_whole && engine.has_daemon().await)
 }
 
 /// Builds one cell and reports the outcome.
-pub(super) async fn build_planned(parts: &Parts, cell: &Cell) -> Result<AttemptResult> {
+pub(super) async fn build_planned(services: &BuildServices, cell: &Cell) -> Result<AttemptResult> {
     let subject = cell.subject();
-    match build::attempt(parts, cell, BuildOptions { push: true, compile: false }).await? {
-        Ok(built) => Ok(AttemptResult { report: published_report(parts, cell, built), fault: None }),
+    match build::attempt(services, cell, BuildOptions { push: true, compile: false }).await? {
+        Ok(built) => Ok(AttemptResult { report: published_report(services, cell, built), fault: None }),
         Err(error) => {
             let outcome = match error {
-                TargetError::Canceled => "interrupted".to_owned(),
+                BuildError::Canceled => "interrupted".to_owned(),
                 _ => format!("failed: {}", error_chain(&error)),
             };
-            parts.reporter.finished(&subject, &outcome);
+            services.process.reporter.finished(&subject, &outcome);
             let report = TargetReport::failed(subject, &error);
             Ok(AttemptResult { report, fault: Some(BuildFault::of(&error)) })
         }
@@ -184,7 +189,7 @@ pub(super) async fn build_planned(parts: &Parts, cell: &Cell) -> Result<AttemptR
 }
 
 /// Shows a published image on the reporter, and returns its target report.
-fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
+fn published_report(services: &BuildServices, cell: &Cell, built: Built) -> TargetReport {
     let subject = cell.subject();
     let pinned = |digest: &farrier_core::image::Digest| format!("{}@{digest}", cell.reference.repository);
     let Built { digest, report, reused_from, pushed_bytes } = built;
@@ -194,11 +199,11 @@ fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
         Verdict::Loads | Verdict::Refused => Vec::new(),
     };
     for warning in &warnings {
-        parts.reporter.note(&subject, &format!("warning: {warning}"));
+        services.process.reporter.note(&subject, &format!("warning: {warning}"));
     }
     let how = reused_from.as_ref().map(|from| format!(", reused from kernel {}", from.kernel));
     let how = how.unwrap_or_default();
-    parts.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
+    services.process.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
     match reused_from {
         Some(from) => TargetReport::Reused {
             subject,
@@ -213,18 +218,22 @@ fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
 }
 
 /// Records in the registry which kernels run or are announced, for garbage collection.
-pub(super) async fn record_kernels_in_use(parts: &Parts, planned: &Planned, last: &mut LastRecord) {
+pub(super) async fn record_kernels_in_use(
+    services: &BuildServices,
+    planned: &Planned,
+    last: &mut LastRecord,
+) {
     let kernels = kernels_in_use(&planned.snapshot, &planned.announced);
-    record_kernels(parts, kernels, last).await;
+    record_kernels(services, kernels, last).await;
 }
 
 /// Signs a published image that lacks a signature, and the image's documents.
-pub(super) async fn sign_planned(parts: &Parts, planned: &PlannedSignature) -> TargetReport {
+pub(super) async fn sign_planned(services: &BuildServices, planned: &PlannedSignature) -> TargetReport {
     let PlannedSignature { image, reference } = planned;
     let subject = format!("{image}, {reference}");
     let signed = match &reference.version {
         Version::Digest(digest) => {
-            let stored = StoredImage { parts, repository: &reference.repository, digest };
+            let stored = StoredImage { services, repository: &reference.repository, digest };
             stored.sign_published(image.as_str()).await
         }
         Version::Tag(_) => Ok(()),
@@ -236,10 +245,10 @@ pub(super) async fn sign_planned(parts: &Parts, planned: &PlannedSignature) -> T
 }
 
 /// Publishes a union image from the payloads of several kernels.
-pub(super) async fn publish_planned_union(parts: &Parts, union: &PlannedUnion) -> TargetReport {
+pub(super) async fn publish_planned_union(services: &BuildServices, union: &PlannedUnion) -> TargetReport {
     let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
     let subject = format!("{} for {} kernels", union.image, kernels.len());
-    match publish_union(parts, union).await {
+    match publish_union(services, union).await {
         Ok(published) => {
             let image = format!("{}@{}", union.reference.repository, published.digest);
             TargetReport::United { subject, image, kernels }
@@ -249,13 +258,13 @@ pub(super) async fn publish_planned_union(parts: &Parts, union: &PlannedUnion) -
 }
 
 pub(super) async fn add_missing_tags(
-    parts: &Parts,
+    services: &BuildServices,
     cell: &Cell,
     digest: &farrier_core::image::Digest,
     references: &[farrier_core::image::ImageReference],
 ) -> TargetReport {
     let subject = cell.subject();
-    match build::add_tags(parts, cell, digest, references).await {
+    match build::add_tags(services, cell, digest, references).await {
         Ok(()) => {
             TargetReport::Tagged { subject, references: references.iter().map(ToString::to_string).collect() }
         }
@@ -264,19 +273,23 @@ pub(super) async fn add_missing_tags(
 }
 
 /// Applies the changes of a rollout in order. On cancellation, stops between two changes.
-pub(super) async fn roll_out(parts: &Parts, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<()> {
+pub(super) async fn roll_out(
+    services: &BuildServices,
+    cluster: &dyn Cluster,
+    rollout: &PlannedRollout,
+) -> Result<()> {
     for change in &rollout.changes {
-        if parts.cancel.is_cancelled() {
-            return Err(TargetError::Canceled);
+        if services.process.cancel.is_cancelled() {
+            return Err(BuildError::Canceled);
         }
-        ensure_published(parts, change).await?;
-        parts.may_write()?;
-        match &rollout.target.place {
+        ensure_published(&services.images, change).await?;
+        services.process.ensure_may_write()?;
+        match &rollout.target.location {
             Some(ManifestLocation::Local { path, values }) => {
-                let directory = Directory::open(&parts.definitions.root.join(path))?;
+                let directory = Directory::open(&services.definitions.root.join(path))?;
                 directory.with_chart(values.as_ref()).apply(change).await?;
             }
-            Some(ManifestLocation::Git(place)) => commit(parts, place, rollout, change).await?,
+            Some(ManifestLocation::Git(location)) => commit(services, location, rollout, change).await?,
             None => cluster.apply(change).await?,
         }
     }
@@ -284,54 +297,59 @@ pub(super) async fn roll_out(parts: &Parts, cluster: &dyn Cluster, rollout: &Pla
 }
 
 /// Commits a change to a Git repository.
-async fn commit(parts: &Parts, place: &GitPlace, rollout: &PlannedRollout, change: &Change) -> Result<()> {
-    let image = parts.definitions.images.get(&rollout.image);
+async fn commit(
+    services: &BuildServices,
+    location: &GitLocation,
+    rollout: &PlannedRollout,
+    change: &Change,
+) -> Result<()> {
+    let image = services.definitions.images.get(&rollout.image);
     let mut specs = image.into_iter().flat_map(|image| &image.spec.rollout);
     let spec = specs.find(|spec| RolloutTarget::of(spec) == rollout.target);
     let commit = spec.and_then(|spec| git_commit(spec, rollout, change));
-    let commit = commit.ok_or_else(|| TargetError::definition_gone(&rollout.target.to_string()))?;
-    git::write(parts, place, change, &commit).await
+    let commit = commit.ok_or_else(|| BuildError::definition_gone(&rollout.target.to_string()))?;
+    git::write(services, location, change, &commit).await
 }
 
 /// Reads the manifests that `file` and `git` rollouts name.
-async fn read_all_manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Manifests {
-    let mut places: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
-    for spec in parts.definitions.images.values().flat_map(|image| &image.spec.rollout) {
-        if let Some(place) = ManifestLocation::of(spec) {
-            places.entry(place).or_default().extend(spec.proposals());
+async fn read_all_manifests(services: &BuildServices, lookup_cache: &mut LookupCache) -> Manifests {
+    let mut locations: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
+    for spec in services.definitions.images.values().flat_map(|image| &image.spec.rollout) {
+        if let Some(location) = ManifestLocation::of(spec) {
+            locations.entry(location).or_default().extend(spec.proposals());
         }
     }
     let mut manifests = Manifests::new();
-    for (place, proposals) in places {
-        let facts = match &place {
-            ManifestLocation::Local { path, values } => read_manifests(parts, path, values.as_ref()).await,
-            ManifestLocation::Git(git) => read_repository(parts, git, &proposals, lookup_cache).await,
+    for (location, proposals) in locations {
+        let facts = match &location {
+            ManifestLocation::Local { path, values } => read_manifests(services, path, values.as_ref()).await,
+            ManifestLocation::Git(git) => read_repository(services, git, &proposals, lookup_cache).await,
         };
-        manifests.insert(place, facts);
+        manifests.insert(location, facts);
     }
     manifests
 }
 
 async fn read_repository(
-    parts: &Parts,
-    place: &GitPlace,
+    services: &BuildServices,
+    location: &GitLocation,
     proposals: &[&str],
     lookup_cache: &mut LookupCache,
 ) -> Result<ManifestFacts, String> {
-    if let Some(found) = lookup_cache.repository(place) {
+    if let Some(found) = lookup_cache.repository(location) {
         return found.clone();
     }
-    let found = git::read(parts, place, proposals).await.map_err(|error| with_hint(&error));
-    lookup_cache.repositories.insert(place.clone(), (Instant::now(), found.clone()));
+    let found = git::read(services, location, proposals).await.map_err(|error| with_hint(&error));
+    lookup_cache.repositories.insert(location.clone(), (Instant::now(), found.clone()));
     found
 }
 
 async fn read_manifests(
-    parts: &Parts,
+    services: &BuildServices,
     path: &Path,
     chart: Option<&ChartImage>,
 ) -> Result<ManifestFacts, String> {
-    let read = match Directory::open(&parts.definitions.root.join(path)) {
+    let read = match Directory::open(&services.definitions.root.join(path)) {
         Ok(directory) => directory.with_chart(chart).snapshot().await,
         Err(error) => Err(error),
     };

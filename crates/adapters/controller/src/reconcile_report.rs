@@ -1,6 +1,6 @@
 //! Report of one reconcile: build outcomes, rollout outcomes and the resulting plan.
 
-use farrier_builder::parts::TargetError;
+use farrier_builder::services::BuildError;
 use farrier_core::plan::{Change, Plan, PlannedRollout, RolloutDecision};
 use kmod::Verdict;
 use oci::error_chain;
@@ -64,7 +64,7 @@ pub enum TargetReport {
 
 impl TargetReport {
     /// Creates the report of a failed target.
-    pub(super) fn failed(subject: String, error: &TargetError) -> Self {
+    pub(super) fn failed(subject: String, error: &BuildError) -> Self {
         Self::Failed { subject, error: error_chain(error), hint: error.hint(), detail: error.detail() }
     }
 }

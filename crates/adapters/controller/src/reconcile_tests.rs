@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use farrier_builder::{
-    parts::BootChecker,
+    services::BootChecker,
     testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
 };
 use farrier_cluster::Cluster as _;
@@ -18,11 +18,12 @@ async fn a_node_that_joins_during_a_build_holds_the_rollout() {
     let rollout =
         json!({"strategy": "image", "namespace": "drivers", "daemonSet": "a", "container": "driver"});
     let mut bench = Bench::new(&json!({"reuse": "compatible", "rollout": [rollout]}));
-    bench.parts.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+    bench.services.images.location =
+        RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| {
         state.node("n", K10);
         state.daemon_set("a", "");
@@ -33,7 +34,7 @@ async fn a_node_that_joins_during_a_build_holds_the_rollout() {
         gate.open.notify_one();
     };
     let (report, ()) =
-        tokio::join!(run_once(bench.parts.clone(), Arc::clone(&fleet) as _, Vec::new()), joins);
+        tokio::join!(run_once(bench.services.clone(), Arc::clone(&fleet) as _, Vec::new()), joins);
     let report = report.unwrap();
     let [rollout] = report.rollouts.as_slice() else { panic!("{:?}", report.rollouts) };
     let RolloutDecision::Hold(HoldReason::MixedKernels { kernels, .. }) = &rollout.planned.decision else {
@@ -46,7 +47,7 @@ async fn a_node_that_joins_during_a_build_holds_the_rollout() {
 /// Returns the reason why image `y` is not built.
 async fn refused(bench: &Bench, fleet: &Fleet, lookup_cache: &mut LookupCache) -> Option<String> {
     lookup_cache.forget_faults();
-    let planned = plan_for(&bench.parts, fleet.snapshot().await.unwrap(), lookup_cache).await.unwrap();
+    let planned = plan_for(&bench.services, fleet.snapshot().await.unwrap(), lookup_cache).await.unwrap();
     let mut cells = planned.plan.cells.into_iter();
     match cells.find(|cell| cell.image.as_str() == "y").unwrap().outcome {
         Outcome::Skipped { why } => Some(why.to_string()),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_builder::{
     add_needs,
-    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result},
+    services::{BuildServices, ImageAccess, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_cluster::{Cluster, ClusterError};
 use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
@@ -40,13 +40,18 @@ impl Cluster for NoCluster {
 
 /// Returns the definitions of the images in the registry, and of their needs. The definitions contain no rollouts, and announce
 /// the kernels of the registry's images.
-pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
+pub async fn definitions_of_registry(services: &BuildServices) -> Result<Definitions> {
     let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
-    for (name, image) in &parts.definitions.images {
-        let repository = &parts.location.repository(name.as_str())?;
-        let tags =
-            parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_referrer_or_signature(tag));
-        let lookups = stream::iter(tags).map(|tag| kernels_of(parts, repository, tag));
+    for (name, image) in &services.definitions.images {
+        let repository = &services.images.location.repository(name.as_str())?;
+        let tags = services
+            .images
+            .registry
+            .tags(repository)
+            .await?
+            .into_iter()
+            .filter(|tag| !is_referrer_or_signature(tag));
+        let lookups = stream::iter(tags).map(|tag| kernels_of(&services.images, repository, tag));
         let outcomes: Vec<_> = lookups.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect().await;
         let mut image_kernels = BTreeSet::new();
         for outcome in outcomes {
@@ -57,10 +62,10 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
         }
         kernels.extend(image_kernels);
     }
-    add_needs(&parts.definitions, &mut published);
+    add_needs(&services.definitions, &mut published);
     let published: BTreeSet<ImageName> =
         published.into_iter().map(|image| image.metadata.name.clone()).collect();
-    let mut definitions = parts.definitions.clone();
+    let mut definitions = services.definitions.clone();
     definitions.images.retain(|name, _| published.contains(name));
     definitions.images.values_mut().for_each(|image| image.spec.rollout.clear());
     if let (Some(kernels), Ok(name)) = (NonEmpty::new(kernels.into_iter().collect()), "registry".parse()) {
@@ -77,10 +82,10 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
 
 /// Returns the kernels of a tag's images, one for each architecture of an index. Union images, images of other programs and
 /// invalid images have no kernel.
-async fn kernels_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<Vec<KernelTarget>> {
+async fn kernels_of(access: &ImageAccess, repository: &Repository, tag: Tag) -> Result<Vec<KernelTarget>> {
     let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
     for arch in Architecture::VARIANTS {
-        match parts.registry.image(repository, &version, arch.as_str()).await {
+        match access.registry.image(repository, &version, arch.as_str()).await {
             Ok(image) => images.extend(image.map(|stored| (stored.digest, stored.bytes))),
             Err(RegistryError::Image(_)) => {}
             Err(error) => return Err(error.into()),
@@ -88,18 +93,18 @@ async fn kernels_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<
     }
     let mut kernels = Vec::new();
     for bytes in images.into_values() {
-        kernels.extend(kernel_of(parts, repository, &bytes).await);
+        kernels.extend(kernel_of(access, repository, &bytes).await);
     }
     Ok(kernels)
 }
 
-async fn kernel_of(parts: &Parts, repository: &Repository, image: &[u8]) -> Option<KernelTarget> {
+async fn kernel_of(access: &ImageAccess, repository: &Repository, image: &[u8]) -> Option<KernelTarget> {
     let manifest = ImageManifest::parse(image).ok()?;
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
     let (release, os) = facts.kernel_release.zip(facts.os)?;
     let (os, os_version) = os.split_once(' ')?;
     let (os, os_version) = (os.parse().ok()?, os_version.parse().ok()?);
-    let config = parts.small_blob(repository, &manifest.config, "the configuration of").await.ok()?;
+    let config = access.small_blob(repository, &manifest.config, "the configuration of").await.ok()?;
     let arch = oci::architecture_of(&config)?.parse().ok()?;
     Some(KernelTarget { os, os_version, release, arch })
 }

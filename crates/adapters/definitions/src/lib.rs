@@ -117,7 +117,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
                 if let SourceOrigin::Path { path, .. } = &source.from {
                     let steps = ["spec", "sources", &index.to_string(), "from", "path", "path"];
                     let key = (image.metadata.name.clone(), path.to_path_buf());
-                    definitions.places.insert(key, report.position(&steps));
+                    definitions.source_positions.insert(key, report.position(&steps));
                 }
             }
             definitions.images.insert(image.metadata.name.clone(), image.clone());
@@ -160,7 +160,7 @@ pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Ve
     let (root, relative_path) = (definitions.root.clone(), path.to_owned());
     let own_patch = blocking(move || {
         files::read(&root, &relative_path, MAX_PATCH).map_err(|error| {
-            io::Error::new(error.kind(), format!("read {}: {error}", relative_path.display()))
+            io::Error::new(error.kind(), format!("cannot read {}: {error}", relative_path.display()))
         })
     });
     if let Some(own_patch) = own_patch.await? {

@@ -319,7 +319,7 @@ const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
         "24.04",
         "6.8.0-45-generic",
         Seen::Refused(
-            "fetch the package lists of noble, noble-updates, noble-security: The repository 'http://mirror.test/debian noble Release' \
+            "cannot fetch the package lists of noble, noble-updates, noble-security: The repository 'http://mirror.test/debian noble Release' \
              does not have a Release file. (the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it)",
         ),
     ),
@@ -346,7 +346,7 @@ const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
         "9.4",
         "5.14.0-427.13.1.el9_4.x86_64",
         Seen::Refused(
-            "verify the signature of the metadata of https://mirror.test/rocky/ with the keys in keys/rocky.asc: no good signature (nothing \
+            "cannot verify the signature of the metadata of https://mirror.test/rocky/ with the keys in keys/rocky.asc: no good signature (nothing \
              of it was used: look where it came from)",
         ),
     ),
@@ -355,7 +355,7 @@ const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
         "9.5",
         "5.14.0-503.40.1.el9_5.x86_64",
         Seen::NoToolchain(
-            "make a toolchain of https://rhel.invalid/content/dist/rhel9/9/x86_64/baseos/os/: there is no file keys/rhel.asc with the keys \
+            "cannot make a toolchain of https://rhel.invalid/content/dist/rhel9/9/x86_64/baseos/os/: there is no file keys/rhel.asc with the keys \
              of the distribution (put the distribution's keys there)",
         ),
     ),

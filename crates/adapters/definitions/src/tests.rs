@@ -94,7 +94,7 @@ fn the_documented_forms_load() {
     assert!(definitions.families.len() > 1, "the shipped families follow");
 }
 
-/// Finding: `farrier lint` accepted an image whose container could only print its usage.
+/// Regression: `farrier lint` accepted an image whose container could only print its usage.
 #[test]
 fn an_unknown_argument_of_the_entrypoint_is_a_mistake() {
     let with = |entrypoint: &str| replaced(IMAGE, &[("entrypoint: [sleep, infinity]", entrypoint)]);

@@ -7,10 +7,10 @@
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
-use farrier_builder::parts::{Parts, Result};
+use farrier_builder::services::{BuildServices, Result};
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
-    image::GitPlace,
+    image::GitLocation,
     plan::{Candidates, Change, ClusterSnapshot, GitCommit, ManifestFacts},
 };
 use farrier_inputs::{
@@ -34,38 +34,51 @@ const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 /// Maximum number of attempts to commit and push. A further attempt follows only if the branch moved.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// Reads the rollout targets at a place, or the image of its chart, and the names of the branches that begin with one of `proposals`.
-pub async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
-    let repository = Repository::open(parts, place).await?;
+/// Reads the rollout targets at a location, or the image of its chart, and the names of the branches that begin with one of `proposals`.
+pub async fn read(
+    services: &BuildServices,
+    location: &GitLocation,
+    proposals: &[&str],
+) -> Result<ManifestFacts> {
+    let repository = Repository::open(services, location).await?;
     repository.fetch().await?;
     let ClusterSnapshot { daemon_sets, resources, skipped, .. } =
         repository.check_out().await?.snapshot().await?;
     Ok(ManifestFacts { daemon_sets, resources, skipped, proposals: repository.branches(proposals).await? })
 }
 
-/// Returns which of `images` the manifests at a place mention.
-pub async fn mentions(parts: &Parts, place: &GitPlace, images: &Candidates) -> Result<BTreeSet<String>> {
-    let repository = Repository::open(parts, place).await?;
+/// Returns which of `images` the manifests at a location mention.
+pub async fn mentions(
+    services: &BuildServices,
+    location: &GitLocation,
+    images: &Candidates,
+) -> Result<BTreeSet<String>> {
+    let repository = Repository::open(services, location).await?;
     repository.fetch().await?;
     Ok(repository.check_out().await?.mentions(images).await?)
 }
 
 /// Commits a change on top of the branch's current tip and pushes the commit without force. Does nothing when
 /// the branch already contains the change.
-pub async fn write(parts: &Parts, place: &GitPlace, change: &Change, commit: &GitCommit) -> Result<()> {
-    let repository = Repository::open(parts, place).await?;
+pub async fn write(
+    services: &BuildServices,
+    location: &GitLocation,
+    change: &Change,
+    commit: &GitCommit,
+) -> Result<()> {
+    let repository = Repository::open(services, location).await?;
     for _ in 0..MAX_ATTEMPTS {
         let tip = repository.fetch().await?;
         repository.check_out().await?.apply(change).await?;
         let Some(new_commit) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
-        parts.may_write()?;
+        services.process.ensure_may_write()?;
         if repository.push(&new_commit, &commit.branch).await? {
             return Ok(());
         }
     }
     let action = format!(
-        "push to {}, branch {}: the branch moved during {MAX_ATTEMPTS} attempts",
-        place.repository, commit.branch
+        "cannot push to {}, branch {}: the branch moved during {MAX_ATTEMPTS} attempts",
+        location.repository, commit.branch
     );
     Err(FetchError::Program { action, message: "other writers push to it".to_owned(), transient: true }
         .into())
@@ -73,8 +86,8 @@ pub async fn write(parts: &Parts, place: &GitPlace, change: &Change, commit: &Gi
 
 /// A cached repository, locked for exclusive use.
 struct Repository<'a> {
-    parts: &'a Parts,
-    place: &'a GitPlace,
+    services: &'a BuildServices,
+    location: &'a GitLocation,
     directory: PathBuf,
     /// Holds the working tree, the index and the keys of this use.
     scratch: Scratch,
@@ -83,19 +96,19 @@ struct Repository<'a> {
 }
 
 impl<'a> Repository<'a> {
-    async fn open(parts: &'a Parts, place: &'a GitPlace) -> Result<Self> {
-        let address: &str = &place.repository;
+    async fn open(services: &'a BuildServices, location: &'a GitLocation) -> Result<Self> {
+        let address: &str = &location.repository;
         let url = Url::parse(address).map_err(|error| FetchError::Program {
             action: format!("parse repository address {address}"),
             message: error.to_string(),
             transient: false,
         })?;
-        let reach = git_reach(parts.fetcher.net(), &url).await.map_err(FetchError::from)?;
+        let reach = git_reach(services.fetcher.net(), &url).await.map_err(FetchError::from)?;
         let key = hex::encode(&Sha256::digest(address)[..16]);
-        let lock = parts.cache.lock(KIND, &key, LockMode::Exclusive).await?;
-        let (directory, scratch) = (parts.cache.place(KIND, &key)?, parts.cache.scratch()?);
+        let lock = services.cache.lock(KIND, &key, LockMode::Exclusive).await?;
+        let (directory, scratch) = (services.cache.entry_path(KIND, &key)?, services.cache.scratch()?);
         let environment = environment(&reach, scratch.path(), "https:http:ssh:file", &[])?;
-        let repository = Self { parts, place, directory, scratch, environment, _lock: lock };
+        let repository = Self { services, location, directory, scratch, environment, _lock: lock };
         if !repository.directory.join("HEAD").exists() {
             fs::create_dir_all(&repository.directory)?;
             repository.run(&["init", "--quiet", "--bare", "."], "prepare").await?;
@@ -105,15 +118,16 @@ impl<'a> Repository<'a> {
                 fs::remove_file(lock_file)?;
             }
         }
-        parts.cache.hold(KIND, &key)?;
+        services.cache.hold(KIND, &key)?;
         Ok(repository)
     }
 
     /// Fetches the tip of the branch and returns its commit.
     async fn fetch(&self) -> Result<String> {
-        let branch = format!("+refs/heads/{}:refs/farrier/tip", self.place.branch);
+        let branch = format!("+refs/heads/{}:refs/farrier/tip", self.location.branch);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
-        let arguments: Vec<&str> = arguments.into_iter().chain([&*self.place.repository, &branch]).collect();
+        let arguments: Vec<&str> =
+            arguments.into_iter().chain([&*self.location.repository, &branch]).collect();
         self.run(&arguments, "fetch").await?;
         Ok(self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned())
     }
@@ -121,11 +135,11 @@ impl<'a> Repository<'a> {
     /// Checks out the last fetched commit, and opens the rollout's path. A kustomization there may name files elsewhere.
     async fn check_out(&self) -> Result<Directory> {
         let tree = self.tree();
-        self.parts.cache.quarantine().remove(&tree)?;
+        self.services.cache.quarantine().remove(&tree)?;
         fs::create_dir(&tree)?;
         self.run(&["read-tree", "refs/farrier/tip"], "read").await?;
         self.run(&["checkout", "--quiet", "--force", "refs/farrier/tip", "--", "."], "check out").await?;
-        Ok(Directory::within(&tree, &tree.join(self.path()))?.with_chart(self.place.values.as_ref()))
+        Ok(Directory::within(&tree, &tree.join(self.path()))?.with_chart(self.location.values.as_ref()))
     }
 
     /// Commits the working tree on top of `tip`. Returns `None` when there is nothing to commit.
@@ -140,9 +154,9 @@ impl<'a> Repository<'a> {
         let key = self.scratch.path().join("signing-key");
         let setting = format!("user.signingKey={}", key.display());
         if let Some(source) = self.site_commits().and_then(|commits| commits.signing_key.as_ref()) {
-            let secret = self.parts.fetcher.net().secrets().read(source).await;
+            let secret = self.services.fetcher.net().secrets().read(source).await;
             let secret = secret.map_err(|source| {
-                let action = format!("sign a commit to {}", self.place.repository);
+                let action = format!("sign a commit to {}", self.location.repository);
                 FetchError::from(farrier_net::NetError::Secret(action, source))
             })?;
             write_key(&key, &secret)?;
@@ -155,7 +169,7 @@ impl<'a> Repository<'a> {
     /// Pushes a commit. Returns `false` when the branch has moved.
     async fn push(&self, commit: &str, branch: &str) -> Result<bool> {
         let refspec = format!("{commit}:refs/heads/{branch}");
-        let command = self.command(&["push", "--porcelain", "--", &self.place.repository, &refspec]);
+        let command = self.command(&["push", "--porcelain", "--", &self.location.repository, &refspec]);
         let output = self.with_timeout(process::output(command, "git"), "push").await?;
         if output.status.success() {
             return Ok(true);
@@ -176,7 +190,7 @@ impl<'a> Repository<'a> {
             return Ok(BTreeSet::new());
         }
         let patterns: Vec<String> = prefixes.iter().map(|prefix| format!("refs/heads/{prefix}*")).collect();
-        let arguments = ["ls-remote", "--", &self.place.repository].into_iter();
+        let arguments = ["ls-remote", "--", &self.location.repository].into_iter();
         let arguments: Vec<&str> = arguments.chain(patterns.iter().map(String::as_str)).collect();
         let output = self.run(&arguments, "list branches").await?;
         let name = |line: &str| Some(line.split_once("\trefs/heads/")?.1.to_owned());
@@ -188,15 +202,15 @@ impl<'a> Repository<'a> {
     }
 
     fn path(&self) -> &str {
-        self.place.path.as_deref().unwrap_or(".")
+        self.location.path.as_deref().unwrap_or(".")
     }
 
     fn site_commits(&self) -> Option<&farrier_core::site::GitCommits> {
-        self.parts.definitions.site.git.as_ref()
+        self.services.definitions.site.git.as_ref()
     }
 
     fn action(&self, verb: &str) -> String {
-        format!("{verb} {}", self.place)
+        format!("{verb} {}", self.location)
     }
 
     async fn run(&self, arguments: &[&str], verb: &str) -> Result<String> {

@@ -11,7 +11,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use farrier_core::image::InputHasher;
+use farrier_core::image::FieldHasher;
 use farrier_local::{cache::Cache, files::walk_source};
 use fs_err::{self as fs, File};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use super::{FetchError, Result, files, suspects};
 
 /// Returns a hash over texts in order, each with its length: 64 hexadecimal digits.
 pub(super) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
-    let mut hasher = InputHasher::new("fetch-1");
+    let mut hasher = FieldHasher::new("fetch-1");
     for part in parts {
         hasher.add("part", part);
     }
@@ -54,7 +54,7 @@ fn digest_tree(
     stop: &AtomicBool,
     mut visit: impl FnMut(&Path, &Path) -> Result<()>,
 ) -> Result<String> {
-    let mut hasher = InputHasher::new("tree-1");
+    let mut hasher = FieldHasher::new("tree-1");
     for entry in walk(root) {
         let (path, metadata) = entry?;
         let relative = path.strip_prefix(root).unwrap_or(&path);
@@ -120,7 +120,7 @@ pub(super) fn digest_record(cache: &Cache, path: &Path, stop: &AtomicBool) -> Re
 }
 
 fn stamp_of_tree(root: &Path) -> Result<String> {
-    let mut hasher = InputHasher::new("stamp-1");
+    let mut hasher = FieldHasher::new("stamp-1");
     for entry in walk(root) {
         let (path, metadata) = entry?;
         hasher.add("path", path.as_os_str().as_bytes()).add("stamp", stamp_of(&metadata));

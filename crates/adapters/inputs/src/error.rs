@@ -23,59 +23,59 @@ pub enum FetchError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// An archive cannot be unpacked.
-    #[error("unpack {0}")]
+    #[error("cannot unpack {0}")]
     Unpack(String, #[source] UnpackError),
     /// A program cannot be started.
-    #[error("start {0}")]
+    #[error("cannot start {0}")]
     Start(&'static str, #[source] io::Error),
     /// A program failed; `message` is its output. `transient` is set if the output points to a temporary fault of the network or
     /// a mirror.
-    #[error("{action}: {message}")]
+    #[error("cannot {action}: {message}")]
     Program { action: String, message: String, transient: bool },
     /// The host's apt configuration has no entry from which a suite's address can be derived.
-    #[error("find an apt source for suite {0}: the host has no entry for it")]
+    #[error("cannot find an apt source for suite {0}: the host has no entry for it")]
     NoAptSource(String),
     /// No mirror is configured for a placeholder address: the address, and its suites.
-    #[error("find an apt source for {1}: no `mirrors` of site.yaml map {0}")]
+    #[error("cannot find an apt source for {1}: no `mirrors` of site.yaml map {0}")]
     NoMirror(String, String),
     /// A definition's value, cut to 200 characters, that is not allowed in an apt source, a package name or a path.
-    #[error("use {value:?} as {what}: {why}")]
+    #[error("cannot use {value:?} as {what}: {why}")]
     Value { what: &'static str, value: String, why: &'static str },
     /// No suite has a package: its name (with the version if one was requested), and the suites.
-    #[error("find package {0} in {1}")]
+    #[error("cannot find package {0} in {1}")]
     NoPackage(String, String),
     /// A checksum differs.
-    #[error("verify {what}: its checksum is {actual}, wanted {expected}")]
+    #[error("cannot verify {what}: its checksum is {actual}, wanted {expected}")]
     Checksum { what: String, actual: String, expected: String },
     /// A signature is missing or made with another key.
-    #[error("verify the signature of {what} with the keys in {keys}: {reason}")]
+    #[error("cannot verify the signature of {what} with the keys in {keys}: {reason}")]
     Signature { what: String, keys: String, reason: String },
     /// A repository's metadata cannot be parsed.
-    #[error("read the repository metadata {0}")]
+    #[error("cannot read the repository metadata {0}")]
     Metadata(String, #[source] MetadataError),
     /// A download ended too early; sizes in bytes.
-    #[error("download {url}: {received} bytes arrived, {announced} were announced")]
+    #[error("cannot download {url}: {received} bytes arrived, {announced} were announced")]
     Truncated { url: String, received: u64, announced: u64 },
     /// A server refused a download: the address, and the HTTP status.
-    #[error("download {0}: the server answers {1}")]
+    #[error("cannot download {0}: the server answers {1}")]
     Status(String, u16),
     /// A download failed.
-    #[error("download {0}")]
+    #[error("cannot download {0}")]
     Transfer(String, #[source] Box<dyn Error + Send + Sync>),
     /// A host must not be contacted, or cannot be contacted in the way that the site configures.
     #[error(transparent)]
     Net(#[from] NetError),
     /// A tree has another layout than the definition states. The text names the expected path, the tree, and the existing names.
-    #[error("find {0}")]
+    #[error("cannot find {0}")]
     Layout(String),
     /// An unpacked tree is not the kernel's header set.
-    #[error("read the header set")]
+    #[error("cannot read the header set")]
     Tree(#[from] TreeError),
     /// A file or tree named by the command or a definition is unusable, with a remedy.
     #[error("{message}")]
     Unusable { message: String, hint: String },
     /// A file named by the command or a definition does not exist.
-    #[error("find {}: there is no such file or directory", .0.display())]
+    #[error("cannot find {}: there is no such file or directory", .0.display())]
     Absent(PathBuf),
     /// The store in the registry failed.
     #[error(transparent)]
@@ -88,18 +88,18 @@ pub enum FetchError {
     Io(#[from] io::Error),
     /// With `--offline`, neither the cache nor the store has an input. `hint` is a remedy, and `source` the upstream error.
     #[error(
-        "find {what}: it is neither in the cache nor in the registry's store, and --offline forbids other \
+        "cannot find {what}: it is neither in the cache nor in the registry's store, and --offline forbids other \
          hosts"
     )]
     UnavailableOffline { what: String, hint: &'static str, source: Box<FetchError> },
     /// No registry is configured as a store.
-    #[error("store the input beside the images: no registry was named")]
+    #[error("cannot store the input beside the images: no registry was named")]
     NoStore,
     /// A tree cannot be packed.
-    #[error("pack the tree")]
+    #[error("cannot pack the tree")]
     Pack(#[from] PayloadError),
     /// A layer cannot be written.
-    #[error("pack the tree")]
+    #[error("cannot pack the tree")]
     Layer(#[from] LayerError),
     /// The work was canceled because the program is shutting down.
     #[error("fetching was interrupted")]

@@ -32,7 +32,7 @@ pub enum TreeError {
     #[error("{0} is configured for an architecture other than {1}")]
     Architecture(PathBuf, Architecture),
     /// The kernel's configuration or symbol table is damaged, or the compiler is unknown.
-    #[error("read {what} in {build}")]
+    #[error("cannot read {what} in {build}")]
     Damaged { what: &'static str, build: PathBuf, source: Box<dyn Error + Send + Sync> },
     /// A file or link of the tree cannot be read.
     #[error(transparent)]
@@ -107,7 +107,7 @@ fn read_inside(root: &Path, path: &Path) -> io::Result<Option<String>> {
     let file = File::open(root.join(&resolved))?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > MAX_FILE {
-        let text = format!("read {}: it is not a file of at most 64 MiB", resolved.display());
+        let text = format!("cannot read {}: it is not a file of at most 64 MiB", resolved.display());
         return Err(io::Error::other(text));
     }
     let mut text = String::new();

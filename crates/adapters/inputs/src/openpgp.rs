@@ -146,9 +146,9 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
 -----END PGP PUBLIC KEY BLOCK-----\n";
 
     fn end(file: &[u8]) -> Option<String> {
-        let named = tempfile::NamedTempFile::new().unwrap();
-        fs_err::write(named.path(), file).unwrap();
-        last_expiry(named.path()).map(|end| end.to_string())
+        let key_file = tempfile::NamedTempFile::new().unwrap();
+        fs_err::write(key_file.path(), file).unwrap();
+        last_expiry(key_file.path()).map(|end| end.to_string())
     }
 
     #[test]

@@ -226,7 +226,7 @@ mod tests {
     #[tokio::test]
     async fn an_absent_program_is_named() {
         let error = output(command("no-such-program"), "no-such-program").await.err().unwrap();
-        assert_eq!(error.to_string(), "start no-such-program");
+        assert_eq!(error.to_string(), "cannot start no-such-program");
         assert_eq!(error.hint().unwrap(), "install no-such-program, or put it in the search path");
     }
 

@@ -33,7 +33,7 @@ pub struct RootFs {
 
 /// Content of [`RECORD`]. Digests are 64 hexadecimal digits, without `sha256:`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct LayerRecord {
     digest: String,
     diff_id: String,
     size: u64,
@@ -43,7 +43,7 @@ struct Record {
 pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
     let path = entry.join(RECORD);
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()));
-    let Record { digest, diff_id, size } =
+    let LayerRecord { digest, diff_id, size } =
         serde_json::from_slice(&fs::read(&path)?).map_err(|_| damaged())?;
     let [digest, diff_id] =
         [digest, diff_id].map(|hex| format!("sha256:{hex}").parse().map_err(|_| damaged()));
@@ -53,7 +53,7 @@ pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
 /// Writes the layer's digests and size to a cache entry.
 pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<()> {
     let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());
-    let text = serde_json::to_vec(&Record { digest, diff_id, size }).map_err(io::Error::from)?;
+    let text = serde_json::to_vec(&LayerRecord { digest, diff_id, size }).map_err(io::Error::from)?;
     Ok(fs::write(entry.join(RECORD), text)?)
 }
 

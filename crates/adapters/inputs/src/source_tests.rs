@@ -77,10 +77,10 @@ async fn an_archive_with_its_part() {
     assert_eq!(names_in(entry).unwrap(), ["tree"]);
 
     let several = scene.source(r#""from": {"path": {"path": "d.tar"}}, "subdir": "*""#).await.unwrap_err();
-    insta::assert_snapshot!(several, @r#"find one directory "*" in the source: several match among driver-1.2, other"#);
+    insta::assert_snapshot!(several, @r#"cannot find one directory "*" in the source: several match among driver-1.2, other"#);
     let none =
         scene.source(r#""from": {"path": {"path": "d.tar"}}, "subdir": "driver-2*""#).await.unwrap_err();
-    insta::assert_snapshot!(none, @r#"find "driver-2*" in the source: there is driver-1.2, other"#);
+    insta::assert_snapshot!(none, @r#"cannot find "driver-2*" in the source: there is driver-1.2, other"#);
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn an_archive_inside_an_archive() {
     assert_eq!(fs::read(found.root.join("Kbuild")).unwrap(), b"k");
     let error =
         scene.source(r#""from": {"path": {"path": "outer.tar"}}, "unpack": "absent.tar""#).await.unwrap_err();
-    insta::assert_snapshot!(error, @r#"find "absent.tar" in the source: there is usr"#);
+    insta::assert_snapshot!(error, @r#"cannot find "absent.tar" in the source: there is usr"#);
 }
 
 /// Like the kernel tree in OFED's source tarball: the name of the inner archive contains a version.
@@ -114,9 +114,9 @@ async fn an_archive_inside_an_archive_by_a_pattern() {
     let found = scene.source(&json("SOURCES/ofed_*.orig.tar.gz")).await.unwrap();
     assert_eq!(fs::read(found.root.join("configure")).unwrap(), b"c");
     let several = scene.source(&json("SOURCES/*.tar.gz")).await.unwrap_err();
-    insta::assert_snapshot!(several, @r#"find one file "SOURCES/*.tar.gz" in the source: several match among ofed_1.0.orig.tar.gz, other_2.tar.gz"#);
+    insta::assert_snapshot!(several, @r#"cannot find one file "SOURCES/*.tar.gz" in the source: several match among ofed_1.0.orig.tar.gz, other_2.tar.gz"#);
     let none = scene.source(&json("SOURCES/mlnx*")).await.unwrap_err();
-    insta::assert_snapshot!(none, @r#"find "SOURCES/mlnx*" in the source: there is ofed_1.0.orig.tar.gz, other_2.tar.gz"#);
+    insta::assert_snapshot!(none, @r#"cannot find "SOURCES/mlnx*" in the source: there is ofed_1.0.orig.tar.gz, other_2.tar.gz"#);
 }
 
 /// Malicious names, which `Scene::tarball` would not write.
@@ -269,5 +269,5 @@ async fn without_an_apt_source_it_says_so() {
     let scene = Scene::new();
     let json = r#""from": {"apt": {"package": "mstflint-dkms", "suites": ["sid"]}}"#;
     let error = scene.source(json).await.unwrap_err();
-    insta::assert_snapshot!(error, @"find an apt source for suite sid: the host has no entry for it");
+    insta::assert_snapshot!(error, @"cannot find an apt source for suite sid: the host has no entry for it");
 }

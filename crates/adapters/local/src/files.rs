@@ -35,7 +35,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
     let file = options.open(path)?;
     if !file.metadata()?.is_file() {
-        let message = format!("read {}: it is not a regular file", path.display());
+        let message = format!("cannot read {}: it is not a regular file", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     Ok(file)

@@ -31,7 +31,7 @@ const MOVED: &str = ".farrier-moved-";
 pub fn remove_tree(tree: &Path) -> io::Result<()> {
     remove(tree).map_err(|error| {
         let error = io::Error::from(error);
-        io::Error::new(error.kind(), format!("remove {}: {error}", tree.display()))
+        io::Error::new(error.kind(), format!("cannot remove {}: {error}", tree.display()))
     })
 }
 

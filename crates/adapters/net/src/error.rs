@@ -21,7 +21,7 @@ pub enum NetError {
     #[error("redirect not followed: {0}")]
     Redirect(String),
     /// The connection failed or broke. The error omits the URL, which may contain access tokens.
-    #[error("reach {0}")]
+    #[error("cannot reach {0}")]
     Http(String, #[source] reqwest::Error),
 }
 

@@ -40,16 +40,16 @@ pub struct Secret(Zeroizing<Vec<u8>>);
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// A secret file is unreadable.
-    #[error("read secret file {0}")]
+    #[error("cannot read secret file {0}")]
     File(PathBuf, #[source] io::Error),
     /// The cluster did not provide the Secret.
     #[error(transparent)]
     Cluster(ClusterSecretError),
     /// The Secret (`namespace/name`) lacks the key. `known` lists its keys.
-    #[error("read Secret {secret}: there is no key {key:?}; its keys: {known}")]
+    #[error("cannot read Secret {secret}: there is no key {key:?}; its keys: {known}")]
     NoKey { secret: String, key: String, known: String },
     /// A password or passphrase is not valid UTF-8.
-    #[error("read {0}: it is not text")]
+    #[error("cannot read {0}: it is not text")]
     NotText(String),
 }
 
@@ -138,7 +138,7 @@ impl SecretReader {
     pub async fn read_all(&self, name: &SecretName) -> Result<BTreeMap<String, Secret>, SecretError> {
         let Some(cluster) = &self.cluster else {
             return Err(SecretError::Cluster(ClusterSecretError {
-                message: format!("read Secret {name}: no cluster is configured"),
+                message: format!("cannot read Secret {name}: no cluster is configured"),
                 source: None,
                 hint: None,
                 is_transient: false,
@@ -197,6 +197,6 @@ mod tests {
         file.set_len(MAX_SECRET + 1).unwrap();
         assert!(reader(dir.path()).read_file(Path::new("large")).await.is_err());
         let error = Secret::from(vec![0xff]).text("the passphrase").unwrap_err();
-        assert_eq!(error.to_string(), "read the passphrase: it is not text");
+        assert_eq!(error.to_string(), "cannot read the passphrase: it is not text");
     }
 }

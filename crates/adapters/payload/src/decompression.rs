@@ -196,7 +196,7 @@ mod tests {
         let error = second.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "decompress module m.ko.zst: stopped after 1179648 bytes: the limit for all modules of one \
+            "cannot decompress module m.ko.zst: stopped after 1179648 bytes: the limit for all modules of one \
              check is 4194304 bytes"
         );
         assert!(error.is_permanent() && !error.is_caused_by_deadline());
@@ -211,7 +211,7 @@ mod tests {
         let error = outcome.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "decompress module m.ko.zst: stopped after 131072 bytes: the deadline of 1m has passed"
+            "cannot decompress module m.ko.zst: stopped after 131072 bytes: the deadline of 1m has passed"
         );
         assert!(error.is_permanent() && error.is_caused_by_deadline());
         assert!(error.hint().unwrap().contains("build.deadline"));

@@ -200,14 +200,14 @@ mod tests {
     #[test]
     fn a_file_that_is_not_there_is_named() {
         let error = Entrypoint::read(Path::new("/nonexistent/driver-entrypoint")).unwrap_err();
-        assert_eq!(error.to_string(), "read driver-entrypoint at /nonexistent/driver-entrypoint");
+        assert_eq!(error.to_string(), "cannot read driver-entrypoint at /nonexistent/driver-entrypoint");
     }
 
     #[test]
     fn a_missing_entrypoint_is_named_with_the_way_to_build_it() {
         let error = find_entrypoint(Some(Path::new("/nonexistent/driver-entrypoint")), Architecture::Amd64)
             .unwrap_err();
-        assert_eq!(error.to_string(), "find driver-entrypoint at /nonexistent/driver-entrypoint");
+        assert_eq!(error.to_string(), "cannot find driver-entrypoint at /nonexistent/driver-entrypoint");
         assert!(error.hint().unwrap().contains("cargo build --profile entrypoint"), "{error}");
     }
 }

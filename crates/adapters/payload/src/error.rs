@@ -62,26 +62,26 @@ pub enum PayloadError {
     #[error("modules of the image archive are larger than {0} bytes")]
     TooLarge(u64),
     /// The static `driver-entrypoint` binary is missing.
-    #[error("find driver-entrypoint at {0}")]
+    #[error("cannot find driver-entrypoint at {0}")]
     NoEntrypoint(PathBuf),
     /// `driver-entrypoint` cannot be read.
-    #[error("read driver-entrypoint at {0}")]
+    #[error("cannot read driver-entrypoint at {0}")]
     Entrypoint(PathBuf, #[source] io::Error),
     /// `driver-entrypoint` is not a program that can run in an image: the file, and the reason.
-    #[error("use {0} as driver-entrypoint: {1}")]
+    #[error("cannot use {0} as driver-entrypoint: {1}")]
     UnusableEntrypoint(PathBuf, String),
     /// The modules of one check exceed its byte budget.
     #[error(
-        "decompress module {}: stopped after {bytes} bytes: the limit for all modules of one check is \
+        "cannot decompress module {}: stopped after {bytes} bytes: the limit for all modules of one check is \
          {limit} bytes",
         .module.display()
     )]
     DecompressionBytes { module: PathBuf, bytes: u64, limit: u64 },
     /// The build steps and the decompression of modules exceed the deadline.
-    #[error("decompress module {}: stopped after {bytes} bytes: the deadline of {deadline} has passed", .module.display())]
+    #[error("cannot decompress module {}: stopped after {bytes} bytes: the deadline of {deadline} has passed", .module.display())]
     DecompressionTime { module: PathBuf, bytes: u64, deadline: Period },
     /// A module cannot be signed.
-    #[error("sign module {}", .0.display())]
+    #[error("cannot sign module {}", .0.display())]
     Signing(PathBuf, #[source] SigningError),
     /// A local directory cannot be listed.
     #[error(transparent)]

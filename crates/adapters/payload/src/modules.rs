@@ -118,7 +118,7 @@ mod tests {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(errors.last().unwrap(), "the file is not an ELF object");
         assert!(
-            errors.iter().take(4).all(|error| error.starts_with("decompress the module: ")),
+            errors.iter().take(4).all(|error| error.starts_with("cannot decompress the module: ")),
             "{errors:?}"
         );
     }

@@ -90,9 +90,9 @@ fn contains(path: &Path, pattern: &Regex, length: usize) -> Result<bool> {
     loop {
         // Keep the end of the previous chunk, to find a match that spans two chunks.
         buffer.drain(..buffer.len().saturating_sub(length - 1));
-        let kept = buffer.len();
+        let overlap = buffer.len();
         file.by_ref().take(CHUNK as u64).read_to_end(&mut buffer)?;
-        if buffer.len() == kept {
+        if buffer.len() == overlap {
             return Ok(false);
         }
         if pattern.is_match(&buffer) {

@@ -11,19 +11,19 @@ pub type Result<T, E = SigningError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum SigningError {
     /// A file is unreadable. `what` is `the certificate` or `the public key`.
-    #[error("read {what} {}", .path.display())]
+    #[error("cannot read {what} {}", .path.display())]
     Read { what: &'static str, path: PathBuf, source: io::Error },
     /// A secret is unreadable. `what` is `the signing key` or `the passphrase`.
-    #[error("read {what} {from}")]
+    #[error("cannot read {what} {from}")]
     Secret { what: &'static str, from: String, source: SecretError },
     /// The file contains no certificate.
-    #[error("read the certificate {}", .0.display())]
+    #[error("cannot read the certificate {}", .0.display())]
     Certificate(PathBuf, #[source] CertificateError),
     /// The private key does not match the certificate or public key.
     #[error("the private key of {from} does not belong to {}", .public.display())]
     Mismatch { from: String, public: PathBuf },
     /// The signing command cannot be started.
-    #[error("start the signing command {0}")]
+    #[error("cannot start the signing command {0}")]
     Start(String, #[source] io::Error),
     /// The key or the signing command cannot sign. The hint is empty if no remedy is known.
     #[error("{message}")]

@@ -58,8 +58,9 @@ impl Signer {
     /// Signs the content: RSA with PKCS#1 v1.5 padding, or ECDSA in DER (`ECDSA-Sig-Value`). Signatures are
     /// deterministic, unless a program signs. Blocks, with a program for up to a minute.
     pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
-        let failed =
-            || SigningError::key(format!("sign with the key of {}: the library refused", self.from), "");
+        let failed = || {
+            SigningError::key(format!("cannot sign with the key of {}: the library refused", self.from), "")
+        };
         match &self.key {
             Key::Rsa(key) => {
                 let padding = match hash {
@@ -106,7 +107,7 @@ impl Signer {
     }
 
     /// Fails if the key does not match a public key; `path` is the file of the public key.
-    pub fn must_match(&self, public: &PublicKey, path: &Path) -> Result<()> {
+    pub fn ensure_matches(&self, public: &PublicKey, path: &Path) -> Result<()> {
         if self.public == *public {
             return Ok(());
         }

@@ -85,7 +85,7 @@ impl ModuleSigner {
         let load = || async {
             let ModuleSigning { key, passphrase, certificate: _, signed: _ } = &self.spec;
             let signer = Signer::load(key, passphrase.as_ref(), Some(&self.public), &self.secrets).await?;
-            signer.must_match(&self.public, &self.path)?;
+            signer.ensure_matches(&self.public, &self.path)?;
             Ok(Arc::new(signer))
         };
         self.signer.get_or_try_init(load).await.cloned()

@@ -137,8 +137,8 @@ fn a_key_that_is_no_pair_with_a_certificate_is_refused() {
     let signer = ours.load("k.pem", None).unwrap();
     let path = other.path("p.pem");
     let public = read_public_key(&path).unwrap();
-    assert!(signer.must_match(signer.public_key(), &path).is_ok());
-    let error = signer.must_match(&public, &path).unwrap_err();
+    assert!(signer.ensure_matches(signer.public_key(), &path).is_ok());
+    let error = signer.ensure_matches(&public, &path).unwrap_err();
     assert!(error.to_string().ends_with(&format!("does not belong to {}", path.display())), "{error}");
 }
 

@@ -31,10 +31,10 @@ pub enum StoreError {
     #[error(transparent)]
     Manifest(#[from] ImageError),
     /// A definitions directory cannot be packed.
-    #[error("pack definitions")]
+    #[error("cannot pack definitions")]
     Pack(#[from] std::io::Error),
     /// A file of a definitions directory cannot be packed.
-    #[error("pack definitions")]
+    #[error("cannot pack definitions")]
     Layer(#[from] LayerError),
     /// A registry request failed.
     #[error(transparent)]

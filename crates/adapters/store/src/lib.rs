@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
 use farrier_core::{
-    facts::{Record as _, media_type},
+    facts::{RegistryRecord as _, media_type},
     image::{Digest, Repository, Tag, Version},
     plan::{BuildTimes, KernelRecord},
     provenance::is_cosign_tag,

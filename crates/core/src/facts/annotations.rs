@@ -11,7 +11,7 @@ use crate::{
     kmod::Verdict,
 };
 
-pub use oci::annotations::{BASE_DIGEST, BASE_NAME, CREATED, PREDICATE_TYPE, REF_NAME, TITLE, VERSION};
+pub use oci::annotations::{BASE_DIGEST, CREATED, PREDICATE_TYPE, REF_NAME, TITLE, VERSION};
 
 /// The input hash, 64 hexadecimal digits.
 pub const INPUT_HASH: &str = "farrier.dev/input-hash";
@@ -154,7 +154,7 @@ image_facts! {
 #[derive(Debug, thiserror::Error)]
 pub enum FactsError {
     /// The bytes are not an image manifest.
-    #[error("read image facts")]
+    #[error("cannot read image facts")]
     Manifest(#[from] ImageError),
     /// A farrier annotation has a value that farrier never writes. The value is truncated to 80 characters.
     #[error("annotation {key} has the invalid value {value:?}")]

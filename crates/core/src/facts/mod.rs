@@ -10,5 +10,5 @@ mod union;
 pub use annotations::{FactsError, ImageFacts};
 pub use check_report::{CheckReportDocument, ReusedFrom};
 pub use module_signer::ModuleSignerFact;
-pub use record::Record;
+pub use record::RegistryRecord;
 pub use union::{UnionMetadata, UnionPart, assemble_union};

@@ -2,7 +2,7 @@
 //! its data.
 
 /// A record in the registry. Each writer merges its own data into the stored record.
-pub trait Record: Default + PartialEq + Send + Sync {
+pub trait RegistryRecord: Default + PartialEq + Send + Sync {
     /// Tag of the record.
     const TAG: &'static str;
     /// Title of the record, for display.
@@ -10,7 +10,7 @@ pub trait Record: Default + PartialEq + Send + Sync {
     /// Media type of the record.
     const KIND: &'static str;
     /// Key of the annotation that holds the data.
-    const NOTE: &'static str;
+    const ANNOTATION: &'static str;
 
     /// Parses the output of [`Self::to_text`], or returns why the text cannot be read.
     fn parse(text: &str) -> Result<Self, String>;

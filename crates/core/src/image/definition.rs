@@ -497,8 +497,8 @@ pub struct Definitions {
     pub patches: BTreeMap<PathBuf, String>,
     /// Base directory of relative paths in definitions.
     pub root: PathBuf,
-    /// Locations in the definitions of the paths of sources, as `file:line:column`, by image and path.
-    pub places: BTreeMap<(ImageName, PathBuf), String>,
+    /// Positions in the definitions of the paths of sources, as `file:line:column`, by image and path.
+    pub source_positions: BTreeMap<(ImageName, PathBuf), String>,
 }
 
 #[cfg(test)]

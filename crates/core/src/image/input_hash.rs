@@ -18,17 +18,19 @@ const MAX_RECORDED: usize = 100;
 #[display("{}", hex::encode(_0))]
 pub struct InputHash([u8; 32]);
 
-/// Hashes named inputs. Names and values have a length prefix, so that different lists cannot give the same hash.
+/// Hashes named fields, such as the inputs of a build. Names and values have a length prefix, so that different lists
+/// cannot give the same hash.
 #[derive(Clone, Debug)]
-pub struct InputHasher {
+pub struct FieldHasher {
     hash: sha2::Sha256,
     recorded: BTreeMap<String, String>,
-    /// Source, patch or need that the next inputs belong to.
+    /// Source, patch or need that the next fields belong to.
     subject: String,
 }
 
-impl InputHasher {
-    /// Starts with farrier's build format, which changes whenever the same inputs give different bytes.
+impl FieldHasher {
+    /// Starts with the name of a format. It changes whenever the same fields mean something else, such as other bytes of a
+    /// build.
     pub fn new(format: &str) -> Self {
         let (recorded, subject) = (BTreeMap::new(), String::new());
         let mut hasher = Self { hash: sha2::Sha256::new(), recorded, subject };
@@ -36,7 +38,7 @@ impl InputHasher {
         hasher
     }
 
-    /// Adds one named input.
+    /// Adds one named field.
     pub fn add(&mut self, name: &str, value: impl AsRef<[u8]>) -> &mut Self {
         for bytes in [name.as_bytes(), value.as_ref()] {
             self.hash.update((bytes.len() as u64).to_be_bytes());
@@ -46,7 +48,7 @@ impl InputHasher {
         self
     }
 
-    /// Records an input by name. Inputs of a source, patch or need get its name, so that they do not replace each other.
+    /// Records a field by name. Fields of a source, patch or need get its name, so that they do not replace each other.
     fn record(&mut self, name: &str, value: &str) {
         let (name, value) = match name {
             "source" | "patch" | "need" => {
@@ -62,12 +64,12 @@ impl InputHasher {
         self.recorded.insert(name, value);
     }
 
-    /// Returns the inputs by name, so that a later build can report which of them changed.
+    /// Returns the fields by name, so that a later build can report which of its inputs changed.
     pub fn recorded(&self) -> BTreeMap<String, String> {
         self.recorded.clone()
     }
 
-    /// Returns the hash over all inputs added so far.
+    /// Returns the hash over all fields.
     pub fn finish(self) -> InputHash {
         InputHash(self.hash.finalize().into())
     }
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     fn hash(inputs: &[(&str, &str)]) -> InputHash {
-        let mut hasher = InputHasher::new("1");
+        let mut hasher = FieldHasher::new("1");
         for (name, value) in inputs {
             hasher.add(name, value);
         }
@@ -124,7 +126,7 @@ mod tests {
             hash(&[("a", "2"), ("b", "1")]),
             hash(&[("a", "1"), ("b", "2"), ("", "")]),
             hash(&[("a", "1b2")]),
-            InputHasher::new("2").finish(),
+            FieldHasher::new("2").finish(),
         ] {
             assert_ne!(base, other);
         }

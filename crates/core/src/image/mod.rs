@@ -28,13 +28,13 @@ pub use definition::{
 pub use ended_branch::ended_branch;
 pub use git_source::{GitSource, commit_in};
 pub use host_output::HostOutput;
-pub use input_hash::{InputHash, InputHasher};
+pub use input_hash::{FieldHasher, InputHash};
 pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
 pub use rollout::{
-    ChartImage, ChartValue, DaemonSetContainer, GitPlace, ManifestObject, OperatorResource, ResourceName,
+    ChartImage, ChartValue, DaemonSetContainer, GitLocation, ManifestObject, OperatorResource, ResourceName,
     RolloutSpec, Strategy, Watch,
 };
 pub use runfile::{RunfileBase, RunfileSpec};

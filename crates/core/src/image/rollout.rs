@@ -97,7 +97,7 @@ pub enum RolloutSpec {
     Git {
         /// Repository, branch and path of the manifest.
         #[serde(flatten)]
-        place: GitPlace,
+        location: GitLocation,
         /// The container whose image is set, or the resource.
         #[serde(flatten)]
         #[schemars(with = "DaemonSetContainer")]
@@ -114,7 +114,7 @@ pub enum RolloutSpec {
 /// Location of manifests in a Git repository.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema, derive_more::Display)]
 #[display("{repository}, branch {branch}{}", path.as_ref().map(|path| format!(", {path}")).unwrap_or_default())]
-pub struct GitPlace {
+pub struct GitLocation {
     /// The repository.
     pub repository: GitAddress,
     /// The branch that the cluster follows.
@@ -496,13 +496,13 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             }
             Strategy::Git => {
                 let target = manifest_object()?;
-                let place = GitPlace {
+                let location = GitLocation {
                     repository: form.repository.ok_or_else(|| missing("repository"))?,
                     branch: form.branch.ok_or_else(|| missing("branch"))?,
                     path: form.path.map(|path| repository_path(&path)).transpose()?,
                     values: chart_image(form.values, &target),
                 };
-                Self::Git { place, target, message: form.message, proposals: form.proposals }
+                Self::Git { location, target, message: form.message, proposals: form.proposals }
             }
         })
     }

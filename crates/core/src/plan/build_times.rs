@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    facts::{Record, annotations, media_type},
+    facts::{RegistryRecord, annotations, media_type},
     image::ImageName,
     kernel::Architecture,
 };
@@ -39,11 +39,11 @@ impl BuildTimes {
     }
 }
 
-impl Record for BuildTimes {
+impl RegistryRecord for BuildTimes {
     const TAG: &'static str = "build-times";
     const TITLE: &'static str = "how long the last builds took";
     const KIND: &'static str = media_type::BUILD_TIMES;
-    const NOTE: &'static str = annotations::BUILD_TIMES;
+    const ANNOTATION: &'static str = annotations::BUILD_TIMES;
 
     // Nothing depends on this record, so start a new one when it cannot be parsed.
     fn parse(text: &str) -> Result<Self, String> {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     image::{
-        Digest, DriverImageSpec, ImageName, InputHash, InputHasher, RuntimeBase, RuntimeSpec, SourceSpec,
+        Digest, DriverImageSpec, FieldHasher, ImageName, InputHash, RuntimeBase, RuntimeSpec, SourceSpec,
     },
     kernel::{Architecture, KernelLabel, KernelTarget, uname_script},
 };
@@ -27,7 +27,7 @@ pub(super) struct HashInputs<'a> {
 }
 
 /// Returns the hasher of the input hash, with all inputs added.
-pub(super) fn input_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHasher, SkipReason> {
+pub(super) fn input_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<FieldHasher, SkipReason> {
     let mut hasher = kernel_hasher(inputs, dockerfile);
     add_definition(&mut hasher, inputs)?;
     add_base(&mut hasher, inputs)?;
@@ -53,14 +53,14 @@ pub(super) fn unsigned_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result
 
 /// Returns the inputs of the hash by name, with the template and the variables instead of the Dockerfile.
 pub(super) fn named_inputs(
-    hasher: &InputHasher,
+    hasher: &FieldHasher,
     spec: &DriverImageSpec,
     templates: &BTreeMap<String, String>,
     dockerfile: &str,
 ) -> Result<NamedInputs, SkipReason> {
     let mut inputs = hasher.recorded();
     inputs.remove("dockerfile");
-    let mut extra = InputHasher::new(BUILD_FORMAT);
+    let mut extra = FieldHasher::new(BUILD_FORMAT);
     extra
         .add(DOCKERFILE, Digest::of(dockerfile.as_bytes()).as_str())
         .add("kernelVars", canonical("kernelVars", &spec.kernel_vars)?)
@@ -75,10 +75,10 @@ pub(super) fn named_inputs(
     Ok(inputs)
 }
 
-fn kernel_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {
+fn kernel_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> FieldHasher {
     let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain, headers, target } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
-    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    let mut hasher = FieldHasher::new(BUILD_FORMAT);
     hasher
         .add("dockerfile", dockerfile)
         .add("os", os.as_str())
@@ -105,7 +105,7 @@ pub(super) fn recipe(
     if let Some(label) = KernelLabel::of(release) {
         dockerfile = dockerfile.replace(label.as_str(), "{{kernel.label}}");
     }
-    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    let mut hasher = FieldHasher::new(BUILD_FORMAT);
     hasher
         .add("recipe", dockerfile)
         .add("os", os.as_str())
@@ -120,7 +120,7 @@ pub(super) fn recipe(
 }
 
 /// Adds the definition's fields and their resolved values.
-fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
+fn add_definition(hasher: &mut FieldHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
     let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target: _ } = inputs;
     // Name every field, so that a new field cannot be forgotten. Fields are ignored with `_` for two reasons: they do not
     // change the content of the image, or another input already contains them. The Dockerfile contains `template`,
@@ -185,7 +185,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
 }
 
 /// Adds the runtime base and `driver-entrypoint`.
-fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
+fn add_base(hasher: &mut FieldHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
     let HashInputs { spec, resolved, patches: _, needs, toolchain: _, headers: _, target } = inputs;
     match (&spec.runtime.base, &resolved.base_identity) {
         (None, _) => {}

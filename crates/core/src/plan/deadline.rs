@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, Record, RecordState, UpgradeNote,
+    ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, RecordState, RewriteRecord, UpgradeNote,
     rollout::{Limits, copy_times, unused_kernels},
 };
 use crate::image::{Definitions, Period, RolloutSpec};
@@ -52,7 +52,7 @@ fn poll_interval(snapshot: &ClusterSnapshot) -> Duration {
 fn deadlines_of(spec: &RolloutSpec, facts: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
     let (Some(live), Some(watch)) = (&facts.live, spec.watch()) else { return Vec::new() };
     // An annotation that another writer corrupted counts as an empty record.
-    let record = Record::of(&live.annotations).unwrap_or_default();
+    let record = RewriteRecord::of(&live.annotations).unwrap_or_default();
     let mut deadlines = Vec::new();
     if !record.0.is_empty() {
         let writes = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);

@@ -389,7 +389,7 @@ pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {
         containers: vec![Container {
             name: "driver".to_owned(),
             image: "registry.test/old:1".to_owned(),
-            fixed: None,
+            why_not_editable: None,
             tagged: false,
         }],
         placement: Placement {
@@ -449,7 +449,7 @@ pub(super) fn resource(kind: OperatorResource, name: &str, spec: serde_json::Val
         kind,
         name: name.to_owned(),
         version: Some(ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() }),
-        fixed: BTreeMap::new(),
+        why_not_editable: BTreeMap::new(),
         annotations: BTreeMap::new(),
         spec: spec.into(),
     }

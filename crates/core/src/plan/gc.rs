@@ -147,15 +147,15 @@ pub struct GcPlan {
 /// Decides which images to delete and which to keep.
 pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
     let GcInputs { images, .. } = *inputs;
-    let mut kept: Vec<Option<KeepReason>> =
+    let mut keep_reasons: Vec<Option<KeepReason>> =
         images.iter().map(|image| own_keep_reason(inputs, image)).collect();
-    keep_parts(images, &mut kept);
+    keep_parts(images, &mut keep_reasons);
 
-    let kept_images = images.iter().zip(&kept).filter(|(_, why)| why.is_some());
+    let kept_images = images.iter().zip(&keep_reasons).filter(|(_, why)| why.is_some());
     let kept_blobs: BTreeSet<&Digest> = kept_images.flat_map(|(image, _)| image.blobs.keys()).collect();
     let mut freed: BTreeMap<&Digest, u64> = BTreeMap::new();
     let mut plan = GcPlan::default();
-    for (image, why) in images.iter().zip(kept) {
+    for (image, why) in images.iter().zip(keep_reasons) {
         if let Some(why) = why {
             plan.kept.push(KeptImage { image: image.reference(), why });
             continue;
@@ -233,21 +233,21 @@ fn gone(inputs: &GcInputs<'_>, image: &RegistryImage) -> BTreeMap<String, Date> 
 }
 
 /// Keeps the images that kept images are made from.
-fn keep_parts(images: &[RegistryImage], kept: &mut [Option<KeepReason>]) {
+fn keep_parts(images: &[RegistryImage], keep_reasons: &mut [Option<KeepReason>]) {
     let mut by_digest: HashMap<&Digest, Vec<usize>> = HashMap::new();
     for (index, image) in images.iter().enumerate() {
         by_digest.entry(&image.digest).or_default().push(index);
     }
-    let mut pending: Vec<usize> = (0..images.len()).filter(|index| kept[*index].is_some()).collect();
+    let mut pending: Vec<usize> = (0..images.len()).filter(|index| keep_reasons[*index].is_some()).collect();
     while let Some(index) = pending.pop() {
         let whole = &images[index];
         let members = whole.members.iter().map(|part| (part, false));
         for (part, is_base) in members.chain(whole.base.iter().map(|base| (base, true))) {
             for &part_index in by_digest.get(part).into_iter().flatten() {
                 let is_part = is_base || images[part_index].repository == whole.repository;
-                if kept[part_index].is_none() && is_part {
+                if keep_reasons[part_index].is_none() && is_part {
                     let image = whole.reference();
-                    kept[part_index] = Some(if is_base {
+                    keep_reasons[part_index] = Some(if is_base {
                         KeepReason::BaseOf { image }
                     } else {
                         KeepReason::PartOf { image }

@@ -109,14 +109,14 @@ pub use reasons::{BuildReason, HoldReason, NotReadyNode};
 pub use rewrite_rate_limiter::RewriteRateLimiter;
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,
-    ImageChange, NodeChange, NodeCheck, NodePrecondition, PastUpgrade, PlannedRollout, PodRestart, Record,
-    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, RolloutWarning, Untaint,
-    git_commit, handover_label, past_table, past_upgrades, pause, paused, per_kernel_originals, rollback,
-    rollback_per_kernel, uncordoned,
+    ImageChange, NodeChange, NodeCheck, NodePrecondition, PastUpgrade, PlannedRollout, PodRestart,
+    RecordState, ResourceChange, RewriteRecord, RollbackOutcome, RollbackStep, RolloutDecision,
+    RolloutWarning, Untaint, git_commit, handover_label, past_table, past_upgrades, pause, paused,
+    per_kernel_originals, rollback, rollback_per_kernel, uncordoned,
 };
 pub use rounds::{ComparedMatrix, DecidedMatrix};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
-pub use signatures::{PlannedSignature, asks_for_signatures};
+pub use signatures::{PlannedSignature, needs_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, CowArc, DaemonSetFacts, Holder, LiveDaemonSet, ManifestFacts, Manifests,

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     definition::checked::SYSTEM_PLACEHOLDERS,
     image::{
-        Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, SourceSpec,
+        Digest, DriverImage, FieldHasher, ImageReference, InputHash, PatchSpec, SourceOrigin, SourceSpec,
         TagInputs, Version, commit_in, render_tags,
     },
     kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, missing_headers_message, uname_script},
@@ -391,7 +391,7 @@ fn with_digests(declared: InputHash, unverified: &BTreeMap<&'static str, Digest>
     if unverified.is_empty() {
         return declared;
     }
-    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    let mut hasher = FieldHasher::new(BUILD_FORMAT);
     hasher.add("declared", declared.to_string());
     for (name, digest) in unverified {
         hasher.add(name, digest.as_str());
@@ -411,7 +411,7 @@ pub(super) fn looked_up<'a, K: Ord, T>(
 /// Returns the local name of the base image. The Dockerfile contains the name, so everything hashed here is in the
 /// input hash, too. The prefix `localhost/` keeps engines from looking for the image in a registry.
 fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
-    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    let mut hasher = FieldHasher::new(BUILD_FORMAT);
     hasher
         .add("toolchain", toolchain)
         .add("headers", headers)

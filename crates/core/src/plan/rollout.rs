@@ -49,7 +49,7 @@ pub(super) use handover::{HANDED_OVER, short_hash};
 pub(super) use operator::skip_labels;
 pub use past::{PastUpgrade, past_table, past_upgrades};
 pub use pause::{pause, paused};
-pub use record::{Earlier, FieldRecord, Record, RecordState};
+pub use record::{Earlier, FieldRecord, RecordState, RewriteRecord};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub(super) use union::{release_of_key, unused_kernels};
 pub use upgrade::uncordoned;

@@ -14,7 +14,7 @@ use super::{
     outcome::{CellLookup, Key},
     readiness,
     rollout::RequestedRollouts,
-    signatures::{signatures_of, unsigned},
+    signatures::{images_to_sign, signatures_to_look_up},
 };
 use crate::{
     image::{ImageReference, InputHash},
@@ -52,7 +52,7 @@ impl<'a> ComparedMatrix<'a> {
 
     /// Round 2: lists the published image of each cell by digest. Empty if the site's settings need no signatures.
     pub fn signatures_to_look_up(&self) -> BTreeSet<ImageReference> {
-        signatures_of(&self.fixed.inputs, self.rows.iter().flatten().filter_map(published))
+        signatures_to_look_up(&self.fixed.inputs, self.rows.iter().flatten().filter_map(published))
     }
 
     fn builds(&self) -> impl Iterator<Item = &Arc<Cell>> {
@@ -122,7 +122,7 @@ impl DecidedMatrix<'_> {
 
     /// Round 4: lists each published union image by digest. Empty if the site's settings need no signatures.
     pub fn union_signatures_to_look_up(&self, observed: &Observed) -> BTreeSet<ImageReference> {
-        signatures_of(
+        signatures_to_look_up(
             &self.fixed.inputs,
             self.unions.iter().filter_map(|union| published_union(observed, union)),
         )
@@ -138,7 +138,7 @@ impl DecidedMatrix<'_> {
         });
         let published_unions = unions.iter().filter_map(|union| published_union(observed, union));
         let signable = published_unions.chain(self.cells.iter().filter_map(published));
-        let signatures = unsigned(inputs, observed, signable);
+        let signatures = images_to_sign(inputs, observed, signable);
         let is_missing = |union: &PlannedUnion| {
             observed.lookup_error(&union.reference).is_none()
                 && observed.image(&union.reference, union.architecture).is_none()

@@ -21,7 +21,7 @@ pub struct PlannedSignature {
 }
 
 /// Whether the site's settings need the signatures of published images.
-pub fn asks_for_signatures(site: &SiteSpec) -> bool {
+pub fn needs_signatures(site: &SiteSpec) -> bool {
     signs_existing(site) || !site.policy.require_signed.is_empty()
 }
 
@@ -30,18 +30,18 @@ fn signs_existing(site: &SiteSpec) -> bool {
 }
 
 /// Returns the published images, by digest, whose signatures the site's settings need.
-pub(super) fn signatures_of(
+pub(super) fn signatures_to_look_up(
     inputs: &PlanInputs<'_>,
     published: impl IntoIterator<Item = PlannedSignature>,
 ) -> BTreeSet<ImageReference> {
-    if !asks_for_signatures(&inputs.definitions().site) {
+    if !needs_signatures(&inputs.definitions().site) {
         return BTreeSet::new();
     }
     published.into_iter().map(|image| image.reference).collect()
 }
 
 /// Returns the published images that are to be signed.
-pub(super) fn unsigned(
+pub(super) fn images_to_sign(
     inputs: &PlanInputs<'_>,
     observed: &Observed,
     published: impl IntoIterator<Item = PlannedSignature>,
@@ -112,7 +112,7 @@ mod tests {
     fn without_a_policy_nothing_is_asked() {
         let mut world = world(None);
         world.definitions.site.policy.require_signed = RequireSigned::default();
-        assert!(!asks_for_signatures(&world.definitions.site));
+        assert!(!needs_signatures(&world.definitions.site));
         assert!(held(&world.plan()).is_none());
         assert!(world.plan().signatures.is_empty());
     }

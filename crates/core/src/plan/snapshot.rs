@@ -80,7 +80,7 @@ pub struct Container {
     /// Image of the container; empty where the manifest gives none.
     pub image: String,
     /// Reason why the image cannot be set, if any (for example a value that other fields share).
-    pub fixed: Option<String>,
+    pub why_not_editable: Option<String>,
     /// Whether the manifest has a separate field for the tag, so that an image by digest is written with its tag.
     pub tagged: bool,
 }
@@ -247,7 +247,7 @@ pub struct ResourceFacts {
     pub version: Option<ObjectVersion>,
     /// In a directory of manifests: the driver's fields that cannot be set where they are written, with the reasons. An
     /// empty key stands for all fields.
-    pub fixed: BTreeMap<String, String>,
+    pub why_not_editable: BTreeMap<String, String>,
     /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
     /// The whole `spec`.

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::image::{ChartImage, DaemonSetContainer, GitPlace, ResourceName, RolloutSpec, Strategy};
+use crate::image::{ChartImage, DaemonSetContainer, GitLocation, ResourceName, RolloutSpec, Strategy};
 
 /// Object that a rollout rewrites.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -49,7 +49,7 @@ pub enum ManifestLocation {
         values: Option<ChartImage>,
     },
     /// A Git repository.
-    Git(GitPlace),
+    Git(GitLocation),
 }
 
 impl ManifestLocation {
@@ -59,7 +59,7 @@ impl ManifestLocation {
             RolloutSpec::File { path, values, .. } => {
                 Some(Self::Local { path: path.to_path_buf(), values: values.clone() })
             }
-            RolloutSpec::Git { place, .. } => Some(Self::Git(place.clone())),
+            RolloutSpec::Git { location, .. } => Some(Self::Git(location.clone())),
             RolloutSpec::Image { .. }
             | RolloutSpec::PerKernel { .. }
             | RolloutSpec::Union { .. }
@@ -76,11 +76,12 @@ impl ManifestLocation {
                 are_nested(&without_dots(one), &without_dots(other))
             }
             (Self::Git(one), Self::Git(other)) => {
-                let paths = [one, other].map(|place| {
-                    let path = place.path.as_ref().map(ToString::to_string).unwrap_or_default();
+                let paths = [one, other].map(|location| {
+                    let path = location.path.as_ref().map(ToString::to_string).unwrap_or_default();
                     without_dots(Path::new(path.trim_start_matches('/')))
                 });
-                let [first, second] = [one, other].map(|place| repository_name(place.repository.as_ref()));
+                let [first, second] =
+                    [one, other].map(|location| repository_name(location.repository.as_ref()));
                 (first, &one.branch) == (second, &other.branch) && are_nested(&paths[0], &paths[1])
             }
             _ => false,
@@ -106,7 +107,7 @@ pub struct RolloutTarget {
     pub strategy: Strategy,
     /// Location of the manifests; for `file` and `git`.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub place: Option<ManifestLocation>,
+    pub location: Option<ManifestLocation>,
     /// Object that is rewritten.
     #[serde(flatten)]
     pub object: RolloutObject,
@@ -119,12 +120,12 @@ impl RolloutTarget {
             (Some(container), _) => RolloutObject::DaemonSet(container.clone()),
             (None, _) => spec.resource().cloned().map_or(RolloutObject::Nothing {}, RolloutObject::Resource),
         };
-        Self { strategy: spec.strategy(), place: ManifestLocation::of(spec), object }
+        Self { strategy: spec.strategy(), location: ManifestLocation::of(spec), object }
     }
 
     /// Returns namespace and name of a DaemonSet in the cluster. Rollouts to the same one are written together.
     pub fn live_daemon_set(&self) -> Option<(&str, &str)> {
-        match (&self.place, &self.object) {
+        match (&self.location, &self.object) {
             (None, RolloutObject::DaemonSet(target)) => Some((&target.namespace, &target.daemon_set)),
             _ => None,
         }
@@ -134,24 +135,26 @@ impl RolloutTarget {
     pub fn may_share_field(&self, other: &Self) -> bool {
         self.object != RolloutObject::Nothing {}
             && self.object == other.object
-            && match (&self.place, &other.place) {
+            && match (&self.location, &other.location) {
                 (None, None) => true,
                 (Some(one), Some(other)) => one.overlaps(other),
                 // The repository's object becomes the cluster's.
-                (None, Some(place)) | (Some(place), None) => matches!(place, ManifestLocation::Git(_)),
+                (None, Some(location)) | (Some(location), None) => {
+                    matches!(location, ManifestLocation::Git(_))
+                }
             }
     }
 }
 
 impl fmt::Display for RolloutTarget {
-    /// Formats `DaemonSet kube-system/driver, container main`, followed by the place of its manifest.
+    /// Formats `DaemonSet kube-system/driver, container main`, followed by the location of its manifest.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { strategy: _, place, object } = self;
+        let Self { strategy: _, location, object } = self;
         match object {
             RolloutObject::DaemonSet(container) => write!(f, "{container}")?,
             RolloutObject::Resource(name) => write!(f, "{} {}", name.resource, name.full_name())?,
             RolloutObject::Nothing {} => f.write_str("published tags")?,
         }
-        place.as_ref().map_or(Ok(()), |place| write!(f, ", in {place}"))
+        location.as_ref().map_or(Ok(()), |location| write!(f, ", in {location}"))
     }
 }

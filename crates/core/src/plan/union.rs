@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, ImageContents, Record, reuse::by_numbers};
+use super::{ClusterSnapshot, ImageContents, RewriteRecord, reuse::by_numbers};
 use crate::{
-    image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
+    image::{Definitions, Digest, FieldHasher, ImageName, ImageReference, InputHash, Repository, Version},
     kernel::{Architecture, KernelRelease},
 };
 
@@ -69,7 +69,7 @@ impl PlannedUnion {
         let hash = if let [(_, input_hash, _)] = hashed_members.as_slice() {
             *input_hash
         } else {
-            let mut hasher = InputHasher::new(INDEX_FORMAT);
+            let mut hasher = FieldHasher::new(INDEX_FORMAT);
             for (_, input_hash, _) in &hashed_members {
                 hasher.add("union", input_hash.to_string());
             }
@@ -111,7 +111,7 @@ fn in_order(images: &BTreeMap<KernelRelease, Digest>) -> Vec<UnionMember> {
 }
 
 fn input_hash(version: &str, architecture: Architecture, members: &[UnionMember]) -> InputHash {
-    let mut hasher = InputHasher::new(FORMAT);
+    let mut hasher = FieldHasher::new(FORMAT);
     hasher.add("version", version).add("architecture", architecture.as_str());
     for UnionMember { kernel, digest } in members {
         hasher.add("kernel", kernel.as_str()).add("image", digest.as_str());
@@ -130,7 +130,8 @@ pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> B
             images.extend(containers.map(|container| container.image.clone()));
             let Some(live) = &daemon_set.live else { continue };
             // Include the image of the record: a rejected image must not be set again under another name.
-            let record = Record::of(&live.annotations).unwrap_or_default().0.remove(&*target.container);
+            let record =
+                RewriteRecord::of(&live.annotations).unwrap_or_default().0.remove(&*target.container);
             // The replaced image is restored only if it has modules for the nodes' kernels.
             let recorded = record.iter().flat_map(|record| [&record.set, &record.replaced]);
             images.extend(recorded.filter_map(|image| image.as_str().map(str::to_owned)));

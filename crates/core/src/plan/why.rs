@@ -91,7 +91,7 @@ impl Explain<'_> {
             return vec![Explanation { subject, chain: self.not_called_for(image, release) }];
         }
         let explain = |cell: &PlannedCell| {
-            let mut chain = self.callers(image, cell);
+            let mut chain = self.requesters(image, cell);
             let chosen = cell.outcome.cell().map(|cell| &cell.family);
             let is_chosen = |family: &&KernelFamily| Some(&family.metadata.name) == chosen;
             let families = &self.definitions.families;
@@ -104,8 +104,8 @@ impl Explain<'_> {
         cells.into_iter().map(explain).collect()
     }
 
-    /// Returns the nodes and announcements because of which the image is built.
-    fn callers(&self, image: &DriverImage, cell: &PlannedCell) -> Vec<ExplanationStep> {
+    /// Returns the nodes and announcements that call for the image.
+    fn requesters(&self, image: &DriverImage, cell: &PlannedCell) -> Vec<ExplanationStep> {
         let running = self.running(|target| *target == cell.target);
         let (calling, others): (Vec<_>, Vec<_>) =
             running.into_iter().map(|node| (node, called_for(node, image))).partition(|(_, why)| why.is_ok());

@@ -102,7 +102,7 @@ impl BuildLog for Silent {
 }
 
 async fn build(engine: &DockerEngine) -> EngineError {
-    let job = BuildJob {
+    let request = BuildRequest {
         id: "job".to_owned(),
         dockerfile: "FROM base AS modules\nRUN make\n".to_owned(),
         context: Vec::<ContextEntry>::new(),
@@ -110,7 +110,7 @@ async fn build(engine: &DockerEngine) -> EngineError {
         cancel: CancellationToken::new(),
     };
     let dest = tempfile::tempdir().unwrap();
-    engine.build_payload(&job, dest.path()).await.unwrap_err()
+    engine.build_payload(&request, dest.path()).await.unwrap_err()
 }
 
 /// IDs of the untagged images that are left.

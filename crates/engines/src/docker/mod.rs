@@ -30,14 +30,14 @@ use tokio_util::sync::CancellationToken;
 
 use self::output::Output;
 use super::{
-    BuildJob, Credentials, EngineError, EngineKind, Result, bridge,
+    BuildRequest, Credentials, EngineError, EngineKind, Result, bridge,
     context::{self, DOCKERFILE},
     dockerfile,
 };
 
-/// Label with the job's ID on everything that a build creates.
+/// Label with the request's ID on everything that a build creates.
 const BUILD_LABEL: &str = "farrier.dev/build";
-/// Label on everything that one run creates, by which the cleanup finds it. Unlike a job's ID, it is unique.
+/// Label on everything that one run creates, by which the cleanup finds it. Unlike a request's ID, it is unique.
 const RUN_LABEL: &str = "farrier.dev/run";
 /// Label of kept images.
 const CACHE_LABEL: &str = "farrier.dev/cache";
@@ -128,14 +128,14 @@ impl DockerEngine {
     async fn build(
         &self,
         run: &Run,
-        job: &BuildJob,
+        request: &BuildRequest,
         target: &str,
         labels: &[(&str, &str)],
     ) -> Result<String> {
         let mut labels = labels.to_vec();
         labels.extend([(BUILD_LABEL, run.id.as_str()), (RUN_LABEL, run.nonce.as_str())]);
-        let text = dockerfile::label_stages(&job.dockerfile, &labels);
-        let entries = job.context.clone();
+        let text = dockerfile::label_stages(&request.dockerfile, &labels);
+        let entries = request.context.clone();
         let (body, writer) =
             bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
         // Disable the cache, which could combine a changed input with an unchanged step. Disable pulls, because base images are
@@ -149,13 +149,13 @@ impl DockerEngine {
             forcerm: true,
             ..BuildImageOptions::default()
         };
-        let mut output = Output::new(job.log.as_ref());
+        let mut output = Output::new(request.log.as_ref());
         let mut stream =
             pin!(self.streaming.build_image(options, None, Some(bollard::body_try_stream(body))));
         let built = loop {
             tokio::select! {
                 biased;
-                () = job.cancel.cancelled() => {
+                () = request.cancel.cancelled() => {
                     self.stop(run, stream.as_mut()).await;
                     break Err(EngineError::Canceled);
                 }
@@ -171,7 +171,9 @@ impl DockerEngine {
         }
         // If the context could not be read, that error caused the daemon's error and explains the failure better.
         match writer.await {
-            Ok(Err(error)) if built.is_err() && !job.cancel.is_cancelled() && !is_send_failure(&error) => {
+            Ok(Err(error))
+                if built.is_err() && !request.cancel.is_cancelled() && !is_send_failure(&error) =>
+            {
                 Err(error)
             }
             _ => built,
@@ -199,8 +201,8 @@ impl DockerEngine {
         }
     }
 
-    async fn export_payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
-        let image = self.build(run, job, "modules", &[]).await?;
+    async fn export_payload(&self, run: &Run, request: &BuildRequest, dest: &Path) -> Result<()> {
+        let image = self.build(run, request, "modules", &[]).await?;
         // This container is never started. Docker's API gives access to an image's files only through a container.
         let body = ContainerCreateBody {
             image: Some(image),
@@ -216,20 +218,21 @@ impl DockerEngine {
             .map_err(fault("open the modules stage"))?;
         let options = DownloadFromContainerOptions { path: "/out".to_owned() };
         let stream = self.streaming.download_from_container(&container.id, Some(options));
-        bridge::unpack_out(stream, dest, &job.cancel, |error| match error {
+        bridge::unpack_out(stream, dest, &request.cancel, |error| match error {
             Error::DockerResponseServerError { status_code: 404, .. } => EngineError::no_out(),
             error => fault("read the payload")(error),
         })
         .await
     }
 
-    async fn export_archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
-        let image = self.build(run, job, "", &[]).await?;
-        bridge::save(self.streaming.export_image(&image), dest, &job.cancel, fault("export the image")).await
+    async fn export_archive(&self, run: &Run, request: &BuildRequest, dest: &Path) -> Result<()> {
+        let image = self.build(run, request, "", &[]).await?;
+        bridge::save(self.streaming.export_image(&image), dest, &request.cancel, fault("export the image"))
+            .await
     }
 
-    async fn tag_build(&self, run: &Run, job: &BuildJob, name: &str) -> Result<()> {
-        let image = self.build(run, job, "", &[(CACHE_LABEL, "base")]).await?;
+    async fn tag_build(&self, run: &Run, request: &BuildRequest, name: &str) -> Result<()> {
+        let image = self.build(run, request, "", &[(CACHE_LABEL, "base")]).await?;
         let (repo, tag) = split_tag(name);
         let options =
             TagImageOptions { repo: Some(repo.to_owned()), tag: Some(tag.unwrap_or("latest").to_owned()) };
@@ -298,27 +301,27 @@ impl DockerEngine {
     }
 
     /// Runs the Dockerfile and keeps its final image under a local name, labeled `farrier.dev/cache=base`.
-    pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<()> {
-        let run = self.begin(&job.id).await?;
-        let result = self.tag_build(&run, job, name).await;
+    pub async fn build_image(&self, request: &BuildRequest, name: &str) -> Result<()> {
+        let run = self.begin(&request.id).await?;
+        let result = self.tag_build(&run, request, name).await;
         self.clean(run).await;
         result
     }
 
     /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into the empty directory `dest`, and leaves nothing in the
     /// engine.
-    pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<()> {
-        let run = self.begin(&job.id).await?;
-        let result = self.export_payload(&run, job, dest).await;
+    pub async fn build_payload(&self, request: &BuildRequest, dest: &Path) -> Result<()> {
+        let run = self.begin(&request.id).await?;
+        let result = self.export_payload(&run, request, dest).await;
         self.clean(run).await;
         result
     }
 
     /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive, and leaves nothing in the
     /// engine.
-    pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<()> {
-        let run = self.begin(&job.id).await?;
-        let result = self.export_archive(&run, job, dest).await;
+    pub async fn build_archive(&self, request: &BuildRequest, dest: &Path) -> Result<()> {
+        let run = self.begin(&request.id).await?;
+        let result = self.export_archive(&run, request, dest).await;
         self.clean(run).await;
         result
     }

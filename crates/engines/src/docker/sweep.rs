@@ -15,7 +15,7 @@ use bollard::{
 };
 
 use super::{CACHE_LABEL, DockerEngine, EngineError, RUN_LABEL, Result, Run, fault};
-use crate::{KeptImage, LOCAL_PREFIX};
+use crate::{CachedImage, LOCAL_PREFIX};
 
 /// Number of attempts before leftovers are reported. A builder that was disconnected may still work on its last step.
 const MAX_ROUNDS: usize = 20;
@@ -58,17 +58,17 @@ impl DockerEngine {
         Ok(clean)
     }
 
-    /// Lists the kept images of all runs.
-    pub async fn kept_images(&self) -> Result<Vec<KeptImage>> {
+    /// Lists the cached images of all runs.
+    pub async fn cached_images(&self) -> Result<Vec<CachedImage>> {
         let filters = HashMap::from([("label".to_owned(), vec![format!("{CACHE_LABEL}=base")])]);
         let options =
             ListImagesOptions { filters: Some(filters), shared_size: true, ..ListImagesOptions::default() };
         let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
-        Ok(images.into_iter().filter_map(kept_image).collect())
+        Ok(images.into_iter().filter_map(cached_image).collect())
     }
 
-    /// Removes a kept image. The daemon refuses if a container uses it.
-    pub async fn remove_kept_image(&self, name: &str) -> Result<()> {
+    /// Removes a cached image. The daemon refuses if a container uses it.
+    pub async fn remove_cached_image(&self, name: &str) -> Result<()> {
         let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
         is_removed(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
     }
@@ -103,13 +103,13 @@ fn is_removed<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool
 
 /// Returns the image if farrier named it. Labels are not enough, because images built on top of a farrier image inherit
 /// them.
-fn kept_image(image: ImageSummary) -> Option<KeptImage> {
+fn cached_image(image: ImageSummary) -> Option<CachedImage> {
     let name = image.repo_tags.into_iter().find(|tag| tag.starts_with(LOCAL_PREFIX))?;
     // The shared size is -1 if the daemon does not report it.
     let own = image.size.saturating_sub(image.shared_size.max(0));
     let bytes = u64::try_from(if own > 0 { own } else { image.size }).unwrap_or(0);
     let created = Duration::from_secs(u64::try_from(image.created).unwrap_or(0));
-    Some(KeptImage { name, bytes, created: SystemTime::UNIX_EPOCH + created })
+    Some(CachedImage { name, bytes, created: SystemTime::UNIX_EPOCH + created })
 }
 
 /// Returns the images in an order in which they can be removed, without named images and their ancestors.
@@ -122,13 +122,13 @@ fn children_first<'a>(images: &'a [ImageSummary]) -> Vec<&'a str> {
     };
     // Older daemons report this name for untagged images.
     let is_named = |image: &&ImageSummary| image.repo_tags.iter().any(|tag| tag != "<none>:<none>");
-    let kept: HashSet<&str> = images
+    let retained: HashSet<&str> = images
         .iter()
         .filter(is_named)
         .map(|image| image.id.as_str())
         .flat_map(|id| std::iter::once(id).chain(ancestors(id)))
         .collect();
-    let mut removable: Vec<&str> = parents.keys().copied().filter(|id| !kept.contains(id)).collect();
+    let mut removable: Vec<&str> = parents.keys().copied().filter(|id| !retained.contains(id)).collect();
     removable.sort_by_key(|id| (std::cmp::Reverse(ancestors(id).count()), *id));
     removable
 }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn only_images_that_farrier_named_are_kept_by_it() {
         let of = |name: &str, size, shared_size| {
-            kept_image(ImageSummary { size, shared_size, ..named("a", "", name) })
+            cached_image(ImageSummary { size, shared_size, ..named("a", "", name) })
                 .map(|kept| (kept.name, kept.bytes))
         };
         let base = "localhost/farrier/base:1".to_owned();

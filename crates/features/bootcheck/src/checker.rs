@@ -3,8 +3,8 @@
 use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
-use farrier_builder::parts::{
-    BootCheck, BootCheckError, BootChecker, FindingKind, Result, TargetError, with_retry,
+use farrier_builder::services::{
+    BootCheck, BootCheckError, BootChecker, BuildError, ProblemKind, Result, with_retry,
 };
 use farrier_core::kernel::Architecture;
 use farrier_inputs::{Fetcher, KernelImageLookup};
@@ -40,8 +40,8 @@ impl BootChecker for QemuBoot {
         let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {
             KernelImageLookup::Found(image) => *image,
             KernelImageLookup::Missing { looked_for, hint } => {
-                let message = format!("boot the kernel: there is no {looked_for}");
-                return Err(TargetError::finding(FindingKind::Unmet, message, Some(hint)));
+                let message = format!("cannot boot the kernel: there is no {looked_for}");
+                return Err(BuildError::problem(ProblemKind::Unmet, message, Some(hint)));
             }
         };
         let mut request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);
@@ -52,7 +52,7 @@ impl BootChecker for QemuBoot {
     }
 }
 
-impl From<BootError> for TargetError {
+impl From<BootError> for BuildError {
     fn from(error: BootError) -> Self {
         let (is_permanent, is_caused_by_deadline) = match &error {
             BootError::Payload(error) => (error.is_permanent(), error.is_caused_by_deadline()),

@@ -15,41 +15,41 @@ pub enum BootError {
     #[error(transparent)]
     NoEntrypoint(PayloadError),
     /// The static `driver-entrypoint` binary is for another architecture, or is not a valid binary.
-    #[error("start driver-entrypoint in a virtual machine")]
+    #[error("cannot start driver-entrypoint in a virtual machine")]
     Entrypoint(#[source] PayloadError),
     /// QEMU is missing; `package` provides it.
-    #[error("start {program}: not found")]
+    #[error("cannot start {program}: not found")]
     NoEmulator { program: String, package: &'static str },
     /// QEMU cannot be started.
-    #[error("start {0}")]
+    #[error("cannot start {0}")]
     Start(String, #[source] io::Error),
     /// QEMU's output cannot be read.
-    #[error("read the output of the virtual machine")]
+    #[error("cannot read the output of the virtual machine")]
     Read(#[source] io::Error),
     /// A file or directory cannot be read or written.
-    #[error("prepare the virtual machine")]
+    #[error("cannot prepare the virtual machine")]
     Io(#[from] io::Error),
     /// A module cannot be read.
-    #[error("read a module for the virtual machine")]
+    #[error("cannot read a module for the virtual machine")]
     Payload(#[from] PayloadError),
     /// The module at this path cannot be decompressed, with the reason.
-    #[error("read module {0} for the virtual machine: {1}")]
+    #[error("cannot read module {0} for the virtual machine: {1}")]
     Module(PathBuf, String),
     /// The modules need more memory than the limit allows.
-    #[error("give the virtual machine {needed} MiB of memory: the limit is {limit} MiB")]
+    #[error("the virtual machine needs {needed} MiB of memory, more than its limit of {limit} MiB")]
     Memory { needed: u64, limit: u64 },
     /// The kernel did not start its init process. Contains the kernel release, and the last output lines of the console or
     /// QEMU.
-    #[error("boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
+    #[error("cannot boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
     NotStarted(String, Vec<String>),
     /// The image contains another kernel than the requested one.
-    #[error("boot kernel {requested}: the image is kernel {booted}")]
+    #[error("cannot boot kernel {requested}: the image is kernel {booted}")]
     OtherKernel { requested: String, booted: String },
     /// The init process in the virtual machine failed.
-    #[error("run the init process in the virtual machine: {0}")]
+    #[error("cannot run the init process in the virtual machine: {0}")]
     Init(String),
     /// Lines of the report are missing.
-    #[error("read the virtual machine's report: lines are missing")]
+    #[error("cannot read the virtual machine's report: lines are missing")]
     Incomplete,
     /// The user or the caller canceled the check.
     #[error("the boot check was canceled")]

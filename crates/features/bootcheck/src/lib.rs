@@ -213,7 +213,10 @@ mod tests {
         assert_eq!(find(Architecture::Amd64).await.unwrap(), path);
         let error = find(Architecture::Arm64).await.unwrap_err();
         let message = oci::error_chain(&error);
-        assert!(message.starts_with("start driver-entrypoint in a virtual machine: use "), "{message}");
+        assert!(
+            message.starts_with("cannot start driver-entrypoint in a virtual machine: cannot use "),
+            "{message}"
+        );
         assert!(message.ends_with("it is for amd64, not for arm64"), "{message}");
         assert!(error.hint().contains("driver-entrypoint-ARCHITECTURE"), "{}", error.hint());
         let other = directory.path().join("driver-entrypoint-arm64");

@@ -17,7 +17,7 @@ use super::{
     BundleError, Content, Result,
     index::{Blob, BundleIndex, FORMAT, Listed},
     license::License,
-    since::Since,
+    previous::PreviousBundle,
     verify::Manifest,
 };
 
@@ -57,7 +57,11 @@ struct Collector {
 }
 
 /// Looks up all contents. `from` describes their origin; `since` is the bundle that the site already has.
-pub async fn collect(requests: &[ContentRequest], from: &str, since: Option<&Since>) -> Result<Collection> {
+pub async fn collect(
+    requests: &[ContentRequest],
+    from: &str,
+    since: Option<&PreviousBundle>,
+) -> Result<Collection> {
     let mut collector = Collector::default();
     let mut contents = BTreeMap::new();
     for request in requests {
@@ -79,7 +83,7 @@ pub async fn collect(requests: &[ContentRequest], from: &str, since: Option<&Sin
         from: from.to_owned(),
         order: None,
         signer: None,
-        base: since.map(Since::base),
+        base: since.map(PreviousBundle::base),
         licenses: BTreeSet::new(),
         contents: contents.into_values().collect(),
         blobs,

@@ -51,8 +51,8 @@ pub enum BundleError {
     #[error("another farrier is writing {0}")]
     Busy(PathBuf),
     /// The index of the previous bundle is unreadable: file and reason.
-    #[error("read the index of the previous bundle in {0}: {1}")]
-    Since(PathBuf, String),
+    #[error("cannot read the index of the previous bundle in {0}: {1}")]
+    NoPreviousBundle(PathBuf, String),
     /// Definitions from the bundle would replace these files of a directory.
     #[error("definitions: {files} in {0} differ from the files in the bundle", files = .1.join(", "))]
     Differs(PathBuf, Vec<String>),
@@ -69,12 +69,12 @@ pub enum BundleError {
     #[error("{0} is signed by {1}, which is not among the given keys")]
     OtherSigner(PathBuf, Digest),
     /// The definitions cannot be unpacked.
-    #[error("unpack the definitions")]
+    #[error("cannot unpack the definitions")]
     Unpack(#[from] farrier_local::archive::UnpackError),
     /// A manifest or index is invalid: name and cause.
     #[error("{0} is not valid")]
     Manifest(String, #[source] ImageError),
-    #[error("write the bundle's index")]
+    #[error("cannot write the bundle's index")]
     Index(#[from] ImageError),
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -132,7 +132,9 @@ impl BundleError {
             }
             Self::Exists(_) => "remove it, or write to another file with --to",
             Self::Busy(_) => "wait for it, or write to another file with --to",
-            Self::Since(..) => "name a bundle, or the output of `farrier bundle inspect -o json` for it",
+            Self::NoPreviousBundle(..) => {
+                "name a bundle, or the output of `farrier bundle inspect -o json` for it"
+            }
             Self::Differs(..) => {
                 "name an empty directory and compare, or pass --overwrite to replace the files"
             }
@@ -162,6 +164,6 @@ impl BundleError {
 
     /// Whether a command-line argument is at fault, rather than the content of a file.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Exists(_) | Self::Since(..) | Self::NotABundle(..))
+        matches!(self, Self::Exists(_) | Self::NoPreviousBundle(..) | Self::NotABundle(..))
     }
 }

@@ -26,7 +26,7 @@ pub struct Exported {
     /// Size of the file in bytes.
     pub length: u64,
     /// Number of blobs that an earlier, interrupted run had written.
-    pub kept: usize,
+    pub resumed_blobs: usize,
 }
 
 /// Fetched content of one blob, for the writing thread.
@@ -61,13 +61,13 @@ pub async fn export(
     let (path, index) = (to.to_owned(), Arc::clone(&collection));
     let writer_meter = Arc::clone(&meter);
     let writer = blocking(move || Writer::open(&path, split, &index.index, writer_meter.as_ref())).await?;
-    let kept = writer.kept();
+    let resumed_blobs = writer.resumed_blobs();
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
     let index = Arc::clone(&collection);
     let writing = tokio::spawn(blocking(move || write(writer, &index, receiver)));
     meter.begin(Phase::Export, collection.index.bytes().0);
-    meter.advance(collection.index.carried().take(kept).map(|blob| blob.size).sum());
-    let fetched = fetch(&collection, kept, &sender, meter.as_ref()).await;
+    meter.advance(collection.index.carried().take(resumed_blobs).map(|blob| blob.size).sum());
+    let fetched = fetch(&collection, resumed_blobs, &sender, meter.as_ref()).await;
     drop(sender);
     let written = writing.await.map_err(io::Error::from)?;
     // The side that failed first has stopped the other one. If the writer failed, `fetched` has no error. If fetching
@@ -75,16 +75,16 @@ pub async fn export(
     fetched?;
     let (length, id) = written?;
     meter.end();
-    Ok(Exported { id, length, kept })
+    Ok(Exported { id, length, resumed_blobs })
 }
 
 async fn fetch(
     collection: &Collection,
-    kept: usize,
+    resumed_blobs: usize,
     to: &mpsc::Sender<Option<Bytes>>,
     meter: &dyn Meter,
 ) -> Result<()> {
-    for blob in collection.index.carried().skip(kept) {
+    for blob in collection.index.carried().skip(resumed_blobs) {
         let mut stream: BlobStream = if let Some(manifest) = collection.manifests.get(&blob.digest) {
             Box::pin(futures::stream::iter([Ok(Bytes::copy_from_slice(&manifest.bytes))]))
         } else {
@@ -110,7 +110,7 @@ fn write(
     collection: &Collection,
     mut from: mpsc::Receiver<Option<Bytes>>,
 ) -> Result<(u64, Digest)> {
-    for blob in collection.index.carried().skip(writer.kept()) {
+    for blob in collection.index.carried().skip(writer.resumed_blobs()) {
         writer.blob(blob, BlobReader { from: &mut from, chunk: Some(Bytes::new()) })?;
     }
     writer.finish()

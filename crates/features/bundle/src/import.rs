@@ -46,7 +46,7 @@ pub enum ImportOutcome {
 
 /// Result of an import.
 #[derive(Clone, Debug)]
-pub struct Imported {
+pub struct ImportSummary {
     /// Outcome of each content, in the bundle's order.
     pub contents: Vec<(Content, ImportOutcome)>,
     /// Number of blob bytes sent.
@@ -55,7 +55,7 @@ pub struct Imported {
     pub blobs: usize,
 }
 
-impl Imported {
+impl ImportSummary {
     /// Whether no tag had a conflict.
     pub fn is_complete(&self) -> bool {
         !self.contents.iter().any(|(_, outcome)| matches!(outcome, ImportOutcome::Conflict { .. }))
@@ -78,7 +78,7 @@ struct BlobPush<'a> {
 }
 
 /// Imports the bundle. The import is idempotent: existing content is not sent again.
-pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> Result<Imported> {
+pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> Result<ImportSummary> {
     let index = verified.bundle.index();
     let mut contents = Vec::new();
     for listed in &index.contents {
@@ -121,7 +121,11 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
         }
     }
     meter.end();
-    Ok(Imported { contents, sent: sent.iter().sum(), blobs: sent.iter().filter(|bytes| **bytes > 0).count() })
+    Ok(ImportSummary {
+        contents,
+        sent: sent.iter().sum(),
+        blobs: sent.iter().filter(|bytes| **bytes > 0).count(),
+    })
 }
 
 /// Blobs of these contents, each with the repositories that need it.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use farrier_builder::{
     images::{BILL_OF_MATERIALS, StoredImage},
-    parts::{Parts, Result},
+    services::{BuildServices, Result},
 };
 use farrier_core::{
     image::{DriverImage, Redistribute, SourceSpec},
@@ -47,16 +47,16 @@ impl License {
 
 /// Returns the licenses of the images among the contents. Definitions state them. A restriction in an image's bill of materials
 /// counts, too, so that a changed definition does not lift it.
-pub async fn licenses(parts: &Parts, contents: &[Content]) -> Result<BTreeSet<License>> {
+pub async fn licenses(services: &BuildServices, contents: &[Content]) -> Result<BTreeSet<License>> {
     let mut licenses = BTreeSet::new();
     for Content { repository: name, digest, .. } in contents.iter().filter(|content| content.is_image()) {
-        let mut definitions = parts.definitions.images.values();
+        let mut definitions = services.definitions.images.values();
         if let Some(image) = definitions.find(|image| image.metadata.name.as_str() == name) {
             licenses.insert(License::of_image(image));
             licenses.extend(image.spec.sources.iter().map(|source| License::of_source(image, source)));
         }
-        let repository = parts.location.repository(name)?;
-        let image = StoredImage { parts, repository: &repository, digest };
+        let repository = services.images.location.repository(name)?;
+        let image = StoredImage { services, repository: &repository, digest };
         let bill = image.find_document(&BILL_OF_MATERIALS).await?;
         let bill: Value = bill.and_then(|bill| serde_json::from_slice(&bill).ok()).unwrap_or_default();
         for (component, redistribute) in restricted(&bill) {

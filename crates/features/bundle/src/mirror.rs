@@ -5,8 +5,8 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use farrier_builder::{
     images::{ImageCopy, base_root, copy_image, copy_tag, root_fs_tag},
-    parts::{Parts, Result, TargetError},
     resolve::resolve,
+    services::{BuildError, BuildServices, ImageAccess, Result},
 };
 use farrier_core::{
     image::{ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
@@ -14,7 +14,7 @@ use farrier_core::{
     plan::Resolved,
 };
 use farrier_inputs as inputs;
-use farrier_inputs::{FetchError, Lookup, PackageRoot, StoredUnder};
+use farrier_inputs::{FetchError, Fetcher, Lookup, PackageRoot, StoredUnder};
 use farrier_store as store;
 use farrier_store::{InputKind, StoredInput};
 use oci::error_chain;
@@ -92,28 +92,28 @@ enum Input<'a> {
 /// Stores the inputs of the selected images one by one; a failure does not stop the others. Inputs that are already
 /// stored are not sent again. Calls `on_report` with each outcome.
 pub async fn mirror_inputs(
-    parts: &Parts,
+    services: &BuildServices,
     selection: &Selection,
     on_report: &mut (dyn FnMut(&MirrorReport) + Send),
 ) -> Vec<MirrorReport> {
-    let needed = needed(&parts.definitions, selection);
+    let needed = needed(&services.definitions, selection);
     // Resolve only the images' versions, which select the runtime bases. Each kernel's headers select the toolchain.
-    let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
-    let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
+    let resolved = resolve(services, &needed.images, &BTreeSet::new()).await;
+    let (inputs, missing) = inputs_of(services, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
     reports.iter().for_each(&mut *on_report);
     for input in &inputs {
-        if parts.cancel.is_cancelled() {
+        if services.process.cancel.is_cancelled() {
             return reports;
         }
-        let report = match mirror_input(parts, input).await {
+        let report = match mirror_input(services, input).await {
             Ok(stored) => MirrorReport::Stored(stored),
             Err(error) => MirrorReport::Failed(missing_of(input.what(), &error)),
         };
         on_report(&report);
         reports.push(report);
     }
-    if let Some(report) = keep_own_definitions(parts).await {
+    if let Some(report) = keep_own_definitions(services).await {
         on_report(&report);
         reports.push(report);
     }
@@ -122,13 +122,13 @@ pub async fn mirror_inputs(
 
 /// Finds which inputs of the selected images are in the registry and which are missing. The images themselves are not
 /// included.
-pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
-    let needed = needed(&parts.definitions, selection);
-    let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
-    let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
+pub async fn find_inputs(services: &BuildServices, selection: &Selection) -> FoundInputs {
+    let needed = needed(&services.definitions, selection);
+    let resolved = resolve(services, &needed.images, &BTreeSet::new()).await;
+    let (inputs, mut missing) = inputs_of(services, &needed, &resolved).await;
     let (mut found, mut carried) = (Vec::new(), Vec::new());
     for input in &inputs {
-        match find_input(parts, input).await {
+        match find_input(services, input).await {
             Ok(contents) if contents.is_empty() => {
                 missing.push(MissingInput::absent(input.what(), "run `farrier mirror` to store it"));
             }
@@ -139,8 +139,13 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
-    match named(parts, ContentKind::Definitions, InputKind::Definitions.repository(), farrier_store::LATEST)
-        .await
+    match tagged_content(
+        &services.images,
+        ContentKind::Definitions,
+        InputKind::Definitions.repository(),
+        farrier_store::LATEST,
+    )
+    .await
     {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
@@ -152,7 +157,7 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
 
 /// Inputs to store, and inputs that cannot be determined.
 async fn inputs_of<'a>(
-    parts: &Parts,
+    services: &BuildServices,
     needed: &'a Needed<'a>,
     resolved: &Resolved,
 ) -> (Vec<Input<'a>>, Vec<MissingInput>) {
@@ -167,7 +172,7 @@ async fn inputs_of<'a>(
     for (kernel, family) in kernels {
         // Headers select the toolchain here as they do for a build, if they are available.
         let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
-        let found = parts.fetcher.headers().identity(&source, kernel).await;
+        let found = services.fetcher.headers().identity(&source, kernel).await;
         let compiler = match found {
             Ok(found) => found.compiler,
             Err(error) => {
@@ -175,7 +180,7 @@ async fn inputs_of<'a>(
                 continue;
             }
         };
-        let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
+        let family = family_for(&services.definitions.families, kernel, compiler).unwrap_or(family);
         if let Toolchain::Image(image) = &family.spec.toolchain {
             // An invalid name is reported when the image is copied.
             let reference = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
@@ -195,7 +200,7 @@ async fn inputs_of<'a>(
         let arches: BTreeSet<Architecture> = needed.kernels_of(image).map(|kernel| kernel.arch).collect();
         match (base, resolved.images.get(&image.metadata.name)) {
             (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Ok(found))) => {
-                match base_root(parts, base, &image.spec.sources, &found.version).await {
+                match base_root(services, base, &image.spec.sources, &found.version).await {
                     Ok(Some(root)) => inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch))),
                     Ok(None) => {}
                     Err(error) => missing.push(missing_of(what(), &error)),
@@ -222,36 +227,36 @@ async fn inputs_of<'a>(
     (inputs, missing)
 }
 
-async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput> {
-    parts.may_write()?;
+async fn mirror_input(services: &BuildServices, input: &Input<'_>) -> Result<MirroredInput> {
+    services.process.ensure_may_write()?;
     let action = "store input";
     let kept = match input {
         Input::Source(spec) => {
-            let kept = parts.retry(action, || parts.fetcher.sources().keep(spec)).await?;
-            if let Some(warning) = parts.fetcher.sources().archive_warning(spec).await? {
-                parts.reporter.note("mirror", &warning);
+            let kept = services.process.retry(action, || services.fetcher.sources().keep(spec)).await?;
+            if let Some(warning) = services.fetcher.sources().archive_warning(spec).await? {
+                services.process.reporter.note("mirror", &warning);
             }
             kept
         }
         Input::Packages(root, arch) => {
-            parts.retry(action, || parts.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
+            services.process.retry(action, || services.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
         }
         Input::Minimal(spec, arch) => {
-            parts.retry(action, || parts.fetcher.root_fs().keep_minimal(spec, *arch)).await?
+            services.process.retry(action, || services.fetcher.root_fs().keep_minimal(spec, *arch)).await?
         }
         Input::Headers(kernel, source) => {
-            let put = || parts.fetcher.headers().keep(source, kernel);
-            match parts.retry(action, put).await? {
+            let put = || services.fetcher.headers().keep(source, kernel);
+            match services.process.retry(action, put).await? {
                 Lookup::Found(kept) => kept,
                 Lookup::Missing { looked_for, hint } => {
-                    return Err(TargetError::headers_missing(&looked_for, hint));
+                    return Err(BuildError::headers_missing(&looked_for, hint));
                 }
             }
         }
         Input::Copy(text) => {
-            let ImageCopy { reference, digest, new } = copy_image(parts, text).await?;
+            let ImageCopy { reference, digest, new } = copy_image(services, text).await?;
             let tag = Some(copy_tag(&reference)?);
-            let repository = name_of(parts, &reference);
+            let repository = name_of(&services.images, &reference);
             let content = Content { kind: ContentKind::Mirror, repository, tag, digest };
             return Ok(MirroredInput { what: input.what(), content, new });
         }
@@ -259,18 +264,18 @@ async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput>
     Ok(mirrored(&kept))
 }
 
-async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
-    let root = &parts.definitions.root;
+async fn keep_own_definitions(services: &BuildServices) -> Option<MirrorReport> {
+    let root = &services.definitions.root;
     // Every farrier binary includes the built-in definitions.
     if root.as_os_str().is_empty() {
         return None;
     }
-    let secrets = parts.definitions.site.secret_files();
-    Some(match parts.fetcher.keep_definitions(root, secrets).await {
+    let secrets = services.definitions.site.secret_files();
+    Some(match services.fetcher.keep_definitions(root, secrets).await {
         Ok((kept, omitted_paths)) => {
             for path in &omitted_paths {
                 let text = "contains a private key or credentials: not copied to the registry";
-                parts.reporter.note(&path.display().to_string(), text);
+                services.process.reporter.note(&path.display().to_string(), text);
             }
             MirrorReport::Stored(mirrored(&kept))
         }
@@ -279,7 +284,7 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
 }
 
 /// Contents of an input in the registry; empty if it is missing.
-async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
+async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<Content>> {
     let (kind, tag) = match input {
         Input::Source(spec) => (InputKind::Source, inputs::source_tag(spec)?),
         Input::Minimal(spec, arch) => (InputKind::RootFs, inputs::minimal_tag(spec, *arch)?),
@@ -293,57 +298,67 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
         }
         Input::Copy(text) => {
             let reference: ImageReference = text.parse()?;
-            let Some(place) = parts.mirror_repository(&reference)? else {
-                let reference = parts.resolve_reference(text).await?;
-                return at(parts, ContentKind::Mirror, &reference).await;
+            let Some(mirror) = services.images.mirror_repository(&reference)? else {
+                let reference = services.resolve_reference(text).await?;
+                return referenced_content(&services.images, ContentKind::Mirror, &reference).await;
             };
             let version = Version::Tag(copy_tag(&reference)?);
-            let copy = ImageReference { repository: place, version };
-            return at(parts, ContentKind::Mirror, &copy).await;
+            let copy = ImageReference { repository: mirror, version };
+            return referenced_content(&services.images, ContentKind::Mirror, &copy).await;
         }
     };
     let mut contents = Vec::new();
-    for content in named(parts, kind.into(), kind.repository(), tag.as_str()).await? {
+    for content in tagged_content(&services.images, kind.into(), kind.repository(), tag.as_str()).await? {
         // The input has an immutable content tag as well as the moving tag.
-        contents.extend(content_tag_of(parts, kind, &content).await?);
+        contents.extend(content_tag_of(&services.fetcher, kind, &content).await?);
         contents.push(content);
     }
     if let Input::Packages(root, arch) = input {
         // The image that was published from this root file system.
         let (name, tag) = root_fs_tag(&root.key(*arch))?;
-        contents.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
+        contents.extend(tagged_content(&services.images, ContentKind::RootFs, name, tag.as_str()).await?);
     }
     Ok(contents)
 }
 
 /// The content under its immutable tag, if the store has one for it.
-async fn content_tag_of(parts: &Parts, kind: InputKind, content: &Content) -> Result<Option<Content>> {
-    let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
+async fn content_tag_of(fetcher: &Fetcher, kind: InputKind, content: &Content) -> Result<Option<Content>> {
+    let (Some(store), Some(tag)) = (fetcher.store(), &content.tag) else { return Ok(None) };
     let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
     let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else { return Ok(None) };
     Ok(Some(Content { tag: Some(tag), ..content.clone() }))
 }
 
 /// Content under a tag of a repository below the prefix; empty if there is none.
-async fn named(parts: &Parts, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
-    let repository = parts.location.repository(name)?;
-    at(parts, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
+async fn tagged_content(
+    access: &ImageAccess,
+    kind: ContentKind,
+    name: &str,
+    tag: &str,
+) -> Result<Vec<Content>> {
+    let repository = access.location.repository(name)?;
+    referenced_content(access, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) })
+        .await
 }
 
-async fn at(parts: &Parts, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>> {
+async fn referenced_content(
+    access: &ImageAccess,
+    kind: ContentKind,
+    reference: &ImageReference,
+) -> Result<Vec<Content>> {
     let ImageReference { repository, version } = reference;
-    let found = parts.registry.manifest(repository, version).await?;
+    let found = access.registry.manifest(repository, version).await?;
     let tag = match version {
         Version::Tag(tag) => Some(tag.clone()),
         Version::Digest(_) => None,
     };
-    let content = |digest| Content { kind, repository: name_of(parts, reference), tag: tag.clone(), digest };
+    let content = |digest| Content { kind, repository: name_of(access, reference), tag: tag.clone(), digest };
     Ok(found.into_iter().map(|found| content(found.digest)).collect())
 }
 
-fn name_of(parts: &Parts, reference: &ImageReference) -> String {
+fn name_of(access: &ImageAccess, reference: &ImageReference) -> String {
     let repository = &reference.repository;
-    parts.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
+    access.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
 }
 
 impl Input<'_> {
@@ -392,7 +407,7 @@ fn without_family(kernel: &KernelTarget) -> MissingInput {
     }
 }
 
-fn missing_of(what: String, error: &TargetError) -> MissingInput {
+fn missing_of(what: String, error: &BuildError) -> MissingInput {
     MissingInput { what, error: error_chain(error), hint: error.hint(), unreachable: error.is_unreachable() }
 }
 
@@ -406,7 +421,7 @@ mod tests {
     #[tokio::test]
     async fn toolchain_selected_by_headers_is_copied() {
         let mut bench = Bench::new(&json!({}));
-        let families = &mut bench.parts.definitions.families;
+        let families = &mut bench.services.definitions.families;
         families[0].spec.built_with = vec!["gcc-11".parse().unwrap()];
         let packages = json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-11", "make"]}});
         families[0].spec.toolchain = serde_json::from_value(packages).unwrap();
@@ -418,9 +433,9 @@ mod tests {
         let kernels = [K9, K10].map(Bench::target).into();
         let images = ["x".parse().unwrap()].into();
         let selection = Selection { images, kernels, kernels_by_image: None };
-        let needed = needed(&bench.parts.definitions, &selection);
-        let resolved = resolve(&bench.parts, &needed.images, &BTreeSet::new()).await;
-        let (inputs, missing) = inputs_of(&bench.parts, &needed, &resolved).await;
+        let needed = needed(&bench.services.definitions, &selection);
+        let resolved = resolve(&bench.services, &needed.images, &BTreeSet::new()).await;
+        let (inputs, missing) = inputs_of(&bench.services, &needed, &resolved).await;
         assert!(missing.is_empty(), "{missing:?}");
         let copies: Vec<String> =
             inputs.iter().map(Input::what).filter(|what| what.starts_with("image")).collect();

@@ -16,12 +16,14 @@ use jiff::Timestamp;
 use oci::ImageManifest;
 use serde::{Deserialize, Serialize};
 
-use super::{BundleError, Collection, Listed, Result, Since, Target, Verified, import::ImportOutcome};
+use super::{
+    BundleError, Collection, Listed, PreviousBundle, Result, Target, Verified, import::ImportOutcome,
+};
 
 /// Media type of a record.
 const KIND: &str = "application/vnd.farrier.bundle-order.v1";
-/// Annotation with a [`Recorded`] in JSON.
-const NOTE: &str = "farrier.dev/bundle-order";
+/// Annotation with a [`RecordedOrder`] in JSON.
+const ANNOTATION: &str = "farrier.dev/bundle-order";
 /// Largest counter: it fits into an `i64`, and a successor always exists.
 const MAX_COUNTER: u64 = i64::MAX as u64;
 /// Longest description of a content in a message.
@@ -50,7 +52,7 @@ enum Role {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Recorded {
+struct RecordedOrder {
     order: Order,
     /// Digest of the index without its order; for imports, the bundle's ID.
     content: Digest,
@@ -106,11 +108,12 @@ impl Collection {
         &mut self,
         exporter: &Target,
         origin: &str,
-        since: Option<&Since>,
+        since: Option<&PreviousBundle>,
     ) -> Result<Option<RegistryError>> {
         let content = Digest::of(&self.index.to_bytes()?);
         let newest = exporter.newest(Role::Exported, origin).await?;
-        if let Some(Recorded { order, .. }) = newest.as_ref().filter(|newest| newest.content == content) {
+        if let Some(RecordedOrder { order, .. }) = newest.as_ref().filter(|newest| newest.content == content)
+        {
             self.index.order = Some(order.clone());
             return Ok(None);
         }
@@ -124,7 +127,7 @@ impl Collection {
             return Err(BundleError::Nothing(problem.to_owned()));
         }
         self.index.order = Some(order.clone());
-        match exporter.record(Role::Exported, &Recorded { order, content }).await {
+        match exporter.record(Role::Exported, &RecordedOrder { order, content }).await {
             Err(BundleError::Registry(
                 error @ (RegistryError::Denied { .. } | RegistryError::Protocol { .. }),
             )) => Ok(Some(error)),
@@ -171,11 +174,11 @@ impl Target {
         if newest.is_some_and(|newest| newest.order.counter >= order.counter) {
             return Ok(());
         }
-        self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await
+        self.record(Role::Accepted, &RecordedOrder { order, content: verified.bundle.id().clone() }).await
     }
 
     /// Newest recorded order of an exporter.
-    async fn newest(&self, role: Role, origin: &str) -> Result<Option<Recorded>> {
+    async fn newest(&self, role: Role, origin: &str) -> Result<Option<RecordedOrder>> {
         let repository = self.repository(RECORDS)?;
         let prefix = tag_prefix(role, origin);
         let of_origin = |tag: &Tag| tag.as_str().starts_with(&prefix);
@@ -185,10 +188,10 @@ impl Target {
         };
         let tag_location = (&repository, &Version::Tag(tag));
         let parse = |text: &str| serde_json::from_str(text);
-        Ok(read_annotation(self.registry.as_ref(), tag_location, NOTE, parse).await?)
+        Ok(read_annotation(self.registry.as_ref(), tag_location, ANNOTATION, parse).await?)
     }
 
-    async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
+    async fn record(&self, role: Role, recorded: &RecordedOrder) -> Result<()> {
         let repository = self.repository(RECORDS)?;
         let Order { origin, counter, time: _ } = &recorded.order;
         let unusable =
@@ -197,7 +200,7 @@ impl Target {
         let tag = tag.map_err(|error| unusable(error.to_string()))?;
         let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
         let tag_location = (&repository, &Version::Tag(tag));
-        Ok(write_annotations(self.registry.as_ref(), tag_location, KIND, [(NOTE, text)]).await?)
+        Ok(write_annotations(self.registry.as_ref(), tag_location, KIND, [(ANNOTATION, text)]).await?)
     }
 }
 

@@ -54,7 +54,7 @@ impl Bundle {
 
     /// Returns the fingerprint of the key that signed the bundle. Fails if it is none of these keys. The signature is
     /// next to the bundle, unless another file is named.
-    pub fn must_be_signed(&self, keys: &[PublicKey], signature: Option<&Path>) -> Result<Digest> {
+    pub fn verify_signer(&self, keys: &[PublicKey], signature: Option<&Path>) -> Result<Digest> {
         let path = signature.map_or_else(|| with_suffix(self.path(), ".sig"), Path::to_owned);
         let refused = |why: String| BundleError::Unsigned(self.path().to_owned(), why);
         let mut text = String::new();

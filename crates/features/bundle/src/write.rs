@@ -70,7 +70,7 @@ impl Writer {
     }
 
     /// Number of the index's blobs that the file already has.
-    pub(super) fn kept(&self) -> usize {
+    pub(super) fn resumed_blobs(&self) -> usize {
         self.frames.len() - HEAD_ENTRIES
     }
 

@@ -91,8 +91,8 @@ pub fn cell_actions(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
 /// Returns the actions that the page offers for an object, if a rollout writes to it.
 pub fn object_actions(facts: &Facts, name: &str) -> Vec<Action> {
     let rollouts = facts.plan.rollouts.iter().filter(|rollout| {
-        let RolloutTarget { place, object, .. } = &rollout.target;
-        place.is_none() && object.name().is_some_and(|object_name| object_name == name)
+        let RolloutTarget { location, object, .. } = &rollout.target;
+        location.is_none() && object.name().is_some_and(|object_name| object_name == name)
     });
     let (mut can_resume, mut can_restore) = (facts.paused_objects.get(name) == Some(&true), false);
     let mut has_rollout = false;

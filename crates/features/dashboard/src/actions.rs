@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, StatusCode};
-use farrier_builder::{build_one, forget_failure, parts::Parts};
+use farrier_builder::{build_one, forget_failure, services::BuildServices};
 use farrier_cluster::{Cluster, KubeCluster, RequestedPatch, TokenOwner};
 use farrier_controller::{
     rollback::{RollbackResult, apply_all, roll_back},
@@ -50,7 +50,7 @@ pub struct Preview {
 
 /// Authorizes requests and carries out actions.
 pub struct Actions {
-    parts: Parts,
+    services: BuildServices,
     cluster: Arc<dyn Cluster>,
     /// Connection for reviewing bearer tokens.
     kube: Option<Arc<KubeCluster>>,
@@ -66,14 +66,14 @@ pub struct Actions {
 impl Actions {
     /// Creates the handler of actions. `is_loopback` states whether the port is on a loopback address.
     pub fn new(
-        parts: Parts,
+        services: BuildServices,
         cluster: Arc<dyn Cluster>,
         kube: Option<Arc<KubeCluster>>,
         is_loopback: bool,
         reconcile_request: Arc<Notify>,
     ) -> Arc<Self> {
         let (reviews, builds) = (Semaphore::new(MAX_CONCURRENT_REVIEWS), Arc::new(Semaphore::new(1)));
-        Arc::new(Self { parts, cluster, kube, is_loopback, reconcile_request, reviews, builds })
+        Arc::new(Self { services, cluster, kube, is_loopback, reconcile_request, reviews, builds })
     }
 
     /// Waits for the end of a running prebuild.
@@ -144,7 +144,10 @@ impl Actions {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not a form\n".to_owned()));
         }
         let (preview, person, effects_digest) = self.preview(headers, facts, form).await?;
-        self.parts.may_write().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, error_chain(&why)))?;
+        self.services
+            .process
+            .ensure_may_write()
+            .map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, error_chain(&why)))?;
         if preview.effects_digest != effects_digest {
             return Err(conflict("the effect has changed since it was shown: go back and review it again"));
         }
@@ -260,7 +263,7 @@ impl Actions {
         match (action, cell_at(facts, subject)) {
             (Action::Retry, Some(PlannedCell { outcome, .. })) => {
                 let inputs = outcome.cell().map(|cell| cell.input_hash);
-                let forgotten = inputs.map_or(Ok(()), |inputs| forget_failure(&self.parts.cache, inputs));
+                let forgotten = inputs.map_or(Ok(()), |inputs| forget_failure(&self.services.cache, inputs));
                 forgotten.map_err(|error| error_chain(&error))
             }
             (Action::Prebuild, Some(planned)) => self.prebuild(planned, definitions),
@@ -286,10 +289,10 @@ impl Actions {
         let permit = permit.map_err(|_| {
             "another image is being built for this page: wait until it is finished".to_owned()
         })?;
-        let parts = Parts { definitions: definitions.clone(), ..self.parts.clone() };
+        let services = BuildServices { definitions: definitions.clone(), ..self.services.clone() };
         let (this, image, target) = (Arc::clone(self), image.clone(), target.clone());
         tokio::spawn(async move {
-            if let Err(error) = Box::pin(build_one(&parts, &image, &target, true, false)).await {
+            if let Err(error) = Box::pin(build_one(&services, &image, &target, true, false)).await {
                 tracing::warn!(%image, %target, error = error_chain(&error), "prebuild failed");
             }
             this.reconcile_request.notify_one();

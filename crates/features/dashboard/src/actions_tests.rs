@@ -31,8 +31,8 @@ impl TestPage {
     async fn new(local: bool) -> Self {
         let (bench, directory) = (Bench::new(&serde_json::json!({})), tempfile::tempdir().unwrap());
         let cluster = Arc::new(Directory::open(directory.path()).unwrap());
-        let actions = Actions::new(bench.parts.clone(), cluster, None, local, Arc::default());
-        let page = PageServer::new(bench.parts.clone(), "cluster c1".to_owned(), Some(actions));
+        let actions = Actions::new(bench.services.clone(), cluster, None, local, Arc::default());
+        let page = PageServer::new(bench.services.clone(), "cluster c1".to_owned(), Some(actions));
         let fleet = Fleet::new(&[K47]);
         let (snapshot, definitions) = fleet.made_from();
         let mut plan: Plan = fleet.plan();
@@ -46,7 +46,7 @@ impl TestPage {
             under_site: None,
             deadline: None,
         };
-        bench.parts.cache.write_record("failures", &cell.input_hash.to_string(), &failure).unwrap();
+        bench.services.cache.write_record("failures", &cell.input_hash.to_string(), &failure).unwrap();
         planned.outcome = Outcome::Failed { cell, at, message };
         let cell = cell_link(&planned.image, &planned.target);
         page.reconciled(&ReconcileView {
@@ -64,7 +64,7 @@ impl TestPage {
     }
 
     fn has_failure(&self) -> bool {
-        let mut cache = fs_err::read_dir(self.bench.parts.cache.root().join("records/failures")).unwrap();
+        let mut cache = fs_err::read_dir(self.bench.services.cache.root().join("records/failures")).unwrap();
         cache.next().is_some()
     }
 
@@ -180,7 +180,7 @@ async fn unauthorized_users_see_no_actions_and_are_rejected() {
         );
     }
     // Without the option there are no routes for actions.
-    let page = PageServer::new(page_under_test.bench.parts.clone(), "cluster c1".to_owned(), None);
+    let page = PageServer::new(page_under_test.bench.services.clone(), "cluster c1".to_owned(), None);
     for method in ["GET", "POST"] {
         let request = Request::builder().method(method).uri("/do").body(Body::empty()).unwrap();
         let response = tower::Service::call(&mut page.router(), request).await.unwrap();
@@ -195,17 +195,17 @@ async fn a_prebuild_publishes_the_image() {
     bench.publish(K9, &[&module()]).await.unwrap();
     let cluster = InMemory::new(|state| state.node("n0", K10));
     let reconcile_request = Arc::<Notify>::default();
-    let parts = bench.parts.clone();
+    let services = bench.services.clone();
     let acts: Arc<dyn Cluster> = Arc::<InMemory>::clone(&cluster);
-    let actions = Actions::new(parts.clone(), acts, None, true, Arc::clone(&reconcile_request));
-    let page = PageServer::new(parts.clone(), "cluster c1".to_owned(), Some(Arc::clone(&actions)));
-    let planned = observe_and_plan(&parts, cluster.as_ref()).await.unwrap();
+    let actions = Actions::new(services.clone(), acts, None, true, Arc::clone(&reconcile_request));
+    let page = PageServer::new(services.clone(), "cluster c1".to_owned(), Some(Arc::clone(&actions)));
+    let planned = observe_and_plan(&services, cluster.as_ref()).await.unwrap();
     let found = planned.plan.cells.iter().find(|cell| cell.target.release.as_str() == K10).unwrap();
     let cell = cell_link(&found.image, &found.target);
     page.reconciled(&ReconcileView {
         plan: Arc::new(planned.plan),
         snapshot: Arc::new(planned.snapshot),
-        definitions: Arc::new(parts.definitions.clone()),
+        definitions: Arc::new(services.definitions.clone()),
         activity: Activity::new(),
         live: Activity::new().into(),
         rollouts: Vec::new(),
@@ -230,6 +230,6 @@ async fn a_prebuild_publishes_the_image() {
     let annotations = page_under_test.bench.annotations(K10).await;
     assert_eq!(annotations["farrier.dev/kernel-release"], K10);
     reconcile_request.notified().await;
-    let planned = observe_and_plan(&parts, cluster.as_ref()).await.unwrap().plan;
+    let planned = observe_and_plan(&services, cluster.as_ref()).await.unwrap().plan;
     assert!(planned.cells.iter().all(|cell| matches!(cell.outcome, Outcome::UpToDate { .. })), "{planned:?}");
 }

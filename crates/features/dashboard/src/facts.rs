@@ -11,8 +11,8 @@ use farrier_core::{
     image::{Definitions, ImageName},
     kernel::KernelTarget,
     plan::{
-        Activity, ClusterSnapshot, NextKernel, Plan, RECORD_ANNOTATION, Record, RolloutObject, RolloutTarget,
-        SkippedNode, node_target, paused,
+        Activity, ClusterSnapshot, NextKernel, Plan, RECORD_ANNOTATION, RewriteRecord, RolloutObject,
+        RolloutTarget, SkippedNode, node_target, paused,
     },
 };
 use jiff::Timestamp;
@@ -38,7 +38,7 @@ pub struct Facts {
     /// Skipped nodes and nodes with an unused announcement, by reason and remedy.
     pub excluded: BTreeMap<(String, String), NameList>,
     /// Records in the objects that farrier rewrites, by object: `DaemonSet kube-system/driver`.
-    pub records: BTreeMap<String, Result<Record, String>>,
+    pub records: BTreeMap<String, Result<RewriteRecord, String>>,
     /// Whether objects of a live cluster are paused, by the names that `farrier rollback` takes.
     pub paused_objects: BTreeMap<String, bool>,
     pub builds: LoggedBuilds,
@@ -206,7 +206,7 @@ impl Facts {
     }
 
     /// Returns the record in the object that a rollout rewrites.
-    pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<Record, String>> {
+    pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<RewriteRecord, String>> {
         let object = match &target.object {
             RolloutObject::DaemonSet(object) => {
                 format!("DaemonSet {}/{}", object.namespace, object.daemon_set)
@@ -214,7 +214,7 @@ impl Facts {
             RolloutObject::Resource(object) => format!("{} {}", object.resource, object.full_name()),
             RolloutObject::Nothing {} => return None,
         };
-        self.records.get(&object).filter(|_| target.place.is_none())
+        self.records.get(&object).filter(|_| target.location.is_none())
     }
 }
 
@@ -235,7 +235,7 @@ fn excluded(plan: &Plan, is_manifest: bool) -> BTreeMap<(String, String), NameLi
     excluded
 }
 
-fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String>> {
+fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<RewriteRecord, String>> {
     let daemon_sets = snapshot.daemon_sets.iter().filter_map(|facts| {
         let live = facts.live.as_ref()?;
         Some((format!("DaemonSet {}/{}", facts.namespace, facts.name), &live.annotations))
@@ -245,7 +245,7 @@ fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String
     let mut records = BTreeMap::new();
     for (object, annotations) in daemon_sets.chain(resources) {
         if annotations.contains_key(RECORD_ANNOTATION) {
-            records.insert(object, Record::of(annotations).map_err(|why| why.to_string()));
+            records.insert(object, RewriteRecord::of(annotations).map_err(|why| why.to_string()));
         }
     }
     records

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use farrier_builder::parts::{MAX_CONCURRENT_REQUESTS, Parts};
+use farrier_builder::services::{BuildServices, MAX_CONCURRENT_REQUESTS};
 use fs_err as fs;
 use futures::{StreamExt as _, stream};
 
@@ -21,7 +21,7 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The directory cannot be written.
-    #[error("write the status pages")]
+    #[error("cannot write the status pages")]
     Io(#[from] io::Error),
     /// A page could not be rendered.
     #[error(transparent)]
@@ -30,7 +30,11 @@ pub enum FilesError {
 
 /// Writes `index.html` and all pages that it links to. Replaces the pages of an earlier run and keeps other
 /// files.
-pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Result<(), FilesError> {
+pub async fn write_files(
+    directory: &Path,
+    facts: &Facts,
+    services: &BuildServices,
+) -> Result<(), FilesError> {
     let history = History::default();
     let fleet = Fleet::new(facts, &history.since);
     for pages in ["c", "n"] {
@@ -47,7 +51,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
             write(&node_link(name).link, page?)?;
         }
     }
-    let images = &Images::of(parts.clone());
+    let images = &Images::of(services.clone());
     // `entries` and `cells` correspond to each other by index.
     let cells = fleet.entries.iter().zip(&facts.plan.cells);
     let lookups =
@@ -55,7 +59,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     let mut results = stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS);
     let excerpts = Excerpts::default();
     while let Some((entry, data)) = results.next().await {
-        let log = excerpts.find(&parts.cache, entry);
+        let log = excerpts.find(&services.cache, entry);
         if let Some(Log { path, .. }) = &log {
             fs::copy(path, directory.join(log_link(entry)))?;
         }

@@ -64,7 +64,7 @@ static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| 
 
 /// Error in a page's template.
 #[derive(Debug, thiserror::Error)]
-#[error("write a page from its template: {0}")]
+#[error("cannot write a page from its template: {0}")]
 pub struct HtmlError(String);
 
 impl HtmlError {

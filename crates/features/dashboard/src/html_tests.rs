@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use farrier_core::plan::{
     BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedNodeUpgrade, PlannedUpgrade,
-    Record, RecordState, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait,
+    RecordState, RewriteRecord, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait,
     testing, with_short_digests,
 };
 use farrier_store::SignatureStatus;
@@ -135,7 +135,7 @@ fn hostile_pages() -> Vec<(String, String)> {
             why: Some(HOSTILE.to_owned()),
         }],
     };
-    let record = Record([(HOSTILE.to_owned(), record)].into());
+    let record = RewriteRecord([(HOSTILE.to_owned(), record)].into());
     facts.records.insert("DaemonSet kube-system/mft".to_owned(), Ok(record));
     facts.configuration_error = Some(HOSTILE.to_owned());
     facts.excluded.insert((HOSTILE.to_owned(), HOSTILE.to_owned()), NameList::of([&HOSTILE.to_owned()]));
@@ -240,7 +240,8 @@ fn upgrade_pages() -> Vec<(String, String)> {
         earlier: vec![earlier],
     };
     facts.records =
-        [("DaemonSet kube-system/mft".to_owned(), Ok(Record([("driver".to_owned(), record)].into())))].into();
+        [("DaemonSet kube-system/mft".to_owned(), Ok(RewriteRecord([("driver".to_owned(), record)].into())))]
+            .into();
     let building = plan.cells.iter().find(|cell| cell.target.release.as_str() == K48).unwrap();
     let key = (building.image.clone(), building.target.clone());
     let began = Some(now - SignedDuration::from_secs(61));

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_builder::{
     images::{BILL_OF_MATERIALS, CHECK_REPORT, PROVENANCE, StoredImage, build_times},
-    parts::{Parts, TargetError},
+    services::{BuildError, BuildServices},
 };
 use farrier_core::{
     image::ImageReference,
@@ -91,14 +91,14 @@ pub struct Dependency {
 
 /// Reads images from the registry, with a cache.
 pub struct Images {
-    parts: Parts,
+    services: BuildServices,
     cache: Mutex<BTreeMap<ImageReference, (Instant, Arc<Image>)>>,
     times: Mutex<Option<(Instant, BuildTimes)>>,
 }
 
 impl Images {
-    pub fn of(parts: Parts) -> Self {
-        Self { parts, cache: Mutex::default(), times: Mutex::default() }
+    pub fn of(services: BuildServices) -> Self {
+        Self { services, cache: Mutex::default(), times: Mutex::default() }
     }
 
     /// Returns the data of a cell's image and of the previous image.
@@ -118,7 +118,7 @@ impl Images {
         if let Some((_, times)) = cached {
             return times.usual(image, target.arch);
         }
-        let times = build_times(&self.parts).await;
+        let times = build_times(&self.services.images).await;
         let usual = times.usual(image, target.arch);
         *self.times.lock() = Some((Instant::now(), times));
         usual
@@ -131,7 +131,7 @@ impl Images {
         if let Some((_, image)) = cached {
             return Ok(image);
         }
-        let outcome = read_image(&self.parts, reference).await;
+        let outcome = read_image(&self.services, reference).await;
         let image = Arc::new(outcome.map_err(|error| error_chain(&error))?);
         let mut cache = self.cache.lock();
         if cache.len() >= MAX_CACHED_IMAGES {
@@ -142,10 +142,10 @@ impl Images {
     }
 }
 
-async fn read_image(parts: &Parts, reference: &ImageReference) -> Result<Image, TargetError> {
-    let stored = parts.existing_manifest(reference).await?;
+async fn read_image(services: &BuildServices, reference: &ImageReference) -> Result<Image, BuildError> {
+    let stored = services.images.existing_manifest(reference).await?;
     let layers = ImageManifest::parse(&stored.bytes)?.layers;
-    let image = StoredImage { parts, repository: &reference.repository, digest: &stored.digest };
+    let image = StoredImage { services, repository: &reference.repository, digest: &stored.digest };
     let (report, bill) =
         (image.find_document(&CHECK_REPORT).await?, image.find_document(&BILL_OF_MATERIALS).await?);
     let statement = image.find_document(&PROVENANCE).await?;

@@ -73,17 +73,18 @@ impl Excerpts {
             Phase::Published => None,
             phase => self.excerpt(&path, phase == Phase::Building).ok(),
         };
-        let is_written = || LogReader::open(&path, 0).and_then(|log| log.is_being_written()).unwrap_or(true);
-        let is_of_previous_attempt = entry.row.phase == Phase::Building && !is_written();
+        let is_being_written =
+            || LogReader::open(&path, 0).and_then(|log| log.is_being_written()).unwrap_or(true);
+        let is_of_previous_attempt = entry.row.phase == Phase::Building && !is_being_written();
         Some(Log { path, excerpt, is_of_previous_attempt })
     }
 
-    fn excerpt(&self, path: &Path, is_written: bool) -> io::Result<Excerpt> {
+    fn excerpt(&self, path: &Path, may_grow: bool) -> io::Result<Excerpt> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         let stamp = (metadata.len(), metadata.modified().ok());
         if let Some((read_at, cached_stamp, excerpt)) = self.0.lock().get(path)
-            && (*cached_stamp == stamp || is_written && read_at.elapsed() < MAX_AGE)
+            && (*cached_stamp == stamp || may_grow && read_at.elapsed() < MAX_AGE)
         {
             return Ok(excerpt.clone());
         }
@@ -194,7 +195,7 @@ mod tests {
     fn a_changed_log_is_read_again() {
         let directory = tempfile::tempdir().unwrap();
         let (path, excerpts) = (directory.path().join("build.log"), Excerpts::default());
-        let error = |is_written| excerpts.excerpt(&path, is_written).unwrap().error.unwrap();
+        let error = |may_grow| excerpts.excerpt(&path, may_grow).unwrap().error.unwrap();
         fs_err::write(&path, "a.c:1:1: error: first\n").unwrap();
         let written = fs_err::metadata(&path).unwrap().modified().unwrap();
         assert_eq!(error(false), "a.c:1:1: first");

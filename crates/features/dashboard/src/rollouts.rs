@@ -145,7 +145,7 @@ impl RolloutView {
             }
             Some(Ok(record)) => record.0.iter().flat_map(|(name, record)| fields(name, record)).collect(),
         };
-        let object = rollout.target.object.name().filter(|_| rollout.target.place.is_none());
+        let object = rollout.target.object.name().filter(|_| rollout.target.location.is_none());
         if object.as_ref().is_some_and(|name| facts.paused_objects.get(name) == Some(&true)) {
             details.push(fact(
                 "Annotation",

@@ -21,7 +21,7 @@ use axum::{
     },
     routing::get,
 };
-use farrier_builder::{LogReader, parts::Parts};
+use farrier_builder::{LogReader, services::BuildServices};
 use farrier_controller::live::{ReconcileView, SharedActivity, StatusSink};
 use farrier_core::{
     image::Definitions,
@@ -75,7 +75,7 @@ const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves the status page from the result of the newest reconcile.
 pub struct PageServer {
-    parts: Parts,
+    services: BuildServices,
     /// Description of the cluster.
     cluster: String,
     actions: Option<Arc<Actions>>,
@@ -120,9 +120,9 @@ impl StatusSink for PageServer {
             failed_rewrites: rewrite_errors.collect(),
             configuration_error: configuration_error.clone(),
             served: true,
-            builds: LoggedBuilds::of(&self.parts.cache, plan, *now),
+            builds: LoggedBuilds::of(&self.services.cache, plan, *now),
             cluster: self.cluster.clone(),
-            registry: self.parts.location.to_string(),
+            registry: self.services.images.location.to_string(),
             ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
         };
         let mut history = self.state().map(|state| state.history.clone()).unwrap_or_default();
@@ -136,11 +136,11 @@ impl StatusSink for PageServer {
 
 impl PageServer {
     /// Creates a server. It responds with an error until the first reconcile has finished.
-    pub fn new(parts: Parts, cluster: String, actions: Option<Arc<Actions>>) -> Arc<Self> {
-        let (state, images) = (watch::Sender::default(), Images::of(parts.clone()));
+    pub fn new(services: BuildServices, cluster: String, actions: Option<Arc<Actions>>) -> Arc<Self> {
+        let (state, images) = (watch::Sender::default(), Images::of(services.clone()));
         let viewers = Arc::new(Semaphore::new(MAX_VIEWERS));
         let (excerpts, rendering) = (Excerpts::default(), Semaphore::new(1));
-        Arc::new(Self { parts, cluster, actions, state, images, excerpts, rendering, viewers })
+        Arc::new(Self { services, cluster, actions, state, images, excerpts, rendering, viewers })
     }
 
     /// Returns the routes.
@@ -254,7 +254,7 @@ fn cell_content(
     let has_path =
         |entry: &&StatusEntry<'_>| cell_link(entry.image, entry.target) == path || log_link(entry) == path;
     let Some(entry) = fleet.entries.iter().find(has_path) else { return Ok(None) };
-    let log = server.excerpts.find(&server.parts.cache, entry);
+    let log = server.excerpts.find(&server.services.cache, entry);
     if log_link(entry) == path {
         return Ok(log.map(|log| Content::Log(log.path)));
     }

@@ -35,7 +35,7 @@ fn view(fleet: &PlannerFleet) -> ReconcileView {
 #[tokio::test]
 async fn pages_of_the_newest_reconcile_are_served_read_only() {
     let bench = Bench::new(&serde_json::json!({}));
-    let page = PageServer::new(bench.parts.clone(), "cluster c1".to_owned(), None);
+    let page = PageServer::new(bench.services.clone(), "cluster c1".to_owned(), None);
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let server = HttpServer::bind(([127, 0, 0, 1], 0).into(), health, metrics, page.router()).await.unwrap();
     let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
@@ -73,7 +73,7 @@ async fn pages_of_the_newest_reconcile_are_served_read_only() {
     assert!(ask(address, "GET", &format!("/{cell}")).await.1.contains("Nodes that wait for this image"));
     let log = format!("/{}", cell.replace(".html", ".txt"));
     assert_eq!(ask(address, "GET", &log).await.0, 404);
-    let logs = bench.parts.cache.root().join("logs");
+    let logs = bench.services.cache.root().join("logs");
     fs_err::create_dir_all(&logs).unwrap();
     let hash = fleet.plan().cells[0].outcome.cell().unwrap().input_hash.short();
     // Logs of another architecture and of other inputs do not belong to this cell.
@@ -128,7 +128,7 @@ async fn pages_of_the_newest_reconcile_are_served_read_only() {
 #[tokio::test]
 async fn the_number_of_viewers_is_limited() {
     let page =
-        PageServer::new(Bench::new(&serde_json::json!({})).parts.clone(), "cluster c1".to_owned(), None);
+        PageServer::new(Bench::new(&serde_json::json!({})).services.clone(), "cluster c1".to_owned(), None);
     let open = async || events(State(Arc::clone(&page))).await;
     let mut viewers = Vec::new();
     for _ in 0..MAX_VIEWERS {
@@ -149,7 +149,7 @@ async fn files_replace_the_pages_of_an_earlier_run() {
         fs_err::write(at(name), "").unwrap();
     }
     let facts = crate::fleet::tests::facts_of(&PlannerFleet::new(&[K47]));
-    crate::write_files(directory.path(), &facts, &bench.parts).await.unwrap();
+    crate::write_files(directory.path(), &facts, &bench.services).await.unwrap();
     assert!(!at("c/0123456789abcdef.html").exists() && at("c/mine.html").exists());
     let read = |name: &str| fs_err::read_to_string(at(name)).unwrap();
     let index = read("index.html");
@@ -171,7 +171,7 @@ async fn files_replace_the_pages_of_an_earlier_run() {
 #[tokio::test]
 async fn a_growing_log_is_followed() {
     let bench = Bench::new(&serde_json::json!({}));
-    let page = PageServer::new(bench.parts.clone(), "cluster c1".to_owned(), None);
+    let page = PageServer::new(bench.services.clone(), "cluster c1".to_owned(), None);
     let (fleet, mut view) = (PlannerFleet::new(&[K47]), view(&PlannerFleet::new(&[K47])));
     let plan = fleet.plan();
     let (image, target) = (plan.cells[0].image.clone(), plan.cells[0].target.clone());
@@ -182,7 +182,7 @@ async fn a_growing_log_is_followed() {
     view.live = Activity::from([((image.clone(), target.clone()), build)]).into();
     page.reconciled(&view).await;
     let hash = plan.cells[0].outcome.cell().unwrap().input_hash.short();
-    let path = bench.parts.cache.root().join(format!("logs/mft-{K47}-{hash}-debian-12-amd64.log"));
+    let path = bench.services.cache.root().join(format!("logs/mft-{K47}-{hash}-debian-12-amd64.log"));
     let log = farrier_builder::FileLog::create(&path, |_| {}).unwrap();
     farrier_engines::BuildLog::line(&log, "  CC [M]  a.o");
     let get = async |path: String| {

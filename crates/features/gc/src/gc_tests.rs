@@ -10,8 +10,8 @@ use super::*;
 #[tokio::test]
 async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     let bench = Bench::new(&json!({}));
-    let (parts, registry) = (&bench.parts, &bench.parts.registry);
-    let repository = parts.location.repository("x").unwrap();
+    let (services, registry) = (&bench.services, &bench.services.images.registry);
+    let repository = services.images.location.repository("x").unwrap();
     let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let digest = Digest::of(&image);
@@ -24,12 +24,12 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     registry.push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &signed.manifest).await.unwrap();
     registry.push_referrer(&repository, &artifact.manifest).await.unwrap();
     let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
-    let contents = list_contents(parts, &options).await.unwrap();
+    let contents = list_contents(services, &options).await.unwrap();
     assert_eq!(contents.leftovers, [(repository.clone(), digest.clone())].into());
     let report = async || {
         let plan = GcPlan { going: Vec::new(), kept: Vec::new(), bytes: 0 };
-        let mut report = report_of(parts, &options, &contents, plan).await.unwrap();
-        delete_all(parts, &contents, &mut report).await.unwrap();
+        let mut report = report_of(&services.images, &options, &contents, plan).await.unwrap();
+        delete_all(services, &contents, &mut report).await.unwrap();
         report
     };
     let referrers_and_signatures = async || {
@@ -53,8 +53,8 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
 #[tokio::test]
 async fn outputs_go_with_their_image_and_signatures_with_their_output() {
     let bench = Bench::new(&json!({}));
-    let (parts, registry) = (&bench.parts, &bench.parts.registry);
-    let repository = parts.location.repository("x").unwrap();
+    let (services, registry) = (&bench.services, &bench.services.images.registry);
+    let repository = services.images.location.repository("x").unwrap();
     let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
@@ -71,8 +71,8 @@ async fn outputs_go_with_their_image_and_signatures_with_their_output() {
     registry.push_referrer(&repository, &output.manifest).await.unwrap();
     registry.push_referrer(&repository, &bundle.manifest).await.unwrap();
     let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
-    let contents = list_contents(parts, &options).await.unwrap();
-    assert!(delete(parts, &contents, &repository, &Digest::of(&image), true).await.unwrap());
+    let contents = list_contents(services, &options).await.unwrap();
+    assert!(delete(services, &contents, &repository, &Digest::of(&image), true).await.unwrap());
     assert_eq!(registry.tags(&repository).await.unwrap(), []);
     for digest in [&output.digest, &bundle.digest] {
         let version = Version::Digest(digest.clone());

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_builder::{
     images::{RECORDS, add_to_record, day, read_record},
-    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError},
-    resolve::tracked,
+    resolve::tracked_kernels,
+    services::{BuildError, BuildServices, ImageAccess, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
@@ -153,12 +153,12 @@ struct Uses {
 }
 
 /// Plans a garbage collection, and deletes if the options request it. After an interruption, the next run continues.
-pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
+pub async fn gc(services: &BuildServices, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
     let now = Timestamp::now();
     let today = day(now);
-    let contents = list_contents(parts, options).await?;
+    let contents = list_contents(services, options).await?;
     let candidates = Candidates::of(&contents.images);
-    let mut record: KernelRecord = read_record(parts).await?;
+    let mut record: KernelRecord = read_record(&services.images).await?;
     let plan_deletions = |uses: &Uses, record: &KernelRecord| {
         gc_plan(&GcInputs {
             images: &contents.images,
@@ -169,10 +169,10 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
             today,
         })
     };
-    let uses = read_uses(parts, cluster, &candidates).await?;
-    let mut report = report_of(parts, options, &contents, plan_deletions(&uses, &record)).await?;
+    let uses = read_uses(services, cluster, &candidates).await?;
+    let mut report = report_of(&services.images, options, &contents, plan_deletions(&uses, &record)).await?;
     let stale = if report.images.is_empty() { None } else { stale_kernel_record(options, &record, today) };
-    if let Some((refused, hint)) = clock_skew(parts, now).await?.or(stale) {
+    if let Some((refused, hint)) = clock_skew(&services.images, now).await?.or(stale) {
         (report.refused, report.hint) = (Some(refused), Some(hint));
         report.set_all(&GcState::Untouched);
         return Ok(report);
@@ -189,19 +189,19 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     let kernels: BTreeSet<&String> = contents.images.iter().flat_map(|image| &image.kernels).collect();
     let complete_record = record.noticed(kernels, today);
     if complete_record != record {
-        add_to_record(parts, &complete_record).await?;
+        add_to_record(services, &complete_record).await?;
         record = complete_record;
     }
     // Plan again with current uses, because the lookups have taken time.
-    let uses = read_uses(parts, cluster, &candidates).await?;
+    let uses = read_uses(services, cluster, &candidates).await?;
     report.set_plan(plan_deletions(&uses, &record));
-    delete_all(parts, &contents, &mut report).await?;
+    delete_all(services, &contents, &mut report).await?;
     Ok(report)
 }
 
 /// Returns a refusal and its remedy if the clocks of this machine and of the registry differ by more than [`MAX_CLOCK_SKEW`].
-async fn clock_skew(parts: &Parts, now: Timestamp) -> Result<Option<(String, String)>> {
-    let registry_clock = parts.registry.clock(&parts.location.repository(RECORDS)?).await?;
+async fn clock_skew(access: &ImageAccess, now: Timestamp) -> Result<Option<(String, String)>> {
+    let registry_clock = access.registry.clock(&access.location.repository(RECORDS)?).await?;
     let is_skewed = |clock: &Timestamp| now.duration_since(*clock).abs() > MAX_CLOCK_SKEW;
     let Some(registry_clock) = registry_clock.filter(is_skewed) else { return Ok(None) };
     let refused = format!(
@@ -226,18 +226,19 @@ fn stale_kernel_record(options: &GcOptions, record: &KernelRecord, today: Date) 
     Some((refused, hint.to_owned()))
 }
 
-async fn read_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {
+async fn read_uses(services: &BuildServices, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {
     let snapshot = cluster.snapshot().await?;
-    let announced = Announcements::of(&parts.definitions, &snapshot, tracked(parts, &snapshot).await);
+    let announced =
+        Announcements::of(&services.definitions, &snapshot, tracked_kernels(services, &snapshot).await);
     let mut mentioned = cluster.mentions(candidates).await?;
-    for spec in parts.definitions.images.values().flat_map(|image| &image.spec.rollout) {
+    for spec in services.definitions.images.values().flat_map(|image| &image.spec.rollout) {
         match spec {
             RolloutSpec::File { path, .. } => {
-                let directory = Directory::open(&parts.definitions.root.join(path))?;
+                let directory = Directory::open(&services.definitions.root.join(path))?;
                 mentioned.extend(directory.mentions(candidates).await?);
             }
-            RolloutSpec::Git { place, .. } => {
-                mentioned.extend(git::mentions(parts, place, candidates).await?);
+            RolloutSpec::Git { location, .. } => {
+                mentioned.extend(git::mentions(services, location, candidates).await?);
             }
             _ => {}
         }
@@ -251,14 +252,14 @@ async fn read_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates
 }
 
 /// Lists the images in the repositories of the definitions and of `options.further`.
-async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryContents> {
-    let names: BTreeSet<&ImageName> = parts.definitions.images.keys().chain(&options.further).collect();
+async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<RegistryContents> {
+    let names: BTreeSet<&ImageName> = services.definitions.images.keys().chain(&options.further).collect();
     let mut contents = RegistryContents::default();
     for name in names {
-        let repository = parts.location.repository(name.as_str())?;
-        let tags = parts.registry.tags(&repository).await?;
+        let repository = services.images.location.repository(name.as_str())?;
+        let tags = services.images.registry.tags(&repository).await?;
         let outcomes: Vec<_> = stream::iter(tags)
-            .map(|tag| manifest_of(parts, &repository, tag))
+            .map(|tag| manifest_of(&services.images, &repository, tag))
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
@@ -280,20 +281,24 @@ async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryCon
             .into_iter()
             .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
             .collect();
-        add_members(parts, &repository, &mut images).await?;
+        add_members(&services.images, &repository, &mut images).await?;
         contents.images.extend(images);
     }
-    contents.leftovers = find_leftovers(parts, &contents).await?;
+    contents.leftovers = find_leftovers(&services.images, &contents).await?;
     Ok(contents)
 }
 
 /// Adds the untagged images that indexes reference.
-async fn add_members(parts: &Parts, repository: &Repository, images: &mut Vec<RegistryImage>) -> Result<()> {
+async fn add_members(
+    access: &ImageAccess,
+    repository: &Repository,
+    images: &mut Vec<RegistryImage>,
+) -> Result<()> {
     let known: BTreeSet<Digest> = images.iter().map(|image| image.digest.clone()).collect();
     let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
     let untagged: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
     for digest in untagged {
-        let found = parts.registry.manifest(repository, &Version::Digest(digest)).await?;
+        let found = access.registry.manifest(repository, &Version::Digest(digest)).await?;
         images.extend(found.map(|stored| {
             RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
         }));
@@ -308,19 +313,19 @@ async fn add_members(parts: &Parts, repository: &Repository, images: &mut Vec<Re
 }
 
 async fn manifest_of(
-    parts: &Parts,
+    access: &ImageAccess,
     repository: &Repository,
     tag: Tag,
 ) -> Result<Option<(Tag, Digest, Vec<u8>)>> {
     let version = Version::Tag(tag.clone());
-    let stored = parts.registry.manifest(repository, &version).await?;
+    let stored = access.registry.manifest(repository, &version).await?;
     Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
 }
 
 /// Finds referrers and signatures whose image does not exist. Looks up the manifest and not only the tags, because an image is
 /// published before its tags.
 async fn find_leftovers(
-    parts: &Parts,
+    access: &ImageAccess,
     contents: &RegistryContents,
 ) -> Result<BTreeSet<(Repository, Digest)>> {
     let mut leftovers = BTreeSet::new();
@@ -329,7 +334,7 @@ async fn find_leftovers(
             continue;
         }
         let version = Version::Digest(subject.clone());
-        let found = parts.registry.manifest(repository, &version).await?;
+        let found = access.registry.manifest(repository, &version).await?;
         if found.is_none() {
             leftovers.insert((repository.clone(), subject.clone()));
         }
@@ -338,14 +343,14 @@ async fn find_leftovers(
 }
 
 async fn report_of(
-    parts: &Parts,
+    access: &ImageAccess,
     options: &GcOptions,
     contents: &RegistryContents,
     plan: GcPlan,
 ) -> Result<GcReport> {
     let mut stored = Vec::new();
     for kind in InputKind::ALL {
-        stored.extend(count_stored(parts, kind).await?);
+        stored.extend(count_stored(access, kind).await?);
     }
     let leftover = |(repository, subject): &(Repository, Digest)| Leftover {
         repository: repository.clone(),
@@ -353,7 +358,7 @@ async fn report_of(
         state: GcState::WouldDelete,
     };
     let mut report = GcReport {
-        registry: parts.location.to_string(),
+        registry: access.location.to_string(),
         keep_days: options.keep_days,
         delete: options.delete,
         leftovers: contents.leftovers.iter().map(leftover).collect(),
@@ -365,13 +370,13 @@ async fn report_of(
 }
 
 /// Counts the stored inputs of one kind. Returns `None` if there are none.
-async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKind>> {
-    let repository = parts.location.repository(kind.repository())?;
-    let tags = parts.registry.tags(&repository).await?;
+async fn count_stored(access: &ImageAccess, kind: InputKind) -> Result<Option<StoredKind>> {
+    let repository = access.location.repository(kind.repository())?;
+    let tags = access.registry.tags(&repository).await?;
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
     let mut artifacts = 0;
     for tag in tags.into_iter().filter(|tag| !is_referrer_or_signature(tag)) {
-        let Some((_, _, bytes)) = manifest_of(parts, &repository, tag).await? else { continue };
+        let Some((_, _, bytes)) = manifest_of(access, &repository, tag).await? else { continue };
         let Ok(manifest) = ImageManifest::parse(&bytes) else { continue };
         artifacts += 1;
         layers.extend(manifest.layers.into_iter().map(|layer| (layer.digest, layer.size)));
@@ -381,7 +386,11 @@ async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKin
 }
 
 /// Deletes all images and leftovers in the report, one after the other. Stops on an error that would affect every deletion.
-async fn delete_all(parts: &Parts, contents: &RegistryContents, report: &mut GcReport) -> Result<()> {
+async fn delete_all(
+    services: &BuildServices,
+    contents: &RegistryContents,
+    report: &mut GcReport,
+) -> Result<()> {
     let mut stopped = None;
     let leftovers = report
         .leftovers
@@ -394,7 +403,7 @@ async fn delete_all(parts: &Parts, contents: &RegistryContents, report: &mut GcR
     for (repository, digest, is_image, state) in leftovers.chain(images) {
         *state = match stopped {
             Some(_) => GcState::Untouched,
-            None => match delete(parts, contents, repository, digest, is_image).await {
+            None => match delete(services, contents, repository, digest, is_image).await {
                 Ok(false) => continue,
                 outcome => deletion_state(outcome.map(drop), &mut stopped),
             },
@@ -403,7 +412,7 @@ async fn delete_all(parts: &Parts, contents: &RegistryContents, report: &mut GcR
     // If an image has reappeared, its referrers are no longer leftovers.
     report.leftovers.retain(|leftover| leftover.state != GcState::WouldDelete);
     match stopped {
-        Some(TargetError::Canceled) => Err(TargetError::Canceled),
+        Some(BuildError::Canceled) => Err(BuildError::Canceled),
         Some(error) => {
             report.refused = Some(error_chain(&error));
             report.hint = error.hint();
@@ -418,22 +427,23 @@ async fn delete_all(parts: &Parts, contents: &RegistryContents, report: &mut GcR
 ///
 /// Returns `false`, and deletes nothing, if a missing image has reappeared because another client is publishing it.
 async fn delete(
-    parts: &Parts,
+    services: &BuildServices,
     contents: &RegistryContents,
     repository: &Repository,
     digest: &Digest,
     is_image: bool,
 ) -> Result<bool> {
-    let referrers = parts.registry.referrers(repository, digest, None).await?;
+    let referrers = services.images.registry.referrers(repository, digest, None).await?;
     if is_image {
-        delete_manifest(parts, repository, digest).await?;
-    } else if parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
+        delete_manifest(services, repository, digest).await?;
+    } else if services.images.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some()
+    {
         return Ok(false);
     }
     // An output of the image has signatures of its own.
     for referrer in &referrers {
         if HostOutput::has_type(referrer.artifact_type.as_deref()) {
-            Box::pin(delete(parts, contents, repository, &referrer.digest, true)).await?;
+            Box::pin(delete(services, contents, repository, &referrer.digest, true)).await?;
         }
     }
     // Delete the list of referrers last, because an interrupted run finds the remaining referrers in it.
@@ -444,16 +454,16 @@ async fn delete(
     for digest in manifests {
         // A referrer with a tag of its own is kept.
         if !contents.is_tagged(repository, &digest) {
-            delete_manifest(parts, repository, &digest).await?;
+            delete_manifest(services, repository, &digest).await?;
         }
     }
     Ok(true)
 }
 
 /// Deletes a manifest, if it exists.
-async fn delete_manifest(parts: &Parts, repository: &Repository, digest: &Digest) -> Result<()> {
-    parts.may_write()?;
-    parts.registry.delete_manifest(repository, digest).await?;
+async fn delete_manifest(services: &BuildServices, repository: &Repository, digest: &Digest) -> Result<()> {
+    services.process.ensure_may_write()?;
+    services.images.registry.delete_manifest(repository, digest).await?;
     Ok(())
 }
 
@@ -474,14 +484,14 @@ impl GcReport {
 
 /// Returns the state after one deletion. Sets `stopped` after an error that would affect every deletion, for example if the
 /// registry does not allow deletion at all.
-fn deletion_state(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
+fn deletion_state(outcome: Result<()>, stopped: &mut Option<BuildError>) -> GcState {
     let Err(error) = outcome else { return GcState::Deleted };
     let state = GcState::Failed { error: error_chain(&error) };
     let affects_all = matches!(
         error,
-        TargetError::Canceled
-            | TargetError::Fenced(_)
-            | TargetError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
+        BuildError::Canceled
+            | BuildError::Fenced(_)
+            | BuildError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
     );
     if affects_all {
         *stopped = Some(error);

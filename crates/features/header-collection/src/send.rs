@@ -25,10 +25,10 @@ pub enum SendError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// farrier cannot be reached.
-    #[error("send headers to {0}")]
+    #[error("cannot send headers to {0}")]
     Net(Url, #[source] NetError),
     /// farrier's response is unusable: farrier's address, and the reason.
-    #[error("send headers to {0}: {1}")]
+    #[error("cannot send headers to {0}: {1}")]
     UnusableResponse(Url, String),
     /// farrier rejected the header set: the HTTP status, and farrier's reason.
     #[error("farrier rejected the headers ({0}): {1}")]

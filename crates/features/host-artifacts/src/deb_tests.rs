@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::Command, sync::Arc};
 
 use farrier_builder::{
     build_one,
-    parts::TargetError,
+    services::BuildError,
     testing::{Bench, K9, module},
 };
 use farrier_core::image::{Digest, HostOutput};
@@ -18,7 +18,7 @@ use crate::{
     testing::{bench_that_signs_modules, make, run},
 };
 
-async fn package(bench: &Bench, image: &Digest) -> Result<Artifact, TargetError> {
+async fn package(bench: &Bench, image: &Digest) -> Result<Artifact, BuildError> {
     make(bench, image, HostOutput::Deb).await
 }
 
@@ -61,7 +61,7 @@ async fn dpkg_reads_the_package() {
 async fn the_same_image_gives_the_same_package_on_two_machines() {
     let (bench, mut other) = (Bench::new(&json!({})), Bench::new(&json!({})));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
-    other.parts.registry = Arc::clone(&bench.parts.registry);
+    other.services.images.registry = Arc::clone(&bench.services.images.registry);
     let packages = [package(&bench, &built.digest).await, package(&other, &built.digest).await];
     let [here, there] = packages.map(Result::unwrap);
     assert_eq!(here.digest, there.digest);
@@ -84,15 +84,15 @@ async fn the_certificate_of_signed_modules_is_in_the_package() {
     assert!(shown.contains("Acme"), "{shown}");
 
     // Without the certificate, another package would have the same name.
-    bench.parts.module_signer = None;
+    bench.services.tools.module_signer = None;
     let error = package(&bench, &built.digest).await.unwrap_err().to_string();
     assert!(error.contains("has modules signed with unknown certificate sha256:"), "{error}");
 }
 
 async fn listed(bench: &Bench, image: &Digest) -> Vec<Digest> {
-    let repository = bench.parts.location.repository("x").unwrap();
+    let repository = bench.services.images.location.repository("x").unwrap();
     let kind = Some(HostOutput::Deb.media_type());
-    let found = bench.parts.registry.referrers(&repository, image, kind).await.unwrap();
+    let found = bench.services.images.registry.referrers(&repository, image, kind).await.unwrap();
     found.into_iter().map(|found| found.digest).collect()
 }
 
@@ -101,7 +101,7 @@ async fn a_build_publishes_what_its_definition_asks_for() {
     let mut bench = Bench::new(&json!({"outputs": ["deb"]}));
     let error = bench.build(K9).await.unwrap_err().to_string();
     assert_eq!(error, "outputs of x: this farrier makes none", "before anything is compiled");
-    bench.parts.output_maker = Some(Arc::new(HostArtifacts));
+    bench.services.tools.output_maker = Some(Arc::new(HostArtifacts));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(listed(&bench, &built.digest).await, [package(&bench, &built.digest).await.unwrap().digest]);
 }
@@ -115,9 +115,9 @@ async fn the_sites_key_signs_nothing_that_is_made_from_an_unsigned_image() {
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     bench.sign_images_with(&keys);
     bench.image().spec.outputs = [HostOutput::Deb].into();
-    bench.parts.output_maker = Some(Arc::new(HostArtifacts));
+    bench.services.tools.output_maker = Some(Arc::new(HostArtifacts));
     let (name, target) = ("x".parse().unwrap(), Bench::target(K9));
-    let error = build_one(&bench.parts, &name, &target, true, false).await.unwrap_err().to_string();
+    let error = build_one(&bench.services, &name, &target, true, false).await.unwrap_err().to_string();
     assert!(error.contains("is not signed with a key of this site"), "{error}");
     assert_eq!(listed(&bench, &built.digest).await, []);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farrier_builder::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use farrier_builder::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, HostOutput, Repository, Version},
@@ -15,29 +15,29 @@ use oci::ImageManifest;
 /// Returns the digest of the image for one kernel: the image under `version`, or else the only image of the repository for
 /// `release`. Of a union image, returns the member for `release`.
 pub async fn find_image(
-    parts: &Parts,
+    services: &BuildServices,
     repository: &Repository,
     version: Option<&Version>,
     release: Option<&KernelRelease>,
     arch: Architecture,
 ) -> Result<Digest> {
     let absent = |message: String| {
-        TargetError::unmet(message, "`farrier build NAME --kernel RELEASE --push` publishes an image")
+        BuildError::unmet(message, "`farrier build NAME --kernel RELEASE --push` publishes an image")
     };
     let for_kernel = || match release {
         Some(release) => format!("for kernel {release}"),
         None => "for one kernel".to_owned(),
     };
     if let Some(version) = version {
-        let digest = look_up(parts, repository, version, release, arch).await?;
+        let digest = look_up(services, repository, version, release, arch).await?;
         return digest.ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
     }
-    let tags = parts.registry.tags(repository).await?;
+    let tags = services.images.registry.tags(repository).await?;
     let tags = tags.into_iter().filter(|tag| oci::subject_of_tag(tag).is_none());
     let lookups: Vec<_> = stream::iter(tags)
         .map(|tag| async move {
             let version = Version::Tag(tag.clone());
-            Ok::<_, TargetError>((look_up(parts, repository, &version, release, arch).await?, tag))
+            Ok::<_, BuildError>((look_up(services, repository, &version, release, arch).await?, tag))
         })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
@@ -48,20 +48,20 @@ pub async fn find_image(
         let mut tags: Vec<&str> = images.values().map(oci::Tag::as_str).collect();
         tags.sort_unstable();
         let message = format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
-        return Err(TargetError::usage(message, "name one of them: NAME:TAG"));
+        return Err(BuildError::usage(message, "name one of them: NAME:TAG"));
     }
     images.into_keys().next().ok_or_else(|| absent(format!("{repository} has no image {}", for_kernel())))
 }
 
 /// Returns the digest of the image, if it is for the kernel.
 async fn look_up(
-    parts: &Parts,
+    services: &BuildServices,
     repository: &Repository,
     version: &Version,
     release: Option<&KernelRelease>,
     arch: Architecture,
 ) -> Result<Option<Digest>> {
-    let stored = match parts.registry.image(repository, version, arch.as_str()).await {
+    let stored = match services.images.registry.image(repository, version, arch.as_str()).await {
         // The tag holds no image.
         Err(RegistryError::Image(_)) => None,
         stored => stored?,

@@ -19,7 +19,7 @@ pub use store::store;
 
 use farrier_builder::{
     images::StoredImage,
-    parts::{OutputMaker, Parts, Result},
+    services::{BuildServices, OutputMaker, Result},
 };
 use farrier_core::{
     facts::annotations,
@@ -37,17 +37,17 @@ pub struct HostArtifacts;
 impl OutputMaker for HostArtifacts {
     async fn make(
         &self,
-        parts: &Parts,
+        services: &BuildServices,
         repository: &Repository,
         image: &Digest,
         output: HostOutput,
     ) -> Result<Artifact> {
-        let (manifest, payload) = host_payload(StoredImage { parts, repository, digest: image }).await?;
+        let (manifest, payload) = host_payload(StoredImage { services, repository, digest: image }).await?;
         let release = payload.release.clone();
         let (name, content) = match output {
             HostOutput::Deb => blocking(move || deb::write(&payload)).await?,
             HostOutput::Initramfs => blocking(move || initramfs::write(&payload)).await?,
-            HostOutput::Sysext => sysext::write(parts, payload).await?,
+            HostOutput::Sysext => sysext::write(&services.tools, payload).await?,
         };
         let notes = [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::TITLE, name.as_str())];
         Ok(Artifact::about(&manifest, output.media_type(), content, &notes)?)

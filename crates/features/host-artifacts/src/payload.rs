@@ -7,7 +7,7 @@ use std::{
 
 use farrier_builder::{
     images::StoredImage,
-    parts::{Result, TargetError},
+    services::{BuildError, Result},
 };
 use farrier_core::{
     facts::{ImageFacts, ModuleSignerFact, annotations},
@@ -40,18 +40,18 @@ pub(super) struct HostPayload {
 }
 
 /// Fails because the image does not meet a requirement.
-pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> TargetError {
+pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> BuildError {
     let message = format!("{}@{} {why}", image.repository, image.digest);
-    TargetError::unmet(message, hint)
+    BuildError::unmet(message, hint)
 }
 
 /// Fetches and unpacks the payload. Returns the payload, and the bytes of the image's manifest.
 pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, HostPayload)> {
-    let StoredImage { parts, repository, digest } = image;
-    let stored = parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
+    let StoredImage { services, repository, digest } = image;
+    let stored = services.images.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
     let stored = stored.ok_or_else(|| unmet(image, "is not in the registry", "give a published image"))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
-    let config = parts.configuration(repository, &manifest.config).await?;
+    let config = services.images.configuration(repository, &manifest.config).await?;
     let arch = oci::architecture_of(&config).and_then(|arch| arch.parse().ok());
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
@@ -71,9 +71,9 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
             "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
         return Err(unmet(image, "has no payload for one kernel", hint));
     };
-    let work = parts.cache.scratch()?;
+    let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
-    parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+    services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
     fs_err::create_dir(&tree)?;
     let (dest, expected_signer) = (tree.clone(), signer.clone());
     let is_signed = blocking(move || {
@@ -92,7 +92,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
 
 /// Returns the certificate that the image's annotations name, from the site's definition.
 fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
-    let site = image.parts.module_signer.as_ref();
+    let site = image.services.tools.module_signer.as_ref();
     let known = site.filter(|site| site.fingerprint() == signer.certificate);
     known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
         let why = format!("has modules signed with unknown certificate {}", signer.certificate);

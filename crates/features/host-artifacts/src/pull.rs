@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use farrier_builder::{
     images::StoredImage,
-    parts::{OutputMaker as _, Result},
+    services::{OutputMaker as _, Result},
 };
 use farrier_core::{
     facts::annotations,
@@ -44,11 +44,11 @@ pub async fn pull(
     signers: Option<&RequiredSigners>,
     to: Option<&Path>,
 ) -> Result<Pulled> {
-    let StoredImage { parts, repository, digest } = image;
+    let StoredImage { services, repository, digest } = image;
     let mut refused = Vec::new();
-    for listed in parts.registry.referrers(repository, digest, Some(output.media_type())).await? {
+    for listed in services.images.registry.referrers(repository, digest, Some(output.media_type())).await? {
         let version = Version::Digest(listed.digest);
-        let Some(stored) = parts.registry.manifest(repository, &version).await? else { continue };
+        let Some(stored) = services.images.registry.manifest(repository, &version).await? else { continue };
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Clients maintain the lists of referrers, so an entry may be of another kind.
         let Some((layer, name)) = output_layer(&manifest, digest, output) else { continue };
@@ -57,7 +57,7 @@ pub async fn pull(
             continue;
         }
         let file = to.unwrap_or(Path::new(name)).to_owned();
-        parts.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
+        services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
         return Ok(pulled(image, output, layer, &stored.digest, file, (true, signers.is_some())));
     }
     if !refused.is_empty() {
@@ -68,7 +68,7 @@ pub async fn pull(
         let why = format!("is not signed with an accepted key: {why}");
         return Err(unmet(image, &why, "pass the key that signed it with --key"));
     }
-    let artifact = HostArtifacts.make(parts, repository, digest, output).await?;
+    let artifact = HostArtifacts.make(services, repository, digest, output).await?;
     let manifest = ImageManifest::parse(&artifact.manifest)?;
     let Some((layer, name)) = output_layer(&manifest, digest, output) else {
         return Err(unmet(image, &format!("yields no {output}"), "give another image"));
@@ -81,7 +81,7 @@ pub async fn pull(
 /// Whether enough of the keys signed a manifest. The inner error is the reason if not.
 async fn verify(image: StoredImage<'_>, signers: Option<&RequiredSigners>) -> Result<Result<(), String>> {
     match signers {
-        Some(signers) => image.signed_by(signers).await,
+        Some(signers) => image.check_signed_by(signers).await,
         None => Ok(Ok(())),
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use farrier_builder::{
-    parts::{OutputMaker as _, TargetError},
+    services::{BuildError, OutputMaker as _},
     testing::{Bench, K9, SYMBOLS},
 };
 use farrier_core::{
@@ -23,9 +23,9 @@ use serde_json::json;
 
 use crate::HostArtifacts;
 
-pub(crate) async fn make(bench: &Bench, image: &Digest, output: HostOutput) -> Result<Artifact, TargetError> {
-    let repository = bench.parts.location.repository("x").unwrap();
-    HostArtifacts.make(&bench.parts, &repository, image, output).await
+pub(crate) async fn make(bench: &Bench, image: &Digest, output: HostOutput) -> Result<Artifact, BuildError> {
+    let repository = bench.services.images.location.repository("x").unwrap();
+    HostArtifacts.make(&bench.services, &repository, image, output).await
 }
 
 /// Runs a program, and returns what it printed.
@@ -51,6 +51,7 @@ pub(crate) fn bench_that_signs_modules() -> (Bench, OpensslDir) {
         signed: Signed::Keep,
     };
     let secrets = SecretReader::new(keys.root().to_owned(), None);
-    bench.parts.module_signer = Some(Arc::new(ModuleSigner::open(&spec, keys.root(), secrets).unwrap()));
+    bench.services.tools.module_signer =
+        Some(Arc::new(ModuleSigner::open(&spec, keys.root(), secrets).unwrap()));
     (bench, keys)
 }

@@ -449,7 +449,7 @@ fn a_source_tree_is_named_after_its_only_module_if_a_daemon_set_is() {
         containers: vec![Container {
             name: "driver".to_owned(),
             image: format!("r.test/{name}:1"),
-            fixed: None,
+            why_not_editable: None,
             tagged: false,
         }],
         placement: Placement::default(),

@@ -37,7 +37,7 @@ fn daemon_set(name: &str, image: &str) -> DaemonSetFacts {
         containers: vec![Container {
             name: "driver".to_owned(),
             image: image.to_owned(),
-            fixed: None,
+            why_not_editable: None,
             tagged: false,
         }],
         placement: Placement::default(),

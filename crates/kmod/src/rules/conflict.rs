@@ -37,7 +37,7 @@ pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         };
         let message = format!("exports symbol {name}, which {owner} exports, too");
         let finding = Finding::new(Rule::DuplicateExport, Verdict::Refused, name, message, remedy);
-        findings.push(finding.kernel("ENOEXEC", format!("exports duplicate symbol {name}")));
+        findings.push(finding.with_kernel_message("ENOEXEC", format!("exports duplicate symbol {name}")));
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let message = "module is marked as livepatch module, but livepatch support is disabled";
         let remedy = "use a kernel with CONFIG_LIVEPATCH";
         let finding = Finding::new(Rule::Kernel, Verdict::Refused, "livepatch", message, remedy);
-        findings.push(finding.kernel("ENOEXEC", message));
+        findings.push(finding.with_kernel_message("ENOEXEC", message));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::Subject;
 use crate::{
-    Architecture, BadRelocation, Finding, KernelFacts, NamesError, RelocationProblem, Rule, Verdict,
+    Architecture, BadRelocation, Finding, KernelFacts, RelocationProblem, Rule, StringTableError, Verdict,
 };
 
 const COMPILE_WITH_KBUILD: &str =
@@ -33,7 +33,7 @@ pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if !has(plt) || !has(init_plt) {
         let kernel_message = "module PLT section(s) missing";
         let finding = missing(plt, &format!("{kernel_message}: arm64 modules need .plt and .init.plt"));
-        findings.push(finding.kernel("ENOEXEC", kernel_message));
+        findings.push(finding.with_kernel_message("ENOEXEC", kernel_message));
     }
     // `module_init_ftrace_plt`. Linux 6.18 and its backports also require the second section.
     if kernel.config.is_set("DYNAMIC_FTRACE") && kernel.since(5, 10) {
@@ -62,7 +62,7 @@ pub(super) fn writable_executable(subject: &Subject<'_>, findings: &mut Vec<Find
         let message = format!("section {section} has invalid WRITE|EXEC flags");
         let remedy = "put code and data into different sections";
         let finding = Finding::new(Rule::Elf, Verdict::Refused, section, &message, remedy);
-        findings.push(finding.kernel("ENOEXEC", &message));
+        findings.push(finding.with_kernel_message("ENOEXEC", &message));
     }
 }
 
@@ -89,7 +89,7 @@ pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             "Could not allocate {size} bytes percpu data: the kernel reserves {reserve} for all modules"
         );
         let kernel_message = format!("Could not allocate {size} bytes percpu data");
-        findings.push(finding(Verdict::Refused, message).kernel("ENOMEM", kernel_message));
+        findings.push(finding(Verdict::Refused, message).with_kernel_message("ENOMEM", kernel_message));
     } else if size > reserve - MAX_ALIGNMENT_LOSS && kernel.arch == Architecture::Arm64 {
         let message =
             format!("takes all of the {reserve} bytes of per-CPU data, whose start may not be aligned");
@@ -130,7 +130,7 @@ pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let verdict = if kernel_message.is_some() { Verdict::Refused } else { Verdict::Unknown };
     let finding = Finding::new(Rule::Relocation, verdict, location, message, COMPILE_WITH_KBUILD);
     findings.push(match kernel_message {
-        Some(text) => finding.kernel("ENOEXEC", text),
+        Some(text) => finding.with_kernel_message("ENOEXEC", text),
         None => finding,
     });
 }
@@ -211,15 +211,17 @@ pub(super) fn symbol_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let is_checked = subject.kernel.since(6, 14);
     let (message, verdict) = match subject.module.layout.names.symbols {
         None => return,
-        Some(NamesError::NoBegin) if !is_checked => return,
-        Some(NamesError::NoBegin) => ("symbol string table missing leading NUL", Verdict::Refused),
-        Some(NamesError::NoEnd) if is_checked => {
+        Some(StringTableError::MissingLeadingNul) if !is_checked => return,
+        Some(StringTableError::MissingLeadingNul) => {
+            ("symbol string table missing leading NUL", Verdict::Refused)
+        }
+        Some(StringTableError::MissingTrailingNul) if is_checked => {
             ("symbol string table isn't NUL terminated", Verdict::Refused)
         }
-        Some(NamesError::Outside) if is_checked => {
+        Some(StringTableError::OutOfBounds) if is_checked => {
             ("symbol name out of bounds in string table", Verdict::Refused)
         }
-        Some(NamesError::NoEnd | NamesError::Outside) => (
+        Some(StringTableError::MissingTrailingNul | StringTableError::OutOfBounds) => (
             "the name of a symbol lies outside of the string table, and the loader does not check that",
             Verdict::Unknown,
         ),
@@ -237,7 +239,7 @@ pub(super) fn section_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) 
         if is_checked { Some(Verdict::Refused) } else { kernel.since(6, 12).then_some(Verdict::Unknown) }
     };
     let remedy = "rebuild it, and strip nothing but debug information";
-    let outside = layout.names.section_is_outside;
+    let outside = layout.names.has_section_name_out_of_bounds;
     let outside = outside.then(|| verdict(kernel.since(6, 14) || kernel.has_checks_of_6_18()));
     if let Some(verdict) = outside.flatten() {
         let message = "Invalid ELF section name in module: the name lies outside of the section names";
@@ -289,12 +291,12 @@ pub(super) fn header_overlaps(subject: &Subject<'_>, findings: &mut Vec<Finding>
 /// Checks that exports have flags, which Linux 7.2 requires (`check_export_symbol_sections`).
 pub(super) fn export_flags(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let tables = &subject.module.layout.exports;
-    if subject.kernel.since(7, 2) && tables.plain.0 > 0 && !tables.has_flags {
+    if subject.kernel.since(7, 2) && tables.plain.size > 0 && !tables.has_flags {
         let (message, remedy) = (
             "no flags for exported symbols",
             "rebuild it with the makefiles and scripts of this kernel's headers",
         );
         let finding = Finding::new(Rule::Elf, Verdict::Refused, "__kflagstab", message, remedy);
-        findings.push(finding.kernel("ENOEXEC", message));
+        findings.push(finding.with_kernel_message("ENOEXEC", message));
     }
 }

@@ -53,7 +53,10 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let remedy = "use the vendor's open modules, or a driver version that does not use this symbol";
             let finding = Finding::new(Rule::License, verdict, name, message, remedy);
             let kernel_message = format!("Unknown symbol {name} (err -2)");
-            finding.found(license).wanted("a GPL-compatible license").kernel("ENOENT", kernel_message)
+            finding
+                .found(license)
+                .wanted("a GPL-compatible license")
+                .with_kernel_message("ENOENT", kernel_message)
         });
     }
 }

@@ -16,7 +16,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     findings.extend(module_namespaces.filter(|_| kernel.since(6, 16)).map(|name| {
         let message = format!("module tries to import module namespace: {name}");
         let remedy = "remove the MODULE_IMPORT_NS: modules in the list need none";
-        Finding::new(Rule::Namespace, Verdict::Refused, name, &message, remedy).kernel("EPERM", &message)
+        Finding::new(Rule::Namespace, Verdict::Refused, name, &message, remedy)
+            .with_kernel_message("EPERM", &message)
     }));
     for import in subject.imports {
         let Some(namespace) = import.provider.export().and_then(|export| export.namespace) else { continue };
@@ -26,7 +27,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let finding = Finding::new(Rule::Namespace, verdict, name, message, remedy).wanted(namespace);
             let kernel_message =
                 format!("module uses symbol ({name}) from namespace {namespace}, but does not import it.");
-            if allowed { finding } else { finding.kernel("EINVAL", kernel_message) }
+            if allowed { finding } else { finding.with_kernel_message("EINVAL", kernel_message) }
         };
         if let Some(modules) = namespace.strip_prefix(MODULE_NAMESPACE).filter(|_| kernel.since(6, 16)) {
             if !lists_module(modules, &module.name) {

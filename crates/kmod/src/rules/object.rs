@@ -12,7 +12,7 @@ pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if module != kernel {
         let (message, remedy) = ("the object is for another processor", format!("build it for {kernel}"));
         let finding = Finding::new(Rule::Elf, Verdict::Refused, "machine", message, remedy);
-        let finding = finding.kernel("ENOEXEC", "Invalid architecture in ELF header");
+        let finding = finding.with_kernel_message("ENOEXEC", "Invalid architecture in ELF header");
         findings.push(finding.found(module.gnu_name()).wanted(kernel.gnu_name()));
     }
 }
@@ -62,7 +62,11 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             );
             let finding = finding(verdict, message, subject.rebuild_remedy()).wanted(bytes(known.value));
             let is_refused = verdict == Verdict::Refused;
-            findings.push(if is_refused { finding.kernel("ENOEXEC", kernel_message) } else { finding });
+            findings.push(if is_refused {
+                finding.with_kernel_message("ENOEXEC", kernel_message)
+            } else {
+                finding
+            });
         }
         None if compares_layout_version(subject) => {}
         None => findings.push(finding(

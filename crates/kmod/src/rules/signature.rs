@@ -31,7 +31,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let finding = finding(verdict, format!("the module is not signed: {because}"), sign);
             // Under lockdown the kernel's message contains the name of the program that loads the module.
             if verdict == Verdict::Refused && !kernel.is_locked_down() {
-                finding.kernel("EKEYREJECTED", "Loading of unsigned module is rejected")
+                finding.with_kernel_message("EKEYREJECTED", "Loading of unsigned module is rejected")
             } else {
                 finding
             }

@@ -55,14 +55,16 @@ fn compare_imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, find
         if !is_extended && subject.module.layout.oversized_crcs.contains(name) {
             let message =
                 format!("disagrees about version of symbol {name}: the module's has more than 32 bits");
-            findings.push(finding(Verdict::Refused, message).kernel("EINVAL", disagreement(name)));
+            findings
+                .push(finding(Verdict::Refused, message).with_kernel_message("EINVAL", disagreement(name)));
             continue;
         }
         findings.push(match (module_crc, export.crc) {
             (Some(found), Some(wanted)) if found == wanted => continue,
             (Some(found), Some(wanted)) => {
                 let message = format!("disagrees about version of symbol {name}, exported by {exporter}");
-                let finding = finding(Verdict::Refused, message).kernel("EINVAL", disagreement(name));
+                let finding =
+                    finding(Verdict::Refused, message).with_kernel_message("EINVAL", disagreement(name));
                 finding.found(format_crc(found)).wanted(format_crc(wanted))
             }
             // An export without a version, for example from assembly without a prototype, in an image without versions.
@@ -128,8 +130,7 @@ fn reads_extended_versions(subject: &Subject<'_>) -> bool {
 /// Whether a table of exports has no versions (`check_export_symbol_sections`). Kernels with export flags ignore the GPL table.
 fn exports_lack_versions(subject: &Subject<'_>) -> bool {
     let tables = &subject.module.layout.exports;
-    let lacks = |(size, has_versions): (u64, bool)| size > 0 && !has_versions;
-    lacks(tables.plain) || lacks(tables.gpl) && !subject.kernel.since(7, 2)
+    tables.plain.lacks_versions() || tables.gpl.lacks_versions() && !subject.kernel.since(7, 2)
 }
 
 /// Verdict for a symbol that the module's table of versions lacks. Upstream `check_version` only warns. In Debian's kernels it
@@ -205,7 +206,7 @@ fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Opt
     let message = format!("disagrees about version of symbol {name}, the kernel's structure of modules");
     let finding =
         Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, subject.rebuild_remedy());
-    let finding = finding.kernel("ENOEXEC", disagreement(name));
+    let finding = finding.with_kernel_message("ENOEXEC", disagreement(name));
     (found != wanted || is_wide).then(|| finding.found(format_crc(found)).wanted(format_crc(wanted)))
 }
 

@@ -40,10 +40,10 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         // A missing weak symbol has address 0, which is out of range of the module's PC-relative relocations.
         findings.push(if import.symbol.weak {
             let finding = Finding::new(Rule::Relocation, Verdict::Refused, name, message, remedy);
-            finding.kernel("ENOEXEC", "overflow in relocation type 275")
+            finding.with_kernel_message("ENOEXEC", "overflow in relocation type 275")
         } else {
             let finding = Finding::new(Rule::UndefinedSymbol, Verdict::Refused, name, message, remedy);
-            finding.kernel("ENOENT", format!("Unknown symbol {name} (err -2)"))
+            finding.with_kernel_message("ENOENT", format!("Unknown symbol {name} (err -2)"))
         });
     }
     if unknown > 0 {

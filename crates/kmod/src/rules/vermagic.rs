@@ -38,8 +38,10 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 format!("the vermagic has {} where the kernel has {}", quote(&module), quote(&wanted))
             };
             let text = format!("version magic '{}' should be '{expected}'", magic.trim_end());
-            findings
-                .push(finding(Verdict::Refused, message, subject.rebuild_remedy()).kernel("ENOEXEC", text));
+            findings.push(
+                finding(Verdict::Refused, message, subject.rebuild_remedy())
+                    .with_kernel_message("ENOEXEC", text),
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The restrictions of process 1 and the steps (wall B of docs/security.md), which are always enabled: Landlock and the seccomp
+//! The restrictions of process 1 and the steps (docs/security.md), which are always enabled: Landlock and the seccomp
 //! filter. The attack suite compiles `testing/restrictions.rs` instead of this file (feature `breakable`), to show what the
 //! namespaces alone keep from a step.
 

@@ -15,7 +15,7 @@ pub type Result<T, E = RegistryError> = std::result::Result<T, E>;
 #[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum RegistryError {
     /// The connection failed or broke. Transient, unless TLS is at fault (see [`ConnectionProblem`]).
-    #[error("reach {host} to {action}")]
+    #[error("cannot reach {host} to {action}")]
     Unreachable { host: String, action: String, source: Box<dyn Error + Send + Sync> },
     /// No server is at the registry's address, and the registry has not responded before. Transient, but a retry within seconds is
     /// useless, because the address is wrong or the registry is not running.
@@ -50,7 +50,7 @@ pub enum RegistryError {
     #[error("{host} does not allow to {action}")]
     NoDeletion { host: String, action: String },
     /// Content does not match its digest. Transient: a retry may read correct content.
-    #[error("{action}: content has digest {actual}, expected {expected}")]
+    #[error("cannot {action}: the content has digest {actual}, expected {expected}")]
     Digest { action: String, expected: Digest, actual: Digest },
     /// The content is not an image, or is an index without the requested architecture. Permanent.
     #[error(transparent)]

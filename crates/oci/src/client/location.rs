@@ -18,7 +18,7 @@ pub enum RegistryLocation {
 
 /// Reason why a string is not a registry location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a registry: expected host[:port][/prefix] or oci:PATH, {reason}")]
+#[error("{text:?} is not a registry: {reason}; write host[:port][/prefix] or oci:PATH")]
 pub struct LocationError {
     /// The text, cut to 200 characters.
     pub text: String,
@@ -44,9 +44,9 @@ impl RegistryLocation {
         }
     }
 
-    /// Whether a client of the location reaches the repository. A client of the distribution protocol reaches every host; names in a
+    /// Whether a client of the location can address the repository. A client of the distribution protocol addresses every host; names in a
     /// layout directory have no host.
-    pub fn contains(&self, repository: &Repository) -> bool {
+    pub fn can_address(&self, repository: &Repository) -> bool {
         match self {
             Self::Remote { .. } => true,
             Self::Layout(_) => repository.host().is_none(),
@@ -72,7 +72,7 @@ impl FromStr for RegistryLocation {
             return Ok(Self::Layout(PathBuf::from(path)));
         }
         if text.contains("://") {
-            return refuse("without a scheme");
+            return refuse("it has a scheme");
         }
         let (host, prefix) = match text.trim_end_matches('/').split_once('/') {
             Some((host, prefix)) => (host, Some(prefix.to_owned())),

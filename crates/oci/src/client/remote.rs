@@ -72,7 +72,7 @@ impl RemoteRegistry {
         self
     }
 
-    pub(super) async fn exists(&self, name: &RemoteName, digest: &Digest, scope: Scope) -> Result<bool> {
+    pub(super) async fn blob_exists(&self, name: &RemoteName, digest: &Digest, scope: Scope) -> Result<bool> {
         let action = format!("look for blob {digest} in {}", name.path);
         let call = self.http.call(Method::HEAD, name, scope, &format!("blobs/{digest}"), &action).await?;
         Ok(self.http.expect(&call, &[200, 404]).await?.status().as_u16() == 200)
@@ -209,7 +209,7 @@ impl Registry for RemoteRegistry {
 
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         let look_up = |location| async move {
-            let found = self.exists(&RemoteName::of(&location), digest, Scope::Pull).await?;
+            let found = self.blob_exists(&RemoteName::of(&location), digest, Scope::Pull).await?;
             Ok(found.then_some(()))
         };
         Ok(self.locations.first_of(repository, look_up).await?.is_some())

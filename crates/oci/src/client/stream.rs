@@ -120,7 +120,7 @@ fn persist(temporary: NamedTempFile, path: &Path) -> Result<()> {
 }
 
 fn write_error(error: &io::Error, path: &Path) -> io::Error {
-    io::Error::new(error.kind(), format!("write {}: {error}", path.display()))
+    io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
 }
 
 /// Runs file I/O outside the async worker threads.

@@ -55,7 +55,7 @@ impl RemoteRegistry {
             BlobContent::Bytes(bytes) => bytes.len() as u64,
         };
         // Use the push token from the start, so that only one token is needed.
-        if self.exists(name, digest, Scope::Push).await? {
+        if self.blob_exists(name, digest, Scope::Push).await? {
             return Ok(Upload::Present);
         }
         let action = &format!("push blob {digest} to {}", name.path);
@@ -92,7 +92,7 @@ impl RemoteRegistry {
     async fn try_upload(&self, session: &Session<'_>, state: &mut FileUpload<'_>) -> Result<()> {
         if state.url.is_some() {
             // The upload may be complete, if only the response was lost.
-            if self.exists(session.name, session.digest, Scope::Push).await? {
+            if self.blob_exists(session.name, session.digest, Scope::Push).await? {
                 return Ok(());
             }
             state.in_chunks = true;

@@ -42,7 +42,7 @@ const UNREACHABLE: [&str; 6] = [
 ];
 
 /// Returns the advice for a line, if there is one.
-pub(super) fn of(line: &str) -> Option<Hint> {
+pub(super) fn hint_for(line: &str) -> Option<Hint> {
     let line = line.trim_end();
     if let Some(release) = missing_build_release(line) {
         return Some(Hint::Release(release.to_owned()));
@@ -52,7 +52,8 @@ pub(super) fn of(line: &str) -> Option<Hint> {
         || line.starts_with("make") && line.ends_with(": No such file or directory");
     let names_tool =
         |tool: &str| line.contains(&format!(" {tool}: ")) || line.starts_with(&format!("{tool}: "));
-    let text = if is_network(line) || is_missing && ["wget", "curl", "git"].into_iter().any(names_tool) {
+    let text = if says_unreachable(line) || is_missing && ["wget", "curl", "git"].into_iter().any(names_tool)
+    {
         NETWORK
     } else if is_missing {
         PACKAGE
@@ -67,7 +68,7 @@ pub(super) fn of(line: &str) -> Option<Hint> {
 }
 
 /// Whether the line says that a host cannot be reached.
-pub(super) fn is_network(line: &str) -> bool {
+pub(super) fn says_unreachable(line: &str) -> bool {
     UNREACHABLE.iter().any(|words| line.contains(words))
 }
 

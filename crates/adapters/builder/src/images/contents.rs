@@ -7,35 +7,43 @@ use farrier_store::registry::StoredManifest;
 use futures::{StreamExt, stream};
 use oci::AnyManifest;
 
-use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, TargetError, entries, image_location};
+use crate::services::{BuildError, ImageAccess, MAX_CONCURRENT_REQUESTS, entries, image_location};
 
 /// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
 /// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
 /// digest are reused. An image whose lookup fails is missing from `known`; all decisions about the image wait.
-pub async fn contents(parts: &Parts, images: &BTreeSet<String>, known: &mut BTreeMap<String, ImageContents>) {
+pub async fn contents(
+    access: &ImageAccess,
+    images: &BTreeSet<String>,
+    known: &mut BTreeMap<String, ImageContents>,
+) {
     known.retain(|image, _| images.contains(image) && image.contains("@sha256:"));
-    let prefix = format!("{}/", image_location(&parts.location).prefix.trim_end_matches('/'));
+    let prefix = format!("{}/", image_location(&access.location).prefix.trim_end_matches('/'));
     let new = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
     let found = stream::iter(new.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
-        .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
+        .map(
+            |(image, reference)| async move { Some((image.clone(), contents_of(access, &reference).await?)) },
+        )
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     known.extend(found.into_iter().flatten());
 }
 
-async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageContents> {
+async fn contents_of(access: &ImageAccess, reference: &ImageReference) -> Option<ImageContents> {
     let ImageReference { repository, version } = reference;
     let found = async {
-        let Some(stored) = parts.registry.manifest(repository, version).await? else { return Ok(None) };
+        let Some(stored) = access.registry.manifest(repository, version).await? else {
+            return Ok(None);
+        };
         let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
             return Ok(contents_of_one(&stored));
         };
-        let entries = entries(parts.registry.as_ref(), repository, &index, &stored.bytes).await?;
+        let entries = entries(access.registry.as_ref(), repository, &index, &stored.bytes).await?;
         let platforms: Option<BTreeMap<_, _>> =
             entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
         let platforms = platforms.filter(|platforms| !platforms.is_empty());
-        Ok::<_, TargetError>(
+        Ok::<_, BuildError>(
             platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }),
         )
     };

@@ -8,7 +8,7 @@ use farrier_core::{
 use farrier_store::registry::{Registry, StoredManifest, join};
 use oci::{AnyManifest, Descriptor, error_chain};
 
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// A copy of an image in the destination registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,47 +23,48 @@ pub struct ImageCopy {
 
 /// Copies an image with all its platforms, unless the copy is current. Always copies referrers and signatures, which
 /// may be newer than the image.
-pub async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
+pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCopy> {
     let wanted: ImageReference = text.parse()?;
-    let pinned = parts.resolve_reference(text).await?;
+    let pinned = services.resolve_reference(text).await?;
     let Version::Digest(digest) = &pinned.version else {
-        return Err(TargetError::no_such_image(text));
+        return Err(BuildError::no_such_image(text));
     };
-    let Some(place) = parts.mirror_repository(&wanted)? else {
+    let Some(mirror) = services.images.mirror_repository(&wanted)? else {
         return Ok(ImageCopy { digest: digest.clone(), reference: wanted, new: false });
     };
     let tag = copy_tag(&wanted)?;
     let version = Version::Tag(tag);
-    let copy = ImageReference { repository: place.clone(), version: version.clone() };
-    let named = parts.registry.manifest(&place, &version).await?;
-    parts.may_write()?;
-    let new = named.is_none_or(|named| named.digest != *digest);
+    let copy = ImageReference { repository: mirror.clone(), version: version.clone() };
+    let existing = services.images.registry.manifest(&mirror, &version).await?;
+    services.process.ensure_may_write()?;
+    let new = existing.is_none_or(|existing| existing.digest != *digest);
     if new {
-        copy_manifest(parts, &pinned, &place, &version).await?;
+        copy_manifest(&services.images, &pinned, &mirror, &version).await?;
     }
-    copy_referrers(parts, parts.registry_of(&pinned.repository), &pinned.repository, digest, &place).await?;
+    let source = services.images.registry_of(&pinned.repository);
+    copy_referrers(services, source, &pinned.repository, digest, &mirror).await?;
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
-/// Copies the referrers of an image from the repository `from` of `source` to `place`, and the signatures and attestations that
+/// Copies the referrers of an image from the repository `from` of `source` to `mirror`, and the signatures and attestations that
 /// `cosign` stores under tags made from the image's digest. A failed lookup is only reported as a note, because the image is
 /// complete without them.
 async fn copy_referrers(
-    parts: &Parts,
+    services: &BuildServices,
     source: &dyn Registry,
     from: &Repository,
     image: &Digest,
-    place: &Repository,
+    mirror: &Repository,
 ) -> Result<()> {
     let referrers = match source.referrers(from, image, None).await {
         Ok(referrers) => referrers,
         Err(error) => {
             let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
-            parts.reporter.note(&format!("{from}@{image}"), &text);
+            services.process.reporter.note(&format!("{from}@{image}"), &text);
             return Ok(());
         }
     };
-    let here = parts.registry.referrers(place, image, None).await?;
+    let here = services.images.registry.referrers(mirror, image, None).await?;
     let versions = referrers.into_iter().map(|referrer| Version::Digest(referrer.digest));
     let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
     for version in versions.chain(tags.map(Version::Tag)) {
@@ -77,17 +78,17 @@ async fn copy_referrers(
             continue;
         }
         for blob in manifest.blobs() {
-            copy_blob(parts, source, from, place, blob).await?;
+            copy_blob(&services.images, source, from, mirror, blob).await?;
         }
         match &version {
             Version::Digest(_) => {
-                parts.registry.push_referrer(place, &found.bytes).await?;
+                services.images.registry.push_referrer(mirror, &found.bytes).await?;
             }
             // Keep the site's own signatures. Content of any other form is replaced.
             Version::Tag(tag) => {
                 let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
-                if !join(parts.registry.as_ref(), place, tag, (kind, bytes)).await? {
-                    parts.registry.push_manifest(place, &version, kind, bytes).await?;
+                if !join(services.images.registry.as_ref(), mirror, tag, (kind, bytes)).await? {
+                    services.images.registry.push_manifest(mirror, &version, kind, bytes).await?;
                 }
             }
         }
@@ -95,48 +96,52 @@ async fn copy_referrers(
     Ok(())
 }
 
-/// Copies an artifact to `place` under a tag, with its blobs and referrers.
+/// Copies an artifact to `mirror` under a tag, with its blobs and referrers.
 pub async fn copy_artifact(
-    parts: &Parts,
+    services: &BuildServices,
     source: &dyn Registry,
     from: (&Repository, &StoredManifest),
-    place: (&Repository, Tag),
+    mirror: (&Repository, Tag),
 ) -> Result<()> {
-    let ((repository, found), (place, tag)) = (from, place);
+    let ((repository, found), (mirror, tag)) = (from, mirror);
     for blob in AnyManifest::parse(&found.bytes)?.blobs() {
-        copy_blob(parts, source, repository, place, blob).await?;
+        copy_blob(&services.images, source, repository, mirror, blob).await?;
     }
-    parts.registry.push_manifest(place, &Version::Tag(tag), &found.media_type, &found.bytes).await?;
-    copy_referrers(parts, source, repository, &found.digest, place).await
+    services
+        .images
+        .registry
+        .push_manifest(mirror, &Version::Tag(tag), &found.media_type, &found.bytes)
+        .await?;
+    copy_referrers(services, source, repository, &found.digest, mirror).await
 }
 
 /// Copies a manifest, after its children and blobs.
 async fn copy_manifest(
-    parts: &Parts,
+    access: &ImageAccess,
     from: &ImageReference,
-    place: &Repository,
+    mirror: &Repository,
     version: &Version,
 ) -> Result<()> {
     let repository = &from.repository;
-    let found = parts.existing_manifest(from).await?;
+    let found = access.existing_manifest(from).await?;
     let manifest = AnyManifest::parse(&found.bytes)?;
     for part in manifest.children() {
         let version = Version::Digest(part.digest.clone());
         let from = ImageReference { repository: repository.clone(), version: version.clone() };
-        Box::pin(copy_manifest(parts, &from, place, &version)).await?;
+        Box::pin(copy_manifest(access, &from, mirror, &version)).await?;
     }
     for blob in manifest.blobs() {
-        copy_blob(parts, parts.registry_of(repository), repository, place, blob).await?;
+        copy_blob(access, access.registry_of(repository), repository, mirror, blob).await?;
     }
-    parts.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
+    access.registry.push_manifest(mirror, version, &found.media_type, &found.bytes).await?;
     Ok(())
 }
 
 async fn copy_blob(
-    parts: &Parts,
+    access: &ImageAccess,
     source: &dyn Registry,
     from: &Repository,
-    place: &Repository,
+    mirror: &Repository,
     blob: &Descriptor,
 ) -> Result<()> {
     let Descriptor { media_type, digest, size, .. } = blob;
@@ -146,13 +151,13 @@ async fn copy_blob(
         tracing::warn!(%from, %digest, media_type, "layer not copied: no registry has it");
         return Ok(());
     }
-    if parts.registry.has_blob(place, digest).await? {
+    if access.registry.has_blob(mirror, digest).await? {
         return Ok(());
     }
-    let scratch = parts.cache.scratch()?;
+    let scratch = access.cache.scratch()?;
     let file = scratch.path().join("blob");
     source.fetch_blob(from, digest, *size, &file).await?;
-    parts.registry.push_blob(place, digest, &file).await?;
+    access.registry.push_blob(mirror, digest, &file).await?;
     Ok(())
 }
 
@@ -210,10 +215,10 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         let options = RegistryOptions::default();
         let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
-        bench.parts.remote = connect(&elsewhere, &options);
+        bench.services.images.remote = connect(&elsewhere, &options);
         let (repository, text) = ("other.test:5000/base".parse().unwrap(), "other.test:5000/base:1");
-        let digest = publish(bench.parts.remote.as_ref(), &repository).await;
-        let remote = Arc::clone(&bench.parts.remote);
+        let digest = publish(bench.services.images.remote.as_ref(), &repository).await;
+        let remote = Arc::clone(&bench.services.images.remote);
         let subject = remote.manifest(&repository, &Version::Digest(digest.clone())).await.unwrap().unwrap();
         let sign = async |text: &'static str| {
             let kind = provenance::SIGSTORE_BUNDLE;
@@ -233,34 +238,35 @@ mod tests {
         };
         sign("a signature").await;
 
-        let copied = copy_image(&bench.parts, text).await.unwrap();
+        let copied = copy_image(&bench.services, text).await.unwrap();
         assert_eq!((&copied.digest, copied.new), (&digest, true));
         assert_eq!(copied.reference.to_string(), "mirror/other.test-5000/base:1");
         // A new signature appears at the source.
         sign("another signature").await;
-        assert!(!copy_image(&bench.parts, text).await.unwrap().new);
-        let (place, here) = (copied.reference.repository, Arc::clone(&bench.parts.registry));
-        let listed = here.referrers(&place, &digest, Some(provenance::SIGSTORE_BUNDLE)).await.unwrap();
+        assert!(!copy_image(&bench.services, text).await.unwrap().new);
+        let (mirror, here) = (copied.reference.repository, Arc::clone(&bench.services.images.registry));
+        let listed = here.referrers(&mirror, &digest, Some(provenance::SIGSTORE_BUNDLE)).await.unwrap();
         assert_eq!(listed.len(), 2);
         let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
-        let signed = here.manifest(&place, &tag).await.unwrap().unwrap();
+        let signed = here.manifest(&mirror, &tag).await.unwrap().unwrap();
         let signed = ImageManifest::parse(&signed.bytes).unwrap();
         // The first signature stays, although the other registry no longer has it: it may be the site's own.
         let layers: Vec<Digest> = signed.layers.into_iter().map(|layer| layer.digest).collect();
         assert_eq!(layers, [Digest::of(b"a signature"), Digest::of(b"another signature")]);
-        assert!(here.has_blob(&place, &layers[1]).await.unwrap());
+        assert!(here.has_blob(&mirror, &layers[1]).await.unwrap());
 
         // The other registry disappears.
-        bench.parts.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
+        bench.services.images.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
         let offline = Net::new(NetOptions { offline: true, ..NetOptions::default() }).unwrap();
-        bench.parts.fetcher = bench.parts.fetcher.clone().with_net(offline);
-        let resolved = bench.parts.resolve_reference(text).await.unwrap();
+        bench.services.fetcher = bench.services.fetcher.clone().with_net(offline);
+        let resolved = bench.services.resolve_reference(text).await.unwrap();
         assert_eq!(resolved.to_string(), format!("other.test:5000/base@{digest}"));
-        let nearest = bench.parts.mirrored_reference(resolved).await.unwrap();
+        let nearest = bench.services.images.mirrored_reference(resolved).await.unwrap();
         assert_eq!(nearest.to_string(), format!("mirror/other.test-5000/base@{digest}"));
         let AnyManifest::Index(index) = AnyManifest::parse(
             &bench
-                .parts
+                .services
+                .images
                 .registry
                 .manifest(&nearest.repository, &nearest.version)
                 .await
@@ -272,7 +278,15 @@ mod tests {
             panic!("an index")
         };
         let part = Version::Digest(index.manifests[0].digest.clone());
-        assert!(bench.parts.registry.manifest(&nearest.repository, &part).await.unwrap().is_some());
-        assert!(bench.parts.registry.has_blob(&nearest.repository, &Digest::of(b"layer")).await.unwrap());
+        assert!(bench.services.images.registry.manifest(&nearest.repository, &part).await.unwrap().is_some());
+        assert!(
+            bench
+                .services
+                .images
+                .registry
+                .has_blob(&nearest.repository, &Digest::of(b"layer"))
+                .await
+                .unwrap()
+        );
     }
 }

@@ -14,7 +14,7 @@ use oci::{AnyManifest, Artifact, Descriptor, ImageError, ImageManifest, referrer
 use serde_json::Value;
 
 use super::signatures::StoredImage;
-use crate::parts::Result;
+use crate::services::Result;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentKind {
@@ -104,7 +104,7 @@ pub(super) fn parse_json(name: &'static str, content: &[u8]) -> Result<Value> {
 impl StoredImage<'_> {
     /// Pushes a document about the image, with its blobs. Returns the number of bytes sent.
     pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64> {
-        let registry = &self.parts.registry;
+        let registry = &self.services.images.registry;
         let mut sent = 0;
         for bytes in [artifact.config, &artifact.content] {
             sent += registry.push_bytes(self.repository, bytes).await?.bytes();
@@ -128,8 +128,8 @@ impl StoredImage<'_> {
     /// Returns the image's document of a kind. If there are several, returns the last one in the registry's list, which
     /// is usually the newest.
     pub async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
-        let Self { parts, repository, digest } = self;
-        let registry = parts.registry_of(repository);
+        let Self { services, repository, digest } = self;
+        let registry = services.images.registry_of(repository);
         for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
         {
             if let Some(content) = self.read_document(&referrer.digest, kind).await? {
@@ -148,8 +148,8 @@ impl StoredImage<'_> {
 
     /// Whether the list under the image's fallback tag names a referrer of this type that the registry has deleted.
     pub(super) async fn is_referrer_deleted(self, media_type: &str) -> Result<bool> {
-        let Self { parts, repository, digest } = self;
-        let registry = parts.registry_of(repository);
+        let Self { services, repository, digest } = self;
+        let registry = services.images.registry_of(repository);
         let Some(tag) = referrers_tag(digest) else { return Ok(false) };
         let Some(list) = registry.manifest(repository, &Version::Tag(tag)).await? else { return Ok(false) };
         let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&list.bytes) else { return Ok(false) };
@@ -166,9 +166,10 @@ impl StoredImage<'_> {
     /// Reads a listed document. `None` if the entry is stale or about another image: clients maintain the lists of
     /// referrers, and may leave such entries.
     async fn read_document(self, digest: &Digest, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
-        let Self { parts, repository, digest: subject } = self;
+        let Self { services, repository, digest: subject } = self;
         let version = Version::Digest(digest.clone());
-        let Some(stored) = parts.registry_of(repository).manifest(repository, &version).await? else {
+        let Some(stored) = services.images.registry_of(repository).manifest(repository, &version).await?
+        else {
             return Ok(None);
         };
         let manifest = ImageManifest::parse(&stored.bytes)?;
@@ -179,6 +180,6 @@ impl StoredImage<'_> {
         let has_media_type = |layer: &&Descriptor| layer.media_type == kind.media_type;
         let layer = manifest.layers.iter().find(has_media_type);
         let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
-        parts.small_blob(repository, layer, kind.name).await.map(Some)
+        services.images.small_blob(repository, layer, kind.name).await.map(Some)
     }
 }

@@ -15,7 +15,7 @@ use farrier_signing as signing;
 use farrier_signing::{SignatureHash, Signer};
 use jiff::Timestamp;
 
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// A key that signs images, with its public key for verification.
 pub(super) struct ImageSigner {
@@ -25,19 +25,19 @@ pub(super) struct ImageSigner {
 
 impl ImageSigner {
     /// Loads the site's key; `None` if the site signs no images.
-    pub(super) async fn load(parts: &Parts) -> Result<Option<Self>> {
-        let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
+    pub(super) async fn load(services: &BuildServices) -> Result<Option<Self>> {
+        let Some(signing) = &services.definitions.site.image_signing else { return Ok(None) };
         let ImageSigning { key, passphrase, public_key, .. } = signing;
-        let path = public_key.as_ref().map(|path| parts.definitions.root.join(path));
+        let path = public_key.as_ref().map(|path| services.definitions.root.join(path));
         let public = path.as_deref().map(signing::read_public_key).transpose()?;
-        let secrets = parts.fetcher.net().secrets();
+        let secrets = services.fetcher.net().secrets();
         let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), secrets).await?;
         if let (Some(path), Some(public)) = (&path, &public) {
-            signer.must_match(public, path)?;
+            signer.ensure_matches(public, path)?;
         }
         let public = PublicKey::from_info(signer.public_key().info())
-            .map_err(|source| TargetError::image_key("imageSigning", source))?;
-        ensure_not_revoked(&parts.definitions, "imageSigning", &public).await?;
+            .map_err(|source| BuildError::image_key("imageSigning", source))?;
+        ensure_not_revoked(&services.definitions, "imageSigning", &public).await?;
         Ok(Some(Self { signer: Arc::new(signer), public }))
     }
 
@@ -49,62 +49,66 @@ impl ImageSigner {
 }
 
 /// Fails fast, before compilation, if the site signs images but its key is unusable.
-pub async fn ensure_can_sign_images(parts: &Parts) -> Result<()> {
-    ImageSigner::load(parts).await.map(drop)
+pub async fn ensure_can_sign_images(services: &BuildServices) -> Result<()> {
+    ImageSigner::load(services).await.map(drop)
 }
 
 /// Public key of the site's signing key, if the site signs images. Fails if the key is unusable.
-pub async fn signing_key(parts: &Parts) -> Result<Option<PublicKey>> {
-    Ok(ImageSigner::load(parts).await?.map(|signer| signer.public))
+pub async fn signing_key(services: &BuildServices) -> Result<Option<PublicKey>> {
+    Ok(ImageSigner::load(services).await?.map(|signer| signer.public))
 }
 
-/// Keys to verify an image with: `at_least` of the `named` keys, or else the policy's keys, or else the site's own key.
-pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize) -> Result<RequiredSigners> {
-    if !named.is_empty() {
-        return signers(&parts.definitions, "--key", (Path::new(""), named), at_least).await;
+/// Keys to verify an image with: `at_least` of the keys in `key_files`, or else the policy's keys, or else the site's own key.
+pub async fn verification_keys(
+    services: &BuildServices,
+    key_files: &[PathBuf],
+    at_least: usize,
+) -> Result<RequiredSigners> {
+    if !key_files.is_empty() {
+        return signers(&services.definitions, "--key", (Path::new(""), key_files), at_least).await;
     }
-    if let Some(required) = required_signers(parts).await? {
+    if let Some(required) = required_signers(&services.definitions).await? {
         return Ok(required);
     }
-    own_key(parts).await?.ok_or_else(|| {
+    own_signers(services).await?.ok_or_else(|| {
         let hint = "pass --key, or name keys in site.yaml (policy.requireSigned, imageSigning); \
                     --insecure-no-signature checks only what everyone with push access can forge";
-        TargetError::usage("no key to verify the image with".to_owned(), hint)
+        BuildError::usage("no key to verify the image with".to_owned(), hint)
     })
 }
 
-/// The site's public key. If a file provides the public key, the private key is not needed: an air-gapped site has
+/// The site's own public key, as required signer. If a file provides the public key, the private key is not needed: an air-gapped site has
 /// only the public key.
-pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
-    let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
+pub(super) async fn own_signers(services: &BuildServices) -> Result<Option<RequiredSigners>> {
+    let Some(signing) = &services.definitions.site.image_signing else { return Ok(None) };
     let public = match &signing.public_key {
-        Some(path) => Some(read_key(&parts.definitions.root.join(path)).await?),
-        None => ImageSigner::load(parts).await?.map(|signer| signer.public),
+        Some(path) => Some(read_key(&services.definitions.root.join(path)).await?),
+        None => ImageSigner::load(services).await?.map(|signer| signer.public),
     };
     let Some(key) = public else { return Ok(None) };
-    ensure_not_revoked(&parts.definitions, "imageSigning", &key).await?;
+    ensure_not_revoked(&services.definitions, "imageSigning", &key).await?;
     Ok(Some(RequiredSigners::one("imageSigning", key)))
 }
 
 /// Whether the site names any keys for images. This process may be unable to read the key files.
-pub(super) fn has_keys(parts: &Parts) -> bool {
-    let site = &parts.definitions.site;
+pub(super) fn has_keys(definitions: &Definitions) -> bool {
+    let site = &definitions.site;
     site.image_signing.is_some() || !site.policy.require_signed.is_empty()
 }
 
 /// Keys that must have signed an image (`policy.requireSigned`); `None` if the policy requires none.
-pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSigners>> {
-    let wanted = &parts.definitions.site.policy.require_signed;
+pub(super) async fn required_signers(definitions: &Definitions) -> Result<Option<RequiredSigners>> {
+    let wanted = &definitions.site.policy.require_signed;
     if wanted.is_empty() {
         return Ok(None);
     }
-    let named = (&*parts.definitions.root, wanted.keys());
-    signers(&parts.definitions, "policy.requireSigned", named, wanted.at_least()).await.map(Some)
+    let key_files = (&*definitions.root, wanted.keys());
+    signers(definitions, "policy.requireSigned", key_files, wanted.at_least()).await.map(Some)
 }
 
 /// Signs bytes other than an image with the site's key; `None` if the site signs no images.
-pub async fn sign_bytes(parts: &Parts, content: Vec<u8>) -> Result<Option<Vec<u8>>> {
-    let Some(signer) = ImageSigner::load(parts).await? else { return Ok(None) };
+pub async fn sign_bytes(services: &BuildServices, content: Vec<u8>) -> Result<Option<Vec<u8>>> {
+    let Some(signer) = ImageSigner::load(services).await? else { return Ok(None) };
     signer.sign(content).await.map(Some)
 }
 
@@ -144,7 +148,7 @@ pub(super) async fn signers(
     RequiredSigners::new(keys, at_least).map_err(|error| {
         let hint = "name more keys, or require fewer; a key that is named twice counts once, and revoked keys do not count";
         let message = format!("{setting}: {error}{}", revoked.concat());
-        TargetError::usage(message, hint)
+        BuildError::usage(message, hint)
     })
 }
 
@@ -167,12 +171,12 @@ async fn ensure_not_revoked(definitions: &Definitions, setting: &str, key: &Publ
     let Some(since) = revoked_since(definitions, key).await? else { return Ok(()) };
     let message = format!("{setting}: its key ({}) is revoked since {since}", key.fingerprint());
     let hint = "use another key: docs/rotation.md says how to replace a key";
-    Err(TargetError::usage(message, hint))
+    Err(BuildError::usage(message, hint))
 }
 
 /// Revoked keys that the site names by file, with a description for messages.
-pub(super) async fn revoked_keys(parts: &Parts) -> Result<Vec<(String, PublicKey)>> {
-    let Definitions { site, root, .. } = &parts.definitions;
+pub(super) async fn revoked_keys(definitions: &Definitions) -> Result<Vec<(String, PublicKey)>> {
+    let Definitions { site, root, .. } = definitions;
     let mut keys = Vec::new();
     for RevokedKey { key, since, .. } in &site.revoked {
         let Some(path) = key else { continue };
@@ -182,17 +186,17 @@ pub(super) async fn revoked_keys(parts: &Parts) -> Result<Vec<(String, PublicKey
 }
 
 /// Fails if the site uses a revoked key; the error names the key. Returns the number of revoked keys.
-pub async fn check_revoked_keys(parts: &Parts) -> Result<usize> {
-    let Definitions { site, root, .. } = &parts.definitions;
-    own_key(parts).await?;
+pub async fn check_revoked_keys(services: &BuildServices) -> Result<usize> {
+    let Definitions { site, root, .. } = &services.definitions;
+    own_signers(services).await?;
     for path in site.policy.require_signed.keys() {
         let what = format!("policy.requireSigned {}", path.display());
-        ensure_not_revoked(&parts.definitions, &what, &read_key(&root.join(path)).await?).await?;
+        ensure_not_revoked(&services.definitions, &what, &read_key(&root.join(path)).await?).await?;
     }
     Ok(site.revoked.len())
 }
 
 async fn read_key(path: &Path) -> Result<PublicKey> {
     let text = fs_err::tokio::read_to_string(path).await?;
-    PublicKey::from_pem(&text).map_err(|source| TargetError::image_key(&path.display().to_string(), source))
+    PublicKey::from_pem(&text).map_err(|source| BuildError::image_key(&path.display().to_string(), source))
 }

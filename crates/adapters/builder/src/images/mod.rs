@@ -33,7 +33,7 @@ pub(crate) use root_fs::{
     BaseImage, DEFAULT_PATH, base_image, layer_files, published_root_fs, runtime_base, toolchain_tree,
 };
 pub use root_fs::{base_root, root_fs_layer, root_fs_tag};
-pub use rotate::{Rotated, RotatedArtifact, rotate};
+pub use rotate::{RotatedArtifact, RotationOutcome, rotate};
 pub(crate) use shared_tags::tag_beside_others;
 pub use signatures::{StoredImage, look_up_signatures};
 pub(crate) use sources::fetch_source;

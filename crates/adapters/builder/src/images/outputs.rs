@@ -5,16 +5,16 @@ use std::sync::Arc;
 use farrier_core::{image::DriverImage, kernel::KernelFamily};
 
 use super::signatures::StoredImage;
-use crate::parts::{OutputMaker, Parts, Result, TargetError};
+use crate::services::{BuildError, BuildTools, OutputMaker, Result};
 
 /// Returns the maker of the definition's outputs, if the definition asks for any. Fails if this farrier cannot make them.
-pub(crate) fn output_maker(parts: &Parts, image: &DriverImage) -> Result<Option<Arc<dyn OutputMaker>>> {
+pub(crate) fn output_maker(tools: &BuildTools, image: &DriverImage) -> Result<Option<Arc<dyn OutputMaker>>> {
     if image.spec.outputs.is_empty() {
         return Ok(None);
     }
-    let maker = parts.output_maker.clone().ok_or_else(|| {
+    let maker = tools.output_maker.clone().ok_or_else(|| {
         let message = format!("outputs of {}: this farrier makes none", image.metadata.name);
-        TargetError::unmet(message, "use a farrier with the feature host-artifacts, or remove `outputs`")
+        BuildError::unmet(message, "use a farrier with the feature host-artifacts, or remove `outputs`")
     })?;
     Ok(Some(maker))
 }
@@ -23,18 +23,18 @@ impl StoredImage<'_> {
     /// Publishes the outputs of the published image as its referrers, signed like the image. Content that the registry has is not
     /// sent again. Returns the number of bytes sent.
     pub(crate) async fn publish_outputs(self, image: &DriverImage, family: &KernelFamily) -> Result<u64> {
-        let Self { parts, repository, digest } = self;
-        let Some(maker) = output_maker(parts, image)? else { return Ok(0) };
+        let Self { services, repository, digest } = self;
+        let Some(maker) = output_maker(&services.tools, image)? else { return Ok(0) };
         let mut sent = 0;
         for output in image.spec.outputs.iter().filter(|output| output.is_for(family)) {
             // The site's key must not sign an output of another writer's image.
-            if parts.definitions.site.image_signing.is_some() {
+            if services.definitions.site.image_signing.is_some() {
                 self.ensure_trusted("image").await?;
             }
-            let artifact = maker.make(parts, repository, digest, *output).await?;
-            parts.may_write()?;
+            let artifact = maker.make(services, repository, digest, *output).await?;
+            services.process.ensure_may_write()?;
             sent += self.push_document(&artifact).await?;
-            let output_image = StoredImage { parts, repository, digest: &artifact.digest };
+            let output_image = StoredImage { services, repository, digest: &artifact.digest };
             sent += output_image.sign(image.metadata.name.as_str(), &[]).await?;
         }
         Ok(sent)

@@ -10,7 +10,7 @@ use std::{
 };
 
 use farrier_core::{
-    facts::{Record, annotations},
+    facts::{RegistryRecord, annotations},
     image::{Repository, Version},
     plan::{BuildTimes, Cell, KernelKey, KernelRecord},
 };
@@ -18,7 +18,7 @@ use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before, read_annot
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 use oci::error_chain;
 
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Repository below the registry's prefix. Driver images cannot have this name.
 pub const REPOSITORY: &str = "kernels";
@@ -41,7 +41,7 @@ pub fn day(now: Timestamp) -> Date {
 
 /// Records the kernels that run or are announced, at most once a day for each. A failed write is only logged: a kernel
 /// without a record counts as seen when garbage collection first notices it.
-pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &mut LastRecord) {
+pub async fn record_kernels(services: &BuildServices, kernels: BTreeSet<KernelKey>, last: &mut LastRecord) {
     let today = day(Timestamp::now());
     let failed_recently = last.failed.is_some_and(|failed| failed.elapsed() < RETRY_DELAY);
     let is_recorded =
@@ -50,9 +50,9 @@ pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &
         return;
     }
     let seen = KernelRecord::default().with(&kernels, today);
-    match add_to_record(parts, &seen).await {
+    match add_to_record(services, &seen).await {
         Ok(()) => *last = LastRecord { written: Some((today, kernels)), failed: None },
-        Err(TargetError::Canceled) => {}
+        Err(BuildError::Canceled) => {}
         Err(error) => {
             last.failed = Some(Instant::now());
             tracing::warn!(error = %error_chain(&error), "cannot record the kernels in use");
@@ -62,9 +62,9 @@ pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &
 
 /// Records the duration of a build that compiled. Best effort: without the record only an estimate is missing. So
 /// failures are ignored, and nothing checks whether another writer overwrote the entry.
-pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
+pub(crate) async fn record_build(services: &BuildServices, cell: &Cell, took: Duration) {
     let times = BuildTimes::of(&cell.image, cell.target.arch, Timestamp::now(), took);
-    let written = tokio::time::timeout(BUILD_TIMES_TIMEOUT, write_to_record(parts, &times)).await;
+    let written = tokio::time::timeout(BUILD_TIMES_TIMEOUT, write_to_record(services, &times)).await;
     if !matches!(written, Ok(Ok(_))) {
         let error = written.ok().and_then(Result::err).map(|error| error_chain(&error));
         tracing::debug!(error, "cannot record the duration of a build");
@@ -72,47 +72,49 @@ pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
 }
 
 /// Recorded build times; empty if the registry does not answer in time.
-pub async fn build_times(parts: &Parts) -> BuildTimes {
-    let read = tokio::time::timeout(BUILD_TIMES_TIMEOUT, read_record(parts)).await;
+pub async fn build_times(access: &ImageAccess) -> BuildTimes {
+    let read = tokio::time::timeout(BUILD_TIMES_TIMEOUT, read_record(access)).await;
     read.ok().and_then(Result::ok).unwrap_or_default()
 }
 
 /// Reads a record; empty if the registry has none.
-pub async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
-    let (repository, version) = place_of::<R>(parts)?;
-    let found = read_annotation(parts.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
+pub async fn read_record<R: RegistryRecord>(access: &ImageAccess) -> Result<R> {
+    let (repository, version) = location_of::<R>(access)?;
+    let found =
+        read_annotation(access.registry.as_ref(), (&repository, &version), R::ANNOTATION, R::parse).await?;
     Ok(found.unwrap_or_default())
 }
 
 /// Adds entries to a record, and repeats until a read shows them, because the registry protocol has no locks.
-pub async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
+pub async fn add_to_record<R: RegistryRecord>(services: &BuildServices, news: &R) -> Result<()> {
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;
-        if !write_to_record(parts, news).await? {
+        if !write_to_record(services, news).await? {
             return Ok(());
         }
     }
-    let (repository, version) = place_of::<R>(parts)?;
+    let (repository, version) = location_of::<R>(&services.images)?;
     let action = format!("write the record in {repository}{version}");
     let reason = format!("other writers removed the added entries {MAX_TRIES} times");
-    Err(RegistryError::protocol(parts.registry.describe(), action, reason).into())
+    Err(RegistryError::protocol(services.images.registry.describe(), action, reason).into())
 }
 
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
-async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
-    let known: R = read_record(parts).await?;
+async fn write_to_record<R: RegistryRecord>(services: &BuildServices, news: &R) -> Result<bool> {
+    let known: R = read_record(&services.images).await?;
     let merged = known.merged(news);
     if merged == known {
         return Ok(false);
     }
-    parts.may_write()?;
-    let (repository, version) = place_of::<R>(parts)?;
-    let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, merged.to_text())];
-    write_annotations(parts.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
+    services.process.ensure_may_write()?;
+    let (repository, version) = location_of::<R>(&services.images)?;
+    let annotations = [(annotations::TITLE, R::TITLE.to_owned()), (R::ANNOTATION, merged.to_text())];
+    write_annotations(services.images.registry.as_ref(), (&repository, &version), R::KIND, annotations)
+        .await?;
     Ok(true)
 }
 
-fn place_of<R: Record>(parts: &Parts) -> Result<(Repository, Version)> {
-    let repository = parts.location.repository(REPOSITORY)?;
+fn location_of<R: RegistryRecord>(access: &ImageAccess) -> Result<(Repository, Version)> {
+    let repository = access.location.repository(REPOSITORY)?;
     Ok((repository, Version::Tag(R::TAG.parse()?)))
 }

@@ -16,7 +16,7 @@ use farrier_store::SignatureStatus;
 use oci::{Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
 
 use super::{keys::has_keys, signatures::StoredImage};
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Repository of published root file systems, below the registry's prefix.
 pub(super) const ROOT_FS: &str = "farrier-rootfs";
@@ -50,7 +50,7 @@ pub fn root_fs_tag(key: &str) -> Result<(&'static str, Tag)> {
 
 /// Returns the runtime base of a cell, for a definition with these sources.
 pub(crate) async fn runtime_base(
-    parts: &Parts,
+    services: &BuildServices,
     base: &RuntimeBase,
     sources: &[SourceSpec],
     cell: &Cell,
@@ -60,56 +60,64 @@ pub(crate) async fn runtime_base(
         RuntimeBase::Need(name) => {
             let need = cell.needs.iter().find(|need| need.name == *name);
             let image = need.and_then(|need| need.image.clone());
-            image.ok_or_else(|| TargetError::no_such_image(name))?
+            image.ok_or_else(|| BuildError::no_such_image(name))?
         }
         RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
-            let root = base_root(parts, base, sources, &cell.version).await?;
-            let root = root.ok_or_else(|| TargetError::definition_gone(cell.image.as_str()))?;
-            cell_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
+            let root = base_root(services, base, sources, &cell.version).await?;
+            let root = root.ok_or_else(|| BuildError::definition_gone(cell.image.as_str()))?;
+            cell_root_fs(services, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Minimal(spec) => {
-            cell_root_fs(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
+            cell_root_fs(services, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Image(text) => {
             // Use the digest from the input hash, because the tag may have moved.
             let planned = cell.fetched.base.as_deref().unwrap_or(text);
-            parts.mirrored_reference(parts.resolve_reference(planned).await?).await?
+            services.images.mirrored_reference(services.resolve_reference(planned).await?).await?
         }
     };
-    base_image(parts, &reference, arch).await
+    base_image(&services.images, &reference, arch).await
 }
 
 /// Root file system of packages that serves as the base for a version of the driver; `None` for other bases.
 pub async fn base_root(
-    parts: &Parts,
+    services: &BuildServices,
     base: &RuntimeBase,
     sources: &[SourceSpec],
     version: &str,
 ) -> Result<Option<PackageRoot>> {
-    let look = || parts.fetcher.root_fs().packages_of_base(base, sources, version);
-    parts.retry("look up runtime base", look).await
+    let look = || services.fetcher.root_fs().packages_of_base(base, sources, version);
+    services.process.retry("look up runtime base", look).await
 }
 
 /// Returns the digest and the file of the toolchain's layer. The root file system is taken from the registry, or
 /// created and published.
-pub async fn root_fs_layer(parts: &Parts, root: &PackageRoot, cell: &Cell) -> Result<(Digest, PathBuf)> {
-    let reference = cell_root_fs(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
-    let base = base_image(parts, &reference, cell.target.arch).await?;
-    let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
-    Ok((layer.digest.clone(), parts.blob_file(&base.repository, layer).await?))
+pub async fn root_fs_layer(
+    services: &BuildServices,
+    root: &PackageRoot,
+    cell: &Cell,
+) -> Result<(Digest, PathBuf)> {
+    let reference =
+        cell_root_fs(services, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
+    let base = base_image(&services.images, &reference, cell.target.arch).await?;
+    let layer = base.image.layers.first().ok_or_else(|| BuildError::no_such_image(&reference))?;
+    Ok((layer.digest.clone(), services.images.blob_file(&base.repository, layer).await?))
 }
 
-fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference> {
+fn reference_of_key(access: &ImageAccess, key: &str) -> Result<ImageReference> {
     let (name, tag) = root_fs_tag(key)?;
-    Ok(ImageReference { repository: parts.location.repository(name)?, version: Version::Tag(tag) })
+    Ok(ImageReference { repository: access.location.repository(name)?, version: Version::Tag(tag) })
 }
 
 /// Key over the whole specification, and over the package that a minimal root file system is made from.
-async fn key_of(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String> {
+async fn key_of(services: &BuildServices, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String> {
     match spec {
         RootFsSpec::Packages(root) => Ok(root.key(arch)),
         RootFsSpec::Minimal(spec) => {
-            parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_key(spec, arch)).await
+            services
+                .process
+                .retry("look up busybox", || services.fetcher.root_fs().minimal_key(spec, arch))
+                .await
         }
     }
 }
@@ -125,56 +133,58 @@ struct Published {
 /// Digest of the root file system that a build would take from the registry, if it is unverified: the site has no keys,
 /// and this machine did not create it.
 pub(super) async fn unverified_root_fs(
-    parts: &Parts,
+    services: &BuildServices,
     spec: RootFsSpec<'_>,
     arch: Architecture,
 ) -> Result<Option<Digest>> {
-    let key = key_of(parts, spec, arch).await?;
-    if let Some(root_fs) = published(parts, &key, arch).await? {
+    let key = key_of(services, spec, arch).await?;
+    if let Some(root_fs) = published(services, &key, arch).await? {
         return Ok(root_fs.unverified);
     }
-    if parts.fetcher.root_fs().made_here(&key, arch)?.is_some() {
+    if services.fetcher.root_fs().made_here(&key, arch)?.is_some() {
         return Ok(None);
     }
-    let stored = parts.fetcher.root_fs().in_store(&key).await?;
+    let stored = services.fetcher.root_fs().in_store(&key).await?;
     Ok(stored.filter(|stored| !stored.is_signed).map(|stored| stored.layer.digest))
 }
 
 /// Reference by digest of the image that a root file system of packages is published as. The second value is the digest
 /// of its content if the content is unverified.
 pub(crate) async fn published_root_fs(
-    parts: &Parts,
+    services: &BuildServices,
     root: &PackageRoot,
     arch: Architecture,
 ) -> Result<Option<(ImageReference, Option<Digest>)>> {
-    let root_fs = published(parts, &root.key(arch), arch).await?;
+    let root_fs = published(services, &root.key(arch), arch).await?;
     Ok(root_fs.map(|root_fs| (root_fs.reference, root_fs.unverified)))
 }
 
 /// Returns the reason why this machine cannot create a root file system of packages; `None` if it can, or if the root
 /// file system already exists.
 pub(super) async fn unbuildable(
-    parts: &Parts,
+    services: &BuildServices,
     root: &PackageRoot,
     arch: Architecture,
-) -> Result<Option<TargetError>> {
-    let makes = parts.fetcher.root_fs();
+) -> Result<Option<BuildError>> {
+    let makes = services.fetcher.root_fs();
     let Some(error) = makes.can_make(root, arch).err().filter(|error| !error.is_transient()) else {
         return Ok(None);
     };
     let key = root.key(arch);
-    let ImageReference { repository, version } = reference_of_key(parts, &key)?;
+    let ImageReference { repository, version } = reference_of_key(&services.images, &key)?;
     let exists = makes.made_here(&key, arch)?.is_some()
-        || parts.registry.manifest(&repository, &version).await?.is_some()
+        || services.images.registry.manifest(&repository, &version).await?.is_some()
         || makes.in_store(&key).await?.is_some();
     Ok((!exists).then(|| error.into()))
 }
 
 /// Looks up the image that a root file system is published as.
-async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>> {
-    let ImageReference { repository, version } = reference_of_key(parts, key)?;
-    let Some(found) = parts.registry.manifest(&repository, &version).await? else { return Ok(None) };
-    let stored = StoredImage { parts, repository: &repository, digest: &found.digest };
+async fn published(services: &BuildServices, key: &str, arch: Architecture) -> Result<Option<Published>> {
+    let ImageReference { repository, version } = reference_of_key(&services.images, key)?;
+    let Some(found) = services.images.registry.manifest(&repository, &version).await? else {
+        return Ok(None);
+    };
+    let stored = StoredImage { services, repository: &repository, digest: &found.digest };
     let signature_status = stored.signature_status().await?;
     let unverified = if signature_status == SignatureStatus::Signed {
         // Someone may have copied another signed image, with its signature, to this tag.
@@ -183,15 +193,15 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
             let message = format!(
                 "{repository}:{version} is signed, but its annotations name another root file system"
             );
-            return Err(TargetError::unmet(
+            return Err(BuildError::unmet(
                 message,
                 "delete the tag: farrier then builds and publishes the root file system again",
             ));
         }
         None
     } else {
-        let content = content_digest(parts, &repository, &found.bytes, arch).await?;
-        let made = parts.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
+        let content = content_digest(&services.images, &repository, &found.bytes, arch).await?;
+        let made = services.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
         Some(content).filter(|content| made.as_ref() != Some(content))
     };
     if unverified.is_some() && signature_status != SignatureStatus::NoKeys {
@@ -205,13 +215,13 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
 /// configuration for the layer. Otherwise the manifest's digest, because build steps and containers may read other
 /// fields of the manifest or the configuration.
 async fn content_digest(
-    parts: &Parts,
+    access: &ImageAccess,
     repository: &Repository,
     manifest: &[u8],
     arch: Architecture,
 ) -> Result<Digest> {
     let parsed = ImageManifest::parse(manifest)?;
-    let config = parts.configuration(repository, &parsed.config).await?;
+    let config = access.configuration(repository, &parsed.config).await?;
     let image = Base::parse(manifest, &config, arch.as_str())?;
     if let ([only], [diff_id]) = (&image.layers[..], &image.diff_ids[..])
         && let Ok(diff_id) = diff_id.parse()
@@ -247,32 +257,39 @@ fn root_fs_image(
 /// Ensures that the registry has a cell's root file system, and returns its reference by digest. Fails if the content
 /// differs from the content in the input hash, because someone may have replaced the image.
 async fn cell_root_fs(
-    parts: &Parts,
+    services: &BuildServices,
     spec: RootFsSpec<'_>,
     cell: &Cell,
     input: &'static str,
 ) -> Result<ImageReference> {
     let arch = cell.target.arch;
-    let key = key_of(parts, spec, arch).await?;
-    let root_fs = match published(parts, &key, arch).await? {
+    let key = key_of(services, spec, arch).await?;
+    let root_fs = match published(services, &key, arch).await? {
         Some(root_fs) => root_fs,
-        None => publish(parts, spec, arch, &key).await?,
+        None => publish(services, spec, arch, &key).await?,
     };
     if root_fs.unverified.as_ref() != cell.fetched.unverified.get(input) {
-        return Err(TargetError::Outdated(format!("the {input} in the registry")));
+        return Err(BuildError::Outdated(format!("the {input} in the registry")));
     }
     Ok(root_fs.reference)
 }
 
-async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &str) -> Result<Published> {
+async fn publish(
+    services: &BuildServices,
+    spec: RootFsSpec<'_>,
+    arch: Architecture,
+    key: &str,
+) -> Result<Published> {
     let action = "make root file system";
     let (made, title) = match spec {
         RootFsSpec::Packages(root) => {
-            let made = parts.retry(action, || parts.fetcher.root_fs().bootstrap(root, arch)).await?;
+            let made =
+                services.process.retry(action, || services.fetcher.root_fs().bootstrap(root, arch)).await?;
             (made, format!("{} root file system", root.name(arch)))
         }
         RootFsSpec::Minimal(spec) => {
-            let made = parts.retry(action, || parts.fetcher.root_fs().minimal(spec, arch)).await?;
+            let made =
+                services.process.retry(action, || services.fetcher.root_fs().minimal(spec, arch)).await?;
             (made, format!("{} base", spec.package))
         }
     };
@@ -290,33 +307,35 @@ async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &
         (USR_MERGED.to_owned(), usr_merged.to_string()),
     ]);
     let image = root_fs_image(&layer, &notes, arch)?;
-    let (ImageReference { repository, version }, registry) = (reference_of_key(parts, key)?, &parts.registry);
+    let (ImageReference { repository, version }, registry) =
+        (reference_of_key(&services.images, key)?, &services.images.registry);
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;
     registry.push_bytes(&repository, &image.config).await?;
     let by_digest = Version::Digest(image.digest.clone());
     // Sign before the tag exists, so that an image found by its tag is always signed.
     for version in [&by_digest, &version] {
         registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
-        StoredImage { parts, repository: &repository, digest: &image.digest }.sign(&title, &[]).await?;
+        StoredImage { services, repository: &repository, digest: &image.digest }.sign(&title, &[]).await?;
     }
     // If the site has keys, content from the store was verified by signature, and any other content was created on this
     // machine.
-    let is_vouched_for = has_keys(parts) || parts.fetcher.root_fs().made_here(key, arch)?.is_some();
+    let is_vouched_for =
+        has_keys(&services.definitions) || services.fetcher.root_fs().made_here(key, arch)?.is_some();
     let reference = ImageReference { repository, version: by_digest };
     Ok(Published { reference, unverified: Some(layer.digest).filter(|_| !is_vouched_for) })
 }
 
 /// Reads an image's manifest and configuration, and selects the architecture from an index.
 pub(crate) async fn base_image(
-    parts: &Parts,
+    access: &ImageAccess,
     reference: &ImageReference,
     arch: Architecture,
 ) -> Result<BaseImage> {
-    let (mut base, annotations) = read_image(parts, reference, arch).await?;
+    let (mut base, annotations) = read_image(access, reference, arch).await?;
     base.usr_merged = if let Some(value) = annotations.get(USR_MERGED) {
         value == "true"
     } else {
-        let layers = layer_files(parts, &base).await?;
+        let layers = layer_files(access, &base).await?;
         blocking(move || payload::is_usr_merged(&layers)).await?
     };
     Ok(base)
@@ -324,15 +343,15 @@ pub(crate) async fn base_image(
 
 /// Reads an image like [`base_image`], but not its layers, and returns the manifest's annotations with it.
 pub(super) async fn read_image(
-    parts: &Parts,
+    access: &ImageAccess,
     reference: &ImageReference,
     arch: Architecture,
 ) -> Result<(BaseImage, BTreeMap<String, String>)> {
     let ImageReference { repository, version } = reference;
-    let stored = parts.registry_of(repository).image(repository, version, arch.as_str()).await?;
-    let stored = stored.ok_or_else(|| TargetError::no_such_image(reference))?;
+    let stored = access.registry_of(repository).image(repository, version, arch.as_str()).await?;
+    let stored = stored.ok_or_else(|| BuildError::no_such_image(reference))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
-    let config = parts.configuration(repository, &manifest.config).await?;
+    let config = access.configuration(repository, &manifest.config).await?;
     let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
     let base = BaseImage { image, repository: repository.clone(), usr_merged: false };
     Ok((base, manifest.annotations))
@@ -341,40 +360,40 @@ pub(super) async fn read_image(
 /// A cell's toolchain as a tree in the cache, and its image. The image's configuration has the settings that a `FROM`
 /// inherits.
 pub(crate) async fn toolchain_tree(
-    parts: &Parts,
+    services: &BuildServices,
     toolchain: &Toolchain,
     cell: &Cell,
 ) -> Result<(PathBuf, BaseImage)> {
     let arch = cell.target.arch;
     let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
         Some(root) => {
-            cell_root_fs(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
+            cell_root_fs(services, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
         }
         // `cell.toolchain` contains the digest from the input hash, because the tag may have moved.
-        None => parts.mirrored_reference(cell.toolchain.parse()?).await?,
+        None => services.images.mirrored_reference(cell.toolchain.parse()?).await?,
     };
-    image_tree(parts, &reference, arch, "toolchain").await
+    image_tree(services, &reference, arch, "toolchain").await
 }
 
 /// Unpacks an image into a tree in the cache.
 pub(super) async fn image_tree(
-    parts: &Parts,
+    services: &BuildServices,
     reference: &ImageReference,
     arch: Architecture,
     what: &str,
 ) -> Result<(PathBuf, BaseImage)> {
-    let (base, _) = read_image(parts, reference, arch).await?;
-    let files = layer_files(parts, &base).await?;
+    let (base, _) = read_image(&services.images, reference, arch).await?;
+    let files = layer_files(&services.images, &base).await?;
     let layers = base.image.layers.iter().map(|layer| layer.digest.clone()).zip(files).collect();
-    let tree = parts.fetcher.root_fs().tree(layers, format!("{what} {reference}")).await?;
+    let tree = services.fetcher.root_fs().tree(layers, format!("{what} {reference}")).await?;
     Ok((tree, base))
 }
 
 /// Files of a base's layers in the cache, lowest first.
-pub(crate) async fn layer_files(parts: &Parts, base: &BaseImage) -> Result<Vec<PathBuf>> {
+pub(crate) async fn layer_files(access: &ImageAccess, base: &BaseImage) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for layer in &base.image.layers {
-        files.push(parts.blob_file(&base.repository, layer).await?);
+        files.push(access.blob_file(&base.repository, layer).await?);
     }
     Ok(files)
 }

@@ -11,7 +11,7 @@ use crate::{
 /// Publishes an image of these layers (tar streams) to the bench's layout. Returns its reference by digest.
 async fn publish_image(bench: &Bench, name: &str, layers: &[Vec<u8>]) -> String {
     let repository: Repository = name.parse().unwrap();
-    let registry = &bench.parts.registry;
+    let registry = &bench.services.images.registry;
     let mut packed = Vec::new();
     for tar in layers {
         let mut blob = Vec::new();
@@ -48,10 +48,10 @@ fn tar(files: &[(&str, &str)]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-async fn tree_of(bench: &Bench, reference: &str) -> Result<(PathBuf, BaseImage), TargetError> {
+async fn tree_of(bench: &Bench, reference: &str) -> Result<(PathBuf, BaseImage), BuildError> {
     let toolchain = Toolchain::Image(reference.parse().unwrap());
     let cell = Cell { toolchain: reference.to_owned(), ..bench.cell(K9).await };
-    toolchain_tree(&bench.parts, &toolchain, &cell).await
+    toolchain_tree(&bench.services, &toolchain, &cell).await
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn a_tree_that_was_changed_is_made_anew_from_verified_layers() {
     let layer = tar(&[("usr/bin/depmod", "good")]);
     let reference = publish_image(&bench, "toolchain", std::slice::from_ref(&layer)).await;
     let (tree, image) = tree_of(&bench, &reference).await.unwrap();
-    let cache = &bench.parts.cache;
+    let cache = &bench.services.cache;
     assert!(cache.is_tree_intact(&tree).await.unwrap());
     let depmod = tree.join("usr/bin/depmod");
     fs_err::write(&depmod, "evil").unwrap();
@@ -91,7 +91,7 @@ async fn a_tree_that_was_changed_is_made_anew_from_verified_layers() {
     assert!(!cache.is_tree_intact(&tree).await.unwrap());
     let mut evil = Vec::new();
     oci::compress(&tar(&[("usr/bin/depmod", "evil")])[..], &mut evil).unwrap();
-    for file in layer_files(&bench.parts, &image).await.unwrap() {
+    for file in layer_files(&bench.services.images, &image).await.unwrap() {
         fs_err::write(file, &evil).unwrap();
     }
     let error = tree_of(&bench, &reference).await.unwrap_err();
@@ -104,13 +104,14 @@ async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
     let bench = Bench::new(&json!({}));
     let hostile = publish_image(&bench, "hostile", &[tar(&[("../../../evil", "x")])]).await;
     let error = tree_of(&bench, &hostile).await.unwrap_err();
-    assert_eq!(error.to_string(), format!("unpack toolchain {hostile}"));
+    assert_eq!(error.to_string(), format!("cannot unpack toolchain {hostile}"));
     // The registry returns other bytes under the layer's digest.
     let reference = publish_image(&bench, "changed", &[tar(&[("usr/bin/cc", "cc")])]).await;
     let mut writer = LayerWriter::new(Vec::new(), 0);
     writer.entry("evil".as_ref(), 0o644, EntryKind::Directory).unwrap();
     let other = writer.finish().unwrap().1;
-    let (base, _) = read_image(&bench.parts, &reference.parse().unwrap(), Architecture::Amd64).await.unwrap();
+    let (base, _) =
+        read_image(&bench.services.images, &reference.parse().unwrap(), Architecture::Amd64).await.unwrap();
     let blob = bench.root().join("layout/blobs/sha256").join(base.image.layers[0].digest.hex());
     fs_err::write(&blob, other).unwrap();
     tree_of(&bench, &reference).await.unwrap_err();
@@ -123,8 +124,9 @@ async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
 async fn what_cannot_be_made_is_told_until_it_is_there() {
     let bench = Bench::new(&json!({}));
     let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
-    let fetcher = Fetcher::new(bench.parts.cache.clone(), options).with_definitions(bench.root().to_owned());
-    let parts = Parts { fetcher, ..bench.parts.clone() };
+    let fetcher =
+        Fetcher::new(bench.services.cache.clone(), options).with_definitions(bench.root().to_owned());
+    let services = BuildServices { fetcher, ..bench.services.clone() };
     let from = json!({"repositories": [{"url": "https://acme.invalid/os/"}], "signedBy": "acme.asc"});
     for (toolchain, told) in [
         (
@@ -133,20 +135,25 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
         ),
         (
             json!({"bootstrap": {"suite": "noble", "include": ["make"]}}),
-            "find an apt source for noble: no `mirrors` of site.yaml map",
+            "cannot find an apt source for noble: no `mirrors` of site.yaml map",
         ),
     ] {
         let toolchain: Toolchain = serde_json::from_value(toolchain).unwrap();
         let root = PackageRoot::of_toolchain(&toolchain, &Bench::target(K9)).unwrap();
-        let why = unbuildable(&parts, &root, Architecture::Amd64).await.unwrap().unwrap();
+        let why = unbuildable(&services, &root, Architecture::Amd64).await.unwrap().unwrap();
         assert!(with_hint(&why).contains(told), "{}", with_hint(&why));
 
         let (name, tag) = root_fs_tag(&root.key(Architecture::Amd64)).unwrap();
         publish_image(&bench, name, &[tar(&[("usr/bin/cc", "cc")])]).await;
         let (repository, version) = (name.parse().unwrap(), Version::Tag("1".parse().unwrap()));
-        let made = parts.registry.manifest(&repository, &version).await.unwrap().unwrap().bytes;
+        let made = services.images.registry.manifest(&repository, &version).await.unwrap().unwrap().bytes;
         let version = Version::Tag(tag);
-        parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &made).await.unwrap();
-        assert!(unbuildable(&parts, &root, Architecture::Amd64).await.unwrap().is_none());
+        services
+            .images
+            .registry
+            .push_manifest(&repository, &version, media_type::OCI_MANIFEST, &made)
+            .await
+            .unwrap();
+        assert!(unbuildable(&services, &root, Architecture::Amd64).await.unwrap().is_none());
     }
 }

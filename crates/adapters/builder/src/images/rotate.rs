@@ -10,13 +10,13 @@ use farrier_store::{InputKind, is_referrer_or_signature};
 use oci::AnyManifest;
 use serde::Serialize;
 
-use super::{keys::own_key, root_fs::ROOT_FS, signatures::StoredImage};
-use crate::parts::{Parts, Result, TargetError};
+use super::{keys::own_signers, root_fs::ROOT_FS, signatures::StoredImage};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Outcome for one artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
-pub enum Rotated {
+pub enum RotationOutcome {
     /// The site's key signed the artifact, or documents about it, in this run.
     Signed,
     /// The site's key had already signed the artifact and all documents.
@@ -35,27 +35,27 @@ pub struct RotatedArtifact {
     /// The artifact by digest.
     pub reference: String,
     #[serde(flatten)]
-    pub outcome: Rotated,
+    pub outcome: RotationOutcome,
 }
 
 /// Signs every tagged image and stored input that `accepted` keys signed, and the documents that these keys signed. Contacts only
 /// the registry of the published images. `further` are names of images without a definition.
 pub async fn rotate(
-    parts: &Parts,
+    services: &BuildServices,
     accepted: &RequiredSigners,
     further: &[ImageName],
 ) -> Result<Vec<RotatedArtifact>> {
-    let own = own_key(parts).await?.ok_or_else(|| {
-        TargetError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
+    let own = own_signers(services).await?.ok_or_else(|| {
+        BuildError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
     })?;
-    let images = parts.definitions.images.keys().chain(further).map(ImageName::as_str);
+    let images = services.definitions.images.keys().chain(further).map(ImageName::as_str);
     let names: BTreeSet<&str> =
         images.chain(InputKind::ALL.map(InputKind::repository)).chain([ROOT_FS]).collect();
     let mut artifacts = Vec::new();
     for name in names {
-        let repository = parts.location.repository(name)?;
-        for digest in tagged(parts, &repository).await? {
-            let image = StoredImage { parts, repository: &repository, digest: &digest };
+        let repository = services.images.location.repository(name)?;
+        for digest in tagged_digests(&services.images, &repository).await? {
+            let image = StoredImage { services, repository: &repository, digest: &digest };
             let outcome = image.rotate(&own, accepted, name).await?;
             artifacts.push(RotatedArtifact { reference: format!("{repository}@{digest}"), outcome });
         }
@@ -64,24 +64,24 @@ pub async fn rotate(
 }
 
 /// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
-async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Digest>> {
+async fn tagged_digests(access: &ImageAccess, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut digests = BTreeSet::new();
-    for tag in parts.registry.tags(repository).await? {
+    for tag in access.registry.tags(repository).await? {
         let version = Version::Tag(tag);
         if version.tag().is_some_and(is_referrer_or_signature) {
             continue;
         }
-        let Some(stored) = parts.registry.manifest(repository, &version).await? else { continue };
+        let Some(stored) = access.registry.manifest(repository, &version).await? else { continue };
         if let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) {
             for entry in index.manifests {
-                let image = parts.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
+                let image = access.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
                 digests.extend(image.map(|image| image.digest));
             }
         }
         digests.insert(stored.digest);
     }
     for image in digests.clone() {
-        let listed = parts.registry.referrers(repository, &image, None).await?;
+        let listed = access.registry.referrers(repository, &image, None).await?;
         let outputs =
             listed.into_iter().filter(|referrer| HostOutput::has_type(referrer.artifact_type.as_deref()));
         digests.extend(outputs.map(|output| output.digest));
@@ -90,14 +90,19 @@ async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Diges
 }
 
 impl StoredImage<'_> {
-    async fn rotate(self, own: &RequiredSigners, accepted: &RequiredSigners, name: &str) -> Result<Rotated> {
-        if let Err(why) = self.signed_by(accepted).await? {
-            return Ok(Rotated::Untrusted { why });
+    async fn rotate(
+        self,
+        own: &RequiredSigners,
+        accepted: &RequiredSigners,
+        name: &str,
+    ) -> Result<RotationOutcome> {
+        if let Err(why) = self.check_signed_by(accepted).await? {
+            return Ok(RotationOutcome::Untrusted { why });
         }
         let keys: Vec<&PublicKey> = accepted.keys().collect();
         let claims = self.signed_claims(&keys).await?;
-        let was_signed = self.signed_by(own).await?.is_ok();
+        let was_signed = self.check_signed_by(own).await?.is_ok();
         let sent = self.sign(name, &claims).await?;
-        Ok(if was_signed && sent == 0 { Rotated::Present } else { Rotated::Signed })
+        Ok(if was_signed && sent == 0 { RotationOutcome::Present } else { RotationOutcome::Signed })
     }
 }

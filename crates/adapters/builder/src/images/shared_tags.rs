@@ -12,7 +12,7 @@ use farrier_store::registry::{MAX_TRIES, StoredManifest, pause_before};
 use oci::{Descriptor, ImageIndex, Platform};
 
 use super::signatures::StoredImage;
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, Result};
 
 /// Points a tag at an image of `title`. If the tag already names images for other architectures, it gets an index of
 /// all of them. A different image for the same architecture is an error, unless the definition allows overwriting.
@@ -20,7 +20,7 @@ use crate::parts::{Parts, Result, TargetError};
 /// The registry protocol has no locks, so this function checks that the tag finally contains the image. An image that a
 /// concurrent writer drops appears as a missing tag in the next plan.
 pub(crate) async fn tag_beside_others(
-    parts: &Parts,
+    services: &BuildServices,
     title: &ImageName,
     arch: Architecture,
     reference: &ImageReference,
@@ -29,32 +29,36 @@ pub(crate) async fn tag_beside_others(
 ) -> Result<()> {
     let ImageReference { repository, version } = reference;
     for attempt in 0..=MAX_TRIES {
-        let there = parts.look_up(reference).await?;
+        let there = services.look_up(reference).await?;
         let current = there.as_ref().and_then(|there| there.for_architecture(arch));
         match current {
             Some(current) if current.digest == image.digest => return Ok(()),
-            Some(_) if !overwrite => return Err(TargetError::tag_conflict(reference)),
+            Some(_) if !overwrite => return Err(BuildError::tag_conflict(reference)),
             _ => {}
         }
         pause_before(attempt).await;
         let mut others = there.map(|there| there.platforms).unwrap_or_default();
         others.remove(&arch);
-        parts.may_write()?;
+        services.process.ensure_may_write()?;
         if others.is_empty() {
-            parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
+            services
+                .images
+                .registry
+                .push_manifest(repository, version, &image.media_type, &image.bytes)
+                .await?;
         } else {
-            push_index(parts, title, arch, reference, others, image).await?;
+            push_index(services, title, arch, reference, others, image).await?;
         }
     }
     let message =
         format!("{reference} lacks the image for {arch} after {MAX_TRIES} writes: other writers replace it");
-    Err(TargetError::unmet(message, "run again; existing content is kept"))
+    Err(BuildError::unmet(message, "run again; existing content is kept"))
 }
 
 /// Pushes an index of an image and the images for other architectures under a tag. If the site signs images, the others
 /// must be signed as well: a signature of the index covers everything that the index references.
 async fn push_index(
-    parts: &Parts,
+    services: &BuildServices,
     title: &ImageName,
     arch: Architecture,
     reference: &ImageReference,
@@ -65,10 +69,10 @@ async fn push_index(
     let mut entries = BTreeMap::from([(arch, image.clone())]);
     for (architecture, Published { digest, .. }) in others {
         let subject = format!("the image for {architecture} under {reference},");
-        StoredImage { parts, repository, digest: &digest }.ensure_trusted(&subject).await?;
+        StoredImage { services, repository, digest: &digest }.ensure_trusted(&subject).await?;
         let version = Version::Digest(digest);
         let other = ImageReference { repository: repository.clone(), version };
-        entries.insert(architecture, parts.existing_manifest(&other).await?);
+        entries.insert(architecture, services.images.existing_manifest(&other).await?);
     }
     let mut index = ImageIndex::empty();
     index.manifests = entries
@@ -80,9 +84,13 @@ async fn push_index(
         .collect();
     let (bytes, kind) = (index.to_bytes()?, media_type::OCI_INDEX);
     let digest = Digest::of(&bytes);
-    parts.registry.push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes).await?;
-    StoredImage { parts, repository, digest: &digest }.sign(title.as_str(), &[]).await?;
-    parts.may_write()?;
-    parts.registry.push_manifest(repository, version, kind, &bytes).await?;
+    services
+        .images
+        .registry
+        .push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes)
+        .await?;
+    StoredImage { services, repository, digest: &digest }.sign(title.as_str(), &[]).await?;
+    services.process.ensure_may_write()?;
+    services.images.registry.push_manifest(repository, version, kind, &bytes).await?;
     Ok(())
 }

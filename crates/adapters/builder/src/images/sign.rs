@@ -12,23 +12,23 @@ use serde_json::json;
 
 use super::{
     documents::Claim,
-    keys::{ImageSigner, own_key, required_signers},
+    keys::{ImageSigner, own_signers, required_signers},
     signatures::StoredImage,
 };
-use crate::parts::{Result, TargetError};
+use crate::services::{BuildError, Result};
 
 impl StoredImage<'_> {
     /// If the site signs images, signs the claims about the image, then the image, each in the forms of `cosign` 2 and
     /// 3. Existing signatures by the same key are kept. Returns the number of bytes sent.
     pub async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64> {
-        let Self { parts, repository, digest } = self;
-        let Some(signer) = ImageSigner::load(parts).await? else { return Ok(0) };
+        let Self { services, repository, digest } = self;
+        let Some(signer) = ImageSigner::load(services).await? else { return Ok(0) };
         let mut sent = self.attest(&signer, name, claims).await?;
         if !self.is_tagged_by(&signer.public).await? {
             let payload = provenance::simple_signing(repository.as_str(), digest);
             let signature = signer.sign(payload.clone()).await?;
             let layer = provenance::signature_layer(&payload, &signature);
-            sent += parts.registry.push_bytes(repository, &payload).await?.bytes();
+            sent += services.images.registry.push_bytes(repository, &payload).await?.bytes();
             sent += self.add_layers(provenance::signature_tag(digest), &[layer]).await?;
         }
         self.remember_signature(&signer.public)?;
@@ -37,8 +37,8 @@ impl StoredImage<'_> {
 
     /// Signs a stored input without documents, unless the site's key has already signed the input. The private key is needed only
     /// for a new signature. Returns whether the site has a key.
-    pub(super) async fn ensure_input_signed(self, name: &str) -> Result<bool> {
-        let Some(own) = own_key(self.parts).await? else { return Ok(false) };
+    pub(super) async fn sign_input_if_unsigned(self, name: &str) -> Result<bool> {
+        let Some(own) = own_signers(self.services).await? else { return Ok(false) };
         for key in own.keys() {
             if !self.is_tagged_by(key).await? {
                 self.sign(name, &[]).await?;
@@ -50,22 +50,22 @@ impl StoredImage<'_> {
     /// Signs each claim under the attestation tag and in a bundle. The signature of the image itself, in the form of cosign 3, is a
     /// bundle, too.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
-        let Self { parts, repository, digest } = self;
+        let Self { services, repository, digest } = self;
         let reference =
             ImageReference { repository: repository.clone(), version: Version::Digest(digest.clone()) };
-        let subject = parts.existing_manifest(&reference).await?.bytes;
+        let subject = services.images.existing_manifest(&reference).await?.bytes;
         let tagged = self.tagged_statements(&[&signer.public]).await?;
         let bundled = self.bundled_statements(&[&signer.public]).await?;
-        let image_is_signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
+        let image_claim = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
         let (mut sent, mut new_layers) = (0, Vec::new());
-        for claim in claims.iter().chain([&image_is_signed]) {
+        for claim in claims.iter().chain([&image_claim]) {
             let Claim { predicate_type, predicate } = claim;
             let contains_claim = |statements: &[Statement]| {
                 statements.iter().any(|statement| {
                     statement.predicate_type == *predicate_type && statement.predicate == *predicate
                 })
             };
-            let is_tagged = claim == &image_is_signed || contains_claim(&tagged);
+            let is_tagged = claim == &image_claim || contains_claim(&tagged);
             let is_bundled = contains_claim(&bundled);
             if is_tagged && is_bundled {
                 continue;
@@ -77,11 +77,11 @@ impl StoredImage<'_> {
             })?;
             if !is_bundled {
                 let bundle = provenance::bundle(&subject, &envelope, &signer.public, predicate_type)?;
-                parts.may_write()?;
+                services.process.ensure_may_write()?;
                 sent += self.push_document(&bundle).await?;
             }
             if !is_tagged {
-                sent += parts.registry.push_bytes(repository, &envelope).await?.bytes();
+                sent += services.images.registry.push_bytes(repository, &envelope).await?.bytes();
                 new_layers.push(provenance::attestation_layer(&envelope, predicate_type));
             }
         }
@@ -94,7 +94,7 @@ impl StoredImage<'_> {
     /// Adds layers to a tag's manifest, and repeats until a read shows the layers. The registry protocol has no locks,
     /// so a writer that read the tag earlier may overwrite it without the layers.
     async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64> {
-        let Self { parts, repository, .. } = self;
+        let Self { services, repository, .. } = self;
         let Some(tag) = tag else { return Ok(0) };
         let version = Version::Tag(tag.clone());
         let mut sent = 0;
@@ -106,34 +106,35 @@ impl StoredImage<'_> {
             }
             pause_before(attempt).await;
             let made = provenance::add_layers(before.as_ref(), layers)?;
-            sent += parts.registry.push_bytes(repository, &made.config).await?.bytes();
-            parts.may_write()?;
+            sent += services.images.registry.push_bytes(repository, &made.config).await?.bytes();
+            services.process.ensure_may_write()?;
             let kind = media_type::OCI_MANIFEST;
-            parts.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
+            services.images.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
         }
         let message = format!(
             "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers \
                 replace it"
         );
-        Err(TargetError::unmet(message, "run again; existing content is kept"))
+        Err(BuildError::unmet(message, "run again; existing content is kept"))
     }
 
     /// Signs the published image, and again each of its documents that a key of the site has signed. Other documents may come from
     /// anyone who can push, so they are not signed.
     pub async fn sign_published(self, name: &str) -> Result<()> {
-        self.parts.may_write()?;
-        let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
+        self.services.process.ensure_may_write()?;
+        let (own, required) =
+            (own_signers(self.services).await?, required_signers(&self.services.definitions).await?);
         let keys: Vec<&PublicKey> =
             [&own, &required].into_iter().flatten().flat_map(RequiredSigners::keys).collect();
         let claims = self.signed_claims(&keys).await?;
         self.sign(name, &claims).await.map(drop)
     }
 
-    /// Signs an existing image, if the site signs images and this one is unsigned.
-    pub(crate) async fn ensure_signed(self, name: &str) -> Result<()> {
-        let Some(signing) = &self.parts.definitions.site.image_signing else { return Ok(()) };
-        let Some(own) = own_key(self.parts).await? else { return Ok(()) };
-        if signing.existing == Existing::Leave || self.must_be_signed(&own).await.is_ok() {
+    /// Signs an existing image without a signature by the site's key, if the site signs existing images.
+    pub(crate) async fn sign_if_unsigned(self, name: &str) -> Result<()> {
+        let Some(signing) = &self.services.definitions.site.image_signing else { return Ok(()) };
+        let Some(own) = own_signers(self.services).await? else { return Ok(()) };
+        if signing.existing == Existing::Leave || self.ensure_signed_by(&own).await.is_ok() {
             return Ok(());
         }
         self.sign_published(name).await

@@ -15,8 +15,8 @@ use farrier_store::SignatureStatus;
 use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
-use super::keys::{has_keys, own_key, required_signers, revoked_keys};
-use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use super::keys::{has_keys, own_signers, required_signers, revoked_keys};
+use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
@@ -26,7 +26,7 @@ const MAX_LAYERS: usize = 100;
 /// An image in a repository.
 #[derive(Clone, Copy)]
 pub struct StoredImage<'a> {
-    pub parts: &'a Parts,
+    pub services: &'a BuildServices,
     pub repository: &'a Repository,
     pub digest: &'a Digest,
 }
@@ -37,10 +37,10 @@ type ReadResult<T> = Result<T, String>;
 impl StoredImage<'_> {
     /// Returns whether a trusted key signed the image.
     pub async fn signature_status(self) -> Result<SignatureStatus> {
-        if !has_keys(self.parts) {
+        if !has_keys(&self.services.definitions) {
             return Ok(SignatureStatus::NoKeys);
         }
-        match self.trusted().await {
+        match self.check_trusted().await {
             Ok(outcome) => Ok(outcome.map_or_else(SignatureStatus::Refused, |()| SignatureStatus::Signed)),
             Err(error) if error.is_unreachable() => Err(error),
             // A process that cannot read a key may still publish, so the image only counts as refused.
@@ -52,15 +52,16 @@ impl StoredImage<'_> {
     /// replaces.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
         let version = Version::Tag(tag.clone());
-        let stored = self.parts.registry_of(self.repository).manifest(self.repository, &version).await?;
+        let stored =
+            self.services.images.registry_of(self.repository).manifest(self.repository, &version).await?;
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 
     async fn read(self, layer: &Descriptor, what: &str) -> Result<ReadResult<Vec<u8>>> {
-        let Self { parts, repository, digest } = self;
-        match parts.small_blob(repository, layer, what).await {
+        let Self { services, repository, digest } = self;
+        match services.images.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
-            Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
+            Err(error @ BuildError::Registry(_)) if !error.is_unreachable() => {
                 tracing::warn!(%repository, %digest, error = %error_chain(&error), "cannot read {what}");
                 Ok(Err(error_chain(&error)))
             }
@@ -96,11 +97,10 @@ impl StoredImage<'_> {
         Ok(layers.await?.into_iter().filter_map(signature).collect())
     }
 
-    /// Signed statements in bundles. With `predicate_type`, skips bundles to which
-    /// the registry's list of referrers gives another type.
-    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
-        let Self { parts, repository, digest } = self;
-        let registry = parts.registry_of(repository);
+    /// Signed statements in bundles. With `predicate_type`, skips bundles that the registry lists with another type.
+    async fn bundled_envelopes(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
+        let Self { services, repository, digest } = self;
+        let registry = services.images.registry_of(repository);
         let mut envelopes = Vec::new();
         let referrers = registry.referrers(repository, digest, None).await?.into_iter();
         let candidates = referrers.filter(|referrer| provenance::may_be_bundle(referrer, predicate_type));
@@ -143,7 +143,7 @@ impl StoredImage<'_> {
         };
         add(&mut found, self.tagged_signatures().await?);
         if !is_enough(&found) {
-            let bundled = self.bundled(Some(SIGNED_PREDICATE)).await?;
+            let bundled = self.bundled_envelopes(Some(SIGNED_PREDICATE)).await?;
             add(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
         }
         Ok(found)
@@ -159,7 +159,7 @@ impl StoredImage<'_> {
 
     /// Statements about the image in bundles that one of the keys signed.
     pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
-        let envelopes = self.bundled(None).await?;
+        let envelopes = self.bundled_envelopes(None).await?;
         Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
     }
 
@@ -182,7 +182,7 @@ impl StoredImage<'_> {
 
     /// Checks the image's signatures with `judge`. The inner error is the reason why `judge` does not accept the
     /// signatures. Verified signatures are cached and not looked up again.
-    async fn must_satisfy<'k>(
+    async fn check_signatures<'k>(
         self,
         keys: impl Iterator<Item = &'k PublicKey>,
         judge: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
@@ -190,7 +190,7 @@ impl StoredImage<'_> {
         let keys: Vec<&PublicKey> = keys.collect();
         let mut cached = FoundSignatures::default();
         for key in &keys {
-            let record = self.parts.cache.read_record::<bool>(SIGNED, &self.record_key(key));
+            let record = self.services.cache.read_record::<bool>(SIGNED, &self.record_key(key));
             if record.is_ok_and(|is_signed| is_signed == Some(true)) {
                 cached.add_signer(key);
             }
@@ -214,7 +214,7 @@ impl StoredImage<'_> {
 
     /// Returns the end of a message, which names the revoked keys that signed the image.
     pub(super) async fn revoked_signers(self) -> Result<String> {
-        let revoked = revoked_keys(self.parts).await?;
+        let revoked = revoked_keys(&self.services.definitions).await?;
         if revoked.is_empty() {
             return Ok(String::new());
         }
@@ -225,30 +225,31 @@ impl StoredImage<'_> {
         Ok(names.map(|(name, _)| format!("; it is signed by {name}")).collect::<Vec<_>>().concat())
     }
 
-    /// Whether enough of the keys signed the image; the inner error is the reason if not.
-    pub async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
-        self.must_satisfy(required.keys(), &|found| required.check(found).accept()).await
+    /// Checks that enough of the keys signed the image. The inner error is the reason if not.
+    pub async fn check_signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
+        self.check_signatures(required.keys(), &|found| required.check(found).accept()).await
     }
 
-    /// Checks like [`Self::signed_by`], and treats a registry error as a refusal.
-    pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
-        reason(self.signed_by(required).await)
+    /// Fails like [`Self::check_signed_by`] if too few of the keys signed the image, and also on a registry error.
+    pub(super) async fn ensure_signed_by(self, required: &RequiredSigners) -> Result<(), String> {
+        flattened(self.check_signed_by(required).await)
     }
 
-    /// Whether builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
+    /// Checks that builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
     /// for example a registry error.
-    pub async fn trusted(self) -> Result<Result<(), String>> {
-        let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
-        let signs_modules = self.parts.module_signer.is_some();
+    pub async fn check_trusted(self) -> Result<Result<(), String>> {
+        let (own, required) =
+            (own_signers(self.services).await?, required_signers(&self.services.definitions).await?);
+        let signs_modules = self.services.tools.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
-        Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.check(found)).await))
+        Ok(flattened(self.check_signatures(trust.keys(), &|found| trust.check(found)).await))
     }
 
     /// Fails if builds may not use the image. `what` describes the image in the message.
     pub(crate) async fn ensure_trusted(self, what: &str) -> Result<()> {
         let Self { repository, digest, .. } = self;
-        self.trusted().await?.map_err(|why| {
-            TargetError::unmet(
+        self.check_trusted().await?.map_err(|why| {
+            BuildError::unmet(
                 format!("{what} {repository}@{digest} is not signed with a key of this site: {why}"),
                 "if farrier published it, delete its tag: farrier then builds and publishes it again, \
                  before the images that depend on it; if another team published it, name its key in \
@@ -258,7 +259,7 @@ impl StoredImage<'_> {
     }
 
     pub(super) fn remember_signature(self, key: &PublicKey) -> Result<()> {
-        Ok(self.parts.cache.write_record(SIGNED, &self.record_key(key), &true)?)
+        Ok(self.services.cache.write_record(SIGNED, &self.record_key(key), &true)?)
     }
 
     fn record_key(self, key: &PublicKey) -> String {
@@ -267,13 +268,14 @@ impl StoredImage<'_> {
     }
 }
 
-fn reason(outcome: Result<Result<(), String>>) -> Result<(), String> {
+/// Merges the inner and the outer error into one reason.
+fn flattened(outcome: Result<Result<(), String>>) -> Result<(), String> {
     outcome.unwrap_or_else(|error| Err(error_chain(&error)))
 }
 
 /// Looks up the signatures of images that `known` lacks.
 pub async fn look_up_signatures(
-    parts: &Parts,
+    services: &BuildServices,
     images: &BTreeSet<ImageReference>,
     known: &mut BTreeMap<Digest, SignatureState>,
 ) {
@@ -290,21 +292,21 @@ pub async fn look_up_signatures(
         return;
     }
     // An unusable key counts as no signature; the attempt to sign reports the reason.
-    let own = own_key(parts).await;
-    let required = required_signers(parts).await.map_err(|error| error_chain(&error));
+    let own = own_signers(services).await;
+    let required = required_signers(&services.definitions).await.map_err(|error| error_chain(&error));
     let states = stream::iter(missing)
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);
             async move {
-                let image = StoredImage { parts, repository: &repository, digest: &digest };
+                let image = StoredImage { services, repository: &repository, digest: &digest };
                 let ours = match own {
-                    Ok(Some(own)) => image.must_be_signed(own).await.is_ok(),
+                    Ok(Some(own)) => image.ensure_signed_by(own).await.is_ok(),
                     Ok(None) => true,
                     Err(_) => false,
                 };
                 let refused = match required {
                     Ok(None) => None,
-                    Ok(Some(required)) => image.must_be_signed(required).await.err(),
+                    Ok(Some(required)) => image.ensure_signed_by(required).await.err(),
                     Err(error) => Some(error.clone()),
                 };
                 (digest, SignatureState { ours, refused })

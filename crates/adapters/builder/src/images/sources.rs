@@ -23,14 +23,14 @@ use super::{
     signatures::StoredImage,
 };
 use crate::{
-    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError},
     resolve::with_hint,
+    services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result},
 };
 
 /// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing source
 /// is a reason not to build. Returns the keys of prebuilt images that the registry answered for but that are unusable.
 pub async fn look_up_sources(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
@@ -52,9 +52,9 @@ pub async fn look_up_sources(
             let per_lookup = if source.differs_by_kernel() { 1 } else { pending.len().max(1) };
             for kernels in pending.chunks(per_lookup) {
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
-                let version = version_from(image, source, resolved);
+                let version = version_of_image(image, source, resolved);
                 lookups.extend(kernels.first().copied().map(|target| async move {
-                    (keys, is_image, identity(parts, source, target, version.as_deref()).await)
+                    (keys, is_image, source_identity(services, source, target, version.as_deref()).await)
                 }));
             }
         }
@@ -63,8 +63,8 @@ pub async fn look_up_sources(
     for (keys, is_image, outcome) in
         stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        if is_image && matches!(outcome, Err(TargetError::Finding(_))) {
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unreachable);
+        if is_image && matches!(outcome, Err(BuildError::Problem(_))) {
             refused.extend(keys.iter().cloned());
         }
         let outcome = outcome.map_err(|error| with_hint(&error));
@@ -74,7 +74,7 @@ pub async fn look_up_sources(
 }
 
 /// The image's version, if the version is taken from this source.
-fn version_from(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -> Option<String> {
+fn version_of_image(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -> Option<String> {
     match &image.spec.version {
         VersionSpec::FromSource { source: name } if source.name.as_str() == name => {
             Some(resolved.images.get(&image.metadata.name)?.as_ref().ok()?.version.clone())
@@ -83,25 +83,25 @@ fn version_from(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -
     }
 }
 
-async fn identity(
-    parts: &Parts,
+async fn source_identity(
+    services: &BuildServices,
     source: &SourceSpec,
     target: &KernelTarget,
     required_version: Option<&str>,
 ) -> Result<String> {
     if let SourceOrigin::Image(image) = &source.from {
-        return Ok(PrebuiltImage::find(parts, image, target).await?.identity());
+        return Ok(PrebuiltImage::find(services, image, target).await?.identity());
     }
     let source = source.for_kernel(target).map_err(no_source)?;
-    let look = || parts.fetcher.sources().identity(&source);
-    let SourceIdentity { identity, version } = parts.retry("look up source", look).await?;
+    let look = || services.fetcher.sources().identity(&source);
+    let SourceIdentity { identity, version } = services.process.retry("look up source", look).await?;
     match (required_version, version.as_deref()) {
         (Some(required), Some(version)) if version != required => {
             let (arch, own) = (target.arch, native());
             let message = format!("the package has version {version} for {arch}, and {required} for {own}");
             let hint = "wait until the archive has the same version for both, or pin a version in the \
                 definition (`version` of the source)";
-            Err(TargetError::unmet(message, hint))
+            Err(BuildError::unmet(message, hint))
         }
         _ => Ok(identity),
     }
@@ -109,19 +109,19 @@ async fn identity(
 
 /// Fetches a source of a cell's image for the target kernel.
 pub(crate) async fn fetch_source(
-    parts: &Parts,
+    services: &BuildServices,
     source: &SourceSpec,
     target: &KernelTarget,
 ) -> Result<FetchedSource> {
     if let SourceOrigin::Image(image) = &source.from {
-        return PrebuiltImage::find(parts, image, target).await?.fetch(parts, target).await;
+        return PrebuiltImage::find(services, image, target).await?.fetch(services, target).await;
     }
     let source = source.for_kernel(target).map_err(no_source)?;
-    parts.retry("fetch source", || parts.fetcher.sources().fetch(&source)).await
+    services.process.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
 }
 
-fn no_source(why: String) -> TargetError {
-    TargetError::unmet(
+fn no_source(why: String) -> BuildError {
+    BuildError::unmet(
         why,
         "exclude this kernel with `kernels` and `release` of the image, or name another source",
     )
@@ -138,40 +138,40 @@ struct PrebuiltImage {
 }
 
 impl PrebuiltImage {
-    async fn find(parts: &Parts, source: &SourceImage, target: &KernelTarget) -> Result<Self> {
+    async fn find(services: &BuildServices, source: &SourceImage, target: &KernelTarget) -> Result<Self> {
         let (wanted, path) =
             source.for_kernel(target).map_err(|missing| no_source(format!("there is no {missing}")))?;
         let absent = || {
             let hint =
                 "publish it for this kernel, or exclude the kernel with `kernels` and `release` of the image";
-            TargetError::unmet(format!("no prebuilt image {wanted}"), hint)
+            BuildError::unmet(format!("no prebuilt image {wanted}"), hint)
         };
-        let image = parts.pinned(wanted.clone()).await?.ok_or_else(absent)?;
-        let nearest = parts.mirrored_reference(image.clone()).await?;
-        if parts.manifest(&nearest).await?.is_none() {
+        let image = services.pinned(wanted.clone()).await?.ok_or_else(absent)?;
+        let nearest = services.images.mirrored_reference(image.clone()).await?;
+        if services.images.manifest(&nearest).await?.is_none() {
             return Err(absent());
         }
         if let (false, Version::Digest(digest)) = (source.signed_by.is_empty(), &nearest.version) {
-            let named = (&*parts.definitions.root, &source.signed_by[..]);
-            let required = signers(&parts.definitions, "signedBy", named, 1).await?;
-            let stored = StoredImage { parts, repository: &nearest.repository, digest };
-            stored.signed_by(&required).await?.map_err(|why| {
+            let named = (&*services.definitions.root, &source.signed_by[..]);
+            let required = signers(&services.definitions, "signedBy", named, 1).await?;
+            let stored = StoredImage { services, repository: &nearest.repository, digest };
+            stored.check_signed_by(&required).await?.map_err(|why| {
                 let message = format!(
                     "prebuilt image {wanted} ({digest}) is not signed with a key of `signedBy`: {why}"
                 );
-                TargetError::unmet(
+                BuildError::unmet(
                     message,
                     "it was not used: contact its publisher, or name the key that signs it",
                 )
             })?;
         }
         // Read the image only after the signature check: its author controls the size of the configuration.
-        let read = read_image(parts, &nearest, target.arch).await;
+        let read = read_image(&services.images, &nearest, target.arch).await;
         read.map_err(|error| match error {
-            TargetError::Image(why) => {
+            BuildError::Image(why) => {
                 let hint = "name the image for this architecture ({{arch}} in `reference`), or publish an \
                     index with both architectures";
-                TargetError::unmet(
+                BuildError::unmet(
                     format!("prebuilt image {wanted} is not for linux/{}: {why}", target.arch),
                     hint,
                 )
@@ -189,8 +189,8 @@ impl PrebuiltImage {
         format!("{repository} {digest}{path}")
     }
 
-    async fn fetch(&self, parts: &Parts, target: &KernelTarget) -> Result<FetchedSource> {
-        let (tree, _) = image_tree(parts, &self.nearest, target.arch, "prebuilt image").await?;
+    async fn fetch(&self, services: &BuildServices, target: &KernelTarget) -> Result<FetchedSource> {
+        let (tree, _) = image_tree(services, &self.nearest, target.arch, "prebuilt image").await?;
         let root = match &self.path {
             Some(path) => self.directory(&tree, path)?,
             None => tree,
@@ -202,7 +202,7 @@ impl PrebuiltImage {
         let directory = links::resolve(tree, Path::new(path))?.map(|path| tree.join(path));
         directory.filter(|directory| directory.is_dir()).ok_or_else(|| {
             let message = format!("prebuilt image {} has no directory {path}", self.image);
-            TargetError::unmet(
+            BuildError::unmet(
                 message,
                 "the image is for another kernel, or has its modules in another directory: correct `path` \
                  of the source",

@@ -21,21 +21,22 @@ use super::{
     signatures::StoredImage,
 };
 use crate::{
-    parts::{Parts, TargetError},
     resolve::with_hint,
+    services::{BuildError, BuildServices, ImageAccess},
 };
 
-/// The store at `location`, with the keys of the site in `parts`.
-pub fn store_of(parts: &Parts, location: RegistryLocation, registry: Arc<dyn Registry>) -> Store {
+/// The store at `location`, with the keys of the site in `services`.
+pub fn store_of(services: &BuildServices, location: RegistryLocation, registry: Arc<dyn Registry>) -> Store {
     let store = Store::new(location.clone(), Arc::clone(&registry));
-    let retrying = Arc::new(Retrying::new(registry, parts.cancel.clone()));
-    let parts = Parts { location, registry: retrying, ..parts.clone() };
-    store.trusting(Arc::new(SiteKeys { parts }))
+    let retrying = Arc::new(Retrying::new(registry, services.process.cancel.clone()));
+    let images = ImageAccess { location, registry: retrying, ..services.images.clone() };
+    let services = BuildServices { images, ..services.clone() };
+    store.trusting(Arc::new(SiteKeys { services }))
 }
 
-/// [`Trust`] by the site's keys. The registry of `parts` is the one that holds the store.
+/// [`Trust`] by the site's keys. The registry of `services` is the one that holds the store.
 struct SiteKeys {
-    parts: Parts,
+    services: BuildServices,
 }
 
 #[async_trait]
@@ -45,36 +46,36 @@ impl Trust for SiteKeys {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<SignatureStatus, TrustFault> {
-        let stored = StoredImage { parts: &self.parts, repository, digest };
+        let stored = StoredImage { services: &self.services, repository, digest };
         stored.signature_status().await.map_err(|error| fault(&error))
     }
 
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault> {
-        let stored = StoredImage { parts: &self.parts, repository, digest };
-        stored.ensure_input_signed(name).await.map_err(|error| fault(&error))
+        let stored = StoredImage { services: &self.services, repository, digest };
+        stored.sign_input_if_unsigned(name).await.map_err(|error| fault(&error))
     }
 }
 
-fn fault(error: &TargetError) -> TrustFault {
+fn fault(error: &BuildError) -> TrustFault {
     TrustFault { message: error_chain(error), hint: error.hint(), is_transient: error.is_transient() }
 }
 
 /// Looks up the registry's copies of the toolchains and runtime bases that farrier creates.
 pub async fn look_up_root_fs(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
 ) {
     for target in targets {
-        let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
+        let Some(family) = resolved.family(&services.definitions.families, target) else { continue };
         for image in images {
             let Ok(toolchain) = image.spec.toolchain(family) else { continue };
             let Some(root) = PackageRoot::of_toolchain(&toolchain, target) else { continue };
             let key = toolchain_key(image, family, target, resolved.system(target));
             let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };
             let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
-            look_up_one(parts, RootFsSpec::Packages(&root), key, resolved).await;
+            look_up_one(services, RootFsSpec::Packages(&root), key, resolved).await;
         }
     }
     let arches: BTreeSet<Architecture> = targets.iter().map(|target| target.arch).collect();
@@ -86,13 +87,13 @@ pub async fn look_up_root_fs(
             match &image.spec.runtime.base {
                 Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
                     // A failing lookup was already reported with the image.
-                    let root = base_root(parts, base, &image.spec.sources, &resolved_image.version).await;
+                    let root = base_root(services, base, &image.spec.sources, &resolved_image.version).await;
                     if let Ok(Some(root)) = root {
-                        look_up_one(parts, RootFsSpec::Packages(&root), key, resolved).await;
+                        look_up_one(services, RootFsSpec::Packages(&root), key, resolved).await;
                     }
                 }
                 Some(RuntimeBase::Minimal(base)) => {
-                    look_up_one(parts, RootFsSpec::Minimal(base), key, resolved).await;
+                    look_up_one(services, RootFsSpec::Minimal(base), key, resolved).await;
                 }
                 None | Some(RuntimeBase::Need(_) | RuntimeBase::Image(_)) => {}
             }
@@ -101,16 +102,21 @@ pub async fn look_up_root_fs(
 }
 
 /// Looks up one root file system. A registry error is not reported here, because the lookups of images report it.
-async fn look_up_one(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
+async fn look_up_one(
+    services: &BuildServices,
+    spec: RootFsSpec<'_>,
+    key: RootFsKey,
+    resolved: &mut Resolved,
+) {
     if resolved.unverified_root_fs.contains_key(&key) {
         return;
     }
     if let RootFsSpec::Packages(root) = spec
-        && let Ok(Some(why)) = unbuildable(parts, root, key.2).await
+        && let Ok(Some(why)) = unbuildable(services, root, key.2).await
     {
         resolved.unbuildable_root_fs.insert(key.clone(), with_hint(&why));
     }
-    let unverified = match unverified_root_fs(parts, spec, key.2).await {
+    let unverified = match unverified_root_fs(services, spec, key.2).await {
         Ok(unverified) => unverified.map(Unverified::Content),
         Err(error) if error.is_unreachable() => {
             resolved.unreachable = true;

@@ -12,21 +12,21 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use oci::{Assembled, ImageManifest};
 
 use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
-use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
 /// Ensures that the registry has a union image. Pushes the manifest under its digest first, then under its tag, which
 /// also names the images for other architectures.
-pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published> {
-    if let Some(found) = parts.look_up_for(&union.reference, union.architecture).await? {
+pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Result<Published> {
+    if let Some(found) = services.look_up_for(&union.reference, union.architecture).await? {
         return if found.input_hash == Some(union.input_hash) {
             Ok(found)
         } else {
-            Err(TargetError::tag_conflict(&union.reference))
+            Err(BuildError::tag_conflict(&union.reference))
         };
     }
     let repository = &union.reference.repository;
     let members: Vec<UnionPart> = stream::iter(&union.members)
-        .map(|member| union_part(parts, repository, member))
+        .map(|member| union_part(services, repository, member))
         .buffered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
         .await?;
@@ -39,23 +39,23 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
             architecture: union.architecture,
         },
     )?;
-    parts.may_write()?;
-    let (registry, kind) = (&parts.registry, media_type::OCI_MANIFEST);
+    services.process.ensure_may_write()?;
+    let (registry, kind) = (&services.images.registry, media_type::OCI_MANIFEST);
     registry.push_bytes(repository, &built.config).await?;
     let by_digest = Version::Digest(built.digest.clone());
     registry.push_manifest(repository, &by_digest, kind, &built.manifest).await?;
     let documents = documents(union, &built)?;
-    let image = StoredImage { parts, repository, digest: &built.digest };
+    let image = StoredImage { services, repository, digest: &built.digest };
     for artifact in &documents.artifacts {
         image.push_document(artifact).await?;
     }
     image.sign(union.image.as_str(), &documents.claims).await?;
-    parts.may_write()?;
+    services.process.ensure_may_write()?;
     let manifest =
         StoredManifest { digest: built.digest, media_type: kind.to_owned(), bytes: built.manifest };
-    tag_beside_others(parts, &union.image, union.architecture, &union.reference, &manifest, false).await?;
-    let stored = parts.look_up_for(&union.reference, union.architecture).await?;
-    stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
+    tag_beside_others(services, &union.image, union.architecture, &union.reference, &manifest, false).await?;
+    let stored = services.look_up_for(&union.reference, union.architecture).await?;
+    stored.ok_or_else(|| BuildError::no_such_image(&union.reference))
 }
 
 /// Creates the documents of a union image. They only list the members; the members' own documents have the details.
@@ -87,20 +87,28 @@ fn documents(union: &PlannedUnion, built: &Assembled) -> Result<Documents> {
 }
 
 /// Manifest and configuration of a member.
-async fn union_part(parts: &Parts, repository: &Repository, member: &UnionMember) -> Result<UnionPart> {
+async fn union_part(
+    services: &BuildServices,
+    repository: &Repository,
+    member: &UnionMember,
+) -> Result<UnionPart> {
     let UnionMember { kernel, digest } = member;
-    let image = StoredImage { parts, repository, digest };
+    let image = StoredImage { services, repository, digest };
     image.ensure_trusted(&format!("the image for kernel {kernel},")).await?;
     let version = Version::Digest(digest.clone());
-    let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
-    let config = parts.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
+    let stored = services
+        .images
+        .existing_manifest(&ImageReference { repository: repository.clone(), version })
+        .await?;
+    let config =
+        services.images.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
     Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
 }
 
 #[cfg(test)]
 mod tests {
     use farrier_core::{
-        image::InputHasher,
+        image::FieldHasher,
         provenance::{PublicKey, RequiredSigners},
         site::{Existing, ImageSigning, KeySource},
     };
@@ -125,7 +133,7 @@ mod tests {
             image: "x".parse().unwrap(),
             version: "1.0".to_owned(),
             reference: ImageReference { repository, version: Version::Tag("1.0-union".parse().unwrap()) },
-            input_hash: InputHasher::new("test").finish(),
+            input_hash: FieldHasher::new("test").finish(),
             architecture: farrier_core::kernel::Architecture::Amd64,
             members,
         }
@@ -145,17 +153,17 @@ mod tests {
         };
         // A union of members that were published without the key is refused.
         let strangers = union(&bench).await;
-        bench.parts.definitions.site.image_signing = Some(signing);
-        let error = publish_union(&bench.parts, &strangers).await.unwrap_err();
+        bench.services.definitions.site.image_signing = Some(signing);
+        let error = publish_union(&bench.services, &strangers).await.unwrap_err();
         assert!(error.to_string().contains("is not signed with a key of this site"), "{error}");
 
         bench.image().spec.version = serde_json::from_value(json!("1.1")).unwrap();
         let union = union(&bench).await;
-        publish_union(&bench.parts, &union).await.unwrap();
+        publish_union(&bench.services, &union).await.unwrap();
 
         let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
         let ours = RequiredSigners::one("ours", PublicKey::from_pem(&pem).unwrap());
-        let report = verify(&bench.parts, &union.reference, Some(&ours), true).await.unwrap();
+        let report = verify(&bench.services, &union.reference, Some(&ours), true).await.unwrap();
         assert!(report.verified, "{:#?}", report.checks);
         let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
         assert_eq!(reports.result, CheckResult::Ok);
@@ -163,7 +171,7 @@ mod tests {
         openssl_dir.key(EC_256);
         let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
         let strangers = RequiredSigners::one("theirs", PublicKey::from_pem(&pem).unwrap());
-        let report = verify(&bench.parts, &union.reference, Some(&strangers), false).await.unwrap();
+        let report = verify(&bench.services, &union.reference, Some(&strangers), false).await.unwrap();
         assert!(!report.verified, "{:#?}", report.checks);
     }
 }

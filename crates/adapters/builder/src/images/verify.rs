@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use farrier_core::{
     facts::ImageFacts,
-    image::{Digest, ImageReference, Repository, UnknownPolicy, Version},
+    image::{Definitions, Digest, ImageReference, Repository, UnknownPolicy, Version},
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 use kmod::Verdict;
@@ -16,7 +16,7 @@ use super::{
     documents::{BILL_OF_MATERIALS, CHECK_REPORT, DocumentKind, PROVENANCE, SPDX},
     signatures::StoredImage,
 };
-use crate::parts::{Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -81,13 +81,13 @@ impl VerifyReport {
 
 /// A problem that a check found.
 #[derive(Debug)]
-struct Finding {
+struct FailedCheck {
     result: CheckResult,
     why: String,
     hint: &'static str,
 }
 
-impl Finding {
+impl FailedCheck {
     fn failed(why: impl Into<String>, hint: &'static str) -> Self {
         Self { result: CheckResult::Failed, why: why.into(), hint }
     }
@@ -97,14 +97,14 @@ impl Finding {
     }
 }
 
-impl From<String> for Finding {
+impl From<String> for FailedCheck {
     fn from(why: String) -> Self {
         Self::failed(why, BUILD_AGAIN)
     }
 }
 
 /// Details of a passed check, or the problem.
-type Outcome = Result<String, Finding>;
+type Outcome = Result<String, FailedCheck>;
 
 /// Collects the results of checks.
 #[derive(Default)]
@@ -117,7 +117,7 @@ impl Checks {
     fn add(&mut self, check: &'static str, outcome: Outcome) {
         let (result, message, hint) = match outcome {
             Ok(message) => (CheckResult::Ok, message, None),
-            Err(Finding { result, why, hint }) => (result, why, Some(hint)),
+            Err(FailedCheck { result, why, hint }) => (result, why, Some(hint)),
         };
         self.done.push(VerifyCheck { check, result, message, hint });
     }
@@ -131,7 +131,7 @@ impl Checks {
 
 const LISTED_BUT_GONE: &str = "listed, but gone: the registry deleted its manifest";
 
-// Hints of findings.
+// Hints of failed checks.
 const USE_PUBLISHED_IMAGE: &str = "give an image that farrier published";
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from an intact registry";
 const SIGN: &str = "pass the key that signed it with --key, or sign it with imageSigning in site.yaml and \
@@ -166,7 +166,7 @@ struct Subject<'a> {
 /// Verifies an image. Without `signers`, signatures are not checked. Problems of the image are in the report; an error means
 /// that the registry could not be read.
 pub async fn verify(
-    parts: &Parts,
+    services: &BuildServices,
     reference: &ImageReference,
     signers: Option<&RequiredSigners>,
     deep: bool,
@@ -175,8 +175,8 @@ pub async fn verify(
     checks.not_looked_at.extend(signers.is_none().then_some(UNCHECKED_SIGNATURES));
     checks.not_looked_at.extend((!deep).then_some(UNCHECKED_CONTENT));
     let repository = &reference.repository;
-    let Some(stored) = parts.manifest(reference).await? else {
-        checks.add("manifest", Err(Finding::absent(format!("there is no {reference}"), PUSH_AGAIN)));
+    let Some(stored) = services.images.manifest(reference).await? else {
+        checks.add("manifest", Err(FailedCheck::absent(format!("there is no {reference}"), PUSH_AGAIN)));
         return Ok(checks.report(reference.to_string()));
     };
     let image = format!("{repository}@{}", stored.digest);
@@ -186,42 +186,45 @@ pub async fn verify(
             if !index.is_canonical(&stored.bytes) {
                 let reason =
                     "farrier did not write this index, and other programs may find other images in it";
-                checks.add("manifest", Err(Finding::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
+                checks.add("manifest", Err(FailedCheck::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
                 return Ok(checks.report(image));
             }
             let report = Checks::default().report(image);
-            return verify_index(parts, repository, &index, (signers, deep), report).await;
+            return verify_index(services, repository, &index, (signers, deep), report).await;
         }
         Err(error) => {
-            checks.add("manifest", Err(Finding::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
+            checks.add("manifest", Err(FailedCheck::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
             return Ok(checks.report(image));
         }
     };
     checks.add("manifest", Ok(stored.digest.to_string()));
-    checks.add("blobs", check_blobs(parts, repository, &manifest, deep).await?);
+    checks.add("blobs", check_blobs(&services.images, repository, &manifest, deep).await?);
     let (facts, annotations) = check_annotations(&manifest);
     checks.add("annotations", annotations);
     let keys: Vec<&PublicKey> = signers.into_iter().flat_map(RequiredSigners::keys).collect();
-    let image_by_digest = StoredImage { parts, repository, digest: &stored.digest };
+    let image_by_digest = StoredImage { services, repository, digest: &stored.digest };
     let statements = if keys.is_empty() { Vec::new() } else { image_by_digest.all_statements(&keys).await? };
-    let allows_unknown = accepts_unknown(parts, repository);
+    let allows_unknown = accepts_unknown(&services.definitions, repository);
     let subject = Subject { repository, digest: stored.digest, facts, allows_unknown, signers, statements };
-    check_signature(parts, &subject, &mut checks).await?;
+    check_signature(services, &subject, &mut checks).await?;
     if subject.facts.members.is_empty() {
-        checks.add(CHECK_REPORT.name, check_document(parts, &subject, &CHECK_REPORT, report_fits).await?);
+        checks.add(CHECK_REPORT.name, check_document(services, &subject, &CHECK_REPORT, check_report).await?);
     } else {
-        checks.add(CHECK_REPORT.name, check_members(parts, &subject).await?);
+        checks.add(CHECK_REPORT.name, check_members(services, &subject).await?);
         checks.not_looked_at.extend(signers.is_some().then_some(UNCHECKED_MEMBERS));
     }
-    checks.add(BILL_OF_MATERIALS.name, check_document(parts, &subject, &BILL_OF_MATERIALS, bill_fits).await?);
-    checks.add(SPDX.name, check_document(parts, &subject, &SPDX, spdx_fits).await?);
-    checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
+    checks.add(
+        BILL_OF_MATERIALS.name,
+        check_document(services, &subject, &BILL_OF_MATERIALS, check_bill).await?,
+    );
+    checks.add(SPDX.name, check_document(services, &subject, &SPDX, check_spdx).await?);
+    checks.add(PROVENANCE.name, check_document(services, &subject, &PROVENANCE, check_provenance).await?);
     Ok(checks.report(image))
 }
 
 /// Verifies each image of an index. The caller has checked that the index is canonical.
 async fn verify_index(
-    parts: &Parts,
+    services: &BuildServices,
     repository: &Repository,
     index: &ImageIndex,
     (signers, deep): (Option<&RequiredSigners>, bool),
@@ -230,7 +233,7 @@ async fn verify_index(
     for entry in &index.manifests {
         let version = Version::Digest(entry.digest.clone());
         let reference = ImageReference { repository: repository.clone(), version };
-        report.platforms.push(Box::pin(verify(parts, &reference, signers, deep)).await?);
+        report.platforms.push(Box::pin(verify(services, &reference, signers, deep)).await?);
     }
     report.verified = !report.platforms.is_empty() && report.platforms.iter().all(|image| image.verified);
     let result = if report.platforms.is_empty() { CheckResult::Absent } else { CheckResult::Ok };
@@ -241,20 +244,20 @@ async fn verify_index(
 
 /// Whether the local definition of the driver image allows the verdict `unknown`. Rollouts use the same field. The
 /// repository's name selects the definition, because the image's own annotations are not trusted yet.
-fn accepts_unknown(parts: &Parts, repository: &Repository) -> bool {
+fn accepts_unknown(definitions: &Definitions, repository: &Repository) -> bool {
     let name = repository.as_str().rsplit('/').next().unwrap_or_default();
-    let image = parts.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
+    let image = definitions.images.values().find(|image| image.metadata.name.as_str() == name);
     image.is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
 }
 
 /// Checks that all blobs exist; with `deep`, also verifies their digests.
 async fn check_blobs(
-    parts: &Parts,
+    access: &ImageAccess,
     repository: &Repository,
     manifest: &ImageManifest,
     deep: bool,
 ) -> Result<Outcome> {
-    let registry = parts.registry_of(repository);
+    let registry = access.registry_of(repository);
     let blobs: Vec<&Descriptor> = manifest.blobs().collect();
     let mut problems = Vec::new();
     for blob in &blobs {
@@ -262,7 +265,7 @@ async fn check_blobs(
         if !registry.has_blob(repository, digest).await? {
             problems.push(format!("{digest} is missing"));
         } else if deep {
-            let work = parts.cache.scratch()?;
+            let work = access.cache.scratch()?;
             match registry.fetch_blob(repository, digest, blob.size, &work.path().join("blob")).await {
                 Ok(()) => {}
                 Err(error) if error.is_unreachable() => return Err(error.into()),
@@ -271,7 +274,7 @@ async fn check_blobs(
         }
     }
     if !problems.is_empty() {
-        return Ok(Err(Finding::failed(problems.join("; "), PUSH_AGAIN)));
+        return Ok(Err(FailedCheck::failed(problems.join("; "), PUSH_AGAIN)));
     }
     let bytes: u64 = blobs.iter().map(|blob| blob.size).sum();
     let state = if deep { "verified" } else { "there" };
@@ -283,7 +286,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     let hint = "farrier verifies images that farrier published";
     let facts = match ImageFacts::from_annotations(&manifest.annotations) {
         Ok(facts) => facts,
-        Err(error) => return (ImageFacts::default(), Err(Finding::failed(error_chain(&error), hint))),
+        Err(error) => return (ImageFacts::default(), Err(FailedCheck::failed(error_chain(&error), hint))),
     };
     let kernels: Vec<String> = match &facts.kernel_release {
         Some(kernel) => vec![kernel.to_string()],
@@ -291,12 +294,12 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     };
     let outcome = match (facts.input_hash, kernels.is_empty()) {
         (Some(hash), false) => Ok(format!("inputs {}, for {}", hash.short(), kernels.join(", "))),
-        _ => Err(Finding::absent("no input hash or no kernel is recorded", hint)),
+        _ => Err(FailedCheck::absent("no input hash or no kernel is recorded", hint)),
     };
     (facts, outcome)
 }
 
-async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
+async fn check_signature(services: &BuildServices, subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
     let Subject { repository, digest, signers, .. } = subject;
     let Some(signers) = signers else {
         let (result, message) = (CheckResult::Skipped, "no key given".to_owned());
@@ -304,7 +307,7 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
         return Ok(());
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
-    let image = StoredImage { parts, repository, digest };
+    let image = StoredImage { services, repository, digest };
     // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
     let signer_check = signers.check(&found);
@@ -315,33 +318,33 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
         match (signer_check.is_enough(), found.unread()) {
             (true, None) => Ok(signer_check.to_string()),
             (true, Some(why)) => {
-                Err(Finding::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
+                Err(FailedCheck::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
             }
-            (false, _) if is_deleted => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
-            (false, _) if found.is_empty() => Err(Finding::absent(signer_check.to_string(), SIGN)),
-            (false, _) => Err(Finding::failed(format!("{signer_check}{revoked}"), SIGN)),
+            (false, _) if is_deleted => Err(FailedCheck::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
+            (false, _) if found.is_empty() => Err(FailedCheck::absent(signer_check.to_string(), SIGN)),
+            (false, _) => Err(FailedCheck::failed(format!("{signer_check}{revoked}"), SIGN)),
         },
     );
     Ok(())
 }
 
-/// Reads a document about the image `image_digest`. Unreadable content is a finding and not an error, for example content that
+/// Reads a document about the image `image_digest`. Unreadable content is a failed check and not an error, for example content that
 /// does not match its digest.
 async fn read_document(
-    parts: &Parts,
+    services: &BuildServices,
     subject: &Subject<'_>,
     image_digest: &Digest,
     kind: &DocumentKind,
-) -> Result<Result<Option<Vec<u8>>, Finding>> {
-    let image = StoredImage { parts, repository: subject.repository, digest: image_digest };
+) -> Result<Result<Option<Vec<u8>>, FailedCheck>> {
+    let image = StoredImage { services, repository: subject.repository, digest: image_digest };
     let document = image.find_document(kind).await;
     if matches!(document, Ok(None)) && image.is_referrer_deleted(kind.media_type).await? {
-        return Ok(Err(Finding::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
+        return Ok(Err(FailedCheck::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
     }
     match document {
         Ok(document) => Ok(Ok(document)),
-        Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
-            Ok(Err(Finding::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
+        Err(error @ (BuildError::Registry(_) | BuildError::Image(_))) if !error.is_unreachable() => {
+            Ok(Err(FailedCheck::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
         }
         Err(error) => Err(error),
     }
@@ -350,15 +353,15 @@ async fn read_document(
 /// Checks that a document exists, is about this image and has the expected content. With required signers, also checks
 /// that the document is signed.
 async fn check_document(
-    parts: &Parts,
+    services: &BuildServices,
     subject: &Subject<'_>,
     kind: &DocumentKind,
-    fits: fn(&Value, &Subject<'_>) -> Outcome,
+    check: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Result<Outcome> {
-    let content = read_document(parts, subject, &subject.digest, kind).await?;
+    let content = read_document(services, subject, &subject.digest, kind).await?;
     Ok(content.and_then(|content| match content {
-        Some(content) => judge_document(subject, kind, &content, fits),
-        None => Err(Finding::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
+        Some(content) => judge_document(subject, kind, &content, check),
+        None => Err(FailedCheck::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
     }))
 }
 
@@ -366,7 +369,7 @@ fn judge_document(
     subject: &Subject<'_>,
     kind: &DocumentKind,
     content: &[u8],
-    fits: fn(&Value, &Subject<'_>) -> Outcome,
+    check: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Outcome {
     let mut predicate: Value = serde_json::from_slice(content).map_err(|_| "it is not JSON".to_owned())?;
     if *kind == PROVENANCE {
@@ -376,31 +379,31 @@ fn judge_document(
         }
         predicate = statement.predicate;
     }
-    let summary = fits(&predicate, subject)?;
+    let summary = check(&predicate, subject)?;
     if subject.signers.is_none() {
         return Ok(summary);
     }
     let of_kind = |statement: &&Statement| statement.predicate_type == kind.predicate_type;
     let mut signed = subject.statements.iter().filter(of_kind).peekable();
     if signed.peek().is_none() {
-        return Err(Finding::failed("it is not signed with an accepted key", SIGN));
+        return Err(FailedCheck::failed("it is not signed with an accepted key", SIGN));
     }
     if !signed.any(|statement| statement.predicate == predicate) {
-        return Err(Finding::failed("the signed document differs from the attached document", SIGN));
+        return Err(FailedCheck::failed("the signed document differs from the attached document", SIGN));
     }
     Ok(format!("{summary}, signed"))
 }
 
 /// Checks the reports of a union image's members, which are images for single kernels. The union image has no report.
-async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> {
+async fn check_members(services: &BuildServices, subject: &Subject<'_>) -> Result<Outcome> {
     let (mut problems, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;
     for (kernel, digest) in &subject.facts.members {
-        let content = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
+        let content = match read_document(services, subject, digest, &CHECK_REPORT).await? {
             Ok(content) => content,
-            Err(finding) => {
-                hint = finding.hint;
-                problems.push(format!("report for {kernel}: {}", finding.why));
+            Err(failed) => {
+                hint = failed.hint;
+                problems.push(format!("report for {kernel}: {}", failed.why));
                 continue;
             }
         };
@@ -418,7 +421,7 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
         }
     }
     if !problems.is_empty() {
-        return Ok(Err(Finding::failed(problems.join("; "), hint)));
+        return Ok(Err(FailedCheck::failed(problems.join("; "), hint)));
     }
     let count = subject.facts.members.len();
     Ok(Ok(match unknown.len() {
@@ -434,7 +437,7 @@ fn about_other_kernel(kernel: Option<&str>) -> String {
     kernel.map_or_else(|| "it names no kernel".to_owned(), |kernel| format!("it is about kernel {kernel}"))
 }
 
-fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_report(document: &Value, subject: &Subject<'_>) -> Outcome {
     let report = &document["report"];
     let (kernel, verdict) = (report["kernel"].as_str(), report["verdict"].as_str().unwrap_or("nothing"));
     let recorded_kernel = subject.facts.kernel_release.as_ref().map(ToString::to_string);
@@ -450,7 +453,7 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
             subject.facts.check_summary.as_ref().map(|summary| format!(" ({summary})")).unwrap_or_default()
         )),
         ("unknown", Some("unknown")) => {
-            Err(Finding::failed("verdict unknown, which no definition allows", ALLOW))
+            Err(FailedCheck::failed("verdict unknown, which no definition allows", ALLOW))
         }
         (_, Some(recorded)) if verdict != recorded => {
             Err(format!("verdict {verdict}, but the image's annotation says {recorded}").into())
@@ -459,7 +462,7 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     }
 }
 
-fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_bill(bill: &Value, subject: &Subject<'_>) -> Outcome {
     let component = &bill["metadata"]["component"];
     if component["hashes"][0]["content"].as_str() != Some(subject.digest.hex()) {
         return Err("it is about another image".to_owned().into());
@@ -469,13 +472,13 @@ fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Outcome {
         properties.insert(property["name"].as_str().unwrap_or_default(), property["value"].as_str());
     }
     let hash = properties.get("farrier:input-hash").copied().flatten();
-    same_inputs(hash, subject)?;
+    check_input_hash(hash, subject)?;
     let count = bill["components"].as_array().map_or(0, Vec::len);
     Ok(format!("CycloneDX {}, {count} components", bill["specVersion"].as_str().unwrap_or_default()))
 }
 
 /// SPDX has no property for the input hash, so the document is compared with the image's digest only.
-fn spdx_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_spdx(document: &Value, subject: &Subject<'_>) -> Outcome {
     let packages = document["packages"].as_array().map_or(&[][..], Vec::as_slice);
     let described = packages.iter().find(|package| package["SPDXID"] == provenance::SPDX_IMAGE);
     let digest = described.and_then(|image| image["checksums"][0]["checksumValue"].as_str());
@@ -486,9 +489,9 @@ fn spdx_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     Ok(format!("{version}, {} packages", packages.len()))
 }
 
-fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
+fn check_provenance(predicate: &Value, subject: &Subject<'_>) -> Outcome {
     let definition = &predicate["buildDefinition"];
-    same_inputs(definition["internalParameters"]["inputHash"].as_str(), subject)?;
+    check_input_hash(definition["internalParameters"]["inputHash"].as_str(), subject)?;
     let kernel = definition["externalParameters"]["kernel"]["release"].as_str();
     let recorded = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != recorded.as_deref() {
@@ -499,7 +502,7 @@ fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
     Ok(format!("SLSA v1, {count} inputs, farrier {}", builder.as_str().unwrap_or("without a version")))
 }
 
-fn same_inputs(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> {
+fn check_input_hash(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> {
     let recorded = subject.facts.input_hash.map(|hash| hash.to_string());
     if hash.is_some() && hash == recorded.as_deref() {
         return Ok(());

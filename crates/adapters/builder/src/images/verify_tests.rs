@@ -20,16 +20,16 @@ fn fits(verdict: Verdict, said: &str, allows_unknown: bool) -> Outcome {
         signers: None,
         statements: Vec::new(),
     };
-    report_fits(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
+    check_report(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
 }
 
 #[test]
 fn unknown_passes_where_the_definition_allows_it() {
-    let said = fits(Verdict::Unknown, "unknown", true).unwrap_or_else(|finding| panic!("{}", finding.why));
+    let said = fits(Verdict::Unknown, "unknown", true).unwrap_or_else(|failed| panic!("{}", failed.why));
     assert_eq!(said, "unknown on 6.1.0-18-amd64, which the definition allows (1 unknown)");
-    let finding = fits(Verdict::Unknown, "unknown", false).unwrap_err();
-    assert_eq!(finding.why, "verdict unknown, which no definition allows");
-    assert_eq!(finding.hint, ALLOW);
+    let failed = fits(Verdict::Unknown, "unknown", false).unwrap_err();
+    assert_eq!(failed.why, "verdict unknown, which no definition allows");
+    assert_eq!(failed.hint, ALLOW);
 }
 
 #[test]

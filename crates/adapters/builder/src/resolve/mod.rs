@@ -15,22 +15,28 @@ use farrier_core::{
     plan::{Resolved, ResolvedImage, SignedWith, SkipReason, TreeKey, Unverified, toolchain_key},
 };
 use farrier_definitions::read_patch;
-use farrier_inputs::{FetchError, HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings};
+use farrier_inputs::{
+    FetchError, Fetcher, HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings,
+};
 use oci::error_chain;
-pub use tracked::tracked;
+pub use tracked::tracked_kernels;
 
-use crate::parts::{FindingKind, MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use crate::services::{BuildError, BuildServices, BuildTools, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
 
 /// Resolves the given images, and the families of the given targets.
-pub async fn resolve(parts: &Parts, images: &[&DriverImage], targets: &BTreeSet<KernelTarget>) -> Resolved {
+pub async fn resolve(
+    services: &BuildServices,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+) -> Resolved {
     let mut resolved = Resolved::default();
-    resolve_more(parts, images, targets, &mut resolved).await;
+    resolve_more(services, images, targets, &mut resolved).await;
     resolved
 }
 
 /// Resolves the given images and targets that are not in `resolved` yet.
 pub async fn resolve_more(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
@@ -41,21 +47,21 @@ pub async fn resolve_more(
         .iter()
         .copied()
         .filter(|image| !known.contains_key(&image.metadata.name))
-        .map(|image| async move { (image.metadata.name.clone(), resolve_image(parts, image).await) })
+        .map(|image| async move { (image.metadata.name.clone(), resolve_image(services, image).await) })
         .collect();
     for (name, outcome) in stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
-    resolve_trees(parts, images, targets, &mut resolved.trees).await;
+    resolve_trees(services, images, targets, &mut resolved.trees).await;
     let mut header_lookups = Vec::new();
     for target in targets {
-        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let Some(family) = match_family(&services.definitions.families, target) else { continue };
         if !resolved.headers.contains_key(target) {
             let source = family.spec.headers_for(target, resolved.system(target));
             header_lookups.push(async move {
-                let look = || parts.fetcher.headers().identity(&source, target);
-                (target.clone(), parts.retry("look up headers", look).await)
+                let look = || services.fetcher.headers().identity(&source, target);
+                (target.clone(), services.process.retry("look up headers", look).await)
             });
         }
     }
@@ -63,7 +69,7 @@ pub async fn resolve_more(
     for (target, outcome) in
         stream::iter(header_lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
             match compiler {
                 Some(compiler) => drop(resolved.compilers.insert(target.clone(), *compiler)),
@@ -78,32 +84,33 @@ pub async fn resolve_more(
             let detail = with_hint(&error);
             match error {
                 // The store failed, so it is unknown whether the headers exist.
-                TargetError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
+                BuildError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
                 _ => SkipReason::Headers { detail },
             }
         });
         resolved.headers.insert(target, outcome);
     }
-    resolve_toolchains(parts, images, targets, resolved).await;
-    resolve_header_texts(parts, images, targets, resolved).await;
+    resolve_toolchains(services, images, targets, resolved).await;
+    resolve_header_texts(services, images, targets, resolved).await;
 }
 
 /// Resolves the toolchains, after the headers, which can determine them.
 async fn resolve_toolchains(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
 ) {
     for target in targets {
-        let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
+        let Some(family) = resolved.family(&services.definitions.families, target) else { continue };
         let system = resolved.system(target).clone();
         for image in images {
             let key = toolchain_key(image, family, target, &system);
             if !resolved.toolchains.contains_key(&key) {
                 let outcome = match image.spec.toolchain(family) {
                     Ok(toolchain) => {
-                        let identity = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
+                        let identity =
+                            toolchain_identity(services, &toolchain, family, (target, &system)).await;
                         identity.map_err(|error| {
                             resolved.unreachable |= error.is_unanswered();
                             with_hint(&error)
@@ -119,14 +126,14 @@ async fn resolve_toolchains(
 
 /// Reads the headers of kernels for which an image depends on their content. This fetches the headers.
 async fn resolve_header_texts(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
 ) {
     let mut lookups = Vec::new();
     for target in targets.iter().filter(|target| !resolved.without_headers.contains_key(*target)) {
-        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let Some(family) = match_family(&services.definitions.families, target) else { continue };
         let is_new =
             |text: &HeaderText| !resolved.header_texts.contains_key(&(target.clone(), text.to_string()));
         let texts: Vec<HeaderText> =
@@ -134,8 +141,8 @@ async fn resolve_header_texts(
         if !texts.is_empty() {
             let source = family.spec.headers_for(target, resolved.system(target));
             lookups.push(async move {
-                let look = || parts.fetcher.headers().contain_texts(&source, target, &texts);
-                let outcome = parts.retry("look into headers", look).await;
+                let look = || services.fetcher.headers().contain_texts(&source, target, &texts);
+                let outcome = services.process.retry("look into headers", look).await;
                 (target, texts, outcome)
             });
         }
@@ -143,7 +150,7 @@ async fn resolve_header_texts(
     for (target, texts, outcome) in
         stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
+        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         let answers: Vec<Result<bool, String>> = match outcome {
             Ok(Lookup::Found(contained)) => contained.into_iter().map(Ok).collect(),
             Ok(Lookup::Missing { looked_for, hint }) => {
@@ -156,30 +163,34 @@ async fn resolve_header_texts(
     }
 }
 
-async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedImage> {
+async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<ResolvedImage> {
     let spec = &image.spec;
     let mut sources = BTreeMap::new();
     let mut versions = BTreeMap::new();
     // Sources that differ between kernels are looked up for each kernel.
     for source in spec.sources.iter().filter(|source| !source.differs_by_kernel()) {
-        let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await;
+        let identity =
+            services.process.retry("look up source", || services.fetcher.sources().identity(source)).await;
         let identity = identity.map_err(|error| match &source.from {
-            SourceOrigin::Path { path, .. } if matches!(error, TargetError::Fetch(FetchError::Absent(_))) => {
-                let place = parts.definitions.places.get(&(image.metadata.name.clone(), path.to_path_buf()));
-                let place = place.map_or("a definition", String::as_str);
-                let message = format!("{place}: {}", error_chain(&error));
-                TargetError::finding(FindingKind::Usage, message, error.hint())
+            SourceOrigin::Path { path, .. } if matches!(error, BuildError::Fetch(FetchError::Absent(_))) => {
+                let position = services
+                    .definitions
+                    .source_positions
+                    .get(&(image.metadata.name.clone(), path.to_path_buf()));
+                let position = position.map_or("a definition", String::as_str);
+                let message = format!("{position}: {}", error_chain(&error));
+                BuildError::problem(ProblemKind::Usage, message, error.hint())
             }
             _ => error,
         })?;
-        if let Some(warning) = parts.fetcher.sources().warning(source).await? {
-            parts.reporter.note(image.metadata.name.as_str(), &warning);
+        if let Some(warning) = services.fetcher.sources().warning(source).await? {
+            services.process.reporter.note(image.metadata.name.as_str(), &warning);
         }
         versions.insert(source.name.as_str(), identity.version);
         sources.insert(source.name.to_string(), identity.identity);
     }
-    for warning in dkms_conf_warnings(&parts.definitions.root, spec).await? {
-        parts.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
+    for warning in dkms_conf_warnings(&services.definitions.root, spec).await? {
+        services.process.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
     }
     let version = match &spec.version {
         VersionSpec::Literal(version) => version.to_string(),
@@ -188,66 +199,72 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
                 let name = &image.metadata.name;
                 let message =
                     format!("image {name}: source {source} has no version; only apt sources have one");
-                TargetError::finding(FindingKind::Usage, message, None)
+                BuildError::problem(ProblemKind::Usage, message, None)
             })?
         }
     };
     if let Some(warning) = ended_branch(spec.template.as_str(), &version) {
-        parts.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
+        services.process.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
     }
     let mut patches = BTreeMap::new();
     for (index, patch) in spec.patches.iter().enumerate() {
-        let bytes = read_patch(&parts.definitions, &patch.path).await?;
+        let bytes = read_patch(&services.definitions, &patch.path).await?;
         patches.insert(index, Digest::of(&bytes).hex().to_owned());
     }
     let base_identity = match &spec.runtime.base {
         // A base that is another image is hashed with the needs.
         None | Some(RuntimeBase::Need(_)) => None,
         Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
-            let look = || parts.fetcher.root_fs().packages_of_base(base, &spec.sources, &version);
-            parts.retry("look up runtime base", look).await?.map(|root| root.identity())
+            let look = || services.fetcher.root_fs().packages_of_base(base, &spec.sources, &version);
+            services.process.retry("look up runtime base", look).await?.map(|root| root.identity())
         }
-        Some(RuntimeBase::Minimal(base)) => {
-            Some(parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_identity(base)).await?)
-        }
-        Some(RuntimeBase::Image(reference)) => Some(parts.resolve_reference(reference).await?.to_string()),
+        Some(RuntimeBase::Minimal(base)) => Some(
+            services
+                .process
+                .retry("look up busybox", || services.fetcher.root_fs().minimal_identity(base))
+                .await?,
+        ),
+        Some(RuntimeBase::Image(reference)) => Some(services.resolve_reference(reference).await?.to_string()),
     };
-    let entrypoints =
-        if spec.contains_entrypoint() { parts.entrypoint.architectures().await? } else { BTreeSet::new() };
-    let signed_with = signed_with(parts, image);
+    let entrypoints = if spec.contains_entrypoint() {
+        services.tools.entrypoint.architectures().await?
+    } else {
+        BTreeSet::new()
+    };
+    let signed_with = signed_with(&services.tools, image);
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoints, signed_with })
 }
 
 async fn toolchain_identity(
-    parts: &Parts,
+    services: &BuildServices,
     toolchain: &Toolchain,
     family: &KernelFamily,
     (target, system): (&KernelTarget, &NodeSystem),
 ) -> Result<String> {
     if let Toolchain::Image(image) = toolchain {
         let image = family.spec.image_for(image, target, system).map_err(|missing| {
-            TargetError::unmet(format!("there is no {missing}"), "name it in the kernel family")
+            BuildError::unmet(format!("there is no {missing}"), "name it in the kernel family")
         })?;
-        return Ok(parts.resolve_reference(&image.to_string()).await?.to_string());
+        return Ok(services.resolve_reference(&image.to_string()).await?.to_string());
     }
     // The identity covers only the specification: the architecture is part of the target, which is hashed separately.
     let root = PackageRoot::of_toolchain(toolchain, target);
     root.map(|root| root.identity()).ok_or_else(|| {
         let message = "the source of the toolchain's RPM packages is not defined".to_owned();
-        TargetError::unmet(message, "name `from` in the kernel family")
+        BuildError::unmet(message, "name `from` in the kernel family")
     })
 }
 
 /// Returns the signer of an image's modules; `None` for an image that the engine builds as a whole (`output: image`), because
 /// farrier does not sign the modules of such an image.
-fn signed_with(parts: &Parts, image: &DriverImage) -> Option<SignedWith> {
-    let signer = parts.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
+fn signed_with(tools: &BuildTools, image: &DriverImage) -> Option<SignedWith> {
+    let signer = tools.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
     Some(SignedWith { certificate: signer.fingerprint(), signed: signer.signed() })
 }
 
 /// Resolves the host trees of these images for these kernels. A missing or unusable tree prevents the build.
 pub(crate) async fn resolve_trees(
-    parts: &Parts,
+    services: &BuildServices,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     trees: &mut BTreeMap<TreeKey, Result<Digest, String>>,
@@ -259,15 +276,19 @@ pub(crate) async fn resolve_trees(
                 if let Need::Tree { tree, .. } = need
                     && !trees.contains_key(&key)
                 {
-                    trees.insert(key, digest_of_tree(parts, tree, target).await);
+                    trees.insert(key, digest_of_tree(&services.fetcher, tree, target).await);
                 }
             }
         }
     }
 }
 
-async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget) -> Result<Digest, String> {
-    match parts.fetcher.host_tree(tree, target).await {
+async fn digest_of_tree(
+    fetcher: &Fetcher,
+    tree: &HeadersPath,
+    target: &KernelTarget,
+) -> Result<Digest, String> {
+    match fetcher.host_tree(tree, target).await {
         Ok(HostTreeLookup::Found(tree)) => Ok(tree.digest),
         Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
         Err(error) => {
@@ -278,7 +299,7 @@ async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget
 }
 
 /// Formats an error for the plan: what failed, why, and the remedy.
-pub fn with_hint(error: &TargetError) -> String {
+pub fn with_hint(error: &BuildError) -> String {
     let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
     format!("{}{hint}", error_chain(error))
 }

@@ -15,25 +15,30 @@ use farrier_core::{
 use farrier_inputs::Result;
 use oci::error_chain;
 
-use crate::parts::Parts;
+use crate::services::BuildServices;
 
 /// Returns the newest kernels of the tracked suites and repositories, for platforms whose nodes need images. An unreadable suite
 /// or repository announces no kernels this time, so that the images for running kernels are still built.
-pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<TrackedKernel> {
+pub async fn tracked_kernels(
+    services: &BuildServices,
+    snapshot: &ClusterSnapshot,
+) -> BTreeSet<TrackedKernel> {
     let mut kernels = BTreeSet::new();
-    if parts.definitions.families.iter().all(|family| family.spec.track.is_none()) {
+    if services.definitions.families.iter().all(|family| family.spec.track.is_none()) {
         return kernels;
     }
-    let platforms = platforms_with_images(&parts.definitions, snapshot);
-    for family in &parts.definitions.families {
+    let platforms = platforms_with_images(&services.definitions, snapshot);
+    for family in &services.definitions.families {
         let Some(track) = &family.spec.track else { continue };
         for (platform, _) in platforms.iter().filter(|(_, images)| !images.is_empty()) {
             if !family.spec.matches.may_match(&platform.os, &platform.os_version, platform.arch) {
                 continue;
             }
             let newest = match track {
-                KernelTrack::Apt(suites) => newest_in_suites(parts, family, suites, platform).await,
-                KernelTrack::Rpm(packages) => newest_in_repositories(parts, family, packages, platform).await,
+                KernelTrack::Apt(suites) => newest_in_suites(services, family, suites, platform).await,
+                KernelTrack::Rpm(packages) => {
+                    newest_in_repositories(services, family, packages, platform).await
+                }
             };
             match newest {
                 Ok(newest) => kernels.extend(newest),
@@ -48,27 +53,28 @@ pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<Trac
 }
 
 async fn newest_in_suites(
-    parts: &Parts,
+    services: &BuildServices,
     family: &KernelFamily,
     suites: &TrackedSuites,
     platform: &Platform,
 ) -> Result<Vec<TrackedKernel>> {
-    let headers = parts.fetcher.headers();
+    let headers = services.fetcher.headers();
     let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
-    let newest = |flavor| newest_kernel(parts, family, platform, flavor, &releases, debian_version::compare);
+    let newest =
+        |flavor| newest_kernel(services, family, platform, flavor, &releases, debian_version::compare);
     Ok(suites.flavors.iter().filter_map(|flavor| newest(flavor)).collect())
 }
 
 /// Returns the newest kernel of each flavor in each repository.
 async fn newest_in_repositories(
-    parts: &Parts,
+    services: &BuildServices,
     family: &KernelFamily,
     packages: &FurtherRpmPackages,
     platform: &Platform,
 ) -> Result<Vec<TrackedKernel>> {
     // Repositories depend on the platform only, so the release is irrelevant.
     let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
-    let headers = parts.fetcher.headers();
+    let headers = services.fetcher.headers();
     let releases = match headers.rpm_releases(&family.spec.headers, packages, &platform.with(any)).await? {
         Ok(releases) => releases,
         Err(missing) => {
@@ -84,14 +90,14 @@ async fn newest_in_repositories(
             flavors.entry(rpm_flavor(&release)).or_default().push(release);
         }
         kernels.extend(flavors.iter().filter_map(|(flavor, releases)| {
-            newest_kernel(parts, family, platform, flavor, releases, rpm_version::compare)
+            newest_kernel(services, family, platform, flavor, releases, rpm_version::compare)
         }));
     }
     Ok(kernels)
 }
 
 fn newest_kernel(
-    parts: &Parts,
+    services: &BuildServices,
     family: &KernelFamily,
     platform: &Platform,
     flavor: &str,
@@ -99,5 +105,5 @@ fn newest_kernel(
     order: fn(&str, &str) -> Ordering,
 ) -> Option<TrackedKernel> {
     let name = &family.metadata.name;
-    newest(&parts.definitions, name, platform, flavor, releases.iter().cloned(), order)
+    newest(&services.definitions, name, platform, flavor, releases.iter().cloned(), order)
 }

@@ -14,7 +14,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::parts::{BootCheck, BootChecker, TargetError};
+use crate::services::{BootCheck, BootChecker, BuildError};
 
 pub const FIRST: &str = "registry.test/x:first";
 
@@ -69,7 +69,7 @@ impl State {
             containers: vec![Container {
                 name: "driver".to_owned(),
                 image: FIRST.to_owned(),
-                fixed: None,
+                why_not_editable: None,
                 tagged: false,
             }],
             placement: Placement {
@@ -226,7 +226,7 @@ pub struct Gate {
 
 #[async_trait::async_trait]
 impl BootChecker for Gate {
-    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, BuildError> {
         self.asked.notify_one();
         self.open.notified().await;
         let booted = |module: &String| ModuleBoot {

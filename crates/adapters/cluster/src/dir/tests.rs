@@ -96,7 +96,7 @@ fn a_value_that_a_template_fills_in_is_not_edited() {
         let root = tree(&[("ds.yaml", &BASE.replace("vendor/mofed:1", value))]);
         let facts = only(&Directory::open(root.path()).unwrap());
         assert!(
-            facts.containers[0].fixed.as_ref().unwrap().contains("filled in by another tool"),
+            facts.containers[0].why_not_editable.as_ref().unwrap().contains("filled in by another tool"),
             "{facts:?}"
         );
     }
@@ -124,7 +124,10 @@ fn images_of_a_kustomization_decide_and_are_edited() {
         let (root, directory) = overlay(&text(images), &[]);
         let facts = only(&directory);
         assert_eq!((facts.namespace.as_str(), facts.name.as_str()), ("drivers", "a-mofed"));
-        assert_eq!((facts.containers[0].image.as_str(), &facts.containers[0].fixed), (image, &None));
+        assert_eq!(
+            (facts.containers[0].image.as_str(), &facts.containers[0].why_not_editable),
+            (image, &None)
+        );
         set(&directory, &to).unwrap();
         let file = fs::read_to_string(root.path().join("overlays/a/kustomization.yaml")).unwrap();
         assert_eq!(file, text(&after));
@@ -150,12 +153,12 @@ fn images_of_a_kustomization_decide_and_are_edited() {
 #[test]
 fn a_base_that_other_overlays_share_is_not_edited() {
     let (root, directory) = overlay("resources: [../../base]\n", &[]);
-    let fixed = only(&directory).containers[0].fixed.clone().unwrap();
-    assert!(fixed.contains("is outside of the rollout's path; add vendor/mofed to `images`"), "{fixed}");
+    let why = only(&directory).containers[0].why_not_editable.clone().unwrap();
+    assert!(why.contains("is outside of the rollout's path; add vendor/mofed to `images`"), "{why}");
     assert!(set(&directory, &format!("vendor/mofed@{DIGEST}")).is_err());
     // The whole tree has one overlay, so the base is edited.
     let directory = Directory::open(root.path()).unwrap();
-    assert_eq!(only(&directory).containers[0].fixed, None);
+    assert_eq!(only(&directory).containers[0].why_not_editable, None);
     // The base of another repository is not read.
     let directory =
         Directory::within(&root.path().join("overlays"), &root.path().join("overlays/a")).unwrap();
@@ -171,7 +174,7 @@ fn a_patch_of_the_nodes_or_the_image_is_named() {
             format!("resources: [../../base]\nimages: [{{name: vendor/mofed, newTag: '1'}}]\n{patches}");
         let (_root, directory) = overlay(&text, &[("overlays/a/patch.yaml", patch)]);
         let facts = only(&directory);
-        (unsupported(&facts), facts.containers[0].fixed.is_some())
+        (unsupported(&facts), facts.containers[0].why_not_editable.is_some())
     };
     let ours = |spec: &str| {
         format!("kind: DaemonSet\nmetadata: {{name: mofed}}\nspec: {{template: {{spec: {spec}}}}}\n")
@@ -191,8 +194,8 @@ fn a_patch_of_the_nodes_or_the_image_is_named() {
     assert_eq!(patched(file, &image), (false, true));
     let (_root, directory) =
         overlay(&format!("resources: [../../base]\n{file}"), &[("overlays/a/patch.yaml", &image)]);
-    let fixed = only(&directory).containers[0].fixed.clone().unwrap();
-    assert!(fixed.contains("the patch patch.yaml may set the image"), "{fixed}");
+    let why = only(&directory).containers[0].why_not_editable.clone().unwrap();
+    assert!(why.contains("the patch patch.yaml may set the image"), "{why}");
 }
 
 #[test]
@@ -280,7 +283,7 @@ fn an_image_in_several_values_is_edited() {
     ] {
         let (root, directory) = chart("values.yaml", "image", &[("values.yaml", before)]);
         let container = &only(&directory).containers[0];
-        assert_eq!((container.image.as_str(), &container.fixed), (image, &None));
+        assert_eq!((container.image.as_str(), &container.why_not_editable), (image, &None));
         assert_eq!(container.tagged, before.contains("tag"));
         set(&directory, &to).unwrap();
         assert_eq!(fs::read_to_string(root.path().join("values.yaml")).unwrap(), after);
@@ -293,8 +296,8 @@ fn an_image_in_several_values_is_edited() {
         ("image: {repository: '{{ .Values.r }}', digest: ''}\n", "filled in by another tool"),
     ] {
         let (_root, directory) = chart("values.yaml", "image", &[("values.yaml", values)]);
-        let fixed = only(&directory).containers[0].fixed.clone().unwrap();
-        assert!(fixed.starts_with(reason) || fixed.contains(reason), "{fixed}");
+        let why = only(&directory).containers[0].why_not_editable.clone().unwrap();
+        assert!(why.starts_with(reason) || why.contains(reason), "{why}");
         assert!(set(&directory, &to).is_err());
     }
 }
@@ -339,7 +342,7 @@ fn resource_change(
         expected: Some(expected),
         spec,
         annotations: BTreeMap::new(),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     })
 }
 
@@ -357,7 +360,7 @@ async fn an_operators_resource_is_edited_in_place() {
             (OperatorResource::NicClusterPolicy, "policy", &None)
         ]
     );
-    assert!(resources.iter().all(|found| found.fixed.is_empty()), "{resources:?}");
+    assert!(resources.iter().all(|found| found.why_not_editable.is_empty()), "{resources:?}");
     assert_eq!(resources[1].spec["ofedDriver"]["version"], "25.10");
 
     let wanted = json!({"ofedDriver": {
@@ -411,11 +414,15 @@ fn a_resource_that_is_not_what_its_manifest_says_is_named() {
     let resources = directory.read().unwrap().resources;
     let names: Vec<&str> = resources.iter().map(|found| found.name.as_str()).collect();
     assert_eq!(names, ["a-policy", "other/a-acme"]);
-    assert!(resources[0].fixed["version"].starts_with("the patch p.yaml may change the resource"));
-    assert!(resources[0].fixed[""].contains("is outside of the rollout's path"), "{:?}", resources[0].fixed);
-    assert!(resources[1].fixed.is_empty(), "the patch is for another kind");
+    assert!(resources[0].why_not_editable["version"].starts_with("the patch p.yaml may change the resource"));
+    assert!(
+        resources[0].why_not_editable[""].contains("is outside of the rollout's path"),
+        "{:?}",
+        resources[0].why_not_editable
+    );
+    assert!(resources[1].why_not_editable.is_empty(), "the patch is for another kind");
     let templated = POLICY.replace("nvcr.test/x", "'{{ .Values.repository }}'").replace("25.10", "&v '1'");
     let root = tree(&[("policy.yaml", &templated), ("not.yaml", "kind: Module\napiVersion: x/v1\n")]);
     let resources = Directory::open(root.path()).unwrap().read().unwrap().resources;
-    assert_eq!(resources[0].fixed.keys().collect::<Vec<_>>(), ["repository", "version"]);
+    assert_eq!(resources[0].why_not_editable.keys().collect::<Vec<_>>(), ["repository", "version"]);
 }

@@ -26,8 +26,16 @@ fn add_preconditions(metadata: &mut Value, version: &ObjectVersion) {
 
 /// Returns the apply body for a DaemonSet's fields. `Err` is the reason why a field cannot be written.
 pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Result<Value, String> {
-    let DaemonSetChange { namespace, name, images, affinity, annotations, version: _, expected: _, proof: _ } =
-        change;
+    let DaemonSetChange {
+        namespace,
+        name,
+        images,
+        affinity,
+        annotations,
+        version: _,
+        expected: _,
+        required_images: _,
+    } = change;
     let mut pod = json!({});
     let mut missing: Vec<&String> = images.keys().collect();
     for key in ["initContainers", "containers"] {
@@ -66,7 +74,7 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
 
 /// Returns the apply body for a whole DaemonSet. Without a version, the apply may also create the DaemonSet.
 pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> Value {
-    let DaemonSetCopy { namespace, name, manifest, version: _, proof: _ } = change;
+    let DaemonSetCopy { namespace, name, manifest, version: _, required_images: _ } = change;
     let mut body = manifest.as_ref().clone();
     body["apiVersion"] = json!("apps/v1");
     body["kind"] = json!("DaemonSet");
@@ -155,7 +163,8 @@ pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
 
 /// Returns the apply body for an operator's resource.
 pub(super) fn resource(change: &ResourceChange, version: &ObjectVersion) -> Value {
-    let ResourceChange { kind, name, spec, annotations, version: _, expected: _, proof: _ } = change;
+    let ResourceChange { kind, name, spec, annotations, version: _, expected: _, required_images: _ } =
+        change;
     let (namespace, name) = name.rsplit_once('/').unwrap_or(("", name));
     let mut metadata = json!({"name": name, "annotations": annotations});
     if !namespace.is_empty() {

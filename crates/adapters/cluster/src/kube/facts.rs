@@ -112,7 +112,7 @@ pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object 
         kind,
         name: namespace + &metadata.name.unwrap_or_default(),
         version: Some(version.clone()),
-        fixed: BTreeMap::new(),
+        why_not_editable: BTreeMap::new(),
         annotations: farrier_annotations(metadata.annotations),
         spec: Arc::new(data.get_mut("spec").map(Value::take).unwrap_or_default()),
     };
@@ -148,8 +148,8 @@ fn owner(metadata: &ObjectMeta) -> Option<Owner> {
 fn containers(pod: &PodSpec) -> Vec<Container> {
     let container = |container: &api_fields::Container| {
         let image = container.image.clone().unwrap_or_default();
-        let fixed = image.is_empty().then(|| "the container has no image field".to_owned());
-        Container { name: container.name.clone(), image, fixed, tagged: false }
+        let why_not_editable = image.is_empty().then(|| "the container has no image field".to_owned());
+        Container { name: container.name.clone(), image, why_not_editable, tagged: false }
     };
     pod.all_containers().map(container).collect()
 }
@@ -319,7 +319,7 @@ mod tests {
         let containers: Vec<_> =
             facts.containers.iter().map(|c| (c.name.as_str(), c.image.as_str())).collect();
         assert_eq!(containers, [("prepare", "p:1"), ("driver", "d:1"), ("none", "")]);
-        assert!(facts.containers[2].fixed.is_some());
+        assert!(facts.containers[2].why_not_editable.is_some());
         assert_eq!(facts.placement.label_keys().collect::<Vec<_>>(), ["pci", "zone", "gone"]);
         assert_eq!(facts.owner.unwrap().kind, "ClusterPolicy");
         let live = facts.live.unwrap();

@@ -110,8 +110,9 @@ impl StoredObject {
         }
         let before = std::mem::replace(&mut self.object, object).version.resource_version;
         // Only writes of these kinds have the plan's resource version as a precondition.
-        let is_written = matches!(self.object.facts, ObjectFacts::DaemonSet(_) | ObjectFacts::Resource(_));
-        if is_written && !self.equivalent_versions.contains(&before) {
+        let has_precondition =
+            matches!(self.object.facts, ObjectFacts::DaemonSet(_) | ObjectFacts::Resource(_));
+        if has_precondition && !self.equivalent_versions.contains(&before) {
             self.equivalent_versions.push_back(before);
             if self.equivalent_versions.len() > MAX_EQUIVALENT_VERSIONS {
                 self.equivalent_versions.pop_front();

@@ -39,7 +39,7 @@ impl ClusterSecrets for KubeSecrets {
 
 fn unavailable(name: &SecretName, error: ClusterError) -> ClusterSecretError {
     ClusterSecretError {
-        message: format!("reach the cluster that holds Secret {name}"),
+        message: format!("cannot reach the cluster that holds Secret {name}"),
         hint: error.hint(),
         is_transient: error.is_unreachable(),
         source: Some(Box::new(error)),
@@ -61,7 +61,7 @@ fn rejected(name: &SecretName, error: &kube::Error) -> ClusterSecretError {
         _ => None,
     };
     ClusterSecretError {
-        message: format!("read Secret {name}: {message}"),
+        message: format!("cannot read Secret {name}: {message}"),
         source: None,
         hint,
         is_transient: code.is_none_or(|code| code >= 500 || code == 429),
@@ -79,7 +79,7 @@ mod tests {
         let secrets = KubeSecrets::new(KubeOptions { kubeconfig, ..KubeOptions::default() });
         let name = SecretName { namespace: "farrier".parse().unwrap(), name: "key".parse().unwrap() };
         let error = secrets.read(&name).await.err().unwrap();
-        assert_eq!(error.to_string(), "reach the cluster that holds Secret farrier/key");
+        assert_eq!(error.to_string(), "cannot reach the cluster that holds Secret farrier/key");
         assert!(error.hint.is_some());
     }
 }

@@ -251,7 +251,7 @@ fn labels_that_an_operator_resource_selects_are_kept() {
             kind,
             name: key.to_owned(),
             version: Some(ObjectVersion { uid: key.to_owned(), resource_version: "11".to_owned() }),
-            fixed: BTreeMap::new(),
+            why_not_editable: BTreeMap::new(),
             annotations: BTreeMap::new(),
             spec: json!({"nodeSelector": {key: "a"}}).into(),
         };

@@ -45,7 +45,7 @@ fn change(images: BTreeMap<String, String>) -> DaemonSetChange {
         images,
         affinity: None,
         annotations: strings([("farrier.dev/record", "{}")]),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     }
 }
 
@@ -113,7 +113,7 @@ fn bodies_of_nodes_resources_and_evictions() {
         expected: None,
         spec: json!({"ofedDriver": {"version": "v"}}),
         annotations: strings([("farrier.dev/record", "{}")]),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     };
     assert_eq!(
         bodies::resource(&resource, &version("u", "2")),
@@ -148,7 +148,7 @@ fn a_new_copy_has_no_preconditions() {
         name: "driver-k".to_owned(),
         version: None,
         manifest: Arc::new(json!({"metadata": {"labels": {"a": "b"}}, "spec": {}})),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     };
     let body = bodies::copy(&copy, None);
     assert_eq!(body["metadata"], json!({"name": "driver-k", "namespace": "gpu", "labels": {"a": "b"}}));

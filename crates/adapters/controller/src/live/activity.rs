@@ -8,7 +8,7 @@ use farrier_core::{
 };
 use jiff::Timestamp;
 
-use farrier_builder::parts::{Reporter, Stage};
+use farrier_builder::services::{Reporter, Stage};
 use parking_lot::Mutex;
 
 use super::queue::CellKey;

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_builder::{
     Attempts,
-    parts::{Parts, Result},
+    services::{BuildServices, ProcessControl, Result},
 };
 use farrier_core::plan::{Cell, Phase, Plan};
 use oci::error_chain;
@@ -85,8 +85,8 @@ impl Builds {
     }
 
     /// Updates the queue with the builds of a plan.
-    pub(super) fn update(&mut self, plan: &Plan, parts: &Parts) {
-        let images = &parts.definitions.images;
+    pub(super) fn update(&mut self, plan: &Plan, services: &BuildServices) {
+        let images = &services.definitions.images;
         let builds = plan.builds().map(|cell| {
             let cost = images.get(&cell.image).map(|image| image.spec.build).unwrap_or_default();
             (Arc::clone(cell), cost)
@@ -97,7 +97,7 @@ impl Builds {
         }
         // A single run tries each build once, without delay.
         if !self.is_single_run() {
-            let attempts = Attempts::in_cache(&parts.cache).without_outcome();
+            let attempts = Attempts::in_cache(&services.cache).without_outcome();
             for (key, attempts, wait) in self.queue.delay_killed(&attempts, Instant::now(), fastrand::f64()) {
                 self.activity.record_delay(&key, attempts, killed_message(attempts), wait);
             }
@@ -114,21 +114,20 @@ impl Builds {
     }
 
     /// Starts every build that may start now.
-    pub(super) fn start(&mut self, parts: &Parts) {
+    pub(super) fn start(&mut self, services: &BuildServices) {
         let logs_stages = !self.is_single_run();
         while let Some(cell) = self.queue.start(Instant::now()) {
             let key = key_of(&cell);
             self.activity.record_start(&key);
-            let builder = Parts {
-                reporter: Arc::new(BuildReporter {
-                    key,
-                    activity: self.activity.clone(),
-                    next: Arc::clone(&parts.reporter),
-                    logs_stages,
-                }),
-                cancel: self.term.child_token(),
-                ..parts.clone()
-            };
+            let reporter = Arc::new(BuildReporter {
+                key,
+                activity: self.activity.clone(),
+                next: Arc::clone(&services.process.reporter),
+                logs_stages,
+            });
+            let process =
+                ProcessControl { reporter, cancel: self.term.child_token(), ..services.process.clone() };
+            let builder = BuildServices { process, ..services.clone() };
             let span = tracing::info_span!(
                 "build",
                 image = %cell.image,

@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 pub use activity::SharedActivity;
 use farrier_builder::{
     images::LastRecord,
-    parts::{Parts, Result},
+    services::{BuildServices, Result},
 };
 use farrier_cluster::Cluster;
 use farrier_core::{
@@ -67,7 +67,7 @@ pub trait NodeTask: Send + Sync {
     fn changes(&self, definitions: &Definitions, planned: &Planned) -> Vec<Change>;
 }
 
-/// Dependencies of the loop, in addition to [`Parts`].
+/// Dependencies of the loop, in addition to [`BuildServices`].
 pub struct LiveContext {
     /// Resync interval, after which a reconcile drops all cached lookups. Within this time farrier notices a tag that the
     /// registry has lost.
@@ -94,7 +94,7 @@ pub struct LiveContext {
 
 /// The controller's loop.
 pub struct Live {
-    parts: Parts,
+    services: BuildServices,
     context: LiveContext,
     status: Option<StatusWorker>,
     page: Option<StatusWorker>,
@@ -130,16 +130,16 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 
 impl Live {
     /// Creates a loop, which starts with [`Self::run`].
-    pub fn new(parts: Parts, context: LiveContext) -> Self {
-        let queue = Queue::new(parts.limits);
-        Self::with_queue(parts, context, queue)
+    pub fn new(services: BuildServices, context: LiveContext) -> Self {
+        let queue = Queue::new(services.tools.limits);
+        Self::with_queue(services, context, queue)
     }
 
-    fn with_queue(parts: Parts, mut context: LiveContext, queue: Queue) -> Self {
-        let builds = Builds::new(queue, parts.cancel.child_token());
+    fn with_queue(services: BuildServices, mut context: LiveContext, queue: Queue) -> Self {
+        let builds = Builds::new(queue, services.process.cancel.child_token());
         let now = Instant::now();
         Self {
-            parts,
+            services,
             status: context.status.take().map(StatusWorker::start),
             page: context.page.take().map(StatusWorker::start),
             context,
@@ -166,7 +166,7 @@ impl Live {
     pub async fn run(mut self) {
         self.context.metrics.leader(*self.context.leads.borrow_and_update());
         self.apply_configuration();
-        while !self.parts.cancel.is_cancelled() {
+        while !self.services.process.cancel.is_cancelled() {
             self.context.health.beat();
             self.handle_next_event().await;
         }
@@ -184,7 +184,7 @@ impl Live {
         let may_poll_cluster = !self.timer.is_changed();
         tokio::select! {
             biased;
-            () = self.parts.cancel.cancelled() => {}
+            () = self.services.process.cancel.cancelled() => {}
             () = changed(&mut self.context.leads) => self.handle_leadership_change(),
             () = changed(&mut self.context.configuration) => {
                 self.apply_configuration();
@@ -229,7 +229,7 @@ impl Live {
             self.cache_since = began;
         }
         let outcome = self.reconcile_once().await;
-        if self.parts.cancel.is_cancelled() {
+        if self.services.process.cancel.is_cancelled() {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
@@ -260,8 +260,11 @@ impl Live {
 
     async fn reconcile_once(&mut self) -> Result<ReconcileOutcomeLabel> {
         let Some(mut planned) = self.plan().await? else { return Ok(ReconcileOutcomeLabel::Done) };
-        let deadline =
-            farrier_core::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
+        let deadline = farrier_core::plan::next_deadline(
+            &self.services.definitions,
+            &planned.snapshot,
+            Timestamp::now(),
+        );
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
             self.states.log_warnings(&planned.plan);
@@ -272,10 +275,10 @@ impl Live {
             self.upgrade(&planned).await;
             let labels = self.label_nodes(&planned.plan).await;
             planned = planned.after(after, &labels);
-            self.builds.update(&planned.plan, &self.parts);
+            self.builds.update(&planned.plan, &self.services);
             self.start_builds();
             // Write the record last, because nothing depends on it.
-            record_kernels_in_use(&self.parts, &planned, &mut self.last_record).await;
+            record_kernels_in_use(&self.services, &planned, &mut self.last_record).await;
         }
         let now = Instant::now();
         self.kernels.update(unfinished_kernels(&planned.plan), now);
@@ -302,7 +305,7 @@ impl Live {
         let Some(snapshot) = self.snapshot().await? else { return Ok(None) };
         self.context.health.set_ready();
         let planned =
-            log_while_waiting(Box::pin(plan_for(&self.parts.in_use(), snapshot, &mut self.lookup_cache)))
+            log_while_waiting(Box::pin(plan_for(&self.services.in_use(), snapshot, &mut self.lookup_cache)))
                 .await?;
         self.context.health.beat();
         Ok(Some(planned))
@@ -315,19 +318,19 @@ impl Live {
         let mut snapshot = loop {
             tokio::select! {
                 biased;
-                () = self.parts.cancel.cancelled() => return Ok(None),
+                () = self.services.process.cancel.cancelled() => return Ok(None),
                 outcome = &mut observed => break outcome?,
                 () = tokio::time::sleep(MAX_WAIT) => self.context.health.beat(),
             }
         };
-        ignore_nodes(&mut snapshot, &self.parts.definitions.site.ignore_nodes, Timestamp::now());
-        self.node_kernel_limiter.limit(&mut snapshot, &self.parts.definitions, self.started.elapsed());
+        ignore_nodes(&mut snapshot, &self.services.definitions.site.ignore_nodes, Timestamp::now());
+        self.node_kernel_limiter.limit(&mut snapshot, &self.services.definitions, self.started.elapsed());
         Ok(Some(snapshot))
     }
 
     /// Whether this replica leads and its fence allows writes.
     fn may_act(&self) -> bool {
-        *self.context.leads.borrow() && self.parts.may_write().is_ok()
+        *self.context.leads.borrow() && self.services.process.ensure_may_write().is_ok()
     }
 
     /// Adds missing tags and signatures to published images.
@@ -335,7 +338,7 @@ impl Live {
         let mut reports = Vec::new();
         // An index is signed together with its images.
         for planned in &plan.signatures {
-            let report = sign_planned(&self.parts.in_use(), planned).await;
+            let report = sign_planned(&self.services.in_use(), planned).await;
             reports.push(self.log_report(report));
         }
         for planned in &plan.cells {
@@ -343,7 +346,8 @@ impl Live {
             if missing_tags.is_empty() {
                 continue;
             }
-            let report = add_missing_tags(&self.parts.in_use(), cell, &published.digest, missing_tags).await;
+            let report =
+                add_missing_tags(&self.services.in_use(), cell, &published.digest, missing_tags).await;
             self.lookup_cache.forget(cell.references());
             reports.push(self.log_report(report));
         }
@@ -354,7 +358,7 @@ impl Live {
     async fn publish_unions(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
         for union in &plan.unions {
-            let report = publish_planned_union(&self.parts.in_use(), union).await;
+            let report = publish_planned_union(&self.services.in_use(), union).await;
             self.lookup_cache.forget([&union.reference]);
             reports.push(self.log_report(report));
         }
@@ -395,12 +399,18 @@ impl Live {
 
     /// Labels nodes with the kernel that they may boot.
     async fn label_nodes(&mut self, plan: &Plan) -> NodeLabelWrites {
-        label_nodes(&self.parts, self.context.cluster.as_ref(), &plan.nodes, &mut self.labels).await
+        label_nodes(
+            &self.services.process.cancel,
+            self.context.cluster.as_ref(),
+            &plan.nodes,
+            &mut self.labels,
+        )
+        .await
     }
 
     fn start_builds(&mut self) {
-        if self.may_act() && !self.parts.cancel.is_cancelled() {
-            self.builds.start(&self.parts);
+        if self.may_act() && !self.services.process.cancel.is_cancelled() {
+            self.builds.start(&self.services);
         }
         self.context.metrics.queue(self.builds.running(), self.builds.waiting());
         if let Some(due) = self.builds.next_due() {
@@ -436,10 +446,10 @@ impl Live {
     fn apply_configuration(&mut self) {
         let Configuration { definitions, error } = self.context.configuration.borrow_and_update().clone();
         self.context.metrics.configuration(error.is_none());
-        if self.parts.definitions != *definitions {
-            self.parts.definitions = definitions.as_ref().clone();
-            self.context.cluster.set_snapshot_scope(&SnapshotScope::of(&self.parts.definitions));
-            self.context.metrics.certificates(self.parts.certificate_ends());
+        if self.services.definitions != *definitions {
+            self.services.definitions = definitions.as_ref().clone();
+            self.context.cluster.set_snapshot_scope(&SnapshotScope::of(&self.services.definitions));
+            self.context.metrics.certificates(self.services.certificate_ends());
             self.lookup_cache = LookupCache::default();
             self.cache_since = Instant::now();
         }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use farrier_builder::parts::{Parts, Result};
+use farrier_builder::services::{BuildServices, Result};
 use farrier_cluster::Cluster;
 use farrier_core::image::Chains;
 use tokio::sync::watch;
@@ -25,11 +25,11 @@ use crate::{
 /// Rollouts come last. They are planned again from the current registry and nodes (guarantee 1), because a build may have
 /// taken an hour.
 pub async fn run_once(
-    parts: Parts,
+    services: BuildServices,
     cluster: Arc<dyn Cluster>,
     node_tasks: Vec<Arc<dyn NodeTask>>,
 ) -> Result<ReconcileReport> {
-    let definitions = Arc::new(parts.definitions.clone());
+    let definitions = Arc::new(services.definitions.clone());
     let context = LiveContext {
         resync: Duration::from_hours(1),
         cluster,
@@ -42,8 +42,8 @@ pub async fn run_once(
         metrics: Arc::new(Metrics::default()),
         health: Arc::new(Health::default()),
     };
-    let queue = Queue::once(parts.limits);
-    Box::pin(Live::with_queue(parts, context, queue).until_idle()).await
+    let queue = Queue::once(services.tools.limits);
+    Box::pin(Live::with_queue(services, context, queue).until_idle()).await
 }
 
 impl Live {
@@ -56,7 +56,7 @@ impl Live {
         if !report.targets.is_empty() {
             planned = self.plan_again(planned, &mut report).await?;
         }
-        if !planned.plan.unions.is_empty() && !self.parts.cancel.is_cancelled() {
+        if !planned.plan.unions.is_empty() && !self.services.process.cancel.is_cancelled() {
             report.targets.extend(self.publish_unions(&planned.plan).await);
             planned = self.plan_again(planned, &mut report).await?;
         }
@@ -67,7 +67,9 @@ impl Live {
                 report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
             let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
             report.rollouts.extend(rollouts.into_iter().filter(is_new));
-            if report.rollouts.len() >= planned.plan.rollouts.len() || self.parts.cancel.is_cancelled() {
+            if report.rollouts.len() >= planned.plan.rollouts.len()
+                || self.services.process.cancel.is_cancelled()
+            {
                 break after;
             }
             // Nodes have changed since the plan was made. Keep the reports of written rollouts, and plan the others again.
@@ -76,7 +78,7 @@ impl Live {
         };
         report.steps.extend(self.upgrade(&planned).await);
         let labels = self.label_nodes(&planned.plan).await;
-        record_kernels_in_use(&self.parts, &planned, &mut self.last_record).await;
+        record_kernels_in_use(&self.services, &planned, &mut self.last_record).await;
         report.unreachable |= planned.unreachable;
         report.plan = planned.after(after, &labels).plan;
         report.steps.extend(labels.steps);
@@ -94,9 +96,9 @@ impl Live {
     /// After an error of the run itself, no new builds start, but running builds are awaited: a dropped build would leave its
     /// resources in the engine.
     async fn build_all(&mut self, planned: &mut Planned, report: &mut ReconcileReport) -> Result<()> {
-        let chains = Chains::of(&self.parts.definitions.images);
+        let chains = Chains::of(&self.services.definitions.images);
         let mut run_error = None;
-        self.builds.update(&planned.plan, &self.parts);
+        self.builds.update(&planned.plan, &self.services);
         loop {
             if run_error.is_none() {
                 self.start_builds();
@@ -127,14 +129,14 @@ impl Live {
             report.unreachable |= result.fault == Some(BuildFault::Unreachable);
             report.targets.push(result.report);
             let is_needed = chains.dependents(&cell.image).next().is_some();
-            if result.fault.is_some() || !is_needed || self.parts.cancel.is_cancelled() {
+            if result.fault.is_some() || !is_needed || self.services.process.cancel.is_cancelled() {
                 continue;
             }
             match self.plan().await {
                 Ok(Some(replanned)) => {
                     report.unreachable |= planned.unreachable;
                     *planned = replanned;
-                    self.builds.update(&planned.plan, &self.parts);
+                    self.builds.update(&planned.plan, &self.services);
                 }
                 Ok(None) => {}
                 Err(error) => drop(run_error.get_or_insert(error)),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use farrier_builder::parts::BuildLimits;
+use farrier_builder::services::BuildLimits;
 use farrier_core::{
     image::{BuildSpec, ImageName, InputHash},
     kernel::KernelTarget,

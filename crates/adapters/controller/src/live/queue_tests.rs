@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use farrier_builder::testing::{Bench, K9, K10, K11};
-use farrier_core::{image::InputHasher, plan::Budget};
+use farrier_core::{image::FieldHasher, plan::Budget};
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn small(cells: impl IntoIterator<Item = Arc<Cell>>) -> Vec<(Arc<Cell>, BuildSpe
 }
 
 fn changed(cell: &Cell) -> Arc<Cell> {
-    let mut hasher = InputHasher::new("other");
+    let mut hasher = FieldHasher::new("other");
     hasher.add("x", "y");
     Arc::new(Cell { input_hash: hasher.finish(), ..cell.clone() })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farrier_builder::parts::{Result, TargetError};
+use farrier_builder::services::{BuildError, Result};
 use farrier_core::plan::{
     Change, ClusterSnapshot, HoldReason, ManifestLocation, PlannedRollout, PlannedUpgrade, RolloutDecision,
     RolloutTarget, uncordoned,
@@ -34,11 +34,11 @@ impl Live {
     /// Makes the planned rollouts. A rollout that would reach a node unknown to the plan waits for the next plan, with
     /// the rest of its chain (guarantee 1). Other rollouts are not affected.
     pub(super) async fn roll_out(&mut self, planned: &Planned) -> Result<RolloutOutcomes> {
-        let mut chains = BrokenChains::of(&self.parts.definitions);
+        let mut chains = BrokenChains::of(&self.services.definitions);
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut after = planned.plan.rollouts.clone();
         for rollout in &mut after {
-            if self.parts.cancel.is_cancelled() {
+            if self.services.process.cancel.is_cancelled() {
                 break;
             }
             if let Some(report) = self.roll_out_one(rollout.clone(), &planned.snapshot, &mut chains).await? {
@@ -86,7 +86,7 @@ impl Live {
             self.log(snapshot, &rollout, None);
             return Ok(Some(RolloutReport { planned: rollout, error: None }));
         };
-        if let TargetError::Cluster(error) = &error
+        if let BuildError::Cluster(error) = &error
             && let Some(detail) = error.disruption()
         {
             self.evictions.insert(rollout.target.to_string(), Instant::now() + EVICTION_RETRY_DELAY);
@@ -119,12 +119,12 @@ impl Live {
         if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) && !rollout.changes.is_empty() {
             self.rewrite_rate_limiter.take(&rollout.target);
         }
-        let outcome = roll_out(&self.parts, self.context.cluster.as_ref(), rollout).await;
+        let outcome = roll_out(&self.services, self.context.cluster.as_ref(), rollout).await;
         self.context.health.beat();
-        if let Some(ManifestLocation::Git(place)) = &rollout.target.place
+        if let Some(ManifestLocation::Git(location)) = &rollout.target.location
             && !rollout.changes.is_empty()
         {
-            self.lookup_cache.repositories.remove(place);
+            self.lookup_cache.repositories.remove(location);
             self.timer.record_change(Instant::now());
         }
         outcome
@@ -169,11 +169,11 @@ impl Live {
         let is_due = |step: &&Change| !self.evictions.contains_key(&step.object());
         let mut steps: Vec<Change> =
             upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
-        steps.extend(uncordoned(&planned.snapshot, rollouts, &self.parts.instance));
+        steps.extend(uncordoned(&planned.snapshot, rollouts, &self.services.process.instance));
         let tasks = self.context.node_tasks.iter();
-        steps.extend(tasks.flat_map(|task| task.changes(&self.parts.definitions, planned)));
+        steps.extend(tasks.flat_map(|task| task.changes(&self.services.definitions, planned)));
         let UpgradeSteps { applied, refused } =
-            apply_upgrade_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
+            apply_upgrade_steps(&self.services.process.cancel, self.context.cluster.as_ref(), steps).await;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + EVICTION_RETRY_DELAY)));
         applied
     }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use farrier_builder::parts::{BootChecker, Stage};
+use farrier_builder::services::{BootChecker, Stage};
 use farrier_builder::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, Logs, SYMBOLS, module};
 use farrier_cluster::{ApiError, Fence};
 use farrier_core::plan::{Activity, KERNEL_LABEL};
@@ -95,20 +95,21 @@ fn bench(further: &Value, daemon_sets: &[&str]) -> Bench {
     let mut spec = json!({"reuse": "compatible", "rollout": rollouts});
     spec.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
     let mut bench = Bench::new(&spec);
-    bench.parts.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+    bench.services.images.location =
+        RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
     bench
 }
 
 impl Running {
     fn start(bench: Bench, fleet: Arc<Fleet>, leads: bool) -> Self {
         let views = Arc::new(RecordingSink::default());
-        let definitions = Arc::new(bench.parts.definitions.clone());
+        let definitions = Arc::new(bench.services.definitions.clone());
         let configuration = watch::channel(Configuration { definitions, error: None }).0;
         let leads = watch::channel(leads).0;
         let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
-        let cancel = bench.parts.cancel.clone();
+        let cancel = bench.services.process.cancel.clone();
         let live = Live::new(
-            bench.parts.clone(),
+            bench.services.clone(),
             LiveContext {
                 resync: Duration::from_mins(1),
                 cluster: Arc::clone(&fleet) as Arc<dyn Cluster>,
@@ -139,7 +140,8 @@ impl Running {
 
 async fn published(bench: &Bench, release: &str) -> Option<String> {
     let reference = bench.cell(release).await.reference;
-    let found = bench.parts.registry.manifest(&reference.repository, &reference.version).await.unwrap();
+    let found =
+        bench.services.images.registry.manifest(&reference.repository, &reference.version).await.unwrap();
     found.map(|found| format!("{}@{}", reference.repository, found.digest))
 }
 
@@ -264,7 +266,7 @@ async fn published_images_are_rolled_out_during_a_build() {
     bench.publish(K10, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| {
         state.node("n", K9);
         state.node("m", K11);
@@ -318,8 +320,8 @@ async fn a_fence_that_closes_during_a_build_prevents_publication() {
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let (gate, fence) = (Arc::new(Gate::default()), Arc::new(TestFence::default()));
-    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
-    bench.parts.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.process.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
     let fleet = Fleet::new(|state| {
         state.node("n", K10);
         state.daemon_set("a", "");
@@ -361,7 +363,7 @@ async fn a_skipped_cell_and_its_held_rollout_are_logged_once() {
     );
 
     // The patch appears. There is no engine, and the build logs that itself.
-    let patches = live.bench.parts.definitions.root.join("patches");
+    let patches = live.bench.services.definitions.root.join("patches");
     std::fs::create_dir(&patches).unwrap();
     std::fs::write(patches.join("none.patch"), "").unwrap();
     live.views.until(|activity, _| activity.values().any(|build| build.attempts >= 3)).await;
@@ -433,7 +435,7 @@ async fn invalid_definitions_are_reported_and_the_valid_ones_stay_in_use() {
     live.fleet.change(|state| state.node("n", K10));
     live.fleet.until(|state| state.writes.len() == 2).await;
 
-    let mut definitions = live.bench.parts.definitions.clone();
+    let mut definitions = live.bench.services.definitions.clone();
     let image = definitions.images.values_mut().next().unwrap();
     image.spec.rollout.push(serde_json::from_value(rollout("b")).unwrap());
     live.configuration.send_replace(Configuration { definitions: Arc::new(definitions), error: None });

@@ -112,9 +112,9 @@ pub(super) async fn limit_requests(
 }
 
 /// Keeps a value alive until the body is sent or dropped.
-fn keep_until_sent<T: Send + 'static>(body: Body, kept: T) -> Body {
+fn keep_until_sent<T: Send + 'static>(body: Body, guard: T) -> Body {
     Body::new(body.map_err(move |error| {
-        let _ = &kept;
+        let _ = &guard;
         error
     }))
 }

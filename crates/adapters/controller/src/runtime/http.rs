@@ -27,7 +27,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// The server cannot listen on its address.
 #[derive(Debug, thiserror::Error)]
-#[error("listen on {address}")]
+#[error("cannot listen on {address}")]
 pub struct HttpError {
     /// Address to listen on.
     address: SocketAddr,
@@ -125,7 +125,7 @@ async fn metrics_text(State(state): State<ProbeState>) -> Response {
     match state.metrics.text() {
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, format!("write metrics: {error}\n")).into_response()
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot write metrics: {error}\n")).into_response()
         }
     }
 }

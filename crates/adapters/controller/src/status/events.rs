@@ -327,7 +327,7 @@ fn node_events(before: &EventHistory, now: &EventHistory, events: &mut BTreeSet<
 
 /// Returns the cluster object that a rollout writes. A rollout to files or tags has no object that Events can be about.
 fn regarding_target(rollout: &PlannedRollout) -> Option<Regarding> {
-    match (&rollout.target.place, &rollout.target.object) {
+    match (&rollout.target.location, &rollout.target.object) {
         (Some(_), _) | (None, RolloutObject::Nothing {}) => None,
         (None, RolloutObject::DaemonSet(target)) => Some(Regarding::DaemonSet {
             namespace: target.namespace.to_string(),

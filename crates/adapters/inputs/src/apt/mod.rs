@@ -73,7 +73,7 @@ impl AptArchive {
         }
         let sources = sources::render(&entries);
         let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
-        let dir = cache.place(KIND, &key)?;
+        let dir = cache.entry_path(KIND, &key)?;
         let suite_count = entries.iter().map(|entry| entry.uris.len() * entry.suites.len()).sum();
         let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
         let apt_options = net.apt_options(uris.iter().map(String::as_str)).await?;

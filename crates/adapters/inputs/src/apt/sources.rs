@@ -238,7 +238,7 @@ pub(super) fn keyring(file: &Path, selection: &AptSuites) -> Result<String> {
     }
     let why = if file.is_file() { "its path contains a blank" } else { "there is no such file" };
     let message = format!(
-        "verify the archive of {} with the keyring {path} (signedBy): {why}",
+        "cannot verify the archive of {} with the keyring {path} (signedBy): {why}",
         selection.suites.join(", ")
     );
     Err(FetchError::unusable(
@@ -360,8 +360,9 @@ mod tests {
         let file = directory.path().join("vendor.asc");
         let error = keyring(&file, &wanted).unwrap_err();
         let path = file.display();
-        let message =
-            format!("verify the archive of sid with the keyring {path} (signedBy): there is no such file");
+        let message = format!(
+            "cannot verify the archive of sid with the keyring {path} (signedBy): there is no such file"
+        );
         assert_eq!((error.to_string(), error.is_transient()), (message, false));
         std::fs::write(&file, "").unwrap();
         assert_eq!(keyring(&file, &wanted).unwrap(), path.to_string());
@@ -374,7 +375,7 @@ mod tests {
         let error = select_suites(&debian()[..1], &["trixie-security"]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "find an apt source for suite trixie-security: the host has no entry for it"
+            "cannot find an apt source for suite trixie-security: the host has no entry for it"
         );
         assert!(error.hint().unwrap().contains("mirror"));
     }

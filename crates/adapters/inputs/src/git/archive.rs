@@ -179,7 +179,7 @@ pub(super) fn damaged(what: &str) -> FetchError {
 }
 
 fn refused(what: &str, why: &str) -> FetchError {
-    FetchError::unusable(format!("archive {what}: {why}"), "check the origin of the repository")
+    FetchError::unusable(format!("cannot archive {what}: {why}"), "check the origin of the repository")
 }
 
 fn lfs(path: &Path, what: &str) -> FetchError {

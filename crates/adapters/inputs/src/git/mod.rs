@@ -130,7 +130,7 @@ impl Git {
         if let Some(host) =
             HostPort::of_url(url).filter(|host| url.scheme() == "http" && !net.allows_plain(host))
         {
-            let message = format!("fetch {url}: plain HTTP to {host} is not allowed");
+            let message = format!("cannot fetch {url}: plain HTTP to {host} is not allowed");
             return Err(FetchError::unusable(
                 message,
                 "use https, or allow it with `plainHttp: true` of the host in site.yaml",

@@ -31,14 +31,14 @@ impl Checkout<'_> {
             return Err(FetchError::Absent(file));
         }
         let keys = Keys::read(&file, scratch).await?;
-        let tag_problem = match self.tag(git).await {
-            Ok(tag) => match keys.verify(git, &["verify-tag", "--", &tag]).await? {
+        let tag_problem = match self.tag_object(git).await {
+            Ok(tag) => match keys.signature_problem(git, &["verify-tag", "--", &tag]).await? {
                 None => return Ok(()),
                 Some(problem) => format!("tag: {problem}; "),
             },
             Err(problem) => problem,
         };
-        match keys.verify(git, &["verify-commit", "--", self.commit]).await? {
+        match keys.signature_problem(git, &["verify-commit", "--", self.commit]).await? {
             None => Ok(()),
             Some(problem) => {
                 let what = format!("{} of {}", self.commit, git.url);
@@ -53,7 +53,7 @@ impl Checkout<'_> {
 
     /// Returns the tag object of the source, or why its signature does not count for the commit. The name inside the tag object
     /// must be the source's: an old tag under a new name has a valid signature.
-    async fn tag(&self, git: &Git) -> Result<String, String> {
+    async fn tag_object(&self, git: &Git) -> Result<String, String> {
         let Some(name) = self.source.reference.as_ref().and_then(|name| name.strip_prefix("refs/tags/"))
         else {
             return Err(String::new());
@@ -96,7 +96,7 @@ impl Keys {
     }
 
     /// Returns `None` if the signature is valid, otherwise the first lines of the program's messages.
-    async fn verify(&self, git: &Git, arguments: &[&str]) -> Result<Option<String>> {
+    async fn signature_problem(&self, git: &Git, arguments: &[&str]) -> Result<Option<String>> {
         let signers = format!("gpg.ssh.allowedSignersFile={}", self.allowed_signers.display());
         let settings = ["-c", &signers, "-c", "gpg.program=gpg", "-c", "gpg.x509.program=false"];
         let all: Vec<&str> = settings.into_iter().chain(arguments.iter().copied()).collect();

@@ -143,7 +143,7 @@ async fn a_branch_and_a_tag_are_their_commits_and_a_commit_needs_no_server() {
     let root = scene.fetch_commit(&first).await.unwrap().root;
     assert_eq!(fs::read_to_string(root.join("driver.c")).unwrap(), "one");
     let error = scene.fetch(r#""ref": "refs/heads/main""#).await.unwrap_err().to_string();
-    assert!(error.starts_with("look up refs/heads/main of file://"), "{error}");
+    assert!(error.starts_with("cannot look up refs/heads/main of file://"), "{error}");
 }
 
 /// Content that git would change in a checkout or in `git archive`.
@@ -273,7 +273,7 @@ fn the_entries_of_all_trees_of_a_source_count() {
     let most = usize::try_from(farrier_local::archive::Limits::default().entries).unwrap();
     archive::check_count(most, "x").unwrap();
     let error = archive::check_count(most + 1, "x").unwrap_err().to_string();
-    assert_eq!(error, format!("archive x: more than {most} entries"));
+    assert_eq!(error, format!("cannot archive x: more than {most} entries"));
 }
 
 #[tokio::test]
@@ -341,7 +341,10 @@ async fn plain_http_needs_permission() {
     let farrier_core::image::SourceOrigin::Git(source) = &mut spec.from else { panic!("another origin") };
     source.url = "http://git.example/x".parse().unwrap();
     let error = scene.fetcher.sources().identity(&spec).await.unwrap_err();
-    assert_eq!(error.to_string(), "fetch http://git.example/x: plain HTTP to git.example:80 is not allowed");
+    assert_eq!(
+        error.to_string(),
+        "cannot fetch http://git.example/x: plain HTTP to git.example:80 is not allowed"
+    );
     assert!(error.hint().unwrap().contains("plainHttp"));
 }
 
@@ -394,7 +397,7 @@ async fn a_tag_or_a_commit_is_signed_with_a_given_key() {
         assert!(error.contains(reason), "{fields}: {error}");
     }
     let error = scene.refused(&format!(r#""commit": "{plain}", {by}"#)).await;
-    assert!(error.starts_with(&format!("verify the signature of {plain} of file://")), "{error}");
+    assert!(error.starts_with(&format!("cannot verify the signature of {plain} of file://")), "{error}");
     let error = scene.fetch(r#""ref": "refs/tags/v1", "signedBy": "absent""#).await.unwrap_err();
     assert!(matches!(error, FetchError::Absent(_)), "{error:?}");
 }

@@ -117,8 +117,11 @@ fn merge(tree: &Path, dir: &Path) -> Result<()> {
 }
 
 fn not_a_directory(path: &Path) -> FetchError {
-    io::Error::new(io::ErrorKind::NotADirectory, format!("use {}: it is not a directory", path.display()))
-        .into()
+    io::Error::new(
+        io::ErrorKind::NotADirectory,
+        format!("cannot use {}: it is not a directory", path.display()),
+    )
+    .into()
 }
 
 /// Returns the new target of a link in `dir` (relative to the root) that moves to `usr/<dir>`.
@@ -309,7 +312,7 @@ mod tests {
     #[test]
     fn what_is_neither_is_listed() {
         let tree = Tree::new(&["README", "docs/x"], &[]);
-        insta::assert_snapshot!(tree.arrange().unwrap_err(), @"find one kernel build tree (Makefile and include/) or one root (usr/src/ or lib/modules/) in test.tar: README, docs");
+        insta::assert_snapshot!(tree.arrange().unwrap_err(), @"cannot find one kernel build tree (Makefile and include/) or one root (usr/src/ or lib/modules/) in test.tar: README, docs");
     }
 
     #[test]

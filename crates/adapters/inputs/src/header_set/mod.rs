@@ -375,7 +375,7 @@ impl<'a> Headers<'a> {
 /// Reads a header set in the cache.
 fn read(cache: &Cache, found: TreeRecord, release: &KernelRelease, arch: Architecture) -> Result<HeaderSet> {
     let TreeRecord { release: _, arch: _, key, origin } = found;
-    let root = cache.place(KIND, &key)?.join(TREE);
+    let root = cache.entry_path(KIND, &key)?.join(TREE);
     let (facts, compiler) = read_header_set(&root, release, arch)?;
     let (identity, content, unverified) = (None, None, None);
     Ok(HeaderSet { root, facts, compiler, origin, key, identity, content, unverified })

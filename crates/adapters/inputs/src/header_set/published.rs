@@ -306,7 +306,7 @@ fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
     };
     let (path, parent) = (path.display(), parent.display());
     Ok(FetchError::unusable(
-        format!("find {path} in {what}: {parent} has {names}"),
+        format!("cannot find {path} in {what}: {parent} has {names}"),
         "the image is for another kernel, as entire driver toolkit releases were, or has its headers in \
          another directory: name the image for this kernel, or import the headers (`farrier headers import`)",
     ))
@@ -315,7 +315,7 @@ fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
 /// Returns an image's unpacked tree.
 async fn tree(fetcher: &Fetcher, image: &ImageReference, arch: Architecture) -> Result<PathBuf> {
     let ImageReference { repository, version } = image;
-    let gone = || FetchError::unusable(format!("fetch image {image}: it no longer exists"), HINT);
+    let gone = || FetchError::unusable(format!("cannot fetch image {image}: it no longer exists"), HINT);
     let registry = fetcher.registries();
     let found = registry.image(repository, version, arch.as_str()).await.map_err(StoreError::from)?;
     let manifest = ImageManifest::parse(&found.ok_or_else(gone)?.bytes).map_err(StoreError::from)?;

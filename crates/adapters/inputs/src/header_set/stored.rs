@@ -37,9 +37,9 @@ const IMPORTED: &str = "imported-headers";
 /// Maximum length of an origin or identity read from the store.
 const MAX_VALUE: usize = 4096;
 
-/// An imported header set.
+/// Record of an imported header set in the cache, or its description by the annotations in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Imported {
+pub(super) struct ImportRecord {
     pub release: String,
     pub arch: Architecture,
     /// Digest of the uncompressed layer.
@@ -59,7 +59,7 @@ fn made_here() -> bool {
     true
 }
 
-impl Imported {
+impl ImportRecord {
     /// Parses an artifact's annotations, which are untrusted input.
     pub(super) fn of_stored(
         stored: &StoredInput,
@@ -134,7 +134,7 @@ fn title_of(release: &str, arch: Architecture) -> String {
 /// Creates an error about an unusable header set in the store.
 fn unusable(location: &str, reason: &str) -> FetchError {
     FetchError::StoredHeaders {
-        message: format!("use the headers in {location}: {reason}"),
+        message: format!("cannot use the headers in {location}: {reason}"),
         hint: format!("import the headers again with --replace, or delete {location}"),
     }
 }
@@ -155,7 +155,7 @@ fn parts(origin: &str) -> Vec<String> {
 }
 
 /// Returns repository and tag, for messages.
-pub(super) fn place_of(stored: &StoredInput, tag: &Tag) -> String {
+pub(super) fn display_name(stored: &StoredInput, tag: &Tag) -> String {
     format!("{}:{tag}", stored.repository)
 }
 
@@ -218,7 +218,7 @@ impl Headers<'_> {
                 compiler: text(annotations::COMPILER),
                 exported_symbols: text(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
                 place: "registry",
-                reference: place_of(&stored, &tag),
+                reference: display_name(&stored, &tag),
                 digest: Some(stored.digest.clone()),
                 origin: parts(&text(annotations::HEADERS).unwrap_or_default()),
             });
@@ -241,7 +241,7 @@ impl Headers<'_> {
                 Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
             };
         let packed = self.0.pack(tree).await?;
-        let set = Imported {
+        let set = ImportRecord {
             release: release.to_string(),
             arch: *arch,
             content: packed.layer.diff_id.to_string(),
@@ -261,7 +261,7 @@ impl Headers<'_> {
         let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         let refused = Some(format!("{}{hint}", error_chain(error)));
         let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
-        let imported = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
+        let imported = found.and_then(|stored| ImportRecord::of_stored(&stored, release, *arch).ok());
         let compiler = imported.as_ref().and_then(|set| Compiler::from_name(set.compiler.as_deref()?));
         let identity = imported.and_then(|set| set.identity);
         Ok(HeaderIdentity { identity, compiler, refused, ..HeaderIdentity::default() })
@@ -269,10 +269,10 @@ impl Headers<'_> {
 
     /// Returns the imported set of this kernel, if any. The store takes precedence, so that all farriers that publish to one
     /// registry build with the same headers.
-    pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<Imported>> {
+    pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<ImportRecord>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         match self.in_store(release, *arch).await? {
-            Some(stored) => Imported::of_stored(&stored, release, *arch).map(Some),
+            Some(stored) => ImportRecord::of_stored(&stored, release, *arch).map(Some),
             None => self.imported_here(release, *arch),
         }
     }
@@ -282,20 +282,22 @@ impl Headers<'_> {
         self,
         release: &KernelRelease,
         arch: Architecture,
-    ) -> Result<Option<Imported>> {
+    ) -> Result<Option<ImportRecord>> {
         let key = local_key(release.as_str(), arch);
-        let Some(imported) = self.0.cache.read_record::<Imported>(IMPORTED, &key)? else { return Ok(None) };
+        let Some(imported) = self.0.cache.read_record::<ImportRecord>(IMPORTED, &key)? else {
+            return Ok(None);
+        };
         Ok(self.0.cache.get(KIND, &imported.tree_record().key)?.map(|_| imported))
     }
 
     /// Records an imported set for lookups on this machine.
-    pub(super) fn remember(self, imported: &Imported) -> Result<()> {
-        let Imported { release, arch, .. } = imported;
+    pub(super) fn remember(self, imported: &ImportRecord) -> Result<()> {
+        let ImportRecord { release, arch, .. } = imported;
         Ok(self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?)
     }
 
     /// Returns the set's tree in the cache; `make` creates it if it is missing.
-    pub(super) async fn keep_tree<F, M>(self, imported: &Imported, make: F) -> Result<PathBuf>
+    pub(super) async fn keep_tree<F, M>(self, imported: &ImportRecord, make: F) -> Result<PathBuf>
     where
         F: FnOnce(PathBuf) -> M,
         M: Future<Output = Result<()>>,
@@ -309,7 +311,7 @@ impl Headers<'_> {
     /// Loads an imported set, fetching it from the store if the cache does not have it.
     pub(super) async fn load_imported(
         self,
-        imported: &Imported,
+        imported: &ImportRecord,
         target: &KernelTarget,
     ) -> Result<HeaderLookup> {
         self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
@@ -318,22 +320,27 @@ impl Headers<'_> {
         Ok(found.map(|set| Box::new(HeaderSet { content, unverified, ..*set })))
     }
 
-    async fn fetch_tree(self, imported: &Imported, target: &KernelTarget, directory: PathBuf) -> Result<()> {
+    async fn fetch_tree(
+        self,
+        imported: &ImportRecord,
+        target: &KernelTarget,
+        directory: PathBuf,
+    ) -> Result<()> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let stored = self.in_store(release, *arch).await?.filter(|stored| {
-            let existing = Imported::of_stored(stored, release, *arch);
+            let existing = ImportRecord::of_stored(stored, release, *arch);
             existing.is_ok_and(|existing| existing.content == imported.content)
         });
         let Some(stored) = stored else {
             return Err(FetchError::StoredHeaders {
                 message: format!(
-                    "fetch the {} from the store: they no longer exist",
+                    "cannot fetch the {} from the store: they no longer exist",
                     title_of(release.as_str(), *arch)
                 ),
                 hint: "import them again, or run farrier again to look for them elsewhere".to_owned(),
             });
         };
-        let what = place_of(&stored, &header_tag(release, *arch)?);
+        let what = display_name(&stored, &header_tag(release, *arch)?);
         let (target, content) = (target.clone(), imported.content.clone());
         let unpack = move |stop: &AtomicBool, layer: &Path, tree: &Path| {
             unpack_content(layer, tree, &content, &what, stop)?;

@@ -67,7 +67,7 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
         if !exists(&from) {
             let (path, root) = (on_host(path), root.display());
             return Err(FetchError::unusable(
-                format!("collect {path}: there is no such file or directory below {root}"),
+                format!("cannot collect {path}: there is no such file or directory below {root}"),
                 "install the driver's development files on the host, or check where it is mounted (--root)",
             ));
         }
@@ -86,7 +86,10 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
                 copy_file(entry.path(), &to)?;
             } else if !kind.is_symlink() {
                 return Err(FetchError::unusable(
-                    format!("collect {}: it is neither a file, a directory nor a link", on_host(&relative)),
+                    format!(
+                        "cannot collect {}: it is neither a file, a directory nor a link",
+                        on_host(&relative)
+                    ),
                     "name only directories with headers",
                 ));
             } else if !exists(&to) {
@@ -108,7 +111,7 @@ fn from_root(path: &Path) -> Result<PathBuf> {
         return Ok(relative.components().filter(|part| matches!(part, Component::Normal(_))).collect());
     }
     Err(FetchError::unusable(
-        format!("collect {}: it is not a path below / without `..`", path.display()),
+        format!("cannot collect {}: it is not a path below / without `..`", path.display()),
         "name absolute paths without `..`, such as /usr/src/ofa_kernel",
     ))
 }
@@ -125,7 +128,7 @@ fn relative_target(root: &Path, selected: &BTreeSet<PathBuf>, link: &Path) -> Re
     if !selected.iter().any(|path| target.starts_with(path)) {
         let (link, target) = (on_host(link), on_host(&target));
         return Err(FetchError::unusable(
-            format!("collect {link}: it is a link to {target}, which was not named"),
+            format!("cannot collect {link}: it is a link to {target}, which was not named"),
             format!("name {target} as well"),
         ));
     }

@@ -105,7 +105,7 @@ async fn links_of_the_host_do_not_lead_into_the_pod() {
     let said = host.refusal(&["/usr/src/ofa_kernel"]).await;
     assert_eq!(
         said,
-        "collect /usr/src/ofa_kernel/hosts: it is a link to /etc/hostname, which was not named\n\
+        "cannot collect /usr/src/ofa_kernel/hosts: it is a link to /etc/hostname, which was not named\n\
          hint: name /etc/hostname as well"
     );
 }

@@ -145,13 +145,15 @@ fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBu
         kernels.sort();
         kernels.dedup();
         return Err(FetchError::unusable(
-            format!("use {what} for kernel {release}: it was built for {}", kernels.join(", ")),
+            format!("cannot use {what} for kernel {release}: it was built for {}", kernels.join(", ")),
             "collect it with `farrier collect` on a node that runs this kernel, after the driver was installed for it",
         ));
     }
     if symvers.is_empty() {
         return Err(FetchError::unusable(
-            format!("find a Module.symvers in {what}: there is none, so the driver's symbols are unknown"),
+            format!(
+                "cannot find a Module.symvers in {what}: there is none, so the driver's symbols are unknown"
+            ),
             "collect the directory that the driver exposes, such as /usr/src/ofa_kernel: its kernel-devel package \
              installs it",
         ));
@@ -189,7 +191,7 @@ fn check_link(tree: &Path, link: &Path, what: &str) -> Result<()> {
     }
     let (link, target) = (link.display(), target.display());
     Err(FetchError::unusable(
-        format!("use {what}: its link {link} leads out of it, to {target}"),
+        format!("cannot use {what}: its link {link} leads out of it, to {target}"),
         "collect it with `farrier collect`, which makes links relative, and name the link's target as well",
     ))
 }

@@ -130,7 +130,7 @@ fn recorded_or_read<T: Serialize + DeserializeOwned>(
 
 fn read_image(path: &Path) -> Result<ImageFacts> {
     let unreadable =
-        |source: VmlinuzError| unusable(&format!("read {}", path.display()), &source, source.remedy());
+        |source: VmlinuzError| unusable(&format!("cannot read {}", path.display()), &source, source.remedy());
     let mut file = File::open(path).map_err(|source| unreadable(source.into()))?.into_file();
     let payload = kmod::locate(&mut file).map_err(unreadable)?;
     let is_uncompressed = payload.method == kmod::Method::Plain && payload.offset == 0;

@@ -115,7 +115,7 @@ impl KernelImages<'_> {
             Lookup::Found(record) => record,
             Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
         };
-        let root = self.0.cache.place(KIND, &record.key)?.join(TREE);
+        let root = self.0.cache.entry_path(KIND, &record.key)?.join(TREE);
         let image = KernelImage::find_below(&root, &target.release, target.arch);
         let Some(image) = image else { return Ok(search.missing(&names)) };
         Ok(Lookup::Found(Box::new(KernelImage { origin: record.origin, ..image })))

@@ -29,7 +29,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts> {
     let release = read(&path)?.unwrap_or_default();
     let release: KernelRelease =
         String::from_utf8_lossy(&release).trim().parse().map_err(|error: ReleaseError| {
-            unusable(&format!("read the release in {}", path.display()), &error, HINT)
+            unusable(&format!("cannot read the release in {}", path.display()), &error, HINT)
         })?;
     let mut facts = match read_header_set(root, &release, arch) {
         Ok((facts, _)) => facts,
@@ -51,7 +51,7 @@ impl KernelImage {
             let looked_for: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
             let looked_for = looked_for.join(", ");
             FetchError::unusable(
-                format!("find the image of the running kernel {release}: there is none of {looked_for}"),
+                format!("cannot find the image of the running kernel {release}: there is none of {looked_for}"),
                 "install the package of the running kernel's image, or name a file with --kernel-image and its release \
                  with --kernel",
             )
@@ -69,7 +69,7 @@ fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<ExtraKernelFac
     let path = root.join("sys/kernel/btf/vmlinux");
     if let Some(bytes) = read(&path)? {
         let btf = Btf::parse(&bytes).map_err(|error| {
-            unusable(&format!("read the type information (BTF) in {}", path.display()), &error, HINT)
+            unusable(&format!("cannot read the type information (BTF) in {}", path.display()), &error, HINT)
         })?;
         facts.add_btf(&btf, &host);
     }
@@ -109,12 +109,14 @@ fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig> {
         }
         let text = String::from_utf8_lossy(&bytes);
         return KernelConfig::parse(&text).map_err(|error| {
-            unusable(&format!("read the configuration in {}", path.display()), &error, HINT)
+            unusable(&format!("cannot read the configuration in {}", path.display()), &error, HINT)
         });
     }
     let looked_for = format!("/lib/modules/{release}/build, /{}", paths.join(", /"));
     Err(FetchError::unusable(
-        format!("find the configuration of the running kernel {release}: there is none of {looked_for}"),
+        format!(
+            "cannot find the configuration of the running kernel {release}: there is none of {looked_for}"
+        ),
         "install the kernel's headers, or name the kernel with --kernel instead of --host",
     ))
 }

@@ -83,12 +83,12 @@ fn either_switch_enforces_signatures() {
 fn what_is_missing_or_damaged_is_named() {
     let root = Root::new();
     let error = root.read().unwrap_err();
-    insta::assert_snapshot!(error, @"find the configuration of the running kernel 6.1.0-1-amd64: there is none of /lib/modules/6.1.0-1-amd64/build, /proc/config.gz, /boot/config-6.1.0-1-amd64, /lib/modules/6.1.0-1-amd64/config, /usr/lib/modules/6.1.0-1-amd64/config");
+    insta::assert_snapshot!(error, @"cannot find the configuration of the running kernel 6.1.0-1-amd64: there is none of /lib/modules/6.1.0-1-amd64/build, /proc/config.gz, /boot/config-6.1.0-1-amd64, /lib/modules/6.1.0-1-amd64/config, /usr/lib/modules/6.1.0-1-amd64/config");
     root.write("boot/config-6.1.0-1-amd64", "CONFIG_X86_64=y\n");
     root.write("sys/kernel/btf/vmlinux", "no types");
     let error = root.read().unwrap_err().to_string();
-    assert!(error.starts_with("read the type information (BTF) in "), "{error}");
+    assert!(error.starts_with("cannot read the type information (BTF) in "), "{error}");
     root.write("proc/sys/kernel/osrelease", "\n");
     let error = root.read().unwrap_err().to_string();
-    assert!(error.starts_with("read the release in "), "{error}");
+    assert!(error.starts_with("cannot read the release in "), "{error}");
 }

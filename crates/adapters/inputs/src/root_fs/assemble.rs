@@ -64,7 +64,7 @@ pub(super) fn open(
 ) -> Result<rpm::Repositories> {
     let RpmRoot { packages: _, streams: _, from, version } = root;
     rpm::Repositories::open(fetcher, from, (version, arch), &[])?.map_err(|missing| {
-        let message = format!("make {}: there is no {missing}", toolchain_of(name));
+        let message = format!("cannot make {}: there is no {missing}", toolchain_of(name));
         FetchError::unusable(message, rpm::HINT)
     })
 }

@@ -32,8 +32,8 @@ pub(super) const SITE_FILES: [&str; 5] = [
 /// exception follows the pattern that it restricts.
 pub(super) fn dpkg_options() -> impl Iterator<Item = String> {
     EXCLUDED.iter().flat_map(|pattern| {
-        let kept = matches_glob(pattern, KEPT).then(|| format!("path-include=/{KEPT}"));
-        [format!("path-exclude=/{pattern}")].into_iter().chain(kept)
+        let exception = matches_glob(pattern, KEPT).then(|| format!("path-include=/{KEPT}"));
+        [format!("path-exclude=/{pattern}")].into_iter().chain(exception)
     })
 }
 

@@ -253,7 +253,7 @@ mod tests {
     fn a_package_without_busybox_is_told() {
         let error = made("bin/toybox").unwrap_err().to_string();
         assert!(
-            error.starts_with("find bin/busybox in ") && error.ends_with("the package has none"),
+            error.starts_with("cannot find bin/busybox in ") && error.ends_with("the package has none"),
             "{error}"
         );
     }

@@ -121,8 +121,10 @@ fn verify(digest: &Digest, file: &Path, stop: &AtomicBool) -> Result<()> {
     if digest::of_file(file, stop)? == digest.hex() {
         return Ok(());
     }
-    let message =
-        format!("unpack {}: its content does not match {digest}: the cache was modified", file.display());
+    let message = format!(
+        "cannot unpack {}: its content does not match {digest}: the cache was modified",
+        file.display()
+    );
     let hint = "find out what modified the cache directory, and delete that directory: farrier fetches its \
         content again";
     Err(FetchError::unusable(message, hint))

@@ -127,11 +127,12 @@ impl PackageRoot {
             Self::Runfile(spec, installer) => installer.hash(&key(RUNTIME_BASE_FORMAT, spec, arch)),
             Self::RpmToolchain(RpmRoot { packages, streams, from, version }) => {
                 let packages: BTreeSet<&str> = packages.iter().map(RpmName::as_str).collect();
-                let mut places = rpm::key_parts(from, (version, arch));
-                places.extend(streams.iter().map(|(module, stream)| format!("module {module}:{stream}")));
+                let mut repositories = rpm::key_parts(from, (version, arch));
+                repositories
+                    .extend(streams.iter().map(|(module, stream)| format!("module {module}:{stream}")));
                 let head = [RPM_TOOLCHAIN_FORMAT, arch.as_str(), "packages"];
                 let parts = head.into_iter().chain(packages).chain(["from"]);
-                digest::of_parts(parts.chain(places.iter().map(String::as_str)))
+                digest::of_parts(parts.chain(repositories.iter().map(String::as_str)))
             }
         }
     }

@@ -167,7 +167,7 @@ fn installer_contents(tree: &Path, selection: &Selection) -> Result<BTreeMap<Pat
     let text = fs::read_to_string(tree.join(MANIFEST)).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => FetchError::unusable(
             format!(
-                "find {MANIFEST} in the source of the runtime base: it is not an NVIDIA driver installer"
+                "cannot find {MANIFEST} in the source of the runtime base: it is not an NVIDIA driver installer"
             ),
             "name the source with the .run file, or the directory that its `--extract-only` creates",
         ),
@@ -209,7 +209,8 @@ fn archive_contents(tree: &Path, arch: Architecture) -> Result<BTreeMap<PathBuf,
         }
     }
     if contents.is_empty() {
-        let message = format!("find bin, lib or share in {}: it is not an NVIDIA archive", tree.display());
+        let message =
+            format!("cannot find bin, lib or share in {}: it is not an NVIDIA archive", tree.display());
         return Err(FetchError::unusable(message, "name its top directory with `subdir` of the source"));
     }
     Ok(contents)
@@ -225,7 +226,7 @@ fn manifest_contents(manifest: &str, selection: &Selection) -> Result<BTreeMap<P
     if version != selection.version {
         return Err(FetchError::unusable(
             format!(
-                "make the runtime base: the installer has version {version:?}, the driver image {:?}, and the \
+                "cannot make the runtime base: the installer has version {version:?}, the driver image {:?}, and the \
                  installer's user space works only with modules of the same version",
                 selection.version
             ),
@@ -355,7 +356,7 @@ fn locate(installer: &Path, name: &str) -> Result<PathBuf> {
 fn refuse_other_machine(path: &Path, name: &str, arch: Architecture) -> Result<()> {
     match describe_unless_native(path, arch)? {
         Some(found) if found != NOT_ELF => Err(FetchError::unusable(
-            format!("make the runtime base for {arch}: {name} of the installer is {found}"),
+            format!("cannot make the runtime base for {arch}: {name} of the installer is {found}"),
             format!(
                 "name NVIDIA-Linux-{}-VERSION.run, in a definition for nodes of this architecture",
                 arch.gnu_name()

@@ -100,10 +100,13 @@ fn another_version_and_a_manifest_of_another_form_are_told() {
         let wanted = Selection { version: version.to_owned(), ..wanted(false) };
         manifest_contents(manifest, &wanted).unwrap_err().to_string()
     };
-    insta::assert_snapshot!(told(HEADER, "580.82.09"), @r#"make the runtime base: the installer has version "580.95.05", the driver image "580.82.09", and the installer's user space works only with modules of the same version"#);
+    insta::assert_snapshot!(told(HEADER, "580.82.09"), @r#"cannot make the runtime base: the installer has version "580.95.05", the driver image "580.82.09", and the installer's user space works only with modules of the same version"#);
     for line in ["libcuda.so.1 CUDA_LIB", "x 0644", "../../etc/x/.. 0644 UTILITY_BINARY"] {
         let error = told(&format!("{HEADER}{line}\n"), "580.95.05");
-        assert_eq!(error, format!("find a known format in line 9 of the installer's .manifest: {line:?}"));
+        assert_eq!(
+            error,
+            format!("cannot find a known format in line 9 of the installer's .manifest: {line:?}")
+        );
     }
     let outside = told(&format!("{HEADER}x 0644 EXPLICIT_PATH /usr/../.. MODULE:x\n"), "580.95.05");
     assert!(outside.contains("line 9"), "{outside}");
@@ -162,13 +165,13 @@ fn an_installer_that_is_not_what_it_says_leaves_no_base() {
     };
     let library = "libcuda.so.580.95.05 0755 CUDA_LIB NATIVE / MODULE:gpgpu\n";
     let arm = farrier_payload::elf_program(183, 1);
-    insta::assert_snapshot!(said(library, &[("libcuda.so.580.95.05", &arm)]), @"make the runtime base for amd64: libcuda.so.580.95.05 of the installer is a program for arm64 (name NVIDIA-Linux-x86_64-VERSION.run, in a definition for nodes of this architecture)");
-    insta::assert_snapshot!(said(library, &[]), @r#"find "libcuda.so.580.95.05" in the installer: its .manifest names it, but it does not exist ()"#);
-    insta::assert_snapshot!(said("leads-out 0644 CUDA_ICD MODULE:x\n", &[]), @r#"find "leads-out" in the installer: its .manifest names it, but it does not exist ()"#);
+    insta::assert_snapshot!(said(library, &[("libcuda.so.580.95.05", &arm)]), @"cannot make the runtime base for amd64: libcuda.so.580.95.05 of the installer is a program for arm64 (name NVIDIA-Linux-x86_64-VERSION.run, in a definition for nodes of this architecture)");
+    insta::assert_snapshot!(said(library, &[]), @r#"cannot find "libcuda.so.580.95.05" in the installer: its .manifest names it, but it does not exist ()"#);
+    insta::assert_snapshot!(said("leads-out 0644 CUDA_ICD MODULE:x\n", &[]), @r#"cannot find "leads-out" in the installer: its .manifest names it, but it does not exist ()"#);
     let empty = tempfile::tempdir().unwrap();
     let trees = [empty.path().to_owned()];
     let error = write(&AtomicBool::new(false), &trees, &wanted(false), &empty.path().join("x")).unwrap_err();
-    insta::assert_snapshot!(error, @"find .manifest in the source of the runtime base: it is not an NVIDIA driver installer");
+    insta::assert_snapshot!(error, @"cannot find .manifest in the source of the runtime base: it is not an NVIDIA driver installer");
 }
 
 #[test]

@@ -28,7 +28,7 @@ impl Keys {
         }
         let binary = dearmored(&String::from_utf8_lossy(&fs::read(file)?)).ok_or_else(|| {
             FetchError::unusable(
-                format!("use the keys in {}: they are not armored OpenPGP keys", file.display()),
+                format!("cannot use the keys in {}: they are not armored OpenPGP keys", file.display()),
                 format!("name the file that the distribution publishes, which begins with {BEGIN}"),
             )
         })?;

@@ -324,7 +324,7 @@ impl Repositories {
             let outcome = transfer(net, &what, &url, None, MAX_INDEX_SIZE, signature.clone()).await;
             outcome.map_err(|error| match error {
                 FetchError::Status(url, 404 | 410) => FetchError::unusable(
-                    format!("verify {what}: there is no signature {url}"),
+                    format!("cannot verify {what}: there is no signature {url}"),
                     "if the packages are signed, set `signed: packages` in the family",
                 ),
                 error => error,

@@ -23,7 +23,10 @@ impl FoundPackage {
         let version = kernel.repository_version();
         let system = (&*version, kernel.arch);
         let archive = Repositories::open(fetcher, &source.from, system, groups)?.map_err(|missing| {
-            FetchError::unusable(format!("find package {}: there is no {missing}", &*source.package), HINT)
+            FetchError::unusable(
+                format!("cannot find package {}: there is no {missing}", &*source.package),
+                HINT,
+            )
         })?;
         let archive = Repositories { requires_all: true, ..archive };
         let names = names_for(&source.package, kernel.release.as_str());

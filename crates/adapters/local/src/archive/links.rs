@@ -75,7 +75,7 @@ pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
             followed += 1;
             if followed > MAX_LINKS {
                 return Err(io::Error::other(format!(
-                    "follow link {}: too many symbolic links",
+                    "cannot follow link {}: too many symbolic links",
                     path.display()
                 )));
             }

@@ -70,7 +70,7 @@ pub enum UnpackError {
     #[error("archive cannot be unpacked: {0}")]
     Unsupported(&'static str),
     /// The program that extracts the tar cannot be run.
-    #[error("start {0}")]
+    #[error("cannot start {0}")]
     Start(&'static str, #[source] io::Error),
     /// The archive cannot be opened, or one of its files cannot be written.
     #[error(transparent)]

@@ -255,7 +255,7 @@ impl<'a> Tree<'a> {
                     pending.extend(links::components(&target));
                 }
                 Ok(_) => {
-                    let text = format!("write below {}: it is not a directory", full.display());
+                    let text = format!("cannot write below {}: it is not a directory", full.display());
                     return Err(io::Error::new(io::ErrorKind::NotADirectory, text).into());
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -51,7 +51,7 @@ pub struct Cache {
 
 /// The cache directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("use the cache")]
+#[error("cannot use the cache")]
 pub struct CacheError(#[from] pub io::Error);
 
 impl CacheError {
@@ -116,20 +116,20 @@ impl Cache {
     }
 
     /// Returns the path of an entry, which need not exist. Kinds and keys are single path components.
-    pub fn place(&self, kind: &str, key: &str) -> Result<PathBuf, CacheError> {
+    pub fn entry_path(&self, kind: &str, key: &str) -> Result<PathBuf, CacheError> {
         let path = self.root.join(component(&self.root, kind)?);
         Ok(path.join(component(&path, key)?))
     }
 
     /// Returns the entry's path if the entry exists. The entry is then complete, and marked as in use.
     pub fn get(&self, kind: &str, key: &str) -> Result<Option<PathBuf>, CacheError> {
-        let path = self.place(kind, key)?;
+        let path = self.entry_path(kind, key)?;
         Ok((path.exists() && self.hold(kind, key)?).then_some(path))
     }
 
     /// Marks an entry as in use, so that it is not evicted. Returns `false` if the entry does not exist.
     pub fn hold(&self, kind: &str, key: &str) -> Result<bool, CacheError> {
-        let path = self.place(kind, key)?;
+        let path = self.entry_path(kind, key)?;
         self.uses.add(&format!("{kind}/{key}"))?;
         // Record the last use as the modification time. farrier cannot touch an entry of another user, and evicts it earlier.
         let _ = File::open(&path).and_then(|entry| entry.file().set_modified(SystemTime::now()));
@@ -138,7 +138,7 @@ impl Cache {
 
     /// Records the use of an object outside the cache, such as an image in an engine, by touching an empty file as its stamp.
     pub fn stamp(&self, kind: &str, key: &str) -> Result<(), CacheError> {
-        let path = self.place(kind, key)?;
+        let path = self.entry_path(kind, key)?;
         files::private_directory(&self.root.join(kind))?;
         File::create(path)?;
         self.hold(kind, key).map(drop)
@@ -146,12 +146,12 @@ impl Cache {
 
     /// Returns the time when a stamp was last set.
     pub fn last_use(&self, kind: &str, key: &str) -> Result<Option<SystemTime>, CacheError> {
-        Ok(fs::metadata(self.place(kind, key)?).and_then(|stamp| stamp.modified()).ok())
+        Ok(fs::metadata(self.entry_path(kind, key)?).and_then(|stamp| stamp.modified()).ok())
     }
 
     /// Removes a stamp.
     pub fn forget_stamp(&self, kind: &str, key: &str) -> Result<(), CacheError> {
-        remove_file(&self.place(kind, key)?)
+        remove_file(&self.entry_path(kind, key)?)
     }
 
     /// Returns all entries that any farrier sharing this cache is using, as `kind/key`.
@@ -244,7 +244,7 @@ impl Cache {
         temporary: Temporary,
         entry_in: fn(&Path) -> PathBuf,
     ) -> Result<PathBuf, CacheError> {
-        let (path, entry) = (self.place(kind, key)?, entry_in(temporary.path()));
+        let (path, entry) = (self.entry_path(kind, key)?, entry_in(temporary.path()));
         fs::rename(&entry, &path)?;
         if entry == temporary.path() {
             // The directory itself was renamed, so nothing is left to remove.

@@ -243,8 +243,8 @@ fn records_round_trip_and_damage_is_absence() {
 fn names_are_single_components() {
     let (_directory, cache) = cache();
     for name in ["", "..", ".hidden", "a/b", "a\0b", "a b", &"x".repeat(256)] {
-        cache.place("kind", name).unwrap_err();
-        cache.place(name, "key").unwrap_err();
+        cache.entry_path("kind", name).unwrap_err();
+        cache.entry_path(name, "key").unwrap_err();
     }
 }
 

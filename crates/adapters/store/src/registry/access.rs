@@ -205,6 +205,6 @@ mod tests {
         );
         let refused = unreachable(io::Error::from(io::ErrorKind::ConnectionRefused));
         assert!(refused.is_transient());
-        insta::assert_snapshot!(refused, @"reach r.example:5000 to list tags of drivers/x");
+        insta::assert_snapshot!(refused, @"cannot reach r.example:5000 to list tags of drivers/x");
     }
 }

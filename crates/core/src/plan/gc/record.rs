@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, str::FromStr};
 use jiff::civil::Date;
 
 use crate::{
-    facts::{Record, annotations, media_type},
+    facts::{RegistryRecord, annotations, media_type},
     kernel::Architecture,
 };
 
@@ -39,11 +39,11 @@ impl FromStr for KernelKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelRecord(BTreeMap<KernelKey, Date>);
 
-impl Record for KernelRecord {
+impl RegistryRecord for KernelRecord {
     const TAG: &'static str = "last-seen";
     const TITLE: &'static str = "when each kernel was last seen";
     const KIND: &'static str = media_type::KERNEL_RECORD;
-    const NOTE: &'static str = annotations::KERNELS_SEEN;
+    const ANNOTATION: &'static str = annotations::KERNELS_SEEN;
 
     // An invalid kernel or day is an error. Starting a new record instead would lose the days of the
     // kernels in the old one.

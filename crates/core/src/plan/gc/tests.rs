@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    image::InputHasher,
+    image::FieldHasher,
     kernel::KernelRelease,
     oci::{Descriptor, ImageFacts, ImageIndex, ImageManifest, annotations, media_type},
     plan::fixtures,
@@ -14,7 +14,7 @@ const REPOSITORY: &str = "registry.test/drivers/mft";
 
 /// Returns an image with the shared layer `base` and its own layer of 100 bytes.
 fn held(tag: &str, facts: ImageFacts, base: Option<&Digest>) -> RegistryImage {
-    let facts = ImageFacts { input_hash: Some(InputHasher::new(tag).finish()), ..facts };
+    let facts = ImageFacts { input_hash: Some(FieldHasher::new(tag).finish()), ..facts };
     let mut annotations = facts.to_annotations();
     annotations.extend(base.map(|base| (annotations::BASE_DIGEST.to_owned(), base.to_string())));
     let layer =

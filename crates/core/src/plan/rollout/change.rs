@@ -60,7 +60,8 @@ pub struct DaemonSetChange {
     /// farrier's annotations.
     pub annotations: BTreeMap<String, String>,
     /// Images that must be in the registry at the time of the write (guarantee 1).
-    pub proof: Vec<ImageReference>,
+    #[serde(rename = "proof")]
+    pub required_images: Vec<ImageReference>,
 }
 
 /// DaemonSet for one kernel, to create or update.
@@ -78,7 +79,8 @@ pub struct DaemonSetCopy {
     /// Whole object, as applied.
     pub manifest: Arc<serde_json::Value>,
     /// Images that must be in the registry at the time of the write (guarantee 1).
-    pub proof: Vec<ImageReference>,
+    #[serde(rename = "proof")]
+    pub required_images: Vec<ImageReference>,
 }
 
 /// Deletion of a DaemonSet for one kernel.
@@ -206,7 +208,8 @@ pub struct ResourceChange {
     /// farrier's annotations.
     pub annotations: BTreeMap<String, String>,
     /// Images that must be in the registry at the time of the write (guarantee 1).
-    pub proof: Vec<ImageReference>,
+    #[serde(rename = "proof")]
+    pub required_images: Vec<ImageReference>,
 }
 
 /// Image change of one container in a directory of manifests.
@@ -227,17 +230,17 @@ pub struct ImageChange {
 
 impl Change {
     /// Returns the images that must be in the registry at the time of the write.
-    pub fn proof(&self) -> &[ImageReference] {
+    pub fn required_images(&self) -> &[ImageReference] {
         match self {
-            Self::DaemonSet(DaemonSetChange { proof, .. })
-            | Self::Copy(DaemonSetCopy { proof, .. })
-            | Self::Resource(ResourceChange { proof, .. }) => proof,
+            Self::DaemonSet(DaemonSetChange { required_images, .. })
+            | Self::Copy(DaemonSetCopy { required_images, .. })
+            | Self::Resource(ResourceChange { required_images, .. }) => required_images,
             Self::Retire(_) | Self::Restart(_) | Self::Node(_) | Self::Check(_) => &[],
         }
     }
 
     /// Whether the change sets an image that differs from the snapshot's. Changes of records and labels, and
-    /// restarts, set no image. Restoring an image counts, although a restored image is not in `proof`.
+    /// restarts, set no image. Restoring an image counts, although a restored image is not in `required_images`.
     pub fn sets_image(&self, snapshot: &ClusterSnapshot) -> bool {
         let differs_from_snapshot = match self {
             Self::DaemonSet(change) => !change.image_changes().is_empty(),
@@ -248,7 +251,7 @@ impl Change {
             }
             _ => false,
         };
-        differs_from_snapshot || !self.proof().is_empty()
+        differs_from_snapshot || !self.required_images().is_empty()
     }
 
     /// Returns the object's name for messages: `DaemonSet kube-system/driver`.
@@ -285,8 +288,16 @@ impl Change {
 impl DaemonSetChange {
     /// Returns the images that differ from the images that the plan saw.
     pub fn image_changes(&self) -> Vec<ImageChange> {
-        let Self { namespace, name, version: _, expected, images, affinity: _, annotations: _, proof: _ } =
-            self;
+        let Self {
+            namespace,
+            name,
+            version: _,
+            expected,
+            images,
+            affinity: _,
+            annotations: _,
+            required_images: _,
+        } = self;
         let differs = |(container, to): &(&String, &String)| expected.get(*container) != Some(*to);
         images
             .iter()

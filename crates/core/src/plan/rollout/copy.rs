@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::handover::{HANDED_OVER, short_hash};
 use crate::{
-    image::InputHasher,
+    image::FieldHasher,
     kernel::{KernelLabel, KernelTarget},
     plan::{
         ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, Container, DaemonSetFacts, Instance, KERNEL_LABEL,
@@ -294,7 +294,7 @@ pub(super) fn manifest(desired: &DesiredCopy<'_>) -> Option<Arc<Value>> {
     // Sort the keys at every level, whether or not serde_json was built to preserve their order.
     let mut canonical = object.clone();
     canonical.sort_all_objects();
-    let mut hash = InputHasher::new("farrier.dev/copy/1");
+    let mut hash = FieldHasher::new("farrier.dev/copy/1");
     hash.add("object", canonical.to_string());
     let mut annotations = json!({
         RELEASE: target.release.as_str(),

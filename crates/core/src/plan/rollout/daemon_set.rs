@@ -31,7 +31,7 @@ pub(super) fn target_container<'a>(
     if let Some(owner) = &daemon_set.owner {
         return Err(HoldReason::Owned { remedy: remedy(owner), owner: owner.clone() });
     }
-    if let Some(detail) = &container.fixed {
+    if let Some(detail) = &container.why_not_editable {
         return Err(HoldReason::Fixed { detail: detail.clone() });
     }
     if !inputs.cells.location.pullable {

@@ -29,17 +29,17 @@ const MAX_REVERTS: u32 = 2;
 
 /// Decision about one field.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Step {
+pub(super) enum FieldDecision {
     /// Keep the field: it holds the desired value.
     Keep,
     /// Keep the value and update the record.
-    Note(FieldRecord),
+    UpdateRecord(FieldRecord),
     /// Set the field to the record's `set`.
     Set(FieldRecord),
     /// Restore the record's `replaced`, and hold the rollout.
     Restore(FieldRecord, HoldReason),
-    /// Leave the field and hold the rollout; update the record where one is given.
-    Leave(Option<FieldRecord>, HoldReason),
+    /// Hold the rollout without a write to the field; update the record where one is given.
+    Hold(Option<FieldRecord>, HoldReason),
 }
 
 /// One field with its desired and its current value.
@@ -58,7 +58,7 @@ pub(super) struct Field<'a> {
 
 /// Decides about a field. `progress` returns the progress of the pods with the recorded value; it is called only where
 /// the decision depends on the pods.
-pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> Progress) -> Step {
+pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> Progress) -> FieldDecision {
     let Field { record, current, desired, now, instance } = *field;
     let entry = |changed_back, replaced: &Value| FieldRecord {
         set: desired.clone(),
@@ -71,49 +71,52 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         earlier: record.map(|record| record.history(desired)).unwrap_or_default(),
     };
     let Some(record) = record else {
-        return if current == desired { Step::Keep } else { Step::Set(entry(0, current)) };
+        return if current == desired { FieldDecision::Keep } else { FieldDecision::Set(entry(0, current)) };
     };
     // Two instances would overwrite each other forever.
     let is_from_other = !record.by.is_empty() && record.by != instance.to_string();
     let is_in_place = matches!(record.state, RecordState::Set | RecordState::Good) && *current == record.set;
     if is_from_other && is_in_place && current != desired {
-        return Step::Leave(None, HoldReason::OtherInstance { name: record.by.clone() });
+        return FieldDecision::Hold(None, HoldReason::OtherInstance { name: record.by.clone() });
     }
     let reverts = if record.is_quiet(now) { 0 } else { record.changed_back };
     match record.state {
         RecordState::Set if *current == record.set => match progress(record) {
             Progress::Failed { node, messages } if current == desired => restore(record, &node, &messages),
             Progress::Good if current == desired => {
-                Step::Note(FieldRecord { state: RecordState::Good, ..record.clone() })
+                FieldDecision::UpdateRecord(FieldRecord { state: RecordState::Good, ..record.clone() })
             }
-            Progress::Good => Step::Set(entry(reverts, current)),
+            Progress::Good => FieldDecision::Set(entry(reverts, current)),
             // The recorded value never worked, so keep the previous value as the one to restore.
             Progress::Waiting | Progress::Failed { .. } if current != desired => {
-                Step::Set(entry(reverts, &record.replaced))
+                FieldDecision::Set(entry(reverts, &record.replaced))
             }
-            Progress::Waiting | Progress::Failed { .. } => Step::Keep,
+            Progress::Waiting | Progress::Failed { .. } => FieldDecision::Keep,
         },
-        _ if current == desired => Step::Keep,
-        RecordState::Good if *current == record.set => Step::Set(entry(reverts, current)),
+        _ if current == desired => FieldDecision::Keep,
+        RecordState::Good if *current == record.set => FieldDecision::Set(entry(reverts, current)),
         RecordState::Set | RecordState::Good if reverts + 1 < MAX_REVERTS => {
-            Step::Set(entry(reverts + 1, current))
+            FieldDecision::Set(entry(reverts + 1, current))
         }
         RecordState::Set | RecordState::Good => {
             let times = reverts + 1;
             let conflict = FieldRecord { state: RecordState::Conflict, ..entry(times, current) };
-            Step::Leave(Some(conflict), HoldReason::ChangedBack { times })
+            FieldDecision::Hold(Some(conflict), HoldReason::ChangedBack { times })
         }
         RecordState::Conflict if *desired == record.set || !record.is_quiet(now) => {
-            Step::Leave(None, HoldReason::ChangedBack { times: record.changed_back })
+            FieldDecision::Hold(None, HoldReason::ChangedBack { times: record.changed_back })
         }
         RecordState::Conflict | RecordState::Failed | RecordState::RolledBack => {
             let refused = record.refused().filter(|_| *desired == record.set);
-            refused.map_or_else(|| Step::Set(entry(reverts, current)), |why| Step::Leave(None, why))
+            refused.map_or_else(
+                || FieldDecision::Set(entry(reverts, current)),
+                |why| FieldDecision::Hold(None, why),
+            )
         }
     }
 }
 
-fn restore(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
+fn restore(record: &FieldRecord, node: &str, messages: &[String]) -> FieldDecision {
     let detail = if messages.is_empty() {
         "its pod is not ready, and its containers give no reason; check the node".to_owned()
     } else {
@@ -128,7 +131,7 @@ fn restore(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
         Value::String(text) => text.is_empty(),
         _ => false,
     };
-    if has_no_previous { Step::Leave(None, reason) } else { Step::Restore(failed, reason) }
+    if has_no_previous { FieldDecision::Hold(None, reason) } else { FieldDecision::Restore(failed, reason) }
 }
 
 /// Limits the length of container messages, because annotations have a size limit.

@@ -4,7 +4,8 @@
 use serde::Serialize;
 
 use super::{
-    Context, Record, RolloutObject, RolloutTarget, daemon_set::target_container, handover::unavailable_limit,
+    Context, RewriteRecord, RolloutObject, RolloutTarget, daemon_set::target_container,
+    handover::unavailable_limit,
 };
 use crate::{
     image::Strategy,
@@ -39,7 +40,7 @@ impl RolloutWarning {
 /// Returns the warnings about a rollout to a DaemonSet of a cluster that farrier has never written.
 pub(super) fn warnings(context: &Context<'_>, target: &RolloutTarget) -> Vec<RolloutWarning> {
     let Some(live) = unwritten(context, target) else { return Vec::new() };
-    let in_cluster = target.place.is_none();
+    let in_cluster = target.location.is_none();
     let owner = if in_cluster { other_writer(live, &context.inputs.instance.to_string()) } else { None };
     owner.into_iter().chain(no_pull_secrets(context, live)).chain(restarts(context, live)).collect()
 }
@@ -52,10 +53,10 @@ fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a Li
     let live = daemon_sets.find(|daemon_set| daemon_set.is_named(name))?.live.as_ref()?;
     let repository = context.inputs.cells.location.repository(context.image).ok()?.to_string();
     let image = container.image.strip_prefix(&repository).unwrap_or_default();
-    let is_written = image.starts_with(['@', ':'])
-        || Record::of(&live.annotations).is_ok_and(|record| record.0.contains_key(&container.name))
+    let was_written_before = image.starts_with(['@', ':'])
+        || RewriteRecord::of(&live.annotations).is_ok_and(|record| record.0.contains_key(&container.name))
         || (target.strategy == Strategy::PerKernel && live.annotations.contains_key(PER_KERNEL_ANNOTATION));
-    (!is_written && !live.deleting).then_some(live)
+    (!was_written_before && !live.deleting).then_some(live)
 }
 
 /// Returns the warning about a tool that will revert the write.

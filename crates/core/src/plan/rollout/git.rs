@@ -34,7 +34,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
 /// Returns the hold for a change that was already proposed. A change is proposed only once: a closed pull request whose
 /// branch remains counts as rejected.
 fn proposed(context: &Context<'_>, target: &RolloutTarget, decided: &Decided) -> Option<HoldReason> {
-    let location = target.place.as_ref()?;
+    let location = target.location.as_ref()?;
     let proposals = &manifests(context.inputs, location).ok()?.proposals;
     let [change] = decided.changes.as_slice() else { return None };
     let GitCommit { branch, message: _ } = commit(context.spec, context.image.as_str(), change)?;
@@ -80,12 +80,12 @@ fn unseen(context: &Context<'_>, kind: ObservedKind) -> Option<HoldReason> {
 
 /// Returns the commit that makes a planned change; `None` for other strategies.
 pub fn git_commit(spec: &RolloutSpec, rollout: &PlannedRollout, change: &Change) -> Option<GitCommit> {
-    let Some(ManifestLocation::Git(_)) = &rollout.target.place else { return None };
+    let Some(ManifestLocation::Git(_)) = &rollout.target.location else { return None };
     commit(spec, rollout.image.as_str(), change)
 }
 
 fn commit(spec: &RolloutSpec, image: &str, change: &Change) -> Option<GitCommit> {
-    let RolloutSpec::Git { place, message, proposals, .. } = spec else { return None };
+    let RolloutSpec::Git { location, message, proposals, .. } = spec else { return None };
     let (from, to) = match change {
         Change::DaemonSet(change) => {
             change.image_changes().into_iter().map(|change| (change.expected, change.to)).next()?
@@ -117,7 +117,7 @@ fn commit(spec: &RolloutSpec, image: &str, change: &Change) -> Option<GitCommit>
         }),
     };
     let branch = match proposals {
-        None => place.branch.to_string(),
+        None => location.branch.to_string(),
         Some(prefix) => match &daemon_set {
             Some((name, target)) => {
                 format!("{prefix}{}-{}-{}", name.replace('/', "-"), target.container, digest_of(&to))

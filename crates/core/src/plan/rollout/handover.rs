@@ -5,7 +5,7 @@
 //! moment exactly one of the two DaemonSets selects the node.
 
 use crate::{
-    image::InputHasher,
+    image::FieldHasher,
     plan::{
         NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm,
         labels::{HANDOVER_LABEL_PREFIX, operator_upgrade_in_progress},
@@ -23,7 +23,7 @@ pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
 
 /// Returns a hash of eight hexadecimal digits that distinguishes names.
 pub(in crate::plan) fn short_hash(parts: &[&str]) -> String {
-    let mut hasher = InputHasher::new("farrier.dev/name/1");
+    let mut hasher = FieldHasher::new("farrier.dev/name/1");
     for part in parts {
         hasher.add("part", part);
     }
@@ -68,16 +68,16 @@ pub(super) fn fenced(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
 /// affinity.
 pub(super) fn without_fence(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
     let NodeAffinity::Terms(terms) = affinity else { return affinity.clone() };
-    let mut kept = Vec::new();
+    let mut unfenced = Vec::new();
     for term in terms.iter().filter(|term| !admits_none(term)) {
         let mut term = term.clone();
         term.expressions.retain(|requirement| !is_fence(label)(requirement));
         if admits_none(&term) {
             return NodeAffinity::Any;
         }
-        kept.push(term);
+        unfenced.push(term);
     }
-    NodeAffinity::Terms(kept)
+    NodeAffinity::Terms(unfenced)
 }
 
 fn admits_none(term: &SelectorTerm) -> bool {

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
-    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision,
+    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, RewriteRecord, RolloutDecision,
     RolloutTarget,
     daemon_set::{TargetContainer, original, target_container},
-    field::{self, Field, Step},
+    field::{self, Field, FieldDecision},
     no_image,
     reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
@@ -124,17 +124,17 @@ pub(super) fn set_image(
         if from == text {
             return Ok(RolloutDecision::AlreadySet { image: to }.into());
         }
-        let mut change = owned_fields(daemon_set, &Record::default());
+        let mut change = owned_fields(daemon_set, &RewriteRecord::default());
         change.expected.insert(container.to_owned(), from.clone());
         change.images.insert(container.to_owned(), text);
-        change.proof.push(to.clone());
+        change.required_images.push(to.clone());
         let decision = RolloutDecision::Rewrite { from, to };
         return Ok(Decided { decision, changes: vec![Change::DaemonSet(change)] });
     };
     if live.deleting {
         return Err(HoldReason::Deleting);
     }
-    let record = Record::of(&live.annotations)?;
+    let record = RewriteRecord::of(&live.annotations)?;
     let (current, desired) = (Value::String(from.clone()), Value::String(text.clone()));
     let field = Field {
         record: record.0.get(container),
@@ -143,7 +143,7 @@ pub(super) fn set_image(
         now: context.inputs.now,
         instance: context.inputs.instance,
     };
-    let step = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
+    let field_decision = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
         let mut change = owned_fields(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
@@ -152,17 +152,19 @@ pub(super) fn set_image(
         }
         change
     };
-    let (decision, change) = match step {
-        Step::Keep => (RolloutDecision::AlreadySet { image: to }, None),
-        Step::Note(entry) => (RolloutDecision::AlreadySet { image: to }, Some(change(entry, None))),
-        Step::Set(entry) => {
+    let (decision, change) = match field_decision {
+        FieldDecision::Keep => (RolloutDecision::AlreadySet { image: to }, None),
+        FieldDecision::UpdateRecord(entry) => {
+            (RolloutDecision::AlreadySet { image: to }, Some(change(entry, None)))
+        }
+        FieldDecision::Set(entry) => {
             let mut change = change(entry, Some(&text));
-            change.proof.push(to.clone());
+            change.required_images.push(to.clone());
             (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
         }
         // Do not look up the previous image: an image that may be gone from the registry is better than one that does
         // not start.
-        Step::Restore(entry, why) => {
+        FieldDecision::Restore(entry, why) => {
             let previous = entry.replaced.as_str().map(str::to_owned);
             match previous
                 .as_deref()
@@ -175,7 +177,9 @@ pub(super) fn set_image(
                 None => (RolloutDecision::Hold(why), Some(change(entry, previous.as_deref()))),
             }
         }
-        Step::Leave(entry, why) => (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None))),
+        FieldDecision::Hold(entry, why) => {
+            (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None)))
+        }
     };
     Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
 }
@@ -214,7 +218,7 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
 /// that it does not name, and the API server removes a field without an owner. The change does not name a value that
 /// another writer has set since then: it belongs to that writer.
-pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {
+pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) -> DaemonSetChange {
     let owned = daemon_set.containers.iter().filter(|container| {
         let written = record.0.get(&container.name).and_then(FieldRecord::written);
         written.and_then(Value::as_str) == Some(&container.image)
@@ -235,7 +239,7 @@ pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &Record) -> Daem
             .map(|_| daemon_set.placement.affinity.clone())
             .filter(|affinity| *affinity != NodeAffinity::Any),
         annotations: live.map(|live| record.annotations(&live.annotations)).unwrap_or_default(),
-        proof: Vec::new(),
+        required_images: Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Change, DaemonSetChange, PlannedRollout, Record};
+use super::{Change, DaemonSetChange, PlannedRollout, RewriteRecord};
 use crate::plan::{ClusterSnapshot, LiveDaemonSet, PER_KERNEL_ANNOTATION, RECORD_ANNOTATION};
 
 /// Moves the changes of all rollouts to a DaemonSet to one of them: the first that sets an image or takes steps, or else the first
@@ -60,7 +60,7 @@ fn add(live: &LiveDaemonSet, merged: &mut Vec<Change>, change: Change, restarts:
 
 /// Adds the fields of a change to another change of the same DaemonSet.
 fn join(live: &LiveDaemonSet, into: &mut DaemonSetChange, change: DaemonSetChange) {
-    let DaemonSetChange { expected, images, affinity, annotations, proof, .. } = change;
+    let DaemonSetChange { expected, images, affinity, annotations, required_images, .. } = change;
     for (container, image) in images {
         if expected.get(&container) != Some(&image) || !into.images.contains_key(&container) {
             into.images.insert(container, image);
@@ -70,11 +70,11 @@ fn join(live: &LiveDaemonSet, into: &mut DaemonSetChange, change: DaemonSetChang
     if annotations.get(PER_KERNEL_ANNOTATION) != live.annotations.get(PER_KERNEL_ANNOTATION) {
         into.affinity = affinity;
     }
-    into.proof.extend(proof);
+    into.required_images.extend(required_images);
     // The later change wins where it differs from the cluster.
-    let before = Record::of(&live.annotations).unwrap_or_default();
-    let mut record = Record::of(&into.annotations).unwrap_or_default();
-    for (field, entry) in Record::of(&annotations).unwrap_or_default().0 {
+    let before = RewriteRecord::of(&live.annotations).unwrap_or_default();
+    let mut record = RewriteRecord::of(&into.annotations).unwrap_or_default();
+    for (field, entry) in RewriteRecord::of(&annotations).unwrap_or_default().0 {
         if before.0.get(&field) != Some(&entry) {
             record.0.insert(field, entry);
         }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{DaemonSetFacts, Earlier, FieldRecord, HoldReason, Record, RecordState, record::value_text};
+use super::{
+    DaemonSetFacts, Earlier, FieldRecord, HoldReason, RecordState, RewriteRecord, record::value_text,
+};
 use crate::plan::{ClusterSnapshot, Table, UpgradeNote, table::table};
 
 /// Image that a DaemonSet got.
@@ -50,7 +52,7 @@ pub fn past_upgrades(
     let notes: Vec<UpgradeNote> = snapshot.nodes.iter().filter_map(|node| UpgradeNote::of(node)).collect();
     let mut past = Vec::new();
     for (object, live) in selected {
-        for (container, record) in Record::of(&live.annotations)?.0 {
+        for (container, record) in RewriteRecord::of(&live.annotations)?.0 {
             past.extend(history(&object, &container, &record, &notes));
         }
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    Change, DaemonSetChange, HoldReason, PlanInputs, Record, RecordState, ResourceChange, RolloutObject,
-    RolloutTarget, daemon_set::target_container, image::owned_fields, live_object::LiveObject,
+    Change, DaemonSetChange, HoldReason, PlanInputs, RecordState, ResourceChange, RewriteRecord,
+    RolloutObject, RolloutTarget, daemon_set::target_container, image::owned_fields, live_object::LiveObject,
     per_kernel::OriginalRecord, resource, single::single,
 };
 use crate::plan::{
@@ -16,7 +16,7 @@ use crate::plan::{
 
 /// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears its record
 /// of rewrites that failed, were rolled back or were given up, so that the rollout can try again.
-fn annotations_for(object: LiveObject<'_>, paused: bool, record: &Record) -> BTreeMap<String, String> {
+fn annotations_for(object: LiveObject<'_>, paused: bool, record: &RewriteRecord) -> BTreeMap<String, String> {
     let mut annotations = object.annotations().clone();
     if paused != object.is_paused() {
         // Set the annotation to `false` instead of removing it: an apply that omits an annotation of another writer
@@ -31,9 +31,9 @@ fn annotations_for(object: LiveObject<'_>, paused: bool, record: &Record) -> BTr
         annotations.remove(PER_KERNEL_ANNOTATION);
     }
     if !paused && record.0.values().any(|field| !is_in_place(field.state)) {
-        let kept = record.0.iter().filter(|(_, field)| is_in_place(field.state));
+        let in_place = record.0.iter().filter(|(_, field)| is_in_place(field.state));
         annotations.remove(RECORD_ANNOTATION);
-        return Record(kept.map(|(name, field)| (name.clone(), field.clone())).collect())
+        return RewriteRecord(in_place.map(|(name, field)| (name.clone(), field.clone())).collect())
             .annotations(&annotations);
     }
     annotations
@@ -64,7 +64,7 @@ pub fn paused(snapshot: &ClusterSnapshot) -> BTreeMap<String, bool> {
 pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec<Change>, HoldReason> {
     let object = LiveObject::all(snapshot).find(|object| object.name() == name);
     let object = object.ok_or(HoldReason::NOT_FOUND)?;
-    let record = Record::of(object.annotations())?;
+    let record = RewriteRecord::of(object.annotations())?;
     let annotations = annotations_for(object, paused, &record);
     let mut changes = match object {
         _ if annotations == *object.annotations() => Vec::new(),
@@ -82,7 +82,7 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
                 spec,
                 annotations,
                 expected: None,
-                proof: Vec::new(),
+                required_images: Vec::new(),
             })]
         }
     };
@@ -94,7 +94,7 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
 
 /// Returns the fields that farrier has set in a resource. The change must name them, because an apply gives up fields
 /// that it omits.
-fn written(facts: &ResourceFacts, record: &Record) -> Result<Value, HoldReason> {
+fn written(facts: &ResourceFacts, record: &RewriteRecord) -> Result<Value, HoldReason> {
     match resource::section(facts).zip(record.0.get(resource::FIELD)) {
         Some((driver, entry)) => Ok(resource::change(facts, driver, entry.clone(), Vec::new())?.spec),
         None => Ok(json!({})),

@@ -23,7 +23,7 @@ use self::{
     record::next_record,
 };
 use super::{
-    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, Record,
+    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, RewriteRecord,
     RolloutDecision, RolloutTarget,
     copy::{CopyRecord, DesiredCopy, LiveCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
@@ -230,13 +230,13 @@ fn update_copies(
         // The previous image is not looked up, as with the other strategies: an image that may be gone is better than
         // one that does not start.
         let is_new = |image: &&ReadyImage| !same_image && image.text == record.image;
-        let proof = image.filter(is_new).map(|image| image.references.clone()).unwrap_or_default();
+        let required_images = image.filter(is_new).map(|image| image.references.clone()).unwrap_or_default();
         let change = DaemonSetCopy {
             namespace: fleet.original.facts.namespace.clone(),
             name,
             version: copy.map(|copy| copy.live.version.clone()),
             manifest,
-            proof,
+            required_images,
         };
         steps.add(Change::Copy(change), description);
     }
@@ -367,7 +367,7 @@ impl Original<'_> {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
         // Another rollout may have set images of other containers. If the record cannot be parsed, farrier owns none of
         // the images.
-        let record = Record::of(&self.live.annotations).unwrap_or_default();
+        let record = RewriteRecord::of(&self.live.annotations).unwrap_or_default();
         let mut change = owned_fields(self.facts, &record);
         change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_text());
         change.affinity = is_ours.then_some(affinity);

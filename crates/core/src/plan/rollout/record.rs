@@ -144,9 +144,9 @@ impl FieldRecord {
 /// Records of all fields of one object. The key is a container's name, or `spec` for an operator's resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Record(pub BTreeMap<String, FieldRecord>);
+pub struct RewriteRecord(pub BTreeMap<String, FieldRecord>);
 
-impl Record {
+impl RewriteRecord {
     /// Parses the record in an object's annotations; empty without the annotation. An unparsable record is an error,
     /// because the next write would overwrite its history.
     pub fn of(annotations: &BTreeMap<String, String>) -> Result<Self, HoldReason> {
@@ -196,11 +196,11 @@ mod tests {
         let earlier = failed.history(&"another".into());
         assert_eq!((earlier.len(), failed.history(&failed.set)), (1, Vec::new()));
         let failed = FieldRecord { earlier, ..failed };
-        let record = Record([("driver".to_owned(), failed), ("init".to_owned(), set)].into());
+        let record = RewriteRecord([("driver".to_owned(), failed), ("init".to_owned(), set)].into());
         let text = record.annotations(&BTreeMap::new()).remove(RECORD_ANNOTATION).unwrap();
         insta::assert_snapshot!(text, @r#"{"driver":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","changedBack":1,"why":"driver: CrashLoopBackOff","earlier":[{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","why":"driver: CrashLoopBackOff"}]},"init":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"rolled-back"}}"#);
         let annotations = [(RECORD_ANNOTATION.to_owned(), text)].into();
-        assert_eq!(Record::of(&annotations), Ok(record));
+        assert_eq!(RewriteRecord::of(&annotations), Ok(record));
     }
 
     #[test]
@@ -215,15 +215,15 @@ mod tests {
     fn an_unparsable_record_is_an_error() {
         for text in ["", "{", "[]", r#"{"driver":{}}"#, r#"{"driver":{"set":1,"replaced":2,"at":"soon"}}"#] {
             let annotations = [(RECORD_ANNOTATION.to_owned(), text.to_owned())].into();
-            assert!(matches!(Record::of(&annotations), Err(HoldReason::BadRecord { .. })), "{text:?}");
+            assert!(matches!(RewriteRecord::of(&annotations), Err(HoldReason::BadRecord { .. })), "{text:?}");
         }
-        assert_eq!(Record::of(&BTreeMap::new()), Ok(Record::default()));
+        assert_eq!(RewriteRecord::of(&BTreeMap::new()), Ok(RewriteRecord::default()));
     }
 
     proptest::proptest! {
         #[test]
         fn no_annotation_panics(text in "\\PC{0,60}") {
-            let _ = Record::of(&[(RECORD_ANNOTATION.to_owned(), text)].into());
+            let _ = RewriteRecord::of(&[(RECORD_ANNOTATION.to_owned(), text)].into());
         }
     }
 }

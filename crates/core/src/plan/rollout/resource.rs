@@ -12,9 +12,9 @@ use std::{borrow::Cow, collections::BTreeMap};
 use serde_json::{Map, Value};
 
 use super::{
-    Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
-    RolloutTarget,
-    field::{self, Field, Step},
+    Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, ResourceChange, RewriteRecord,
+    RolloutDecision, RolloutTarget,
+    field::{self, Field, FieldDecision},
     manifest::reaches_differently,
     no_image,
     operator::{self, TagForm, Versions},
@@ -45,7 +45,7 @@ const FIELDS: [&str; 7] =
 /// Desired state of a resource.
 enum DesiredField<'a> {
     /// Fields to set now; all images are published.
-    Fields { fields: Value, version: String, kernels: usize, proof: Vec<ImageReference> },
+    Fields { fields: Value, version: String, kernels: usize, required_images: Vec<ImageReference> },
     /// Reference that must be published before the fields can be set.
     Pending(&'a ImageReference),
 }
@@ -102,15 +102,17 @@ pub(super) fn decide(
     };
     match desired {
         DesiredField::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
-        DesiredField::Fields { fields, version, kernels, proof } => {
-            let step = step(context, resource, driver, &fields)?;
-            if let (Step::Set(_), Some(why)) = (&step, upgrade_in_progress(kind, &by_kernel)) {
+        DesiredField::Fields { fields, version, kernels, required_images } => {
+            let field_decision = decide_field(context, resource, driver, &fields)?;
+            if let (FieldDecision::Set(_), Some(why)) =
+                (&field_decision, upgrade_in_progress(kind, &by_kernel))
+            {
                 return Err(why);
             }
             let stalled = stalled_node(kind, &by_kernel).unwrap_or_default();
             let how =
                 format!("{version} for {kernels} kernel{}{stalled}", if kernels == 1 { "" } else { "s" });
-            to_decision(resource, driver, step, how, proof)
+            to_decision(resource, driver, field_decision, how, required_images)
         }
     }
 }
@@ -213,10 +215,11 @@ fn desired_fields<'a>(
     kind: OperatorResource,
     kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
-    let CommonVersion { version, reference, proof } = match common_version(context, kind, kernels, None)? {
-        Ok(common) => common,
-        Err(on) => return Ok(DesiredField::Pending(on)),
-    };
+    let CommonVersion { version, reference, required_images } =
+        match common_version(context, kind, kernels, None)? {
+            Ok(common) => common,
+            Err(on) => return Ok(DesiredField::Pending(on)),
+        };
     // An image without a host is in a layout directory.
     let (repository, image) =
         reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
@@ -227,7 +230,7 @@ fn desired_fields<'a>(
         fields.insert(flag.to_owned(), true.into());
     }
     let version = format!("version {version}");
-    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
+    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), required_images })
 }
 
 /// Version that leads to an image for each of several kernels.
@@ -235,7 +238,7 @@ struct CommonVersion<'a> {
     version: Cow<'a, str>,
     /// Name of the image for one of the kernels.
     reference: &'a ImageReference,
-    proof: Vec<ImageReference>,
+    required_images: Vec<ImageReference>,
 }
 
 /// Returns the single version for these kernels, or the reference that must be published first. Prefers `current`, as
@@ -247,7 +250,7 @@ fn common_version<'a>(
     current: Option<&str>,
 ) -> Result<Result<CommonVersion<'a>, &'a ImageReference>, HoldReason> {
     let mut cells: Vec<(&Cell, Versions<'_>)> = Vec::new();
-    let mut proof = Vec::new();
+    let mut required_images = Vec::new();
     let mut pending = None;
     for kernel in kernels.keys() {
         let state = context.cells.state(context.image, kernel);
@@ -263,7 +266,9 @@ fn common_version<'a>(
         match state {
             CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
             CellState::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
-            CellState::Published(cell, published) => proof.push(context.admissible_image(cell, published)?),
+            CellState::Published(cell, published) => {
+                required_images.push(context.admissible_image(cell, published)?);
+            }
         }
         cells.extend(cell.map(|cell| (cell, versions)));
     }
@@ -275,8 +280,8 @@ fn common_version<'a>(
         current == Some(&format!("{}:{version}", reference.repository))
     };
     let is_common = |(version, _): &&(Cow<'_, str>, _)| cells.iter().all(|(_, own)| has(own, version));
-    let kept = candidates.iter().filter(is_common).find(is_current);
-    let Some((version, reference)) = kept.or_else(|| candidates.iter().find(is_common)).cloned() else {
+    let unchanged = candidates.iter().filter(is_common).find(is_current);
+    let Some((version, reference)) = unchanged.or_else(|| candidates.iter().find(is_common)).cloned() else {
         let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (cell, own) in &cells {
             let version = own.first().map_or("", |(version, _)| &**version);
@@ -292,9 +297,9 @@ fn common_version<'a>(
         if !is_published(context, cell, name) {
             return Ok(Err(name));
         }
-        proof.push((*name).clone());
+        required_images.push((*name).clone());
     }
-    Ok(Ok(CommonVersion { version, reference, proof }))
+    Ok(Ok(CommonVersion { version, reference, required_images }))
 }
 
 /// Whether this name already points to the cell's image.
@@ -342,12 +347,12 @@ fn first_in<'a>(
     Some((node, state, nodes.len()))
 }
 
-fn step(
+fn decide_field(
     context: &Context<'_>,
     resource: &ResourceFacts,
     driver: &Map<String, Value>,
     desired: &Value,
-) -> Result<Step, HoldReason> {
+) -> Result<FieldDecision, HoldReason> {
     let record = record_of(resource)?;
     let now = context.inputs.now;
     let current = values(desired, driver);
@@ -362,8 +367,12 @@ fn step(
 }
 
 /// Returns the record in a live object. Manifests have version control as their history.
-fn record_of(resource: &ResourceFacts) -> Result<Record, HoldReason> {
-    if resource.version.is_some() { Record::of(&resource.annotations) } else { Ok(Record::default()) }
+fn record_of(resource: &ResourceFacts) -> Result<RewriteRecord, HoldReason> {
+    if resource.version.is_some() {
+        RewriteRecord::of(&resource.annotations)
+    } else {
+        Ok(RewriteRecord::default())
+    }
 }
 
 /// Returns the current values of the fields in `like`; null for absent fields.
@@ -375,32 +384,32 @@ pub(super) fn values(like: &Value, driver: &Map<String, Value>) -> Value {
 fn to_decision(
     resource: &ResourceFacts,
     driver: &Map<String, Value>,
-    step: Step,
+    field_decision: FieldDecision,
     how: String,
-    proof: Vec<ImageReference>,
+    required_images: Vec<ImageReference>,
 ) -> Result<Decided, HoldReason> {
-    let (decision, entry, proof) = match step {
-        Step::Keep => return Ok(RolloutDecision::Settled { how }.into()),
-        Step::Note(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
-        Step::Set(entry) => {
+    let (decision, entry, required_images) = match field_decision {
+        FieldDecision::Keep => return Ok(RolloutDecision::Settled { how }.into()),
+        FieldDecision::UpdateRecord(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
+        FieldDecision::Set(entry) => {
             let path = field_path(resource.kind);
             let current = values(&entry.set, driver);
             let differs = |field: &String| entry.set.get(field.as_str()) != current.get(field.as_str());
             if let Some((_, reason)) =
-                resource.fixed.iter().find(|(field, _)| field.is_empty() || differs(field))
+                resource.why_not_editable.iter().find(|(field, _)| field.is_empty() || differs(field))
             {
                 return Err(HoldReason::Fixed { detail: reason.clone() });
             }
             let (from, to) = (text_of(&current), text_of(&entry.set));
             let now = vec![format!("set {path}: {from} -> {to}")];
-            (RolloutDecision::Steps { now }, entry, proof)
+            (RolloutDecision::Steps { now }, entry, required_images)
         }
-        Step::Leave(None, why) => return Err(why),
-        Step::Restore(entry, why) | Step::Leave(Some(entry), why) => {
+        FieldDecision::Hold(None, why) => return Err(why),
+        FieldDecision::Restore(entry, why) | FieldDecision::Hold(Some(entry), why) => {
             (RolloutDecision::Hold(why), entry, Vec::new())
         }
     };
-    let change = change(resource, driver, entry, proof)?;
+    let change = change(resource, driver, entry, required_images)?;
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
@@ -410,7 +419,7 @@ pub(super) fn change(
     resource: &ResourceFacts,
     driver: &Map<String, Value>,
     entry: FieldRecord,
-    proof: Vec<ImageReference>,
+    required_images: Vec<ImageReference>,
 ) -> Result<ResourceChange, HoldReason> {
     let record = record_of(resource)?;
     let fields: Map<String, Value> = if let Some(value) = entry.written() {
@@ -439,7 +448,7 @@ pub(super) fn change(
         } else {
             BTreeMap::new()
         },
-        proof,
+        required_images,
     })
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    Change, Record, RecordState,
+    Change, RecordState, RewriteRecord,
     image::owned_fields,
     live_object::LiveObject,
     record::FieldRecord,
@@ -76,7 +76,7 @@ pub fn rollback(snapshot: &ClusterSnapshot, selected: &[String]) -> Result<Vec<R
 /// Returns the step for an object; `None` where it has no record.
 fn step(name: String, object: LiveObject<'_>) -> Option<RollbackStep> {
     let resume = resume(object);
-    let before = match Record::of(object.annotations()) {
+    let before = match RewriteRecord::of(object.annotations()) {
         Ok(record) if record.0.is_empty() => return None,
         Ok(record) => record,
         Err(unreadable) => {
@@ -84,7 +84,7 @@ fn step(name: String, object: LiveObject<'_>) -> Option<RollbackStep> {
             return Some(RollbackStep { object: name, fields, error, resume, change: None });
         }
     };
-    let (mut fields, mut after) = (BTreeMap::new(), Record::default());
+    let (mut fields, mut after) = (BTreeMap::new(), RewriteRecord::default());
     for (field, record) in &before.0 {
         let outcome = outcome(object, field, record);
         let is_unchanged = matches!(outcome, RollbackOutcome::Nothing { .. });
@@ -138,7 +138,7 @@ fn outcome(object: LiveObject<'_>, field: &str, record: &FieldRecord) -> Rollbac
 /// Returns the change that restores fields and writes the new record.
 fn change(
     object: LiveObject<'_>,
-    record: &Record,
+    record: &RewriteRecord,
     fields: &BTreeMap<String, RollbackOutcome>,
 ) -> Option<Change> {
     match object {

@@ -76,7 +76,7 @@ pub(super) fn single<'a, T: Object>(
     target: &RolloutTarget,
     name: &T::Name,
 ) -> Result<&'a T, HoldReason> {
-    let (all, skipped) = match (&target.place, inputs.snapshot.unseen.get(&T::KIND)) {
+    let (all, skipped) = match (&target.location, inputs.snapshot.unseen.get(&T::KIND)) {
         (None, Some(detail)) => return Err(HoldReason::Unseen { what: T::KIND, detail: detail.clone() }),
         (None, None) => (T::in_cluster(inputs.snapshot), &inputs.snapshot.skipped),
         (Some(location), _) => manifests(inputs, location).map(|all| (T::in_manifests(all), &all.skipped))?,

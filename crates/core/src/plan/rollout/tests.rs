@@ -52,7 +52,9 @@ fn every_reason_to_hold_says_what_is_the_matter() {
             let twice = w.snapshot.daemon_sets[0].containers[0].clone();
             w.snapshot.daemon_sets[0].containers.push(twice);
         }),
-        hold(|w| w.snapshot.daemon_sets[0].containers[0].fixed = Some("it is anchored".to_owned())),
+        hold(|w| {
+            w.snapshot.daemon_sets[0].containers[0].why_not_editable = Some("it is anchored".to_owned());
+        }),
         hold(|w| {
             let mut other = image("other");
             other.spec.rollout = w.image("mft").spec.rollout.clone();

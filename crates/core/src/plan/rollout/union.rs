@@ -10,7 +10,7 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    Change, Context, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision, RolloutTarget,
+    Change, Context, DaemonSetFacts, Decided, HoldReason, RewriteRecord, RolloutDecision, RolloutTarget,
     daemon_set::original,
     image::{owned_fields, set_image},
     no_image,
@@ -76,7 +76,7 @@ pub(super) fn decide(
 /// previous image is restored, kernels that no node runs can drop out of the union. The union then is a different image
 /// with the same rejected modules.
 fn rejected(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
-    let record = Record::of(&desired.live.annotations).ok()?.0.remove(desired.container)?;
+    let record = RewriteRecord::of(&desired.live.annotations).ok()?.0.remove(desired.container)?;
     let has_all = |image: &str| {
         let contents = context.observed.contents.get(image);
         let has = |union: &PlannedUnion, member: &UnionMember| {
@@ -269,7 +269,7 @@ impl Members {
             let Some(contents) = current.for_architecture(arch) else { continue };
             let desired: BTreeSet<&KernelRelease> =
                 desired.iter().filter(|target| target.arch == arch).map(|target| &target.release).collect();
-            let mut kept = Vec::new();
+            let mut retained = Vec::new();
             for (release, digest) in &contents.members {
                 let Ok(kernel) = release.parse::<KernelRelease>() else { continue };
                 if desired.contains(&kernel) {
@@ -281,14 +281,16 @@ impl Members {
                     now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
                 let may_run = may_run(context.groups, release);
                 if may_run || !has_expired {
-                    kept.push(((!may_run).then_some(since), kernel, digest));
+                    retained.push(((!may_run).then_some(since), kernel, digest));
                 }
             }
             // Kernels that a node may still run come first, then the most recently unused ones.
-            kept.sort_by(|(a, kernel, _), (b, other, _)| {
+            retained.sort_by(|(a, kernel, _), (b, other, _)| {
                 (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
             });
-            for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(desired.len())) {
+            for (since, kernel, digest) in
+                retained.into_iter().take(MAX_MEMBERS.saturating_sub(desired.len()))
+            {
                 unused.extend(since.map(|since| (arch, kernel.clone(), since)));
                 self.images.entry(arch).or_default().insert(kernel, digest.clone());
             }
@@ -349,7 +351,7 @@ fn record_unused(
     let is_noted = live.annotations.get(UNION_LEFT) == text.as_ref();
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
-        let record = Record::of(&live.annotations).unwrap_or_default();
+        let record = RewriteRecord::of(&live.annotations).unwrap_or_default();
         decided.changes.push(Change::DaemonSet(owned_fields(facts, &record)));
     }
     for change in &mut decided.changes {

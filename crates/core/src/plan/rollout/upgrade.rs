@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Context, DaemonSetFacts, HoldReason, Record, RecordState, RolloutTarget,
+    Context, DaemonSetFacts, HoldReason, RecordState, RewriteRecord, RolloutTarget,
     daemon_set::original,
     watch::{Limits, Progress, is_same_image},
 };
@@ -125,9 +125,9 @@ fn plan_of(
 pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str), &PodFacts> {
     let mut pods: BTreeMap<(&str, &str), &PodFacts> = BTreeMap::new();
     for pod in &snapshot.pods {
-        let kept = pods.entry((&pod.daemon_set, &pod.node)).or_insert(pod);
-        if kept.deleting {
-            *kept = pod;
+        let chosen = pods.entry((&pod.daemon_set, &pod.node)).or_insert(pod);
+        if chosen.deleting {
+            *chosen = pod;
         }
     }
     pods
@@ -175,7 +175,7 @@ pub(super) fn in_order(
 /// Whether `image` was restored after a failure or a rollback. Such an image need not be farrier's, and its contents
 /// are then unknown.
 fn is_restored(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
-    let record = Record::of(&live.annotations).unwrap_or_default().0.remove(container);
+    let record = RewriteRecord::of(&live.annotations).unwrap_or_default().0.remove(container);
     record.is_some_and(|record| {
         let was_reverted = matches!(record.state, RecordState::Failed | RecordState::RolledBack);
         was_reverted && record.replaced.as_str() == Some(image)

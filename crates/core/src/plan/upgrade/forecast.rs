@@ -39,24 +39,30 @@ impl Forecast {
         let count = |stage| node_upgrades.iter().filter(|node_upgrade| node_upgrade.stage == stage).count();
         let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
         let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
-        let per_node = per_node(node_upgrades);
+        let average_per_node = average_per_node(node_upgrades);
         let continues = under_way + waiting > 0 && failed == 0 && !upgrade.paused;
-        let work =
-            || work(upgrade, per_node.unwrap_or(upgrade.stable_for), under_way + waiting, node_upgrades);
+        let remaining = || {
+            let per_node = average_per_node.unwrap_or(upgrade.stable_for);
+            remaining_work(upgrade, per_node, under_way + waiting, node_upgrades)
+        };
         Self {
             done: count(UpgradeStage::Done),
             under_way,
             waiting,
             skipped: count(UpgradeStage::Skipped),
             failed,
-            seconds_per_node: per_node.map(|duration| duration.as_secs()),
-            ends: if continues { end_of(upgrade.spec.window.as_ref(), upgrade.now, work()) } else { None },
+            seconds_per_node: average_per_node.map(|duration| duration.as_secs()),
+            ends: if continues {
+                end_of(upgrade.spec.window.as_ref(), upgrade.now, remaining())
+            } else {
+                None
+            },
         }
     }
 }
 
 /// Returns the average time of the nodes that got their target.
-fn per_node(node_upgrades: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
+fn average_per_node(node_upgrades: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
     let is_done = |note: &UpgradeNote, to: &str| note.state == UpgradeState::Uncordoned && note.to == to;
     let notes = node_upgrades
         .iter()
@@ -69,9 +75,9 @@ fn per_node(node_upgrades: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
 
 /// Returns the duration of the upgrade of a number of nodes, with `maxParallel` nodes at a time, and the canary nodes before
 /// the others.
-fn work(
+fn remaining_work(
     upgrade: &Upgrade<'_>,
-    per_node: SignedDuration,
+    average_per_node: SignedDuration,
     nodes: usize,
     node_upgrades: &[PlannedNodeUpgrade],
 ) -> SignedDuration {
@@ -87,7 +93,7 @@ fn work(
     let waves = canaries.div_ceil(parallel) + (nodes - canaries).div_ceil(parallel);
     let waves = i32::try_from(waves).unwrap_or(i32::MAX);
     let pauses = seconds(upgrade.spec.between).saturating_mul(waves.saturating_sub(1));
-    per_node.saturating_mul(waves).saturating_add(pauses)
+    average_per_node.saturating_mul(waves).saturating_add(pauses)
 }
 
 /// Returns the end of work that is done only while the window is open.

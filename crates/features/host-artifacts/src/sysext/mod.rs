@@ -8,7 +8,7 @@ use std::{io::Cursor, os::unix::fs::PermissionsExt as _, path::Path};
 
 use backhand::{FilesystemCompressor, FilesystemWriter, NodeHeader, compression::Compressor};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use farrier_builder::parts::{Parts, Result};
+use farrier_builder::services::{BuildTools, Result};
 use farrier_core::kernel::Architecture;
 use farrier_local::blocking::blocking;
 use farrier_payload::PayloadError;
@@ -26,7 +26,7 @@ use super::{
 use verity::{BLOCK, HashTree, hash_tree};
 
 /// Returns the extension and its file name. The name without `.raw` is the name of the extension, which must stay as it is.
-pub(super) async fn write(parts: &Parts, payload: HostPayload) -> Result<(String, Vec<u8>)> {
+pub(super) async fn write(tools: &BuildTools, payload: HostPayload) -> Result<(String, Vec<u8>)> {
     let (name, arch, is_signed) = (name(&payload), payload.arch, payload.certificate.is_some());
     let (file_system, tree) = blocking(move || {
         let file_system = squashfs(entries(&payload))?;
@@ -35,7 +35,7 @@ pub(super) async fn write(parts: &Parts, payload: HostPayload) -> Result<(String
         Ok::<_, PayloadError>((file_system, tree))
     })
     .await?;
-    let signature = match &parts.module_signer {
+    let signature = match &tools.module_signer {
         Some(signer) if is_signed => Some(signature_partition(signer, &tree).await?),
         _ => None,
     };

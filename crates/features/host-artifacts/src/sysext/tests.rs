@@ -103,7 +103,7 @@ async fn squashfs_tools_and_veritysetup_read_the_extension() {
 async fn the_same_image_gives_the_same_extension_on_two_machines() {
     let (bench, mut other) = (Bench::new(&json!({})), Bench::new(&json!({})));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
-    other.parts.registry = Arc::clone(&bench.parts.registry);
+    other.services.images.registry = Arc::clone(&bench.services.images.registry);
     let [here, there] = [
         make(&bench, &built.digest, HostOutput::Sysext).await,
         make(&other, &built.digest, HostOutput::Sysext).await,
@@ -137,7 +137,7 @@ async fn the_key_of_the_modules_signs_the_root_hash() {
     assert!(extension.unpack().join("usr/share/farrier/x/6.1.0-9-amd64/module-signing.der").exists());
 
     // Without the key, an extension of the same name would lack the signature.
-    bench.parts.module_signer = None;
+    bench.services.tools.module_signer = None;
     let error = make(&bench, &built.digest, HostOutput::Sysext).await.unwrap_err().to_string();
     assert!(error.contains("has modules signed with unknown certificate sha256:"), "{error}");
 }

@@ -11,7 +11,7 @@ use super::*;
 async fn a_node_that_cycles_through_kernels_blocks_no_other_node() {
     let logs = Logs::start();
     let mut bench = bench(&json!({}), &["a"]);
-    let limits = &mut bench.parts.definitions.site.kernel_limits;
+    let limits = &mut bench.services.definitions.site.kernel_limits;
     (limits.per_node, limits.within) = (NonZeroU32::MIN, Period::seconds(3600));
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.publish(K10, &[&module()]).await.unwrap();

@@ -20,11 +20,11 @@ fn fleet() -> Arc<Fleet> {
 /// Asserts that the published image has the hash that every later plan computes, and that it stays.
 async fn assert_published_as_planned(live: &Running) {
     let cell = live.bench.cell(K10).await;
-    let found = live.bench.parts.look_up(&cell.reference).await.unwrap().unwrap();
+    let found = live.bench.services.look_up(&cell.reference).await.unwrap().unwrap();
     assert_eq!(found.input_hash, Some(cell.input_hash));
     let (snapshots_before, reconciles) = (live.fleet.state().snapshots_taken, 4);
     live.fleet.until(|state| state.snapshots_taken >= snapshots_before + reconciles).await;
-    let plan = observe_and_plan(&live.bench.parts, live.fleet.as_ref()).await.unwrap().plan;
+    let plan = observe_and_plan(&live.bench.services, live.fleet.as_ref()).await.unwrap().plan;
     assert!(plan.is_idle() && !plan.has_failures(), "{}", serde_json::to_string(&plan).unwrap());
 }
 
@@ -51,7 +51,7 @@ async fn headers_that_change_during_a_build_outdate_only_that_build() {
     let mut bench = bench_with_a_reusable_image().await;
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let live = Running::start(bench, fleet(), true);
     gate.asked.notified().await;
     live.bench.headers_with(K10, SYMBOLS, "CONFIG_OTHER=y\n");
@@ -72,15 +72,15 @@ async fn headers_that_change_during_a_build_outdate_only_that_build() {
 #[tokio::test]
 async fn each_kernel_has_the_toolchain_image_of_its_release() {
     let mut bench = Bench::new(&json!({}));
-    let spec = &mut bench.parts.definitions.families[0].spec;
+    let spec = &mut bench.services.definitions.families[0].spec;
     spec.toolchain = serde_json::from_value(json!({"image": "127.0.0.1:1/toolkit@{{digest}}"})).unwrap();
     let digest = |number: u8| format!("sha256:{number:064}");
     spec.digests = [(K9, 1), (K10, 2)]
         .map(|(release, number)| (release.parse().unwrap(), digest(number).parse().unwrap()))
         .into();
-    let images: Vec<_> = bench.parts.definitions.images.values().collect();
+    let images: Vec<_> = bench.services.definitions.images.values().collect();
     let kernels = std::collections::BTreeSet::from([K9, K10, K11].map(Bench::target));
-    let found = farrier_builder::resolve::resolve(&bench.parts, &images, &kernels).await;
+    let found = farrier_builder::resolve::resolve(&bench.services, &images, &kernels).await;
     let mut toolchains: Vec<_> = found.toolchains.into_values().collect();
     toolchains.sort();
     assert_eq!(toolchains[..2], [1, 2].map(|number| Ok(format!("127.0.0.1:1/toolkit@{}", digest(number)))));
@@ -95,9 +95,10 @@ async fn each_kernel_has_the_toolchain_image_of_its_release() {
 async fn an_unavailable_toolchain_is_reported_with_a_hint() {
     let mut bench = Bench::new(&json!({}));
     let toolchain = serde_json::from_value(json!({"image": "127.0.0.1:1/toolchain:12"})).unwrap();
-    bench.parts.definitions.families[0].spec.toolchain = toolchain;
-    let images: Vec<_> = bench.parts.definitions.images.values().collect();
-    let found = farrier_builder::resolve::resolve(&bench.parts, &images, &[Bench::target(K9)].into()).await;
+    bench.services.definitions.families[0].spec.toolchain = toolchain;
+    let images: Vec<_> = bench.services.definitions.images.values().collect();
+    let found =
+        farrier_builder::resolve::resolve(&bench.services, &images, &[Bench::target(K9)].into()).await;
     let error = found.toolchains.values().next().unwrap().as_ref().unwrap_err();
     assert!(
         error.contains("check that the registry is running and that 127.0.0.1:1 is its address"),

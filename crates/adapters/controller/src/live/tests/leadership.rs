@@ -8,7 +8,7 @@ async fn losing_the_leadership_stops_builds() {
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.services.tools.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| state.node("n", K10));
     let live = Running::start(bench, fleet, true);
     gate.asked.notified().await;

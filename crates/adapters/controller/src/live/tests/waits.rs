@@ -50,7 +50,7 @@ fn written(state: &State) -> Vec<&str> {
 async fn a_single_run_completes_a_chain_whose_nodes_change() {
     let (bench, fleet) = (chain().await, fleet());
     let report =
-        run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
+        run_once(bench.services.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
     assert!(!report.failed(), "{:#?}", report.rollouts);
     let state = fleet.state();
     assert_eq!(written(&state), ["x", "y", "z"], "in order, although nothing blocked the last one");
@@ -156,7 +156,7 @@ async fn a_refused_eviction_is_a_hold_in_a_single_run() {
     let bench = published_bench().await;
     let fleet = outdated_pod(&bench).await;
     let report =
-        run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
+        run_once(bench.services.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
     assert!(!report.failed(), "{:#?}", report.rollouts);
     let [kept, made] = report.rollouts.as_slice() else { panic!("{:#?}", report.rollouts) };
     let RolloutDecision::Hold(HoldReason::Disruption { detail }) = &kept.planned.decision else {
@@ -201,7 +201,7 @@ async fn a_build_that_killed_farrier_is_delayed() {
     let logs = Logs::start();
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
-    let attempts = Attempts::in_cache(&bench.parts.cache);
+    let attempts = Attempts::in_cache(&bench.services.cache);
     for _ in 0..2 {
         drop(attempts.begin(bench.cell(K10).await.input_hash).unwrap());
     }

@@ -198,7 +198,10 @@ impl Gatherer<'_> {
                 self.put(new_path(&path), file);
             } else {
                 return Err(FetchError::unusable(
-                    format!("use {}: it is neither a file, a directory nor a link", entry.path().display()),
+                    format!(
+                        "cannot use {}: it is neither a file, a directory nor a link",
+                        entry.path().display()
+                    ),
                     "remove it: a header set has only files, directories and links",
                 ));
             }
@@ -262,14 +265,14 @@ fn package_of(path: &Path) -> Option<PathBuf> {
 fn escapes(link: &LinkInTree) -> FetchError {
     let (link, target) = (link.path.display(), link.target.display());
     FetchError::unusable(
-        format!("use link {link}: it leads to {target}, which is not part of the header set"),
+        format!("cannot use link {link}: it leads to {target}, which is not part of the header set"),
         "add the target as another source, or remove the link; the header set was not stored",
     )
 }
 
 fn too_large(top: &Path, limit: &str) -> FetchError {
     FetchError::unusable(
-        format!("use {}: a header set has at most {limit}", top.display()),
+        format!("cannot use {}: a header set has at most {limit}", top.display()),
         "name a kernel's build tree or header package, not a directory above it",
     )
 }

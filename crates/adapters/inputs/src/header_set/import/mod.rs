@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     HeaderSet, Headers,
-    stored::{Imported, LIMITS, place_of},
+    stored::{ImportRecord, LIMITS, display_name},
 };
 use crate::{FetchError, Result, TREE, header_tree};
 
@@ -125,7 +125,7 @@ impl Headers<'_> {
         let Prepared { facts, compiler, layer, origin } =
             stoppable(move |stop| prepare(&sources, &kernel, arch, &directory, stop)).await?;
         let content = layer.diff_id.clone();
-        let imported = Imported {
+        let imported = ImportRecord {
             release: release.to_string(),
             arch,
             content: content.to_string(),
@@ -151,7 +151,7 @@ impl Headers<'_> {
         let root = self.keep_tree(&imported, move_tree).await?;
         self.remember(&imported)?;
         let key = imported.tree_record().key;
-        let Imported { origin, identity, .. } = imported;
+        let ImportRecord { origin, identity, .. } = imported;
         let (compiler, content_of) = (Some(compiler), Some(content.clone()));
         let headers =
             HeaderSet { root, facts, compiler, origin, key, identity, content: content_of, unverified: None };
@@ -179,7 +179,7 @@ impl Headers<'_> {
     /// Puts the header set into the store unless it is already there.
     async fn store(
         self,
-        imported: &Imported,
+        imported: &ImportRecord,
         release: &KernelRelease,
         layer: &Layer,
         file: &Path,
@@ -199,8 +199,8 @@ impl Headers<'_> {
         let outcome = match &found {
             None => Outcome::New,
             Some(_) if refused.is_some() && replace => Outcome::Replaced,
-            Some(found) => match Imported::of_stored(found, release, imported.arch) {
-                Ok(existing) => outcome(imported, Some(&existing), || place_of(found, &tag), replace)?,
+            Some(found) => match ImportRecord::of_stored(found, release, imported.arch) {
+                Ok(existing) => outcome(imported, Some(&existing), || display_name(found, &tag), replace)?,
                 // Damaged annotations must not block the replacement by a good header set.
                 Err(_) if replace => Outcome::Replaced,
                 Err(error) => return Err(error),
@@ -223,12 +223,12 @@ impl Headers<'_> {
 
 /// Determines the outcome of an import at `location`, where another header set may exist.
 fn outcome(
-    imported: &Imported,
-    existing: Option<&Imported>,
+    imported: &ImportRecord,
+    existing: Option<&ImportRecord>,
     location: impl FnOnce() -> String,
     replace: bool,
 ) -> Result<Outcome> {
-    let Imported { release, arch, content, .. } = imported;
+    let ImportRecord { release, arch, content, .. } = imported;
     match existing {
         None => Ok(Outcome::New),
         Some(existing) if existing.content == *content => Ok(Outcome::Known),
@@ -237,7 +237,7 @@ fn outcome(
             let (location, other) = (location(), &existing.content);
             Err(FetchError::unusable(
                 format!(
-                    "import headers of {release} ({arch}): {location} has other headers, with content {other}, not {content}"
+                    "cannot import headers of {release} ({arch}): {location} has other headers, with content {other}, not {content}"
                 ),
                 format!(
                     "a release's headers should never change: give the changed kernel another local \
@@ -268,7 +268,7 @@ fn prepare(
     let (facts, compiler) = header_tree::read_header_set(&tree, release, arch)?;
     let compiler = compiler.ok_or_else(|| {
         FetchError::unusable(
-            format!("find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the kernel's compiler is unknown"),
+            format!("cannot find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the kernel's compiler is unknown"),
             "run `make olddefconfig modules_prepare` in the build tree with the kernel's own .config and compiler",
         )
     })?;

@@ -94,7 +94,7 @@ pub(super) fn stage(sources: &[ImportSource], directory: &Path, stop: &AtomicBoo
 fn existing(path: &Path) -> Result<PathBuf> {
     fs::canonicalize(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => FetchError::unusable(
-            format!("import {}: there is no such file or directory", path.display()),
+            format!("cannot import {}: there is no such file or directory", path.display()),
             "name a tarball, a directory, or .deb or .rpm files",
         ),
         _ => error.into(),
@@ -156,7 +156,7 @@ fn one_root(mut roots: Vec<Tree>, names: &[String]) -> Result<Option<Tree>> {
 /// Creates an error about several candidates for one role.
 pub(super) fn ambiguous(sources: &str, what: &str) -> FetchError {
     FetchError::unusable(
-        format!("import {sources}: each of them is {what}"),
+        format!("cannot import {sources}: each of them is {what}"),
         "name the sources of one header set only",
     )
 }

@@ -64,7 +64,7 @@ fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree> {
         None => format!("there is neither lib/modules/{release}/build nor a configured kernel tree"),
     };
     Err(FetchError::unusable(
-        format!("find the build directory of {release} in {}: {reason}", staged.names),
+        format!("cannot find the build directory of {release} in {}: {reason}", staged.names),
         format!(
             "name the kernel's build directory or an archive of it as a further source; `make tar-pkg` packs modules \
              but no headers. A package or archive of headers has usr/src/ or lib/modules/{release}/build"
@@ -120,7 +120,9 @@ fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>> {
     let (build, source_path) = (build.full_path(), source_path.display());
     let build = build.display();
     Err(FetchError::unusable(
-        format!("use the build directory {build}: its source tree {source_path} is not among the sources"),
+        format!(
+            "cannot use the build directory {build}: its source tree {source_path} is not among the sources"
+        ),
         format!("add {source_path}, or an archive of it, as another source"),
     ))
 }

@@ -26,7 +26,7 @@ pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Arch
         let Some(path) = path else { return Err(missing(root, &build.join(tool), tool)) };
         if let Some(found) = describe_unless_native(&root.join(path), arch)? {
             return Err(FetchError::unusable(
-                format!("run {tool} of the header set on {arch}: it is {found}"),
+                format!("cannot run {tool} of the header set on {arch}: it is {found}"),
                 format!(
                     "build it on a machine of this architecture: `make modules_prepare` (or `make \
                      scripts`) on {arch}, then import again"
@@ -46,14 +46,14 @@ fn missing(root: &Path, path: &Path, tool: &str) -> FetchError {
     if let Some((link, target)) = broken_link(root, path) {
         let (link, target) = (link.display(), target.display());
         return FetchError::unusable(
-            format!("find {tool} in the header set: /{link} leads to {target}, which does not exist"),
+            format!("cannot find {tool} in the header set: /{link} leads to {target}, which does not exist"),
             "install the package that contains it (Debian: linux-kbuild-*), or name it as a further \
              source; a Job that collects headers sees only the directories of the node that it mounts \
              (Helm: headers.collect.hostPaths)",
         );
     }
     FetchError::unusable(
-        format!("find {tool} in the header set: kbuild runs it for every module"),
+        format!("cannot find {tool} in the header set: kbuild runs it for every module"),
         "run `make modules_prepare` in the build tree, with the kernel's own .config, and import again",
     )
 }
@@ -81,8 +81,8 @@ mod tests {
         fs_err::os::unix::fs::symlink(target, root.path().join(build).join("scripts")).unwrap();
         let said =
             || missing(root.path(), &build.join("scripts/basic/fixdep"), "scripts/basic/fixdep").to_string();
-        insta::assert_snapshot!(said(), @"find scripts/basic/fixdep in the header set: /usr/src/linux-headers-6.1.0-47-amd64/scripts leads to ../../lib/linux-kbuild-6.1/scripts, which does not exist");
+        insta::assert_snapshot!(said(), @"cannot find scripts/basic/fixdep in the header set: /usr/src/linux-headers-6.1.0-47-amd64/scripts leads to ../../lib/linux-kbuild-6.1/scripts, which does not exist");
         fs::create_dir_all(root.path().join("usr/lib/linux-kbuild-6.1/scripts")).unwrap();
-        insta::assert_snapshot!(said(), @"find scripts/basic/fixdep in the header set: kbuild runs it for every module");
+        insta::assert_snapshot!(said(), @"cannot find scripts/basic/fixdep in the header set: kbuild runs it for every module");
     }
 }

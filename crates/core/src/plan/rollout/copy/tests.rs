@@ -14,7 +14,7 @@ fn original(name: &str, spec: &Value) -> DaemonSetFacts {
         containers: vec![Container {
             name: "driver".to_owned(),
             image: "old:1".to_owned(),
-            fixed: None,
+            why_not_editable: None,
             tagged: false,
         }],
         placement: Placement::default(),

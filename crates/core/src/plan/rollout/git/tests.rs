@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    image::{DaemonSetContainer, GitPlace, ManifestObject, OperatorResource},
+    image::{DaemonSetContainer, GitLocation, ManifestObject, OperatorResource},
     kmod::Verdict,
     plan::{
         ManifestFacts, ResourceFacts,
@@ -8,8 +8,8 @@ use crate::{
     },
 };
 
-fn place() -> GitPlace {
-    GitPlace {
+fn location() -> GitLocation {
+    GitLocation {
         repository: "ssh://git@git.test/clusters".parse().unwrap(),
         branch: "main".parse().unwrap(),
         path: Some("prod/drivers".parse().unwrap()),
@@ -22,7 +22,7 @@ fn world(message: Option<&str>, proposals: Option<&str>) -> World {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Loads);
     world.image("mft").spec.rollout = vec![RolloutSpec::Git {
-        place: place(),
+        location: location(),
         target: ManifestObject::DaemonSet(DaemonSetContainer {
             namespace: "kube-system".parse().unwrap(),
             daemon_set: "mft".parse().unwrap(),
@@ -32,7 +32,7 @@ fn world(message: Option<&str>, proposals: Option<&str>) -> World {
         proposals: proposals.map(|text| text.parse().unwrap()),
     }];
     let facts = ManifestFacts { daemon_sets: vec![daemon_set("mft")], ..ManifestFacts::default() };
-    world.manifests.insert(ManifestLocation::Git(place()), Ok(facts));
+    world.manifests.insert(ManifestLocation::Git(location()), Ok(facts));
     world
 }
 
@@ -53,7 +53,7 @@ fn planned(world: &World) -> PlannedRollout {
 }
 
 fn repository(world: &mut World) -> &mut ManifestFacts {
-    world.manifests.get_mut(&ManifestLocation::Git(place())).unwrap().as_mut().unwrap()
+    world.manifests.get_mut(&ManifestLocation::Git(location())).unwrap().as_mut().unwrap()
 }
 
 /// Returns the planned commit and the image that it sets.
@@ -122,7 +122,7 @@ fn a_change_is_proposed_once() {
 #[test]
 fn a_repository_that_cannot_be_read_is_said() {
     let mut world = world(None, None);
-    world.manifests.insert(ManifestLocation::Git(place()), Err("fetch: no route".to_owned()));
+    world.manifests.insert(ManifestLocation::Git(location()), Err("fetch: no route".to_owned()));
     assert_eq!(held(&world), "manifests cannot be read: fetch: no route");
     // The cluster's DaemonSets are no substitute for the repository.
     world.manifests.clear();
@@ -221,7 +221,7 @@ fn a_resource_in_a_repository_holds_for_its_manifest() {
 
     let mut world = policy_world(None);
     repository(&mut world).resources[0]
-        .fixed
+        .why_not_editable
         .insert("image".to_owned(), "the value has a tag (line 3)".to_owned());
     assert_eq!(held(&world), "its image cannot be set: the value has a tag (line 3)");
     let annotation = ("farrier.dev/paused".to_owned(), "true".to_owned());

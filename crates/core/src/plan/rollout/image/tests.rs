@@ -75,7 +75,7 @@ fn later(world: &mut World, minutes: i64) {
 
 fn recorded(world: &World) -> FieldRecord {
     let annotations = &world.snapshot.daemon_sets[0].live.as_ref().unwrap().annotations;
-    Record::of(annotations).unwrap().0.remove("driver").unwrap()
+    RewriteRecord::of(annotations).unwrap().0.remove("driver").unwrap()
 }
 
 #[test]
@@ -222,7 +222,8 @@ fn what_is_farriers_in_other_containers_stays_named() {
     target.container = "init".parse().unwrap();
     world.definitions.images.insert(name("second"), second);
     world.resolved.images.insert(name("second"), Ok(crate::plan::fixtures::resolved()));
-    let container = Container { name: "init".to_owned(), image: OLD.to_owned(), fixed: None, tagged: false };
+    let container =
+        Container { name: "init".to_owned(), image: OLD.to_owned(), why_not_editable: None, tagged: false };
     world.snapshot.daemon_sets[0].containers.push(container);
     world.publish(Verdict::Loads);
     let change = |world: &World| {
@@ -234,8 +235,8 @@ fn what_is_farriers_in_other_containers_stays_named() {
     assert_eq!(both.images.keys().collect::<Vec<_>>(), ["driver", "init"]);
     assert_eq!((&both.images["driver"], &both.expected["driver"]), (&one, &one));
     assert_eq!(both.image_changes().len(), 1, "only one image changes");
-    assert_eq!(both.proof.len(), 1);
-    let record = Record::of(&both.annotations).unwrap();
+    assert_eq!(both.required_images.len(), 1);
+    let record = RewriteRecord::of(&both.annotations).unwrap();
     assert_eq!(record.0.keys().collect::<Vec<_>>(), ["driver", "init"]);
     // A value that another writer has set since then belongs to that writer, and is not named.
     world.set_by_another(FOREIGN);
@@ -251,22 +252,22 @@ fn what_is_left_to_others_is_not_named() {
     rewrites(&mut world);
     world.set_by_another(FOREIGN);
     let Change::DaemonSet(change) = &world.plan().rollouts[0].changes[0] else { panic!("no DaemonSet") };
-    assert!(change.images.is_empty() && change.proof.is_empty());
+    assert!(change.images.is_empty() && change.required_images.is_empty());
     assert!(change.annotations[RECORD_ANNOTATION].contains(r#""state":"conflict""#));
 }
 
 #[test]
 fn only_an_image_that_is_set_needs_proof() {
     let mut world = world();
-    let proof = |world: &World| world.plan().rollouts[0].changes[0].proof().len();
-    assert_eq!(proof(&world), 1);
+    let required_images = |world: &World| world.plan().rollouts[0].changes[0].required_images().len();
+    assert_eq!(required_images(&world), 1);
     rewrites(&mut world);
     let mut good = world.clone();
     good.run_pod("n0", true);
-    assert_eq!(proof(&good), 0);
+    assert_eq!(required_images(&good), 0);
     world.run_pod("n0", false);
     later(&mut world, 30);
-    assert_eq!(proof(&world), 0, "the previous image is restored although it may be gone");
+    assert_eq!(required_images(&world), 0, "the previous image is restored although it may be gone");
 }
 
 #[test]
@@ -524,7 +525,7 @@ fn nodes_of_two_architectures_get_the_index_of_their_common_tag() {
     assert!(matches!(why, HoldReason::NotPassed { .. }), "{why:?}");
 }
 
-/// Finding: the tag beside a digest was lost, and with it what people read.
+/// Regression: the tag beside a digest was lost, and with it what people read.
 #[test]
 fn a_tag_beside_the_digest_stays_and_is_the_new_images() {
     let mut world = world();
@@ -548,7 +549,7 @@ fn a_tag_beside_the_digest_stays_and_is_the_new_images() {
     is_quiet(&mut world);
 }
 
-/// Finding: two farriers of one cluster overwrote each other's image in each reconcile.
+/// Regression: two farriers of one cluster overwrote each other's image in each reconcile.
 #[test]
 fn another_instance_is_named_instead_of_fought() {
     let mut world = world();
@@ -556,7 +557,7 @@ fn another_instance_is_named_instead_of_fought() {
     let gpu: crate::plan::Instance = "gpu".parse().unwrap();
     let mut record = recorded(&world);
     record.by = gpu.to_string();
-    let annotations = Record([("driver".to_owned(), record)].into()).annotations(&BTreeMap::default());
+    let annotations = RewriteRecord([("driver".to_owned(), record)].into()).annotations(&BTreeMap::default());
     world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations = annotations;
     // The same value is no conflict.
     is_quiet(&mut world);
@@ -572,7 +573,7 @@ fn another_instance_is_named_instead_of_fought() {
     rewrites(&mut world);
 }
 
-/// Finding: `already set`, although no pod runs the image.
+/// Regression: `already set`, although no pod runs the image.
 #[test]
 fn pods_that_keep_a_foreign_image_are_named() {
     let mut world = world();

@@ -28,7 +28,7 @@ fn world(releases: &[&str], rollouts: &[(usize, usize, usize)]) -> World {
         let container = |name: &&str| Container {
             name: (*name).to_owned(),
             image: "registry.test/old:1".to_owned(),
-            fixed: None,
+            why_not_editable: None,
             tagged: false,
         };
         found.containers = CONTAINERS.iter().map(container).collect();
@@ -68,7 +68,7 @@ fn two_images_of_a_daemon_set_are_one_write() {
         "{images:?}"
     );
     let live = world.snapshot.daemon_sets[0].live.clone().unwrap();
-    assert_eq!(Record::of(&live.annotations).unwrap().0.len(), 3);
+    assert_eq!(RewriteRecord::of(&live.annotations).unwrap().0.len(), 3);
     // The pods of one image fail: only its container gets its image back.
     let [mft, gpu] = [0, 1].map(|place| images[place].to_owned());
     world.run_pod("n0", true);

@@ -173,7 +173,10 @@ fn a_new_image_that_fails_is_replaced_by_the_one_before() {
     // The registry may be unavailable by now, or may have lost the previous image.
     let changes = cluster.plan().changes;
     let [restored @ Change::Copy(_)] = &changes[..] else { panic!("{changes:?}") };
-    assert!(restored.proof().is_empty() && restored.sets_image(&cluster.world.snapshot), "{restored:?}");
+    assert!(
+        restored.required_images().is_empty() && restored.sets_image(&cluster.world.snapshot),
+        "{restored:?}"
+    );
     cluster.apply(restored);
     cluster.settle();
     cluster.plan();

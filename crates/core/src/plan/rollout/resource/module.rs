@@ -53,7 +53,7 @@ pub(super) fn desired_fields<'a>(
     for (key, value) in written.filter_map(|key| container.get_key_value(key)) {
         fields.insert(key.clone(), value.clone());
     }
-    let (mut versions, mut proof, mut count, mut changes) = (Vec::new(), Vec::new(), 0, false);
+    let (mut versions, mut required_images, mut count, mut changes) = (Vec::new(), Vec::new(), 0, false);
     for (index, kernels) in &groups {
         let current = index.map_or(container.get(IMAGE), |index| mappings[index].get(IMAGE));
         let current = current.and_then(Value::as_str);
@@ -61,7 +61,7 @@ pub(super) fn desired_fields<'a>(
             Ok(common) => common,
             Err(on) => return Ok(DesiredField::Pending(on)),
         };
-        let CommonVersion { version, reference, proof: images } = common;
+        let CommonVersion { version, reference, required_images: images } = common;
         let image = format!("{}:{version}", reference.repository);
         changes |= current != Some(&image);
         match index {
@@ -70,7 +70,7 @@ pub(super) fn desired_fields<'a>(
         }
         count += kernels.len();
         versions.push(version);
-        proof.extend(images);
+        required_images.extend(images);
     }
     if groups.keys().any(Option::is_some) {
         fields.insert(MAPPINGS.to_owned(), mappings.into());
@@ -82,7 +82,7 @@ pub(super) fn desired_fields<'a>(
         fields.insert("version".to_owned(), next.unwrap_or_else(|| version.clone()));
     }
     let version = format!("tag {}", versions.join(", "));
-    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: count, proof })
+    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: count, required_images })
 }
 
 /// Checks that KMM makes no images itself, and looks for modules where farrier's images have them.
@@ -92,7 +92,7 @@ fn is_loadable(
     is_payload: bool,
 ) -> Result<(), HoldReason> {
     let path = field_path(OperatorResource::Module);
-    let fixed = |detail: String| Err(HoldReason::Fixed { detail });
+    let not_editable = |detail: String| Err(HoldReason::Fixed { detail });
     let section = IMAGE_BUILD_SECTIONS.into_iter().find(|key| {
         container
             .get(*key)
@@ -101,14 +101,14 @@ fn is_loadable(
             .any(Value::is_object)
     });
     if let Some(key) = section {
-        return fixed(format!(
+        return not_editable(format!(
             "KMM would make the image itself; remove `{key}` from {path} and its {MAPPINGS}"
         ));
     }
     let directory =
         container.get("modprobe").and_then(|modprobe| modprobe["dirName"].as_str()).unwrap_or("/opt");
     if is_payload && !directory.trim_end_matches('/').is_empty() {
-        return fixed(format!(
+        return not_editable(format!(
             "{path}.modprobe.dirName is {directory:?}, and farrier's images have their modules below \"/\"; set it to /"
         ));
     }

@@ -109,8 +109,8 @@ fn each_operator_gets_the_fields_from_which_it_computes_the_tags() {
     label(&mut pool, 1, "pool", "a");
     assert_eq!(change(&pool.plan()).spec, json!({"ofedDriver": with("forcePrecompiled")}));
     // For each kernel: the image by digest, and the name that the operator will look for.
-    assert_eq!(change(&network().plan()).proof.len(), 4);
-    assert_eq!(change(&pool.plan()).proof.len(), 2, "the other node is not in the pool");
+    assert_eq!(change(&network().plan()).required_images.len(), 4);
+    assert_eq!(change(&pool.plan()).required_images.len(), 2, "the other node is not in the pool");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_resource_that_is_set_stays_as_it_is() {
     let RolloutDecision::Steps { now } = decision(&world) else { panic!("not set") };
     insta::assert_snapshot!(now.join("\n"), @"set spec.ofedDriver: nvcr.test/x/driver version 1 -> registry.test/drivers/mft version 4.33.0, forcePrecompiled");
     let first = reconcile(&mut world);
-    let record = Record::of(&first.annotations).unwrap();
+    let record = RewriteRecord::of(&first.annotations).unwrap();
     assert_eq!(record.0[FIELD].replaced["forcePrecompiled"], Value::Null);
     assert_eq!(record.0[FIELD].replaced["version"], "1");
     for hours in [0, 2] {
@@ -148,7 +148,7 @@ fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
     // remove them.
     let ours = json!({"repository": "registry.test/drivers", "image": "mft", "forcePrecompiled": true});
     assert_eq!(left.spec, json!({"ofedDriver": ours}));
-    assert_eq!(Record::of(&left.annotations).unwrap().0[FIELD].state, RecordState::Conflict);
+    assert_eq!(RewriteRecord::of(&left.annotations).unwrap().0[FIELD].state, RecordState::Conflict);
     assert_eq!(hold(&world), HoldReason::ChangedBack { times: 2 });
     assert!(world.plan().rollouts[0].changes.is_empty() && world.plan().has_failures());
 }
@@ -162,7 +162,7 @@ fn what_stood_for_an_hour_is_what_to_go_back_to() {
         world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
         world.publish(Verdict::Loads);
         let change = reconcile(&mut world);
-        assert_eq!(Record::of(&change.annotations).unwrap().0[FIELD].replaced["version"], replaced);
+        assert_eq!(RewriteRecord::of(&change.annotations).unwrap().0[FIELD].replaced["version"], replaced);
     }
 }
 
@@ -432,7 +432,7 @@ fn a_module_gets_one_image_with_kmms_variable_for_all_kernels() {
     let RolloutDecision::Steps { now } = decision(&world) else { panic!("{:?}", decision(&world)) };
     insta::assert_snapshot!(now[0], @"set spec.moduleLoader.container: kmm.test/driver:1 -> registry.test/drivers/mft:4.33.0-${KERNEL_FULL_VERSION}");
     // For each kernel: the image by digest, and the name that KMM makes of the variable.
-    assert_eq!(change(&world.plan()).proof.len(), 4);
+    assert_eq!(change(&world.plan()).required_images.len(), 4);
     reconcile(&mut world);
     let plan = world.plan();
     assert!(plan.rollouts[0].changes.is_empty(), "{plan:?}");

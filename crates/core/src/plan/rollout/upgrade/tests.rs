@@ -154,7 +154,7 @@ fn pods_that_are_replaced_by_themselves_cannot_be_ordered() {
     assert_eq!((planned.changes, planned.upgrade), (Vec::new(), None));
 }
 
-/// Finding: without a cluster, `upgrade` was ignored and the manifest rewritten.
+/// Regression: without a cluster, `upgrade` was ignored and the manifest rewritten.
 #[test]
 fn an_upgrade_needs_a_running_cluster() {
     let mut world = world(json!({}));

@@ -113,14 +113,14 @@ impl Container<'_> {
         let unfinished = node.paths.at(&self.state_file("replacing")).exists();
         stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
         files::remove(node, &self.state_file("replacing"))?;
-        self.set_network(false)?;
+        self.apply_saved_network(false)?;
         let confirmed = self.api_servers.await_answers(signals);
         if confirmed.is_err() {
             self.undo_replacement(&self.host_modules.names());
             self.failure_record()?.update(&confirmed);
             return confirmed;
         }
-        self.restore_network(false)
+        self.restore_and_forget_network(false)
     }
 
     /// Exposes the image's kernel headers, or its root.
@@ -199,13 +199,13 @@ impl Container<'_> {
         let result = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
         let result = result.and_then(|()| stack.check_loaded());
         let result = result.and_then(|()| devices::check_bound(node, &bound_devices));
-        let result = result.and_then(|()| self.set_network(true));
+        let result = result.and_then(|()| self.apply_saved_network(true));
         let result = result.and_then(|()| self.api_servers.await_answers(signals));
         if let Err(error) = result {
             self.undo_replacement(unloaded);
             return Err(error);
         }
-        self.forget_network()
+        self.forget_saved_network()
     }
 
     /// Replaces the image's drivers with the host's.
@@ -230,13 +230,13 @@ impl Container<'_> {
             let loaded = Loaded::read(&node.paths)?;
             let unloaded: Vec<String> = to_unload.into_iter().filter(|name| !loaded.contains(name)).collect();
             let reloaded = stack.load(&unloaded);
-            self.restore_network(false)?;
+            self.restore_and_forget_network(false)?;
             reloaded?;
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
         }
         let restored = self.host_modules.load(&names);
-        self.restore_network(true)?;
+        self.restore_and_forget_network(true)?;
         restored?;
         files::remove(node, &self.state_file("replacing"))?;
         self.host_modules.clear()
@@ -251,7 +251,7 @@ impl Container<'_> {
         let is_needed = |name: &str| was_interrupted || matches!(name, "mlx5_core" | "ib_core");
         if !names.iter().any(|name| !loaded.contains(name) && is_needed(name)) {
             let has_settings = NetworkState::load_if_unloaded(self.node, &self.state_file("sriov")).is_some();
-            return if has_settings { self.restore_network(true) } else { Ok(()) };
+            return if has_settings { self.restore_and_forget_network(true) } else { Ok(()) };
         }
         self.node
             .log
@@ -262,7 +262,7 @@ impl Container<'_> {
         let from_image = loaded.with_holders(names.iter().filter(is_from_image));
         self.node.log.warn_of(unload::unload_all(self.node, &from_image));
         let restored = self.host_modules.load(&names);
-        self.restore_network(true)?;
+        self.restore_and_forget_network(true)?;
         restored?;
         files::remove(self.node, &self.state_file("replacing"))?;
         self.api_servers.forget()?;
@@ -274,7 +274,7 @@ impl Container<'_> {
         let log = &self.node.log;
         log.warn("the drivers could not be replaced: restoring the host's");
         log.warn_of(self.load_host_modules(names));
-        log.warn_of(self.restore_network(false));
+        log.warn_of(self.restore_and_forget_network(false));
         log.warn_of(self.api_servers.forget());
     }
 
@@ -326,13 +326,13 @@ impl Container<'_> {
 
     /// Restores the network state saved from the previous driver, and removes it. `just_loaded` is whether the driver was just
     /// loaded. Without a loaded driver, leaves the state to the next container.
-    fn restore_network(&self, just_loaded: bool) -> Result<(), Error> {
-        self.set_network(just_loaded)?;
-        self.forget_network()
+    fn restore_and_forget_network(&self, just_loaded: bool) -> Result<(), Error> {
+        self.apply_saved_network(just_loaded)?;
+        self.forget_saved_network()
     }
 
     /// Restores the saved network state, and keeps it for the case that the replacement is undone.
-    fn set_network(&self, just_loaded: bool) -> Result<(), Error> {
+    fn apply_saved_network(&self, just_loaded: bool) -> Result<(), Error> {
         let state = NetworkState::load(self.node, &self.state_file("sriov"));
         if self.has_driver()? && (just_loaded || state.is_some()) {
             let state = state.unwrap_or_default();
@@ -341,7 +341,7 @@ impl Container<'_> {
         Ok(())
     }
 
-    fn forget_network(&self) -> Result<(), Error> {
+    fn forget_saved_network(&self) -> Result<(), Error> {
         if self.has_driver()? {
             files::remove(self.node, &self.state_file("sriov"))?;
         }

@@ -310,7 +310,7 @@ fn facts(object: &Value) -> DaemonSetFacts {
     let container = |found: &Value| Container {
         name: text(&found["name"]),
         image: text(&found["image"]),
-        fixed: None,
+        why_not_editable: None,
         tagged: false,
     };
     DaemonSetFacts {

@@ -20,7 +20,7 @@ fn rhel(kind: OperatorResource) -> World {
 #[test]
 fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
     let world = rhel(OperatorResource::ClusterPolicy);
-    assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
+    assert!(change(&world.plan()).required_images.iter().any(|name| name.to_string().ends_with("-rhel9")));
     // The Network Operator expects the whole OS version.
     let cell = &world.cells()[0];
     assert!(
@@ -46,7 +46,7 @@ fn an_nvidia_driver_of_an_older_gpu_operator_has_the_minor_version_of_rhel_9_in_
         label(&mut world, node, "nvidia.com/gpu.present", "true");
         label(&mut world, node, DRIVER_OWNER, "policy");
     }
-    assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
+    assert!(change(&world.plan()).required_images.iter().any(|name| name.to_string().ends_with("-rhel9")));
 }
 
 fn gpu_cluster() -> ResourceFacts {
@@ -71,8 +71,11 @@ fn an_nvidia_driver_beside_a_gpu_cluster_is_rolled_out_to_the_nodes_with_gpus() 
     world.snapshot.resources.push(gpu_cluster());
     assert_eq!(hold(&world), HoldReason::NoNodes, "no node is known to have a GPU");
     label(&mut world, 0, "nvidia.com/gpu.present", "true");
-    let proof = change(&world.plan()).proof;
-    assert!(proof.iter().any(|name| name.to_string().ends_with("-rhel9")), "the tags of 26.7: {proof:?}");
+    let required_images = change(&world.plan()).required_images;
+    assert!(
+        required_images.iter().any(|name| name.to_string().ends_with("-rhel9")),
+        "the tags of 26.7: {required_images:?}"
+    );
     // A second resource owns the node that it selects.
     let rival = json!({"usePrecompiled": true, "nodeSelector": {"pool": "a"}});
     world.snapshot.resources.push(resource(OperatorResource::NvidiaDriver, "rival", rival));
@@ -89,19 +92,19 @@ fn in_directory() -> World {
     let mut world = world(OperatorResource::NvidiaDriver);
     let rollout = json!({"strategy": "file", "path": "gpu", "resource": "NVIDIADriver", "name": "policy"});
     let rollout: RolloutSpec = serde_json::from_value(rollout).unwrap();
-    let place = ManifestLocation::of(&rollout).unwrap();
+    let location = ManifestLocation::of(&rollout).unwrap();
     world.image("mft").spec.rollout = vec![rollout];
     let mut resources = std::mem::take(&mut world.snapshot.resources);
     for found in &mut resources {
         found.version = None;
     }
-    world.manifests.insert(place, Ok(ManifestFacts { resources, ..ManifestFacts::default() }));
+    world.manifests.insert(location, Ok(ManifestFacts { resources, ..ManifestFacts::default() }));
     world
 }
 
 fn add_to_directory(world: &mut World, kind: OperatorResource, name: &str, spec: Value) {
-    let place = ManifestLocation::of(&world.image("mft").spec.rollout[0]).unwrap();
-    let facts = world.manifests.get_mut(&place).unwrap().as_mut().unwrap();
+    let location = ManifestLocation::of(&world.image("mft").spec.rollout[0]).unwrap();
+    let facts = world.manifests.get_mut(&location).unwrap().as_mut().unwrap();
     facts.resources.push(ResourceFacts { version: None, ..resource(kind, name, spec) });
 }
 

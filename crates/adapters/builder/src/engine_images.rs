@@ -2,32 +2,32 @@
 
 use std::time::SystemTime;
 
-use farrier_engines::{DockerEngine, KeptImage, LOCAL_PREFIX};
+use farrier_engines::{CachedImage, DockerEngine, LOCAL_PREFIX};
 use farrier_local::cache::{CacheError, Entry, LockMode, surplus};
 use oci::error_chain;
 
-use crate::parts::{Parts, Result};
+use crate::services::{BuildServices, Result};
 
 /// Removes images above the site's quota. On failure only disk space is wasted.
-pub(super) async fn make_room(parts: &Parts, engine: &DockerEngine) {
-    if let Err(error) = remove_surplus(parts, engine).await {
+pub(super) async fn make_room(services: &BuildServices, engine: &DockerEngine) {
+    if let Err(error) = remove_surplus(services, engine).await {
         tracing::warn!(error = %error_chain(&error), "the engine's unused images could not be removed");
     }
 }
 
-async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
-    let most = parts.definitions.site.storage.engine_images.bytes();
-    let entry = |image: &KeptImage| entry(image, |kind, key| parts.cache.last_use(kind, key));
-    let images: Vec<Entry> = engine.kept_images().await?.iter().filter_map(entry).collect();
-    for Entry { name, bytes, used: _ } in surplus(images, most, &parts.cache.all_in_use()?) {
+async fn remove_surplus(services: &BuildServices, engine: &DockerEngine) -> Result<()> {
+    let most = services.definitions.site.storage.engine_images.bytes();
+    let entry = |image: &CachedImage| entry(image, |kind, key| services.cache.last_use(kind, key));
+    let images: Vec<Entry> = engine.cached_images().await?.iter().filter_map(entry).collect();
+    for Entry { name, bytes, used: _ } in surplus(images, most, &services.cache.all_in_use()?) {
         let Some((kind, key)) = name.split_once('/') else { continue };
         // A build that needs the image holds this lock while it marks the image as in use.
-        let Some(_lock) = parts.cache.try_lock(kind, key, LockMode::Exclusive)? else { continue };
-        if parts.cache.all_in_use()?.contains(&name) {
+        let Some(_lock) = services.cache.try_lock(kind, key, LockMode::Exclusive)? else { continue };
+        if services.cache.all_in_use()?.contains(&name) {
             continue;
         }
-        engine.remove_kept_image(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
-        parts.cache.forget_stamp(kind, key)?;
+        engine.remove_cached_image(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
+        services.cache.forget_stamp(kind, key)?;
         tracing::info!(image = name, bytes, "removed the least recently used image from the engine");
     }
     Ok(())
@@ -36,7 +36,7 @@ async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
 /// Parses `localhost/farrier/KIND:KEY` into a cache entry with its last use on this machine. For an image that a
 /// farrier with another cache made, the creation time replaces the last use.
 fn entry(
-    image: &KeptImage,
+    image: &CachedImage,
     last_use: impl Fn(&str, &str) -> Result<Option<SystemTime>, CacheError>,
 ) -> Option<Entry> {
     let (kind, key) = image.name.strip_prefix(LOCAL_PREFIX)?.split_once(':')?;
@@ -45,5 +45,5 @@ fn entry(
 }
 
 #[cfg(test)]
-#[path = "kept_tests.rs"]
+#[path = "engine_images_tests.rs"]
 mod tests;

@@ -15,11 +15,11 @@ use farrier_local::cache::Scratch;
 use farrier_payload::{ArchiveImage, DecompressionBudget};
 use kmod::{CheckReport, NeededTable};
 
-use crate::parts::{FindingKind, Parts, Result, Stage, TargetError};
+use crate::services::{BuildError, BuildServices, ProblemKind, Result, Stage};
 
 /// The build of one image for one kernel.
-pub(super) struct Job<'a> {
-    pub(super) parts: &'a Parts,
+pub(super) struct CellBuild<'a> {
+    pub(super) services: &'a BuildServices,
     pub(super) cell: &'a Cell,
     pub(super) image: &'a DriverImage,
     pub(super) family: &'a KernelFamily,
@@ -27,34 +27,34 @@ pub(super) struct Job<'a> {
     pub(super) toolchain: Toolchain,
 }
 
-impl<'a> Job<'a> {
+impl<'a> CellBuild<'a> {
     /// Looks up the cell's definitions.
-    pub(super) fn of(parts: &'a Parts, cell: &'a Cell) -> Result<Self> {
-        let image = parts.definitions.images.get(&cell.image);
-        let family = parts.definitions.families.iter().find(|family| family.metadata.name == cell.family);
+    pub(super) fn of(services: &'a BuildServices, cell: &'a Cell) -> Result<Self> {
+        let image = services.definitions.images.get(&cell.image);
+        let family = services.definitions.families.iter().find(|family| family.metadata.name == cell.family);
         let (image, family) =
-            image.zip(family).ok_or_else(|| TargetError::definition_gone(&cell.subject()))?;
+            image.zip(family).ok_or_else(|| BuildError::definition_gone(&cell.subject()))?;
         let toolchain = image.spec.toolchain(family).map_err(|why| {
             let message = format!("toolchain of family {}: {why}", cell.family);
-            TargetError::finding(FindingKind::Usage, message, None)
+            BuildError::problem(ProblemKind::Usage, message, None)
         })?;
-        Ok(Self { parts, cell, image, family, toolchain })
+        Ok(Self { services, cell, image, family, toolchain })
     }
 
     /// Reports the start of a stage.
     pub(super) fn stage(&self, stage: Stage) {
-        self.parts.reporter.stage(&self.cell.subject(), stage);
+        self.services.process.reporter.stage(&self.cell.subject(), stage);
     }
 
     /// Reports a note that does not stop the build.
     pub(super) fn note(&self, text: &str) {
-        self.parts.reporter.note(&self.cell.subject(), text);
+        self.services.process.reporter.note(&self.cell.subject(), text);
     }
 }
 
 /// Fails if a fetched input is not the planned one, because the input hash would not describe the published image.
 pub(super) fn ensure_planned(is_same: bool, input: impl Into<String>) -> Result<()> {
-    if is_same { Ok(()) } else { Err(TargetError::Outdated(input.into())) }
+    if is_same { Ok(()) } else { Err(BuildError::Outdated(input.into())) }
 }
 
 /// Inputs from other images and host trees: for compiling, for the check, and for loading.

@@ -53,20 +53,20 @@ async fn the_least_recently_used_images_go_and_none_that_is_in_use() {
     };
 
     // Another process builds on one image. Two were used recently, and the lock of another is held.
-    let other = Cache::open(bench.parts.cache.root().to_owned()).unwrap();
+    let other = Cache::open(bench.services.cache.root().to_owned()).unwrap();
     other.stamp("base", "used").unwrap();
     for (kind, key) in [("base", "stamped"), ("toolchain", "new")] {
         Cache::open(other.root().to_owned()).unwrap().stamp(kind, key).unwrap();
     }
     let _locked = other.lock("base", "old", LockMode::Exclusive).await.unwrap();
-    make_room(&bench.parts, &engine).await;
+    make_room(&bench.services, &engine).await;
     assert_eq!(left(), names.join(" "), "below the quota");
 
-    bench.parts.definitions.site.storage.engine_images = Memory::from_bytes(30);
-    make_room(&bench.parts, &engine).await;
+    bench.services.definitions.site.storage.engine_images = Memory::from_bytes(30);
+    make_room(&bench.services, &engine).await;
     assert_eq!(left(), "base:old base:used base:stamped toolchain:new");
-    bench.parts.definitions.site.storage.engine_images = Memory::from_bytes(1);
-    make_room(&bench.parts, &engine).await;
+    bench.services.definitions.site.storage.engine_images = Memory::from_bytes(1);
+    make_room(&bench.services, &engine).await;
     assert_eq!(left(), "base:old base:used");
-    assert_eq!(bench.parts.cache.last_use("base", "stamped").unwrap(), None);
+    assert_eq!(bench.services.cache.last_use("base", "stamped").unwrap(), None);
 }

@@ -13,16 +13,16 @@ use super::{
 
 /// Contents of the previous bundle.
 #[derive(Clone, Debug)]
-pub struct Since {
+pub struct PreviousBundle {
     /// ID of the bundle.
     pub id: Digest,
     pub index: BundleIndex,
 }
 
-impl Since {
+impl PreviousBundle {
     /// Reads the head of a bundle, or the JSON of its index.
     pub fn read(path: &Path) -> Result<Self, BundleError> {
-        let refuse = |reason: String| BundleError::Since(path.to_owned(), reason);
+        let refuse = |reason: String| BundleError::NoPreviousBundle(path.to_owned(), reason);
         let mut file = fs::File::open(path).map_err(|error| refuse(error.to_string()))?;
         let mut start = [0];
         let count = file.read(&mut start).map_err(|error| refuse(error.to_string()))?;

@@ -22,7 +22,7 @@ use super::boot::BootCheckError;
 use oci::{ImageError, error_chain};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FindingKind {
+pub enum ProblemKind {
     /// The driver does not compile against this kernel, or the toolchain lacks the kernel's compiler or a tool.
     Compile,
     /// The build exceeded its deadline.
@@ -44,8 +44,8 @@ pub enum FindingKind {
 /// A problem with the request itself, as opposed to a failure of an external system.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct Finding {
-    pub kind: FindingKind,
+pub struct BuildProblem {
+    pub kind: ProblemKind,
     pub message: String,
     /// Details to show below the message, such as a report or the end of a log.
     pub detail: Vec<String>,
@@ -53,14 +53,14 @@ pub struct Finding {
 }
 
 /// Result of work on one image.
-pub type Result<T, E = TargetError> = std::result::Result<T, E>;
+pub type Result<T, E = BuildError> = std::result::Result<T, E>;
 
 /// Reason why an image was not built or published for a kernel.
 #[derive(Debug, thiserror::Error)]
-pub enum TargetError {
+pub enum BuildError {
     /// A problem with the image, its definition or its inputs.
     #[error(transparent)]
-    Finding(#[from] Finding),
+    Problem(#[from] BuildProblem),
     /// The subject (`<image> for <target>`) has nothing to build, with the reason.
     #[error("{0}: {1}")]
     Skipped(String, SkipReason),
@@ -75,7 +75,7 @@ pub enum TargetError {
         /// The image that it needs.
         need: String,
         /// The reason why the needed image cannot be built.
-        error: Box<TargetError>,
+        error: Box<BuildError>,
     },
     /// Nodes or rollout targets cannot be read or written.
     #[error(transparent)]
@@ -118,7 +118,7 @@ pub enum TargetError {
     Canceled,
 }
 
-impl From<RegistryError> for TargetError {
+impl From<RegistryError> for BuildError {
     fn from(error: RegistryError) -> Self {
         match error {
             RegistryError::Canceled => Self::Canceled,
@@ -128,7 +128,7 @@ impl From<RegistryError> for TargetError {
     }
 }
 
-impl From<EngineError> for TargetError {
+impl From<EngineError> for BuildError {
     fn from(error: EngineError) -> Self {
         match error {
             EngineError::Canceled => Self::Canceled,
@@ -137,35 +137,35 @@ impl From<EngineError> for TargetError {
     }
 }
 
-impl TargetError {
-    /// Creates a finding of this kind, with a hint.
-    pub fn finding(kind: FindingKind, message: String, hint: Option<String>) -> Self {
-        Finding { kind, message, detail: Vec::new(), hint }.into()
+impl BuildError {
+    /// Creates an error of this kind, with a hint.
+    pub fn problem(kind: ProblemKind, message: String, hint: Option<String>) -> Self {
+        BuildProblem { kind, message, detail: Vec::new(), hint }.into()
     }
 
-    /// Creates a finding about an unmet requirement, with a hint.
+    /// Creates an error about an unmet requirement, with a hint.
     pub fn unmet(message: String, hint: &str) -> Self {
-        Self::finding(FindingKind::Unmet, message, Some(hint.to_owned()))
+        Self::problem(ProblemKind::Unmet, message, Some(hint.to_owned()))
     }
 
-    /// Creates a finding about a wrong command, configuration or definition, with a hint.
+    /// Creates an error about a wrong command, configuration or definition, with a hint.
     pub fn usage(message: String, hint: &str) -> Self {
-        Self::finding(FindingKind::Usage, message, Some(hint.to_owned()))
+        Self::problem(ProblemKind::Usage, message, Some(hint.to_owned()))
     }
 
     /// Error for an image that does not exist.
     pub(crate) fn no_such_image(reference: impl std::fmt::Display) -> Self {
-        Self::finding(FindingKind::Unmet, format!("base image {reference} does not exist"), None)
+        Self::problem(ProblemKind::Unmet, format!("base image {reference} does not exist"), None)
     }
 
     /// Error for a cell whose image or family is no longer defined.
     pub fn definition_gone(subject: &str) -> Self {
-        Self::finding(FindingKind::Unmet, format!("{subject}: its definition is gone"), None)
+        Self::problem(ProblemKind::Unmet, format!("{subject}: its definition is gone"), None)
     }
 
     /// Error for a kernel whose headers are in no suite and no directory.
     pub fn headers_missing(looked_for: &str, hint: String) -> Self {
-        Self::finding(FindingKind::Unmet, format!("no headers for this kernel: {looked_for}"), Some(hint))
+        Self::problem(ProblemKind::Unmet, format!("no headers for this kernel: {looked_for}"), Some(hint))
     }
 
     /// Error for an unusable public key for image signatures, from a file or a field of the site's definition.
@@ -188,7 +188,7 @@ impl TargetError {
     ) -> Self {
         let known: Vec<String> = known.into_iter().map(ToString::to_string).collect();
         let message = format!("no driver image is named {name}; known: {}", known.join(", "));
-        Self::finding(FindingKind::Usage, message, None)
+        Self::problem(ProblemKind::Usage, message, None)
     }
 
     /// Whether an external system had a fault that may pass within seconds, so that a retry is worthwhile.
@@ -218,8 +218,8 @@ impl TargetError {
     /// Whether the same inputs would fail again, so that a retry is useless until an input changes.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Finding(Finding {
-                kind: FindingKind::Compile | FindingKind::Tampered | FindingKind::Refused,
+            Self::Problem(BuildProblem {
+                kind: ProblemKind::Compile | ProblemKind::Tampered | ProblemKind::Refused,
                 ..
             }) => true,
             Self::Payload(error) => error.is_permanent(),
@@ -230,13 +230,16 @@ impl TargetError {
 
     /// Whether the definition's check policy caused the failure. With a laxer policy the same inputs may succeed.
     pub fn is_caused_by_policy(&self) -> bool {
-        matches!(self, Self::Finding(Finding { kind: FindingKind::Unknown | FindingKind::BootRefused, .. }))
+        matches!(
+            self,
+            Self::Problem(BuildProblem { kind: ProblemKind::Unknown | ProblemKind::BootRefused, .. })
+        )
     }
 
     /// Whether the definition's deadline caused the failure. With more time the same inputs may succeed.
     pub fn is_caused_by_deadline(&self) -> bool {
         match self {
-            Self::Finding(finding) => finding.kind == FindingKind::TooLong,
+            Self::Problem(problem) => problem.kind == ProblemKind::TooLong,
             Self::Payload(error) => error.is_caused_by_deadline(),
             Self::Boot(error) => error.is_caused_by_deadline,
             _ => false,
@@ -268,7 +271,7 @@ impl TargetError {
     /// Returns details to show below the message, such as a report or the end of a log.
     pub fn detail(&self) -> Vec<String> {
         match self {
-            Self::Finding(finding) => finding.detail.clone(),
+            Self::Problem(problem) => problem.detail.clone(),
             Self::Need { error, .. } => error.detail(),
             _ => Vec::new(),
         }
@@ -278,7 +281,7 @@ impl TargetError {
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Need { error, .. } => error.is_usage(),
-            Self::Finding(finding) => finding.kind == FindingKind::Usage,
+            Self::Problem(problem) => problem.kind == ProblemKind::Usage,
             Self::Cluster(error) => !error.is_unreachable(),
             Self::Reference(_) | Self::Skipped(..) | Self::Signing(_) => true,
             _ => false,
@@ -295,12 +298,12 @@ impl TargetError {
 
     /// Whether the message holds text that a build step controls.
     fn contains_step_output(&self) -> bool {
-        matches!(self, Self::Finding(_) | Self::Engine(EngineError::Step(_) | EngineError::Limit(_)))
+        matches!(self, Self::Problem(_) | Self::Engine(EngineError::Step(_) | EngineError::Limit(_)))
     }
 
     fn own_hint(&self) -> Option<String> {
         match self {
-            Self::Finding(finding) => finding.hint.clone(),
+            Self::Problem(problem) => problem.hint.clone(),
             Self::Skipped(_, SkipReason::Need { need, why: NeedReason::NotPublished { .. } }) => {
                 Some(format!(
                     "build {need} with --push first, or pass --push: farrier then builds the needed images first"
@@ -330,15 +333,15 @@ mod tests {
     #[test]
     fn a_full_disk_is_recognized_through_wrapping_errors() {
         for error in [
-            TargetError::Io(io::Error::from_raw_os_error(28)),
-            TargetError::Payload(PayloadError::Io(io::Error::from_raw_os_error(28))),
-            TargetError::Cache(CacheError(io::Error::from_raw_os_error(122))),
-            TargetError::Fetch(FetchError::Store(StoreError::Pack(io::Error::from_raw_os_error(28)))),
+            BuildError::Io(io::Error::from_raw_os_error(28)),
+            BuildError::Payload(PayloadError::Io(io::Error::from_raw_os_error(28))),
+            BuildError::Cache(CacheError(io::Error::from_raw_os_error(122))),
+            BuildError::Fetch(FetchError::Store(StoreError::Pack(io::Error::from_raw_os_error(28)))),
         ] {
             assert!(error.hint().is_some_and(|hint| hint.contains("the disk is full")), "{error:?}");
         }
-        assert_eq!(TargetError::Io(io::Error::from_raw_os_error(13)).hint(), None);
+        assert_eq!(BuildError::Io(io::Error::from_raw_os_error(13)).hint(), None);
         let step = EngineError::Step("RUN echo No space left on device: exit code 1".to_owned());
-        assert_eq!(TargetError::Engine(step).hint(), None);
+        assert_eq!(BuildError::Engine(step).hint(), None);
     }
 }

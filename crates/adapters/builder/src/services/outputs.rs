@@ -3,7 +3,7 @@
 use farrier_core::image::{Digest, HostOutput, Repository};
 use oci::Artifact;
 
-use super::{error::Result, shared::Parts};
+use super::{build_services::BuildServices, error::Result};
 
 /// Makes outputs from published images.
 #[async_trait::async_trait]
@@ -11,7 +11,7 @@ pub trait OutputMaker: Send + Sync {
     /// Makes an output as a referrer of the image for one kernel. The same image yields the same bytes on every machine.
     async fn make(
         &self,
-        parts: &Parts,
+        services: &BuildServices,
         repository: &Repository,
         image: &Digest,
         output: HostOutput,

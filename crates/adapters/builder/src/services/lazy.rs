@@ -10,7 +10,7 @@ use farrier_payload::{Entrypoint, PayloadError, find_entrypoint};
 use oci::Layer;
 use tokio::sync::OnceCell;
 
-use super::error::{Result, TargetError};
+use super::error::{BuildError, Result};
 
 /// Engines that are connected on first use.
 #[derive(Clone)]
@@ -99,7 +99,7 @@ impl LazyEntrypoint {
     pub async fn binary(&self, arch: Architecture) -> Result<&Arc<Entrypoint>> {
         let read = || async {
             let path = find_entrypoint(self.path.as_deref(), arch)?;
-            Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
+            Ok::<_, BuildError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
         };
         self.program(arch).binary.get_or_try_init(read).await
     }
@@ -137,7 +137,7 @@ mod tests {
 
     async fn layers(bench: &Bench, release: &str) -> Vec<Descriptor> {
         let reference = bench.cell(release).await.reference;
-        let registry = &bench.parts.registry;
+        let registry = &bench.services.images.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         ImageManifest::parse(&stored.bytes).unwrap().layers
     }
@@ -149,7 +149,7 @@ mod tests {
     #[tokio::test]
     async fn one_more_kernel_is_one_more_payload_over_the_same_entrypoint() {
         let bench = bench();
-        let path = bench.parts.definitions.root.join("driver-entrypoint");
+        let path = bench.services.definitions.root.join("driver-entrypoint");
         std::fs::write(&path, elf_program(62, 1)).unwrap();
         let first = bench.publish(K9, &[&module()]).await.unwrap();
         // Changes of the file no longer matter: the plan used its earlier content.
@@ -182,16 +182,16 @@ mod tests {
     async fn without_the_binary_the_image_is_unresolved_and_says_how_to_build_it() {
         let bench = bench();
         let name = "x".parse().unwrap();
-        let error = crate::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::plan_cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
         let text = oci::error_chain(&error);
         assert!(
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
             "{text}"
         );
         // An arm64 binary does not fit this target.
-        let path = bench.parts.definitions.root.join("driver-entrypoint");
+        let path = bench.services.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
-        let error = crate::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::plan_cell(&bench.services, &name, &Bench::target(K9)).await.unwrap_err();
         let text = oci::error_chain(&error);
         assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
     }

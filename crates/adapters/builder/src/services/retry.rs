@@ -6,26 +6,26 @@ use farrier_store::registry::{NotListening, log_retry, retry_delay, root_cause};
 use oci::error_causes;
 use tokio_util::sync::CancellationToken;
 
-use super::error::TargetError;
+use super::error::BuildError;
 
 /// Runs `action` until it succeeds, fails permanently, or exhausts the retries. The log calls the action `name`.
 pub async fn with_retry<T, E, F>(
     name: &str,
     cancel: &CancellationToken,
     mut action: impl FnMut() -> F,
-) -> Result<T, TargetError>
+) -> Result<T, BuildError>
 where
     F: Future<Output = Result<T, E>>,
-    E: Into<TargetError>,
+    E: Into<BuildError>,
 {
     let mut attempt = 0;
     loop {
         let outcome = tokio::select! {
             biased;
-            () = cancel.cancelled() => return Err(TargetError::Canceled),
+            () = cancel.cancelled() => return Err(BuildError::Canceled),
             outcome = action() => outcome,
         };
-        let error: TargetError = match outcome {
+        let error: BuildError = match outcome {
             Ok(value) => return Ok(value),
             Err(error) => error.into(),
         };
@@ -38,7 +38,7 @@ where
         let (host, cause) = error.fault().unwrap_or_else(|| (name, root_cause(&error)));
         log_retry((host, &cause), name, attempt, &error);
         tokio::select! {
-            () = cancel.cancelled() => return Err(TargetError::Canceled),
+            () = cancel.cancelled() => return Err(BuildError::Canceled),
             () = tokio::time::sleep(delay) => {}
         }
     }
