@@ -2,7 +2,7 @@
 //! payload.
 
 use std::{
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     pin::pin,
     sync::{
         Arc, OnceLock,
@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     FileLog,
     base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, missing_compiler},
+    diagnosis::Diagnosis,
     job::{CompileInputs, Job, Payload, ensure_planned},
     logs::log_path,
     pod,
@@ -45,6 +46,10 @@ pub(super) async fn compile(
     let Job { parts, cell, image, .. } = job;
     let work = parts.cache.scratch()?;
     let (mut context, sources) = build_context(job, work.path()).await?;
+    // Trees outside the cache are the user's own.
+    let own_trees = context.iter().map(|entry| &entry.from);
+    let own_trees: Vec<PathBuf> =
+        own_trees.filter(|from| from.is_dir() && !from.starts_with(parts.cache.root())).cloned().collect();
     context.extend(compile_inputs.needed.context.iter().cloned());
     let log_path = log_path(&parts.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
@@ -100,7 +105,7 @@ pub(super) async fn compile(
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
             let cause = missing_compiler(job, &compile_inputs.headers, &probe);
             return Err(cause.unwrap_or_else(|| {
-                step_failed(&log, message, &log_path, (&cell.image, &cell.target.release))
+                step_failed(&log, message, (&log_path, &own_trees), (&cell.image, &cell.target.release))
             }));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
@@ -184,10 +189,15 @@ async fn within<T>(
 fn step_failed(
     log: &FileLog,
     message: String,
-    log_path: &Path,
+    (log_path, own_trees): (&Path, &[PathBuf]),
     (image, target): (&ImageName, &KernelRelease),
 ) -> TargetError {
-    let (diagnosis, tail) = log.finish();
+    let (mut diagnosis, tail) = log.finish();
+    if let Some(Diagnosis { file, message, .. }) = &mut diagnosis {
+        let own = file.as_deref().and_then(|file| in_own_tree(file, own_trees));
+        *file = own.or(file.take());
+        *message = with_own_paths(message, own_trees);
+    }
     let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
         Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
@@ -201,6 +211,30 @@ fn step_failed(
     );
     let message = format!("compile failed: {message}");
     Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into()
+}
+
+/// Replaces the absolute paths in a message by those of the user's own files, an object's by that of its source.
+fn with_own_paths(message: &str, own_trees: &[PathBuf]) -> String {
+    let own = |word: &str| {
+        let source = word.strip_suffix(".o").map(|stem| format!("{stem}.c"));
+        let path = Some(word).filter(|word| word.starts_with('/'))?;
+        in_own_tree(path, own_trees).or_else(|| in_own_tree(&source?, own_trees))
+    };
+    message.split(' ').map(|word| own(word).unwrap_or_else(|| word.to_owned())).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the user's own file for a path that a step names, such as `/build/acme.c`: templates copy sources anywhere.
+fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
+    let names: Vec<Component<'_>> = Path::new(file)
+        .components()
+        .filter(|name| !matches!(name, Component::RootDir | Component::CurDir))
+        .collect();
+    if names.contains(&Component::ParentDir) {
+        return None;
+    }
+    let ends = (0..names.len()).map(|start| names[start..].iter().collect::<PathBuf>());
+    let mut paths = ends.flat_map(|end| own_trees.iter().map(move |tree| tree.join(&end)));
+    paths.find(|path| path.is_file()).map(|path| path.display().to_string())
 }
 
 /// Finding for a build that exceeded a resource limit.
@@ -306,7 +340,7 @@ mod tests {
             log.line("  CC [M]  /build/acme.o");
             log.line(last);
             let cell = (&"acme".parse().unwrap(), &"6.1.0-47-amd64".parse().unwrap());
-            step_failed(&log, "RUN make: exit code 2".to_owned(), &path, cell)
+            step_failed(&log, "RUN make: exit code 2".to_owned(), (&path, &[]), cell)
         };
         for said in [
             "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",
@@ -319,6 +353,31 @@ mod tests {
             assert!(!text.contains("the disk is full"), "{text}");
         }
         assert!(outcome("/build/acme.c:3:1: error: expected ';'").is_permanent());
+    }
+
+    #[test]
+    fn a_user_s_own_file_is_named_by_its_own_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("hello");
+        fs_err::create_dir_all(tree.join("kernel")).unwrap();
+        fs_err::write(tree.join("kernel/acme.c"), "").unwrap();
+        fs_err::write(dir.path().join("outside.c"), "").unwrap();
+        let own = |file: &str| in_own_tree(file, std::slice::from_ref(&tree));
+        let path = tree.join("kernel/acme.c").display().to_string();
+        for file in ["/build/kernel/acme.c", "kernel/acme.c", "./kernel/acme.c"] {
+            assert_eq!(own(file).as_ref(), Some(&path), "{file}");
+        }
+        for file in ["/build/acme.c", "/build/../outside.c", "/build/kernel", "cc1", ""] {
+            assert_eq!(own(file), None, "{file}");
+        }
+        let license =
+            with_own_paths("missing MODULE_LICENSE() in /build/kernel/acme.o", std::slice::from_ref(&tree));
+        assert_eq!(license, format!("missing MODULE_LICENSE() in {path}"));
+        let log = FileLog::create(&dir.path().join("log"), |_: &str| ()).unwrap();
+        log.line("/build/kernel/acme.c:3:1: error: expected ';'");
+        let cell = (&"acme".parse().unwrap(), &"6.1.0-47-amd64".parse().unwrap());
+        let failed = step_failed(&log, String::new(), (dir.path(), &[tree]), cell);
+        assert_eq!(failed.to_string(), format!("compile failed: {path}:3:1: expected ';'"));
     }
 
     /// An engine run that ends after some seconds, or on cancellation.
