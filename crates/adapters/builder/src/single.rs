@@ -14,7 +14,7 @@ use super::{
     pipeline::{BuildOptions, Built},
 };
 use crate::{
-    images::StoredImage,
+    images::{StoredImage, products_remedy},
     parts::{Parts, Result, TargetError},
 };
 
@@ -109,7 +109,8 @@ async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> R
             let inputs = stored.named_inputs().await.unwrap_or_default();
             let changed = plan::changed_inputs(&inputs, cell);
             let message = plan::conflict(reference, &changed);
-            return Err(TargetError::unmet(message, &plan::conflict_remedy(cell, &changed)));
+            let remedy = products_remedy(parts, image, &changed) + &plan::conflict_remedy(cell, &changed);
+            return Err(TargetError::unmet(message, &remedy));
         }
         if found.verdict == Some(Verdict::Unknown) && image.spec.check.unknown == UnknownPolicy::Deny {
             return Err(TargetError::unmet(
