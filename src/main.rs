@@ -43,6 +43,7 @@ mod rollback;
 mod rotate;
 mod run;
 mod schema;
+mod secure_boot;
 mod serve;
 mod session;
 mod settings;
