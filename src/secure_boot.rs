@@ -40,9 +40,9 @@ pub async fn warning(parts: &Parts, plan: &Plan) -> Option<String> {
     })
 }
 
-/// Whether a report warns of a module whose signature is missing or unknown.
-fn has_untrusted_modules(report: &Value) -> bool {
-    let modules = report["modules"].as_array().into_iter().flatten();
+/// Whether the document of a report warns of a module whose signature is missing or unknown.
+fn has_untrusted_modules(document: &Value) -> bool {
+    let modules = document["report"]["modules"].as_array().into_iter().flatten();
     let mut findings = modules.filter_map(|module| module["findings"].as_array()).flatten();
     findings.any(|finding| finding["rule"] == Rule::Signature.as_str() && finding["verdict"] == "loads")
 }
