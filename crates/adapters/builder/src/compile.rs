@@ -234,7 +234,8 @@ fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
     }
     let ends = (0..names.len()).map(|start| names[start..].iter().collect::<PathBuf>());
     let mut paths = ends.flat_map(|end| own_trees.iter().map(move |tree| tree.join(&end)));
-    paths.find(|path| path.is_file()).map(|path| path.display().to_string())
+    let path = paths.find(|path| path.is_file())?;
+    Some(path.canonicalize().unwrap_or(path).display().to_string())
 }
 
 /// Finding for a build that exceeded a resource limit.
@@ -362,8 +363,10 @@ mod tests {
         fs_err::create_dir_all(tree.join("kernel")).unwrap();
         fs_err::write(tree.join("kernel/acme.c"), "").unwrap();
         fs_err::write(dir.path().join("outside.c"), "").unwrap();
+        // A definition names its source by a relative path.
+        let tree = tree.join("../hello");
         let own = |file: &str| in_own_tree(file, std::slice::from_ref(&tree));
-        let path = tree.join("kernel/acme.c").display().to_string();
+        let path = tree.join("kernel/acme.c").canonicalize().unwrap().display().to_string();
         for file in ["/build/kernel/acme.c", "kernel/acme.c", "./kernel/acme.c"] {
             assert_eq!(own(file).as_ref(), Some(&path), "{file}");
         }
