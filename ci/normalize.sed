@@ -16,5 +16,7 @@ s/(nvidia-[a-z]+:)[0-9.]+-/\1VERSION-/g
 s/[0-9]+ bytes/N bytes/g
 s/[0-9]{4}(-[0-9]{2}){2}T[0-9:]+Z/TIME/g
 s/[^ ]+\/logs\/[^ ;]+\.log/LOG/g
+# The directory of the example.
+s/[^ ]+\/(hello\/acme_hello\.c)/\1/g
 # Columns are as wide as their longest cell.
 s/ {2,}/  /g

@@ -6,7 +6,7 @@ use clap::{Args, ColorChoice, ValueEnum};
 use farrier_cluster::KubeOptions;
 use farrier_core::{
     image::{Cpus, Memory},
-    kernel::KernelRelease,
+    kernel::{KernelRelease, KernelTarget},
     plan::{Instance, WriteNamespaces},
 };
 use farrier_engines::EngineChoice;
@@ -255,6 +255,17 @@ pub struct PlatformArgs {
     /// Architecture, amd64 or arm64 [default: this machine's]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
+}
+
+impl PlatformArgs {
+    /// Whether a kernel target is of this platform, as far as the platform is given.
+    pub fn allows(&self, target: &KernelTarget) -> bool {
+        let Self { os, os_version, arch } = self;
+        let is = |given: &Option<String>, actual: &str| given.as_ref().is_none_or(|given| given == actual);
+        is(os, target.os.as_str())
+            && is(os_version, target.os_version.as_str())
+            && is(arch, target.arch.as_str())
+    }
 }
 
 /// Option for actions on the page of the fleet.

@@ -1,13 +1,19 @@
 //! `farrier build`: builds one image for one kernel.
 
 use clap::Args;
-use farrier_builder::{BuildOutcome, build_one};
+use farrier_builder::{BuildOutcome, build_one, services::BuildServices};
+use farrier_controller::observe_and_plan;
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{SnapshotScope, WriteNamespaces},
+};
 use serde::Serialize;
 
 use super::{
-    Exit, Result,
-    args::{EngineArg, TargetArgs},
-    env_vars as vars,
+    CliError, Exit, Result,
+    args::{EngineArg, KernelArg, PlatformArgs},
+    env_vars as vars, output,
     session::Session,
     settings,
 };
@@ -17,7 +23,12 @@ pub struct BuildArgs {
     /// Name of the driver image
     pub image: String,
     #[command(flatten)]
-    pub target: TargetArgs,
+    pub kernel: KernelArg,
+    #[command(flatten)]
+    pub platform: PlatformArgs,
+    /// Cluster whose nodes say which kernel it is, if none is given: kube or kube:CONTEXT, or dir:PATH
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: Option<String>,
     #[command(flatten)]
     pub engine: EngineArg,
     /// Registry of the published images: host[:port]/path, or oci:PATH for a layout directory
@@ -58,11 +69,14 @@ struct Reused {
 
 /// Builds and checks the image and, with `--push`, publishes it.
 pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit> {
-    let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let (location, engine) = (args.registry.as_deref(), args.engine.engine);
     let services =
         if args.push { session.services(location, engine)? } else { session.reader(location, engine)? };
+    let target = match args.kernel.get() {
+        Some(kernel) => settings::target(kernel, &args.platform)?,
+        None => only_target(session, &services, &name, &args).await?,
+    };
     let outcome = build_one(&services, &name, &target, args.push, args.force).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
@@ -84,6 +98,43 @@ pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit> {
     };
     session.show(&result, text)?;
     Ok(Exit::Done)
+}
+
+/// Returns the only kernel target for which the cluster calls for the image.
+async fn only_target(
+    session: &Session,
+    services: &BuildServices,
+    name: &ImageName,
+    BuildArgs { kernel, platform, cluster, .. }: &BuildArgs,
+) -> Result<KernelTarget> {
+    let Some(cluster) = cluster else {
+        let hint = "put the kernel's release after the image's name, or pass --cluster CLUSTER, whose nodes say which it is";
+        return Err(CliError::hinted("no kernel given", hint));
+    };
+    settings::images(&[name.to_string()], &services.definitions)?;
+    let scope = SnapshotScope::of(&services.definitions);
+    let cluster = session.connect(cluster, WriteNamespaces::default(), scope).await?.cluster;
+    let plan = observe_and_plan(services, cluster.as_ref()).await?.plan;
+    let targets = plan.cells.iter().filter(|cell| cell.image == *name).map(|cell| &cell.target);
+    let targets: Vec<&KernelTarget> = targets.filter(|target| platform.allows(target)).collect();
+    let known = targets.iter().map(|target| &target.release);
+    let release = kernel.or_only(&format!("image {name} is planned"), known)?;
+    match targets.iter().filter(|target| target.release == release).collect::<Vec<_>>()[..] {
+        [only] => {
+            output::message(&format!(
+                "kernel {only}: the only one that {} needs {name} for",
+                cluster.describe()
+            ));
+            Ok((*only).clone())
+        }
+        ref several => {
+            let several: Vec<String> = several.iter().map(ToString::to_string).collect();
+            Err(CliError::hinted(
+                format!("image {name} is planned for several platforms: {}", several.join(", ")),
+                "choose one with --os, --os-version and --arch",
+            ))
+        }
+    }
 }
 
 /// Returns the outcome's name: `built`, `reused` or `up-to-date`.

@@ -33,7 +33,7 @@ use super::check::emulator;
 use super::{
     CliError, Exit, Result,
     args::EngineArg,
-    env_vars as vars, output,
+    env_vars as vars, output, secure_boot,
     session::{Connection, Session},
 };
 
@@ -108,6 +108,11 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
                     }
                 }
             }
+            if let Some(plan) = &plan
+                && let Some(says) = secure_boot::warning(&services, plan).await
+            {
+                diagnosis.add_warning("secure boot", says, secure_boot::HINT);
+            }
             diagnosis.check_network(&services, plan.as_ref()).await;
             diagnosis.compare_clocks();
         }
@@ -137,6 +142,11 @@ impl Diagnosis {
 
     fn add_ok(&mut self, check: &'static str, says: String) {
         self.findings.push(Finding { check, ok: true, says, hint: String::new() });
+    }
+
+    /// Adds a passed check with a remedy for what may become a problem.
+    fn add_warning(&mut self, check: &'static str, says: String, hint: &str) {
+        self.findings.push(Finding { check, ok: true, says, hint: hint.to_owned() });
     }
 
     /// Adds a failed check. `default_hint` is used if the error has no hint.
@@ -281,6 +291,14 @@ impl Diagnosis {
         };
         let Planned { plan, snapshot, .. } = &planned;
         self.add_ok("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
+        if snapshot.nodes.is_empty() {
+            let hint = if kube.is_some() {
+                "check that --cluster and --context name the right cluster"
+            } else {
+                "put what `kubectl get nodes,daemonsets -A -o yaml` prints into the directory"
+            };
+            self.add_problem("nodes", "there is no node, so no image is needed".to_owned(), hint);
+        }
         // Each message names the missing right and the command that grants it.
         for (_, reason) in snapshot.all_unseen() {
             self.add_problem("cluster", reason.clone(), "");
@@ -359,7 +377,7 @@ impl Diagnosis {
                 );
             }
         }
-        if all_found {
+        if all_found && !plan.cells.is_empty() {
             self.add_ok(
                 "inputs",
                 "the headers, sources and toolchains of all needed images were found".to_owned(),
@@ -371,9 +389,13 @@ impl Diagnosis {
 
 fn text(findings: &[Finding]) -> String {
     let row = |Finding { check, ok, says, hint }: &Finding| {
+        let result = match (ok, hint.is_empty()) {
+            (true, true) => "ok",
+            (true, false) => "warning",
+            (false, _) => "wrong",
+        };
         let hint = (!hint.is_empty()).then(|| format!("-> {}", output::printable(hint)));
         let lines = says.lines().map(output::printable).chain(hint);
-        let result = if *ok { "ok" } else { "wrong" };
         [(*check).to_owned(), result.to_owned(), lines.collect::<Vec<_>>().join("\n")]
     };
     output::table(["CHECK", "RESULT", "FOUND"], findings.iter().map(row))

@@ -89,7 +89,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
         Ok((cluster, connection.cluster.manifests().await?, connection))
     };
     let (cluster, manifests, connection) = value_or_prompt(cluster, "--cluster", question, connect).await?;
-    let mut context = Context { live: connection.kube.is_some(), ..Context::default() };
+    let mut context = Context { in_cluster: connection.kube.is_some(), ..Context::default() };
     let unreadable = |reason: String| CliError::usage(format!("a manifest of {cluster}: {reason}"));
     for text in &manifests {
         let (nodes, daemon_sets) = nodes_and_daemon_sets(text).map_err(|error| unreadable(error.message))?;
@@ -106,6 +106,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     for path in &from {
         read(&mut drafted, path, &context)?;
     }
+    context.in_cluster = true;
     let mut has_driver = !from.is_empty();
     for text in manifests.iter().filter(|_| from.is_empty() && driver.is_empty()) {
         has_driver |= drafted.read(text, Path::new(""), &context).map_err(unreadable)?;

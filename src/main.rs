@@ -43,6 +43,7 @@ mod rollback;
 mod rotate;
 mod run;
 mod schema;
+mod secure_boot;
 mod serve;
 mod session;
 mod settings;
@@ -50,16 +51,14 @@ mod stop;
 #[cfg(feature = "dashboard")]
 mod ui;
 mod upgrade;
+mod usage;
 mod verify;
 mod version;
 mod why;
 
 use std::{process::ExitCode, time::Duration};
 
-use clap::{
-    ArgMatches, FromArgMatches as _,
-    error::{ContextKind, ContextValue, ErrorKind},
-};
+use clap::{ArgMatches, FromArgMatches as _};
 
 use args::{Global, LogFormat, LogLevel};
 use command::{Cli, Command};
@@ -79,6 +78,7 @@ fn main() -> ExitCode {
         Ok(command) => command,
         Err(error) => return exit_code(Err(error)),
     };
+    let commands = command.clone();
     let parsed = command.try_get_matches().and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
         let options = cluster_option(&matches).and_then(|cluster| cli.global.kube_options(cluster));
@@ -87,11 +87,12 @@ fn main() -> ExitCode {
     });
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
+            let hint = usage::explain(&mut error, &commands);
             // Help and version go to standard output with code 0, usage errors to standard error with code 2.
             let _ = error.print();
-            if let Some(hint) = missing_option_hint(&error) {
-                output::message(hint);
+            if let Some(hint) = hint {
+                output::message(&format!("hint: {hint}"));
             }
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
         }
@@ -112,16 +113,6 @@ fn main() -> ExitCode {
     });
     drop(runtime);
     exit_code(outcome)
-}
-
-/// Returns a hint for a missing `--cluster` or `--registry`: most users set these once.
-fn missing_option_hint(error: &clap::Error) -> Option<&'static str> {
-    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
-    let is_common =
-        |name: &String| ["--cluster ", "--registry "].iter().any(|option| name.starts_with(option));
-    (error.kind() == ErrorKind::MissingRequiredArgument && missing.iter().any(is_common)).then_some(
-        "hint: to omit these options, set FARRIER_CLUSTER and FARRIER_REGISTRY, or `cluster` and `registry` in farrier.yaml",
-    )
 }
 
 /// Returns the commands with the defaults of `farrier.yaml`. As a plug-in, runs a command in the cluster instead.

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use farrier_builder::{builds_elsewhere, services::BuildServices};
 use farrier_cluster::Cluster;
 use farrier_controller::{Planned, observe_and_plan};
-use farrier_core::plan::{self, ClusterSnapshot};
+use farrier_core::plan::{self, ClusterSnapshot, Plan};
 use farrier_engines::EngineChoice;
 use jiff::Timestamp;
 
@@ -17,7 +17,7 @@ use super::page::write_pages;
 use super::{
     CliError, Exit, Result,
     args::{ClusterArg, EngineArg, RegistryArg},
-    output,
+    output, secure_boot,
     session::Session,
 };
 
@@ -103,6 +103,7 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     let attention = if exit_code && plan.needs_attention() { Exit::Failed } else { Exit::Done };
     let exit = if unreachable { Exit::Unreachable } else { attention };
     let Some(form) = matrix else {
+        warn_of_secure_boot(&services, &plan).await;
         session.show(&plan, output::plan)?;
         return Ok(exit);
     };
@@ -128,10 +129,17 @@ fn warn_of_no_nodes(snapshot: &ClusterSnapshot, cluster: &dyn Cluster) {
     }
 }
 
+async fn warn_of_secure_boot(services: &BuildServices, plan: &Plan) {
+    if let Some(warning) = secure_boot::warning(services, plan).await {
+        output::message(&format!("warning: {warning}; {}", secure_boot::HINT));
+    }
+}
+
 /// Prints the plan, for `run --dry-run`.
 pub async fn show(session: &Session, services: &BuildServices, cluster: &dyn Cluster) -> Result<Exit> {
     let planned = observe_and_plan(services, cluster).await?;
     warn_of_no_nodes(&planned.snapshot, cluster);
+    warn_of_secure_boot(services, &planned.plan).await;
     session.show(&planned.plan, output::plan)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use clap::{
-    Command, CommandFactory as _,
+    ArgMatches, Command, CommandFactory as _,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
@@ -42,15 +42,19 @@ pub fn is_called() -> bool {
 pub fn command() -> Command {
     let command = Cli::command().args(config::options());
     if !is_called() {
-        let is_selector = |word: OsString| {
-            let text = word.to_string_lossy();
-            ["--context", "--kubeconfig"].iter().any(|option| text.split('=').next() == Some(option))
-        };
-        let is_live = env::args_os().take_while(|word| word != "--").any(is_selector);
+        // Only what `--cluster` defaults to is missing here, so ignore errors.
+        let matches = command.clone().ignore_errors(true).try_get_matches();
+        let is_live = matches.is_ok_and(|matches| selects_context(&matches));
         return if is_live { command.mut_subcommands(default_to_live_cluster) } else { command };
     }
     let command = command.bin_name("kubectl farrier").display_name("kubectl farrier");
     command.mut_subcommands(default_to_live_cluster)
+}
+
+/// Whether a command line names a context or a kubeconfig.
+fn selects_context(matches: &ArgMatches) -> bool {
+    ["context", "kubeconfig"].iter().any(|option| matches.try_contains_id(option).unwrap_or_default())
+        || matches.subcommand().is_some_and(|(_, command)| selects_context(command))
 }
 
 fn default_to_live_cluster(command: Command) -> Command {
@@ -126,5 +130,29 @@ pub fn take_option(arguments: &mut Vec<OsString>, option: &str) -> Option<String
         Some((_, value)) => Some(value.to_owned()),
         None if index < arguments.len() => arguments.remove(index).into_string().ok(),
         None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_option_itself_selects_a_context() {
+        let is_selected = |words: &[&str]| {
+            let command = Cli::command().ignore_errors(true);
+            let words = [&["farrier"], words].concat();
+            selects_context(&command.try_get_matches_from(words).unwrap())
+        };
+        for words in [
+            &["plan", "--context", "x"][..],
+            &["plan", "--registry", "oci:r", "--kubeconfig=f"],
+            &["--context=x", "upgrade", "history"],
+        ] {
+            assert!(is_selected(words), "{words:?}");
+        }
+        for words in [&["plan"][..], &["init", "--", "--context"], &["init", "--source=--context", "-v"]] {
+            assert!(!is_selected(words), "{words:?}");
+        }
     }
 }

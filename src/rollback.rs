@@ -1,6 +1,6 @@
 //! `farrier rollback`: reverts farrier's changes in a cluster.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use clap::Args;
 use farrier_cluster::Cluster;
@@ -75,8 +75,10 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
     let mut selected = objects.clone();
     let by_namespace = args.namespace.namespace.is_some() && objects.is_empty();
     if by_namespace {
-        let all = roll_back(cluster.as_ref(), &[], true).await?.into_iter().map(|rolled| rolled.step.object);
-        selected = all.filter(|object| args.namespace.selects(object)).collect();
+        let recorded = plan::rollback(&snapshot, &[]).unwrap_or_default().into_iter().map(|step| step.object);
+        let with_copies = originals.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
+        let all: BTreeSet<String> = recorded.chain(with_copies).collect();
+        selected = all.into_iter().filter(|object| args.namespace.selects(object)).collect();
     }
     let rolled = match selected.as_slice() {
         // An empty list would select everything.

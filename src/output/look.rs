@@ -91,6 +91,24 @@ pub fn width() -> Option<u16> {
     WIDTH.get().copied().flatten()
 }
 
+/// Shortens references of images to their last component: `hello@sha256:0123456789ab` with a digest, else `hello:TAG`.
+pub fn with_short_references(text: &str) -> String {
+    let host = r"(?P<host>[A-Za-z0-9][\w.-]*(?::\d+)?)";
+    let pattern = format!(
+        r"(?P<before>^|\s){host}(?:/[a-z0-9._-]+)*/(?P<name>[a-z0-9._-]+)(?P<tag>:\w[\w.-]*)?(?:\s?(?P<digest>@sha256:[0-9a-f]+))?"
+    );
+    let shorten = |captures: &Captures<'_>| {
+        let part = |name: &str| captures.name(name).map_or("", |part| part.as_str());
+        let version = if part("digest").is_empty() { part("tag") } else { part("digest") };
+        if version.is_empty() || !(part("host").contains(['.', ':']) || part("host") == "localhost") {
+            return captures[0].to_owned();
+        }
+        format!("{}{}{version}", part("before"), part("name"))
+    };
+    Regex::new(&pattern)
+        .map_or_else(|_| text.to_owned(), |regex| regex.replace_all(text, shorten).into_owned())
+}
+
 /// Adds colors to the text of a result, if they are enabled.
 pub fn with_colors(text: String) -> String {
     if COLORS.get().copied().unwrap_or_default() { colored(&text) } else { text }
@@ -115,6 +133,22 @@ fn colored(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_references_get_short() {
+        let short = with_short_references;
+        assert_eq!(short("after r.example:5000/a/b/x:1-2 -> x"), "after x:1-2 -> x");
+        assert_eq!(short("r.example/a/x:1\n@sha256:0123"), "x@sha256:0123");
+        assert_eq!(short("localhost/x@sha256:0123 and r.example/y:2"), "x@sha256:0123 and y:2");
+        for other in [
+            "see /src/a.d/x.c:3:1: error",
+            "src/hello/x.c:3",
+            "r.example/drivers",
+            "kube-system/mofed, container x",
+        ] {
+            assert_eq!(short(other), other);
+        }
+    }
 
     const REPORT: &str = "\
 payload on 6.1.0-9-amd64 (amd64): refused

@@ -16,9 +16,12 @@ mod reconcile;
 pub mod rollback;
 pub mod verify;
 
-use std::io::{self, IsTerminal, Stderr, Write};
+use std::{
+    collections::HashSet,
+    io::{self, IsTerminal, Stderr, Write},
+};
 
-use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
+use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Row, Table, Width, presets::NOTHING};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -48,7 +51,9 @@ pub fn show<T: Serialize + ?Sized>(
         OutputFormat::Json => printable_json(&serde_json::to_string_pretty(value).map_err(io::Error::from)?),
         OutputFormat::Yaml => printable_lines(&serde_saphyr::to_string(&value).map_err(io::Error::other)?),
         OutputFormat::Name => {
-            let lines = names(&serde_json::to_value(value).map_err(io::Error::from)?);
+            let mut lines = names(&serde_json::to_value(value).map_err(io::Error::from)?);
+            let mut printed = HashSet::new();
+            lines.retain(|line| printed.insert(line.clone()));
             if lines.is_empty() {
                 return Ok(());
             }
@@ -165,25 +170,57 @@ fn padded_table(
     rows: impl IntoIterator<Item = impl Into<Row>>,
     padding: (u16, u16),
 ) -> String {
-    lay_out(header.into(), rows.into_iter().map(Into::into).collect(), padding, look::width())
+    let rows: Vec<Row> = rows.into_iter().map(Into::into).collect();
+    lay_out(&header.into(), &rows, padding, look::width())
 }
 
-/// Lays out columns. With a width, cells are wrapped and digests are shortened.
-fn lay_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>) -> String {
+/// Lays out columns. With a width, digests are shortened, cells are wrapped, and references that would not fit are shortened.
+fn lay_out(header: &Row, rows: &[Row], padding: (u16, u16), width: Option<u16>) -> String {
+    let Some(width) = width else { return text_of(&with_texts(header, rows, padding, |text| text)) };
+    let mut table = with_texts(header, rows, padding, |text| with_short_digests(&text));
+    if longest_words(&table, padding).sum::<usize>() > width.into() {
+        let shorten = |text: String| look::with_short_references(&with_short_digests(&text));
+        table = with_texts(header, rows, padding, shorten);
+    }
+    let widths: Vec<usize> = longest_words(&table, padding).collect();
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    // Break no word if all words fit.
+    if widths.iter().sum::<usize>() <= width.into() {
+        for (column, width) in table.column_iter_mut().zip(widths) {
+            let width = Width::Fixed(u16::try_from(width).unwrap_or(u16::MAX));
+            column.set_constraint(ColumnConstraint::LowerBoundary(width));
+        }
+    }
+    text_of(&table)
+}
+
+/// Makes a table of changed texts.
+fn with_texts(header: &Row, rows: &[Row], padding: (u16, u16), change: impl Fn(String) -> String) -> Table {
     let mut table = Table::new();
-    table.load_style(NOTHING).set_header(header);
+    table.load_style(NOTHING).set_header(header.clone());
     let cell_text = |(column, cell): (usize, &Cell)| {
-        let text = cell.content();
-        let text = if width.is_some() { with_short_digests(&text) } else { text };
+        let text = change(cell.content());
         if column == 0 { text } else { look::with_symbol(text) }
     };
-    table.add_rows(rows.into_iter().map(|row| Row::from(row.cell_iter().enumerate().map(cell_text))));
-    if let Some(width) = width {
-        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
-    }
+    table.add_rows(rows.iter().map(|row| Row::from(row.cell_iter().enumerate().map(cell_text))));
     for column in table.column_iter_mut() {
         column.set_padding(padding);
     }
+    table
+}
+
+/// Returns the width of each column's longest word, with the padding.
+fn longest_words(table: &Table, padding: (u16, u16)) -> impl Iterator<Item = usize> {
+    let length = |word: &str| word.chars().count();
+    let longest = move |column: usize| {
+        let cells = table.column_cells_with_header_iter(column).flatten().map(Cell::content);
+        let longest = cells.filter_map(|text| text.split_whitespace().map(length).max()).max();
+        longest.unwrap_or_default() + usize::from(padding.0 + padding.1)
+    };
+    table.column_iter().map(move |column| longest(column.index))
+}
+
+fn text_of(table: &Table) -> String {
     table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }
 
@@ -196,7 +233,7 @@ mod tests {
         let row = || {
             Row::from(["driver".to_owned(), format!("r.example/drivers/driver@sha256:{}", "0a".repeat(32))])
         };
-        let text = |width| lay_out(["IMAGE", "REFERENCE"].into(), vec![row()], (0, 2), width);
+        let text = |width| lay_out(&["IMAGE", "REFERENCE"].into(), &[row()], (0, 2), width);
         assert!(
             text(None).lines().nth(1).unwrap().ends_with(&"0a".repeat(32)),
             "digests are complete without a width"
@@ -205,7 +242,31 @@ mod tests {
             text(Some(80)),
             "IMAGE   REFERENCE\ndriver  r.example/drivers/driver@sha256:0a0a0a0a0a0a\n"
         );
-        let narrow = text(Some(40));
-        assert!(narrow.lines().count() > 2 && narrow.lines().all(|line| line.len() <= 40), "{narrow}");
+        assert_eq!(text(Some(40)), "IMAGE   REFERENCE\ndriver  driver@sha256:0a0a0a0a0a0a\n");
+        let narrow = text(Some(20));
+        assert!(narrow.lines().count() > 2 && narrow.lines().all(|line| line.len() <= 20), "{narrow}");
+    }
+
+    #[test]
+    fn on_a_terminal_of_80_columns_no_reference_is_broken() {
+        let tag = "127.0.0.1:5000/drivers/hello:1.0-6.1.0-56-amd64-debian12-amd64";
+        let digest = format!("sha256:{}", "61".repeat(32));
+        let kernel = "6.1.0-56-amd64 (debian 12, amd64)";
+        let row = ["hello", kernel, "1", "published", "loads", &format!("{tag}\n@{digest}")];
+        let header = ["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"];
+        let status = lay_out(&header.into(), &[row.map(str::to_owned).into()], (0, 2), Some(80));
+        assert!(status.contains("loads  hello@sha256:616161616161\n"), "{status}");
+        let target = "DaemonSet drivers/hello, container driver";
+        let rows = [
+            ["hello", target, "rewrite later", &format!("after {tag} is published")],
+            ["hello", target, "rewrite", &format!("registry.example/hello:none -> {}@{digest}", &tag[..28])],
+        ];
+        let rows = rows.map(|row| Row::from(row.map(str::to_owned)));
+        let plan = lay_out(&["IMAGE", "ROLLOUT", "ACTION", "WHY"].into(), &rows, (0, 2), Some(80));
+        for word in [" hello:1.0-6.1.0-56-amd64-debian12-amd64", " hello:none", " hello@sha256:616161616161"]
+        {
+            assert!(plan.contains(word), "{word}: {plan}");
+        }
+        assert!(plan.lines().chain(status.lines()).all(|line| line.len() <= 80), "{plan}{status}");
     }
 }

@@ -1,6 +1,7 @@
 //! The command line: exit codes that CI can trust, `lint`, `version`, `farrier.yaml`, and help.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::TcpListener,
     os::unix::fs::{PermissionsExt as _, symlink},
@@ -183,6 +184,14 @@ fn a_conflict_names_what_changed() {
         assert!(plan.line("conflict  ").contains(words), "{words}: {plan}");
     }
     site.build("hello", &kernel, &["--push"]).exits(1).line(changed);
+    // `make` in the source leaves products, which nobody means to change.
+    fs::write(source.with_file_name("farrier_hello.o"), "").unwrap();
+    let products =
+        "source hello contains products of a build, such as farrier_hello.o: run `make clean` there";
+    assert!(site.farrier(&["plan"]).exits(0).line("conflict  ").contains(products));
+    site.build("hello", &kernel, &["--push"]).exits(1).line(products);
+    fs::remove_file(source.with_file_name("farrier_hello.o")).unwrap();
+    assert!(!site.farrier(&["plan"]).exits(0).to_string().contains("make clean"));
     let report = site.farrier(&["plan", "-o", "json"]).exits(0).json();
     assert!(report["conflicts"][0]["changed"][0].as_str().unwrap().starts_with("source hello changed"));
     // What the message offers works.
@@ -200,6 +209,42 @@ fn a_mistyped_kernel_is_answered_with_the_nearest_one() {
     let run = site.build("hello", &mistyped, &[]).exits(1);
     let (_, near) = run.line("did you mean").split_once("did you mean ").unwrap();
     assert!(near.starts_with("6.1.0-") && near.contains("-amd64? "), "{run}");
+    // Without a flavor, in a build and in a plan.
+    let near = format!("did you mean {kernel}?");
+    site.build("hello", start, &[]).line(&near);
+    site.canary(start);
+    site.farrier(&["plan"]).exits(0).line(&near);
+}
+
+/// A newcomer names no kernel where the cluster has only one, and looks for warnings in `plan` and `doctor`.
+#[test]
+fn the_only_kernel_is_built_and_warnings_are_where_a_newcomer_looks() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    let only = format!("kernel {kernel} (debian 12, amd64): the only one that manifests in ");
+    site.farrier(&["build", "hello"]).exits(0).line(&only);
+    let secure_boot = "under Secure Boot, and then refuse the modules of hello";
+    assert!(!site.farrier(&["plan"]).exits(0).to_string().contains(secure_boot), "nothing is published");
+    let names = site.farrier(&["run", "--once", "-o", "name"]).exits(0).stdout;
+    let lines: Vec<&str> = names.lines().collect();
+    let unique: BTreeSet<&str> = lines.iter().copied().collect();
+    assert_eq!(lines.len(), unique.len(), "{names}");
+    let plan = site.farrier(&["plan"]).exits(0);
+    assert_eq!(plan.to_string().matches(secure_boot).count(), 1, "{plan}");
+    let doctor = site.farrier(&["doctor"]).exits(0);
+    assert!(doctor.line(secure_boot).starts_with("secure boot "), "{doctor}");
+    assert!(doctor.line(secure_boot).contains(" warning "), "{doctor}");
+    doctor.line("-> sign the modules with a key of those nodes: `moduleSigning` in site.yaml");
+
+    site.manifest("edge-1.yaml", &kernels::newest().older);
+    let run = site.farrier(&["build", "hello"]).exits(2);
+    run.line("error: image hello is planned for several kernels: ");
+    run.line("hint: put the kernel's release after the image's name");
+    site.farrier(&["build", "hello", "--os", "other"]).exits(1).line("image hello is planned for no kernel");
+    let mut command = site.command(&["build", "hello"]);
+    let run = site.finish(command.env_remove("FARRIER_CLUSTER").spawn().unwrap()).exits(2);
+    run.line("pass --cluster CLUSTER, whose nodes say which it is");
 }
 
 #[test]
@@ -326,7 +371,30 @@ fn commands_name_what_a_newcomer_forgot() {
     fs::create_dir(&empty).unwrap();
     let cluster = format!("dir:{}", empty.display());
     site.farrier(&["plan", "--cluster", &cluster]).exits(0).line("empty: no node, so no image is needed");
+    let doctor = site.farrier(&["doctor", "--cluster", &cluster]).exits(1);
+    let nodes = doctor.line("there is no node, so no image is needed");
+    assert!(nodes.starts_with("nodes") && nodes.contains(" wrong "), "{doctor}");
+    doctor.line("kubectl get nodes,daemonsets -A -o yaml");
+    assert!(!doctor.stdout.contains("of all needed images were found"), "{doctor}");
     site.farrier(&["logs", "helo"]).exits(2).line("hello");
+}
+
+#[test]
+fn an_option_of_another_command_is_named_with_that_command() {
+    let site = Site::new();
+    for (args, hint) in [
+        (&["build", "hello", "--once"][..], "hint: --once is an option of `run`"),
+        (&["plan", "--push"], "hint: --push is an option of `build`"),
+        (&["lint", "--cluster", "x"], " and others"),
+        (&["plan", "--split", "1"], "hint: --split is an option of `bundle export`"),
+    ] {
+        let run = site.farrier(args).exits(2);
+        run.line(hint);
+        assert!(!run.stderr.contains("similar argument") && !run.stderr.contains("as a value"), "{run}");
+    }
+    site.farrier(&["run", "--onec"]).exits(2).line("a similar argument exists: '--once'");
+    let run = site.farrier(&["why", "--nothing"]).exits(2);
+    assert!(!run.stderr.contains("as a value") && !run.stderr.contains("hint"), "{run}");
 }
 
 /// Runs the shipped hook as pre-commit does: its words, in the root of the repository.

@@ -1,8 +1,10 @@
 //! Output of `farrier why` and `farrier doctor`.
 
+use std::fs;
+
 use crate::support::{
     registry_process::Wants,
-    site::{Run, Site, wait_until},
+    site::{FIRST_IMAGE, Run, Site, wait_until},
 };
 
 const KERNEL: &str = "6.1.0-901-amd64";
@@ -55,6 +57,24 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
     run.line("hint: put the kernel's release after the image's name");
     std::fs::remove_file(edge_3).unwrap();
     assert_eq!(site.manifests(), before);
+}
+
+/// Where the nodes run several kernels, the image field of the only DaemonSet stays, and everything says as what.
+#[test]
+fn a_hold_says_which_image_stays() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary(KERNEL);
+    let other = fs::read_to_string(site.cluster().join("edge-2.yaml")).unwrap();
+    let other = other.replace("edge-2", "edge-3").replace(KERNEL, "6.1.0-902-amd64");
+    fs::write(site.cluster().join("edge-3.yaml"), other).unwrap();
+    let stays = format!("; its image stays {FIRST_IMAGE}");
+    for args in [&["plan"][..], &["status"], &["why", "hello", KERNEL], &["why", "node/edge-3"]] {
+        let run = site.farrier(args).exits(0);
+        assert!(run.line("its nodes run different kernels").ends_with(&stays), "{args:?}: {run}");
+    }
+    let plan = site.farrier(&["plan", "-o", "json"]).exits(0).json();
+    assert_eq!(plan["rollouts"][0]["currentImage"], FIRST_IMAGE, "{plan}");
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn a_compile_error_on_one_kernel() {
     run.line(&format!("built     hello for {}", kernels.older));
     let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
     insta::assert_snapshot!(error, @r"
-    failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
+    failed    hello for KERNEL: compile failed: SITE/definitions/sources/hello/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
               hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; correct the source or the definition and run again; to compile the same inputs again, first run `farrier retry hello KERNEL`
     ");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);

@@ -9,8 +9,36 @@ use crate::support::{
     git_server::{HttpsServer, Repositories, SshServer},
     kernels,
     netns::LoopbackOnly,
-    site::{Run, Site},
+    site::{Run, Site, wait_until},
 };
+
+/// Returns the number of processes of git with this address on their command line.
+fn git_processes(address: &str) -> usize {
+    let command_lines = fs::read_dir("/proc").unwrap().flatten();
+    let command_lines = command_lines.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    let texts = command_lines.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    texts.filter(|text| text.starts_with("git\0") && text.contains(address)).count()
+}
+
+/// A server that never answers keeps git waiting. The kernel kills git together with farrier.
+#[test]
+fn a_killed_farrier_leaves_no_git() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/driver.git", silent.local_addr().unwrap());
+    let site = Site::new();
+    site.edit(
+        "images/hello.yaml",
+        "{path: {path: sources/hello}}}",
+        &format!("{{git: {{url: \"{address}\", ref: refs/heads/main}}}}}}"),
+    );
+    let args = ["build", "hello", "--kernel", "6.1.0-901-amd64", "--os", "debian", "--os-version", "12"];
+    site.edit("images/hello.yaml", "  version:", "  onConflict: overwrite\n  version:");
+    let mut farrier = site.start(&args);
+    wait_until("git runs", || git_processes(&address) > 0);
+    farrier.kill().unwrap();
+    farrier.wait().unwrap();
+    wait_until("git has ended", || git_processes(&address) == 0);
+}
 
 const KBUILD: &str = "obj-m := farrier_hello.o\n";
 const GREETING: &str = "#define GREETING \"hello from a submodule\\n\"\n";

@@ -63,6 +63,12 @@ fn a_site_works_where_no_tag_may_move() {
     // Without the setting, the first try listed one referrer. The list stays as it was.
     let list = format!("sha256-{}", image.split_once("@sha256:").unwrap().1);
     assert!(site.all_tags("hello").contains(&list));
+    // Where the setting is in place, no message asks for it.
+    site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
+    site.edit("images/hello.yaml", "  version:", "  onConflict: overwrite\n  version:");
+    let refused = site.build("hello", &kernel, &["--push"]).exits(1);
+    refused.line("the tag exists, and no tag moves there");
+    assert!(!refused.to_string().contains("immutableTags"), "{refused}");
     let gc = site.farrier(&["gc", "-o", "json"]).exits(0).json();
     assert!(!gc.to_string().contains(".0000000001"), "versions are no images: {gc:#}");
 }

@@ -220,6 +220,42 @@ fn what_is_there_stays_as_it_is() {
     assert_eq!(fs::read_to_string(site.path("elsewhere.yaml")).unwrap(), "elsewhere\n");
 }
 
+/// The directory of `--definitions`, in every place where it can be set.
+#[test]
+fn init_writes_to_the_directory_of_the_definitions() {
+    let site = Site::new();
+    site.canary("6.1.0-901-amd64");
+    let more = ["--definitions", "by-option", "--driver", "mstflint"];
+    init(&site, &more).exits(0).line("wrote  by-option/images/mstflint.yaml");
+    fs::write(
+        site.path("farrier.yaml"),
+        "definitions: by-file\ncluster: dir:cluster\nregistry: oci:layout\n",
+    )
+    .unwrap();
+    fs::create_dir_all(site.path("below")).unwrap();
+    let mut command = site.command(&["init", "--driver", "mstflint"]);
+    for name in SET {
+        command.env_remove(name);
+    }
+    site.finish(command.current_dir(site.path("below")).spawn().unwrap()).exits(0).line("wrote  ");
+    assert!(site.path("by-file/images/mstflint.yaml").exists());
+    newcomer(&site, &["init", "given", "--driver", "mstflint"])
+        .exits(0)
+        .line("wrote  given/images/mstflint.yaml");
+}
+
+/// A Module among the manifests of a directory is the rollout of its image, as in a live cluster.
+#[test]
+fn a_module_of_the_directory_is_the_rollout() {
+    let site = Site::new();
+    site.canary("6.1.0-901-amd64");
+    fs::rename(module(&site), site.cluster().join("module.yaml")).unwrap();
+    init(&site, &["mine", "--source", "acme"]).exits(0).line("farrier then sets its images");
+    let text = fs::read_to_string(site.path("mine/images/acme.yaml")).unwrap();
+    let rollout = "{strategy: custom-resource, resource: Module, namespace: kmm, name: acme}";
+    assert!(text.contains(rollout), "{text}");
+}
+
 /// Each bundled driver gives a plannable definition in an empty directory.
 #[test]
 fn drivers_that_come_with_farrier() {

@@ -209,6 +209,7 @@ async fn a_namespace_that_is_not_there_is_said_as_that() {
         changes: Vec::new(),
         upgrade: None,
         warnings: Vec::new(),
+        current_image: None,
     });
     story.reconcile(1).await;
     let said = logs.with("there is no such namespace");

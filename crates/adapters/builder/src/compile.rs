@@ -2,7 +2,7 @@
 //! payload.
 
 use std::{
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     pin::pin,
     sync::{
         Arc, OnceLock,
@@ -28,6 +28,7 @@ use super::{
     FileLog,
     base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, missing_compiler},
     cell_build::{CellBuild, CompileInputs, Payload, ensure_planned},
+    diagnosis::Diagnosis,
     logs::log_path,
     pod,
 };
@@ -45,6 +46,10 @@ pub(super) async fn compile(
     let CellBuild { services, cell, image, .. } = build;
     let work = services.cache.scratch()?;
     let (mut context, sources) = build_context(build, work.path()).await?;
+    // Trees outside the cache are the user's own.
+    let own_trees = context.iter().map(|entry| &entry.from);
+    let own_trees: Vec<PathBuf> =
+        own_trees.filter(|from| from.is_dir() && !from.starts_with(services.cache.root())).cloned().collect();
     context.extend(compile_inputs.needed.context.iter().cloned());
     let log_path = log_path(&services.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&services.process.reporter), cell.subject());
@@ -108,7 +113,7 @@ pub(super) async fn compile(
         Some(Err(BuildError::Engine(EngineError::Step(message)))) => {
             let cause = missing_compiler(build, &compile_inputs.headers, &probe);
             return Err(cause.unwrap_or_else(|| {
-                step_failed(&log, message, &log_path, (&cell.image, &cell.target.release))
+                step_failed(&log, message, (&log_path, &own_trees), (&cell.image, &cell.target.release))
             }));
         }
         Some(Err(BuildError::Engine(EngineError::Limit(message)))) => {
@@ -192,10 +197,15 @@ async fn within<T>(
 fn step_failed(
     log: &FileLog,
     message: String,
-    log_path: &Path,
+    (log_path, own_trees): (&Path, &[PathBuf]),
     (image, target): (&ImageName, &KernelRelease),
 ) -> BuildError {
-    let (diagnosis, tail) = log.finish();
+    let (mut diagnosis, tail) = log.finish();
+    if let Some(Diagnosis { file, message, .. }) = &mut diagnosis {
+        let own = file.as_deref().and_then(|file| in_own_tree(file, own_trees));
+        *file = own.or(file.take());
+        *message = with_own_paths(message, own_trees);
+    }
     let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
         Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
@@ -211,7 +221,32 @@ fn step_failed(
     BuildProblem { kind: ProblemKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
-/// Problem of a build that exceeded a resource limit.
+/// Replaces the absolute paths in a message by those of the user's own files, an object's by that of its source.
+fn with_own_paths(message: &str, own_trees: &[PathBuf]) -> String {
+    let own = |word: &str| {
+        let source = word.strip_suffix(".o").map(|stem| format!("{stem}.c"));
+        let path = Some(word).filter(|word| word.starts_with('/'))?;
+        in_own_tree(path, own_trees).or_else(|| in_own_tree(&source?, own_trees))
+    };
+    message.split(' ').map(|word| own(word).unwrap_or_else(|| word.to_owned())).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the user's own file for a path that a step names, such as `/build/acme.c`: templates copy sources anywhere.
+fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
+    let names: Vec<Component<'_>> = Path::new(file)
+        .components()
+        .filter(|name| !matches!(name, Component::RootDir | Component::CurDir))
+        .collect();
+    if names.contains(&Component::ParentDir) {
+        return None;
+    }
+    let ends = (0..names.len()).map(|start| names[start..].iter().collect::<PathBuf>());
+    let mut paths = ends.flat_map(|end| own_trees.iter().map(move |tree| tree.join(&end)));
+    let path = paths.find(|path| path.is_file())?;
+    Some(path.canonicalize().unwrap_or(path).display().to_string())
+}
+
+/// BuildProblem for a build that exceeded a resource limit.
 fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = format!(
@@ -314,7 +349,7 @@ mod tests {
             log.line("  CC [M]  /build/acme.o");
             log.line(last);
             let cell = (&"acme".parse().unwrap(), &"6.1.0-47-amd64".parse().unwrap());
-            step_failed(&log, "RUN make: exit code 2".to_owned(), &path, cell)
+            step_failed(&log, "RUN make: exit code 2".to_owned(), (&path, &[]), cell)
         };
         for said in [
             "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",
@@ -327,6 +362,33 @@ mod tests {
             assert!(!text.contains("the disk is full"), "{text}");
         }
         assert!(outcome("/build/acme.c:3:1: error: expected ';'").is_permanent());
+    }
+
+    #[test]
+    fn a_user_s_own_file_is_named_by_its_own_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("hello");
+        fs_err::create_dir_all(tree.join("kernel")).unwrap();
+        fs_err::write(tree.join("kernel/acme.c"), "").unwrap();
+        fs_err::write(dir.path().join("outside.c"), "").unwrap();
+        // A definition names its source by a relative path.
+        let tree = tree.join("../hello");
+        let own = |file: &str| in_own_tree(file, std::slice::from_ref(&tree));
+        let path = tree.join("kernel/acme.c").canonicalize().unwrap().display().to_string();
+        for file in ["/build/kernel/acme.c", "kernel/acme.c", "./kernel/acme.c"] {
+            assert_eq!(own(file).as_ref(), Some(&path), "{file}");
+        }
+        for file in ["/build/acme.c", "/build/../outside.c", "/build/kernel", "cc1", ""] {
+            assert_eq!(own(file), None, "{file}");
+        }
+        let license =
+            with_own_paths("missing MODULE_LICENSE() in /build/kernel/acme.o", std::slice::from_ref(&tree));
+        assert_eq!(license, format!("missing MODULE_LICENSE() in {path}"));
+        let log = FileLog::create(&dir.path().join("log"), |_: &str| ()).unwrap();
+        log.line("/build/kernel/acme.c:3:1: error: expected ';'");
+        let cell = (&"acme".parse().unwrap(), &"6.1.0-47-amd64".parse().unwrap());
+        let failed = step_failed(&log, String::new(), (dir.path(), &[tree]), cell);
+        assert_eq!(failed.to_string(), format!("compile failed: {path}:3:1: expected ';'"));
     }
 
     /// An engine run that ends after some seconds, or on cancellation.

@@ -128,8 +128,9 @@ pub(super) async fn apply_upgrade_steps(
         let object = step.object();
         match outcome {
             Ok(()) => {
-                tracing::info!(object, "upgrade step applied");
-                result.applied.push(step.step());
+                let step = step.step();
+                tracing::info!(object, step, "change applied");
+                result.applied.push(step);
             }
             Err(error) => match error.disruption() {
                 Some(detail) => {

@@ -101,7 +101,14 @@ impl Search<'_> {
         match &self.from {
             Location::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                Box::pin(self.look_up(&archive)).await
+                match Box::pin(self.look_up(&archive)).await? {
+                    Lookup::Missing { looked_for, hint } => {
+                        let near = Box::pin(self.nearest_in(&archive)).await;
+                        let near = near.map(|near| format!(" (did you mean {near}?)")).unwrap_or_default();
+                        Ok(Lookup::Missing { looked_for: looked_for + &near, hint })
+                    }
+                    lookup @ Lookup::Found(_) => Ok(lookup),
+                }
             }
             Location::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.look_up(&archive)).await,
@@ -132,8 +139,9 @@ impl Search<'_> {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
                 match Box::pin(self.fetch_tree(&archive, finish)).await? {
                     Lookup::Missing { looked_for, hint } => {
-                        let hint = Box::pin(self.suggestion(&archive)).await + &hint;
-                        Lookup::Missing { looked_for, hint }
+                        let near = Box::pin(self.nearest_in(&archive)).await;
+                        let near = near.map(|near| format!("did you mean {near}? Otherwise "));
+                        Lookup::Missing { looked_for, hint: near.unwrap_or_default() + &hint }
                     }
                     lookup @ Lookup::Found(_) => lookup,
                 }
@@ -208,19 +216,15 @@ impl Search<'_> {
         )
     }
 
-    /// Suggests a kernel that the archive has, if the release was probably mistyped.
-    async fn suggestion(&self, archive: &AptArchive) -> String {
+    /// Returns a kernel that the archive has, if the release was probably mistyped.
+    async fn nearest_in(&self, archive: &AptArchive) -> Option<String> {
         let release = self.target.release.as_str();
         let names = self.names();
-        let Some((prefix, _)) = names.iter().flatten().find_map(|name| name.split_once(release)) else {
-            return String::new();
-        };
+        let (prefix, _) = names.iter().flatten().find_map(|name| name.split_once(release))?;
         // Without the list there is no suggestion.
         let available = archive.names(prefix).await.unwrap_or_default();
         let available = available.iter().filter_map(|name| name.strip_prefix(prefix));
-        nearest_release(release, available.collect())
-            .map(|near| format!("did you mean {near}? Otherwise "))
-            .unwrap_or_default()
+        nearest_release(release, available.collect()).map(str::to_owned)
     }
 
     /// Returns the finding that packages are missing.
@@ -260,10 +264,12 @@ impl Search<'_> {
     }
 }
 
-/// Returns the most similar release; of several, the newest.
+/// Returns the release with the shortest flavor if `release` has none, else the most similar release; of several, the newest.
 fn nearest_release<'a>(release: &str, mut known: Vec<&'a str>) -> Option<&'a str> {
     known.sort_by(|a, b| apt::version::compare(b, a));
-    similar(release, known)
+    let has_flavor = |known: &&&str| known.strip_prefix(release).is_some_and(|rest| rest.starts_with('-'));
+    let with_flavor = known.iter().filter(has_flavor).min_by_key(|known| known.len()).copied();
+    with_flavor.or_else(|| similar(release, known))
 }
 
 impl Archive for AptArchive {
@@ -323,6 +329,8 @@ mod tests {
         assert_eq!(nearest_release("6.1.0-77-amd64", known.into()), Some("6.1.0-57-amd64"));
         assert_eq!(nearest_release("6.1.0-46-amd64", known.into()), Some("6.1.0-47-amd64"));
         assert_eq!(nearest_release("5.10.0-acme", known.into()), None);
+        assert_eq!(nearest_release("6.1.0-57", known.into()), Some("6.1.0-57-amd64"));
+        assert_eq!(nearest_release("6.1.0-5", known.into()), None);
     }
 
     /// An archive that lists a package but fails to fetch its file; counts the fetches.

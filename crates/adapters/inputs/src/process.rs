@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    path::Path,
     process::{ExitStatus, Stdio},
     time::{Duration, Instant},
 };
@@ -37,14 +38,27 @@ const MAX_OUTPUT_SIZE: u64 = 256 << 20;
 
 /// Creates a command with a fixed search path and locale, and an empty standard input.
 pub fn command(program: &'static str) -> Command {
-    with_defaults(Command::new(program))
+    with_defaults(ended_with_parent(program))
 }
 
 /// Creates a command in the way of [`command`], without any other variable of the environment.
 pub(super) fn clean_command(program: &'static str) -> Command {
-    let mut command = Command::new(program);
+    let mut command = ended_with_parent(program);
     command.env_clear();
     with_defaults(command)
+}
+
+/// Creates a command that the kernel kills if farrier is killed. `setpriv` of util-linux requests that, because only unsafe code
+/// could do so between fork and exec.
+fn ended_with_parent(program: &'static str) -> Command {
+    let is_installed = |name: &str| PATH.split(':').any(|directory| Path::new(directory).join(name).exists());
+    // The error for an absent program names that program.
+    if !is_installed("setpriv") || !is_installed(program) {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", program]);
+    command
 }
 
 fn with_defaults(mut command: Command) -> Command {

@@ -53,11 +53,27 @@ impl Sources<'_> {
         Ok(warning(spec, &suspects, "pack the archive without them: registries store it unchanged"))
     }
 
+    /// Returns the first product of a build in a local directory, relative to it.
+    pub fn product(self, spec: &SourceSpec) -> Option<PathBuf> {
+        let root = self.local(spec)?;
+        let files = walkdir::WalkDir::new(&root).sort_by_file_name().into_iter().flatten();
+        let product = files.map(walkdir::DirEntry::into_path).find(|path| is_product(path))?;
+        product.strip_prefix(&root).ok().map(Path::to_owned)
+    }
+
     /// Returns the path of a local source, if it exists.
     fn local(self, spec: &SourceSpec) -> Option<PathBuf> {
         let SourceOrigin::Path { path, .. } = &spec.from else { return None };
         Some(self.0.root.join(path)).filter(|path| path.exists())
     }
+}
+
+/// Whether kbuild makes files of this name.
+fn is_product(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    [".o", ".ko", ".mod", ".mod.c"].iter().any(|ending| name.ends_with(ending))
+        || name.starts_with('.') && name.ends_with(".cmd")
+        || ["Module.symvers", "modules.order"].contains(&&*name)
 }
 
 /// Returns the warning about a source's suspects, if there are any.

@@ -151,8 +151,9 @@ pub fn missing_headers_message(families: &[KernelFamily], target: &KernelTarget,
     let names_os = |family: &&KernelFamily| family.spec.matches.os.contains(os);
     let may_match = |family: &KernelFamily| family.spec.matches.may_match(os, os_version, *arch);
     let message = format!(
-        "no headers for {release}: there is no {looked_for}; import or collect them (`farrier headers import`, `farrier headers collect`), \
-         or name a mirror that has them"
+        "no headers for {release}: there is no {looked_for}{}; import or collect them (`farrier headers import`, `farrier headers collect`), \
+         or name a mirror that has them",
+        with_flavor(families, target).map(|near| format!(" (did you mean {near}?)")).unwrap_or_default()
     );
     if families.iter().filter(names_os).any(may_match) {
         return message;
@@ -164,6 +165,22 @@ pub fn missing_headers_message(families: &[KernelFamily], target: &KernelTarget,
         "{message}; no kernel family matches {os} {os_version} ({arch}): copy {file} into your definitions' \
          kernels/ under another name, and set the sources of its headers and its compiler there"
     )
+}
+
+/// Returns the release with a flavor, if a family of the distribution matches only that.
+fn with_flavor(families: &[KernelFamily], target: &KernelTarget) -> Option<String> {
+    let is_of_distribution = |target: &KernelTarget| {
+        match_family(families, target).is_some_and(|family| family.spec.matches.os.contains(&target.os))
+    };
+    if is_of_distribution(target) {
+        return None;
+    }
+    // Debian's flavors, and Ubuntu's.
+    let flavors = [target.arch.as_str(), "generic"].into_iter();
+    let mut releases = flavors.map(|flavor| format!("{}-{flavor}", target.release));
+    releases.find(|release| {
+        release.parse().is_ok_and(|release| is_of_distribution(&KernelTarget { release, ..target.clone() }))
+    })
 }
 
 #[cfg(test)]
@@ -244,6 +261,26 @@ mod tests {
             ("acme", Some("clang-18"), "90"),
         ] {
             assert_eq!(chosen(os, built_with), wanted, "{os} {built_with:?}");
+        }
+    }
+
+    #[test]
+    fn a_release_without_its_flavor_is_answered_with_the_whole_one() {
+        let debian = r#"{"os": "debian", "release": "6.1.\\d+-\\d+-(amd64|arm64)"}"#;
+        let families = [family("10", debian, &[], "bookworm", &[]), family("90", "{}", &[], "bookworm", &[])];
+        let told = |os: &str, release: &str| {
+            let target = KernelTarget {
+                os: os.parse().unwrap(),
+                os_version: "12".parse().unwrap(),
+                release: release.parse().unwrap(),
+                arch: Architecture::Arm64,
+            };
+            missing_headers_message(&families, &target, "package x")
+        };
+        let whole = told("debian", "6.1.0-57");
+        assert!(whole.contains("there is no package x (did you mean 6.1.0-57-arm64?); import"), "{whole}");
+        for (os, release) in [("debian", "6.1.0-57-amd64"), ("debian", "6.12.1-acme"), ("acme", "6.1.0-57")] {
+            assert!(!told(os, release).contains("did you mean"), "{os} {release}");
         }
     }
 

@@ -254,6 +254,7 @@ impl<'a> RequestedRollouts<'a> {
                 changes,
                 upgrade,
                 warnings: first_write::warnings(&context, target),
+                current_image: daemon_set::current_image(inputs, target),
             });
             contexts.push(context);
         }

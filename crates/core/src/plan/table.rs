@@ -8,7 +8,7 @@ use std::{
 use regex::Regex;
 
 use super::{
-    BootReadiness, NextKernel, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
+    BootReadiness, HoldReason, NextKernel, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
     PlannedSignature, Readiness, RequiredImage, RolloutDecision, RolloutObject, StatusRow,
 };
 use crate::{kmod::Verdict, text::printable_lines};
@@ -30,7 +30,7 @@ pub struct Table {
 pub fn tables(plan: &Plan) -> Vec<Table> {
     let mut tables = vec![
         images(plan),
-        rollouts(&plan.rollouts),
+        rollouts(plan, |_| true),
         nodes(plan),
         skipped_nodes(plan),
         unused_images(plan),
@@ -151,16 +151,24 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
 
 /// Returns the table of rollouts on hold.
 pub fn held_rollouts(plan: &Plan) -> Table {
-    rollouts(plan.rollouts.iter().filter(|rollout| matches!(rollout.decision, RolloutDecision::Hold(_))))
+    rollouts(plan, |rollout| matches!(rollout.decision, RolloutDecision::Hold(_)))
 }
 
-fn rollouts<'a>(rollouts: impl IntoIterator<Item = &'a PlannedRollout>) -> Table {
+fn rollouts(plan: &Plan, is_shown: fn(&&PlannedRollout) -> bool) -> Table {
     let row = |rollout: &PlannedRollout| {
         let (action, mut why) = match (&rollout.decision, &rollout.target.object) {
             (RolloutDecision::Pending { on }, RolloutObject::Nothing {}) => {
                 ("wait", format!("until {on} is published"))
             }
-            (decision, _) => decided(decision),
+            (RolloutDecision::Hold(HoldReason::Chain { image, why }), _) => {
+                // The row of the other image has its reason.
+                let (action, text) = decided(rollout);
+                (
+                    action,
+                    text.replacen(&format!("{image} is on hold: {why}"), &format!("{image} is on hold"), 1),
+                )
+            }
+            _ => decided_below_images(plan, rollout),
         };
         if let Some(upgrade) = &rollout.upgrade {
             why = format!("{why}\n{}", upgrade.summary());
@@ -170,18 +178,30 @@ fn rollouts<'a>(rollouts: impl IntoIterator<Item = &'a PlannedRollout>) -> Table
         }
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
-    table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], rollouts.into_iter().map(row))
+    table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().filter(is_shown).map(row))
+}
+
+/// Returns what [`decided`] returns, without the reason that the state of the image above already has.
+pub(super) fn decided_below_images(plan: &Plan, rollout: &PlannedRollout) -> (&'static str, String) {
+    let (action, text) = decided(rollout);
+    let RolloutDecision::Hold(HoldReason::NoImage { kernel, .. }) = &rollout.decision else {
+        return (action, text);
+    };
+    let is_absent = |cell: &&PlannedCell| cell.image == rollout.image && cell.target.to_string() == *kernel;
+    let reason = plan.cells.iter().find(is_absent).map(|cell| cell.outcome.absence_reason());
+    let repeated = reason.filter(|reason| !reason.is_empty()).map(|reason| format!(": {reason}"));
+    (action, repeated.map_or(text.clone(), |repeated| text.replacen(&repeated, ", for the reason above", 1)))
 }
 
 /// Returns the action for a rollout target, and its reason.
-pub fn decided(decision: &RolloutDecision) -> (&'static str, String) {
-    match decision {
+pub fn decided(rollout: &PlannedRollout) -> (&'static str, String) {
+    match &rollout.decision {
         RolloutDecision::Rewrite { from, to } => ("rewrite", format!("{from} -> {to}")),
         RolloutDecision::Pending { on } => ("rewrite later", format!("after {on} is published")),
         RolloutDecision::AlreadySet { image } => ("already set", image.to_string()),
         RolloutDecision::Steps { now } => ("change", now.join("\n")),
         RolloutDecision::Settled { how } => ("settled", how.clone()),
-        RolloutDecision::Hold(why) => ("hold", why.to_string()),
+        RolloutDecision::Hold(_) => ("hold", rollout.hold_text().unwrap_or_default()),
     }
 }
 
@@ -339,6 +359,32 @@ pub(crate) mod layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::fixtures::{K47, K48, World, name};
+
+    /// Row of the only rollout.
+    fn rollout_row(world: &World) -> String {
+        rollouts(&world.plan(), |_| true).rows[0].join(" ")
+    }
+
+    #[test]
+    fn a_hold_names_the_image_that_stays() {
+        let mut world = World::new(&[K47, K48]);
+        let stays = format!("; its image stays {}", world.image_of("driver"));
+        assert!(rollout_row(&world).ends_with(&stays), "{}", rollout_row(&world));
+        let json = serde_json::to_value(&world.plan().rollouts[0]).unwrap();
+        assert_eq!(json["currentImage"], world.image_of("driver"));
+        world.snapshot.daemon_sets.clear();
+        assert!(!rollout_row(&world).contains("stays"), "{}", rollout_row(&world));
+    }
+
+    #[test]
+    fn the_reason_of_a_missing_image_is_in_one_row() {
+        let mut world = World::new(&[K47]);
+        world.resolved.images.insert(name("mft"), Err("404 for driver.tgz".to_owned()));
+        let text = layout::table(&world.plan());
+        assert_eq!(text.matches("404 for driver.tgz").count(), 1, "{text}");
+        assert!(text.contains("hold    no image for 6.1.0-47-amd64 (debian 12, amd64), for the reason above; its image stays "), "{text}");
+    }
 
     #[test]
     fn a_cell_has_lines_and_steers_no_terminal() {

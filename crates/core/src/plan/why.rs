@@ -7,7 +7,7 @@ use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
     ReachingObject, ResourceFacts, RolloutObject, RolloutTarget, RolloutWarning, StatusEntry,
     is_hardware_label, node_target, status_entries,
-    table::{decided, missing_images, some_of},
+    table::{decided_below_images, missing_images, some_of},
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, commit_in},
@@ -170,7 +170,7 @@ impl Explain<'_> {
             if not_reached.iter().any(|step| step.about == about) {
                 continue;
             }
-            let (action, why) = decided(&rollout.decision);
+            let (action, why) = decided_below_images(self.plan, rollout);
             steps.push(step(&about, format!("{action}: {why}")));
             steps.extend(rollout.warnings.iter().map(|RolloutWarning { code, message, hint }| {
                 ExplanationStep { hint: hint.clone(), ..step(&about, format!("warning[{code}]: {message}")) }

@@ -39,7 +39,7 @@ fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
     image mft: called for by pci=yes
     state: missing: not in the registry
-    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1; use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel
+    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1; use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel; its image stays registry.test/old:1
     ");
     world.publish(Verdict::Loads);
     let announced = (NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
@@ -49,7 +49,7 @@ fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
     image mft: called for by pci=yes
     state: published: registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64@sha256:12c6ad962519bd618352d6dcdb3722137d666e063c3d9aca12655cb80adfaaba, check verdict: loads
-    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1; use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel
+    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1; use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel; its image stays registry.test/old:1
     next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64): every image that it will need is published
     ");
     assert_eq!(of_node(&world, "n7"), "");
@@ -105,6 +105,25 @@ fn a_rollout_that_does_not_reach_the_node_has_one_line() {
 }
 
 #[test]
+fn an_image_without_a_state_has_one_line_for_each_rollout_that_does_not_reach_the_node() {
+    let mut world = World::new(&[K47]);
+    world.snapshot.nodes[0].taints.push(Taint {
+        key: "storage".to_owned(),
+        value: "only".to_owned(),
+        effect: "NoSchedule".to_owned(),
+    });
+    let mut plan = world.plan();
+    plan.cells.clear();
+    let explain = Explain { snapshot: &world.snapshot, definitions: &world.definitions, plan: &plan };
+    insta::assert_snapshot!(text(explain.node("n0").as_slice()), @"
+    node n0
+    kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
+    image mft: called for by pci=yes
+    DaemonSet kube-system/mft, container driver: does not reach the node: its taint storage=only:NoSchedule is not tolerated
+    ");
+}
+
+#[test]
 fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     let mut world = World::chain(&[K47; 7]);
     world.snapshot.nodes[6].labels.remove("pci");
@@ -115,7 +134,7 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     other nodes: n6: not called for: the definition requires the label pci=yes, and there is no such label
     family: debian-12: headers from headers/6.1.0-47-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     state: waiting: waits for mofed, gpu
-    DaemonSet kube-system/peer, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): it waits for mofed, gpu
+    DaemonSet kube-system/peer, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): it waits for mofed, gpu; its image stays registry.test/old:1
     ");
     insta::assert_snapshot!(of_image(&world, "mft", K48), @"
     mft for 6.1.0-48-amd64 (debian 12, amd64)
@@ -133,7 +152,7 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     other nodes: n6: not called for: the definition requires the label pci=yes, and there is no such label
     family: debian-12: headers from headers/6.1.0-47-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     state: skipped: 404 for driver.tgz
-    DaemonSet kube-system/mft, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): 404 for driver.tgz
+    DaemonSet kube-system/mft, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64), for the reason above; its image stays registry.test/old:1
     ");
     insta::assert_snapshot!(of_image(&world, "mft", "5.10.0-1-amd64"), @"
     mft for 5.10.0-1-amd64

@@ -24,7 +24,8 @@ pub(super) fn may_be_usable(guest: Architecture, state_dir: Option<&Path>) -> bo
         Architecture::Arm64 => cfg!(target_arch = "aarch64"),
     };
     let has_device = || OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-    is_native && !HAS_FAILED.load(Ordering::Relaxed) && has_device() && !failed_before(state_dir)
+    // Opening the device takes long on machines where it does not work, so read the record first.
+    is_native && !HAS_FAILED.load(Ordering::Relaxed) && !failed_before(state_dir) && has_device()
 }
 
 /// Records that KVM failed, which prevents further attempts. If the file cannot be written, the next process tries KVM once

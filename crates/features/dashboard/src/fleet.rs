@@ -272,7 +272,7 @@ impl<'a> Fleet<'a> {
             let RolloutDecision::Hold(why) = &rollout.decision else { continue };
             let (state, class) = ("on hold", if why.is_failure() { "bad" } else { "warn" });
             let subject = format!("{}: {}", rollout.image, rollout.target);
-            let (link, reason) = (Some("rollouts.html".to_owned()), why.to_string());
+            let (link, reason) = (Some("rollouts.html".to_owned()), rollout.hold_text().unwrap_or_default());
             problems.push(Problem { state, class, subject, link, more: 0, reason, hint: String::new() });
         }
         for ((why, remedy), names) in &self.facts.excluded {

@@ -70,7 +70,7 @@ impl History {
         for RolloutReport { planned, error } in
             reports.iter().filter(|report| !report.planned.changes.is_empty())
         {
-            let (action, why) = decided(&planned.decision);
+            let (action, why) = decided(planned);
             let (target, at, failed) = (planned.target.clone(), format!("{time:.0}"), error.clone());
             self.rewrites.insert(0, Rewrite { target, at, what: format!("{action}: {why}"), failed });
         }

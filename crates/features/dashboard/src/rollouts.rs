@@ -127,7 +127,7 @@ impl RolloutsPage {
 impl RolloutView {
     fn of(rollout: &PlannedRollout, facts: &Facts, offers: &ActionLinks, rewrites: &[Rewrite]) -> Self {
         let (state, class) = decision_state(&rollout.decision);
-        let (_, why) = decided(&rollout.decision);
+        let (_, why) = decided(rollout);
         let mut details = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
         if let Some(upgrade) = &rollout.upgrade {
             details.extend(upgrade_details(upgrade, facts.now));

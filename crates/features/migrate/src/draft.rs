@@ -185,9 +185,9 @@ impl Context {
         Some(json!({"daemonSet": self.rollout_to(facts, &containers)}))
     }
 
-    /// Returns a rollout to an operator's resource, which in a directory of manifests cannot be written.
+    /// Returns a rollout to an operator's resource, if the cluster has it.
     pub fn rollout_to_resource(&self, kind: OperatorResource, namespace: Option<&str>, name: &str) -> Value {
-        if self.live {
+        if self.in_cluster {
             json!({"resource": {"kind": kind, "namespace": namespace, "name": name}})
         } else {
             json!({"tag": kind})

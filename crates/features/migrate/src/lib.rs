@@ -43,9 +43,9 @@ pub struct Context {
     pub nodes: Vec<NodeFacts>,
     /// The cluster's DaemonSets.
     pub daemon_sets: Vec<DaemonSetFacts>,
-    /// Whether operators' resources can be rewritten: true for a live cluster, false for a directory of
-    /// manifests.
-    pub live: bool,
+    /// Whether the cluster, live or a directory of manifests, has the operators' resources that are read, so that a rollout can
+    /// write them.
+    pub in_cluster: bool,
 }
 
 /// The result of reading forms.

@@ -86,7 +86,8 @@ fn read(text: &str) -> Result<bool, String> {
 /// Drafts definitions from the forms in a text, for a cluster of these manifests.
 fn drafted(text: &str, cluster: &str) -> Result<Drafted, String> {
     let (nodes, daemon_sets) = farrier_cluster::nodes_and_daemon_sets(cluster).unwrap();
-    let context = Context { registry: "registry.example/kmm".to_owned(), nodes, daemon_sets, live: true };
+    let context =
+        Context { registry: "registry.example/kmm".to_owned(), nodes, daemon_sets, in_cluster: true };
     let mut drafted = Drafted::default();
     drafted.read(text, Path::new("/src/strange/dkms.conf"), &context)?;
     for draft in drafted.drafts.iter_mut().filter(|draft| draft.from.is_none()) {
@@ -393,11 +394,11 @@ fn a_kbuild_directory() {
     assert!(text.contains("from: {path: {path: \"/src/Acme Driver\"}}"), "{text}");
 }
 
-/// From a directory of manifests, farrier cannot write to the Module.
+/// A rollout cannot write a Module that only a file outside of the cluster has.
 #[test]
 fn a_module_is_the_rollout_of_its_image() {
-    let rollout = |live| {
-        let context = Context { registry: "r.example".to_owned(), live, ..Context::default() };
+    let rollout = |in_cluster| {
+        let context = Context { registry: "r.example".to_owned(), in_cluster, ..Context::default() };
         let mut drafted = Drafted::default();
         drafted.read(MODULE, Path::new("x"), &context).unwrap();
         drafted.drafts[0].from = Some(source("/src").unwrap());

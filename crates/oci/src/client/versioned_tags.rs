@@ -40,6 +40,19 @@ impl RemoteRegistry {
         }
     }
 
+    /// Explains the refusal of a registry that is known to have immutable tags.
+    fn immutable(&self, repository: &Repository, error: RegistryError) -> RegistryError {
+        match error {
+            RegistryError::Denied { host, action, reason }
+            | RegistryError::Protocol { host, action, reason }
+                if self.has_immutable_tags(repository) && reason.contains("immutable") =>
+            {
+                RegistryError::protocol(host, action, "the tag exists, and no tag moves there")
+            }
+            error => error,
+        }
+    }
+
     /// Returns the highest version of a tag; 0 is the tag itself, and `None` means that the tag does not exist.
     async fn newest_number(&self, repository: &Repository, tag: &Tag) -> Result<Option<u64>> {
         let tags = self.tags_at(repository).await?;
@@ -61,7 +74,8 @@ impl RemoteRegistry {
         let tag = match version {
             Version::Tag(tag) if self.is_versioned(repository, tag) => tag,
             Version::Tag(_) | Version::Digest(_) => {
-                return Ok(self.put_manifest(repository, version, media_type, bytes).await?.0);
+                let pushed = self.put_manifest(repository, version, media_type, bytes).await;
+                return pushed.map(|(digest, _)| digest).map_err(|error| self.immutable(repository, error));
             }
         };
         let mut refusal = None;

@@ -120,6 +120,22 @@ pub(crate) async fn fetch_source(
     services.process.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
 }
 
+/// Returns the part of a conflict's remedy about changed sources that contain products of a build; empty if there are none.
+pub(crate) fn products_remedy(services: &BuildServices, image: &DriverImage, changed: &[String]) -> String {
+    let is_changed = |source: &&SourceSpec| {
+        changed.iter().any(|change| change.starts_with(&format!("source {} changed", source.name)))
+    };
+    let mut changed_sources = image.spec.sources.iter().filter(is_changed);
+    let product =
+        changed_sources.find_map(|source| Some((&source.name, services.fetcher.sources().product(source)?)));
+    product.map_or_else(String::new, |(name, product)| {
+        format!(
+            "source {name} contains products of a build, such as {}: run `make clean` there; ",
+            product.display()
+        )
+    })
+}
+
 fn no_source(why: String) -> BuildError {
     BuildError::unmet(
         why,

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::plan::{
     Activity, Cell, HoldReason, NodeReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout,
-    RolloutDecision, RolloutWarning, StatusEntry, counts, status_entries,
+    RolloutDecision, RolloutWarning, StatusEntry, status_entries, summary,
 };
 
 /// Interval between log lines while a plan is being made. The first plan takes longest, because it fetches package lists.
@@ -63,7 +63,7 @@ impl StateLog {
     /// Logs what changed since the last plan. Call this method after the plan's builds are queued.
     pub(super) fn log(&mut self, plan: &Plan, activity: &Activity) {
         if !self.has_logged_plan {
-            tracing::info!(found = counts(plan), "first plan made");
+            tracing::info!(found = summary(plan), "first plan made");
         }
         self.log_untrusted_nodes(plan);
         for StateLine { image, target, state, reason, hint, warns } in self.new_lines(plan, activity) {
@@ -172,7 +172,7 @@ fn rollout_line(rollout: &PlannedRollout) -> Option<StateLine> {
         image: rollout.image.to_string(),
         target: rollout.target.to_string(),
         state: HELD,
-        reason: why.to_string(),
+        reason: rollout.hold_text().unwrap_or_default(),
         hint: hint.map(str::to_owned),
         warns: true,
     })

@@ -205,7 +205,10 @@ fn record_states(view: &ReconcileView, history: &mut EventHistory) {
             continue;
         }
         if let Some(regarding) = regarding_target(rollout) {
-            history.held.insert(regarding, (hold_event(why), format!("{}: {why}", rollout.image)));
+            history.held.insert(
+                regarding,
+                (hold_event(why), format!("{}: {}", rollout.image, rollout.hold_text().unwrap_or_default())),
+            );
         }
     }
 }

@@ -72,9 +72,21 @@ pub struct PlannedRollout {
     /// Warnings about the first write of the target.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<RolloutWarning>,
+    /// Image in the target's field, where farrier can read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub current_image: Option<String>,
 }
 
 impl PlannedRollout {
+    /// Returns the reason of a hold as text, with the image that stays in the field meanwhile.
+    pub fn hold_text(&self) -> Option<String> {
+        let RolloutDecision::Hold(why) = &self.decision else { return None };
+        // A change of a held rollout restores the previous image.
+        let stays = self.current_image.as_ref().filter(|_| self.changes.is_empty());
+        let stays = stays.map(|image| format!("; its image stays {image}")).unwrap_or_default();
+        Some(format!("{why}{stays}"))
+    }
+
     /// Holds the rollout for a reason that appears only when its changes are made.
     pub fn hold(&mut self, why: HoldReason) {
         self.changes.clear();

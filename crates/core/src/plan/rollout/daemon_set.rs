@@ -2,7 +2,7 @@
 
 use super::{
     Context, DaemonSetFacts, HoldReason, ManifestLocation, PlanInputs, RolloutObject, RolloutTarget,
-    single::single,
+    resource, single::single,
 };
 use crate::{
     image::OperatorResource,
@@ -21,13 +21,7 @@ pub(super) fn target_container<'a>(
     inputs: &PlanInputs<'a>,
     target: &RolloutTarget,
 ) -> Result<TargetContainer<'a>, HoldReason> {
-    let RolloutObject::DaemonSet(name) = &target.object else { return Err(HoldReason::NOT_FOUND) };
-    let daemon_set: &DaemonSetFacts = single(inputs, target, name)?;
-    let mut containers = daemon_set.containers.iter().filter(|container| container.name == *name.container);
-    let (Some(container), None) = (containers.next(), containers.next()) else {
-        let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
-        return Err(HoldReason::NoContainer { container: name.container.to_string(), found });
-    };
+    let found @ TargetContainer { daemon_set, container } = named_container(inputs, target)?;
     if let Some(owner) = &daemon_set.owner {
         return Err(HoldReason::Owned { remedy: remedy(owner), owner: owner.clone() });
     }
@@ -37,7 +31,32 @@ pub(super) fn target_container<'a>(
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
+    Ok(found)
+}
+
+/// Returns the DaemonSet and the container that a target names.
+fn named_container<'a>(
+    inputs: &PlanInputs<'a>,
+    target: &RolloutTarget,
+) -> Result<TargetContainer<'a>, HoldReason> {
+    let RolloutObject::DaemonSet(name) = &target.object else { return Err(HoldReason::NOT_FOUND) };
+    let daemon_set: &DaemonSetFacts = single(inputs, target, name)?;
+    let mut containers = daemon_set.containers.iter().filter(|container| container.name == *name.container);
+    let (Some(container), None) = (containers.next(), containers.next()) else {
+        let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
+        return Err(HoldReason::NoContainer { container: name.container.to_string(), found });
+    };
     Ok(TargetContainer { daemon_set, container })
+}
+
+/// Returns the image in the field that a target names, where the object can be read.
+pub(super) fn current_image(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> Option<String> {
+    let image = match &target.object {
+        RolloutObject::DaemonSet(_) => named_container(inputs, target).ok()?.container.image.clone(),
+        RolloutObject::Resource(name) => resource::current(single(inputs, target, name).ok()?),
+        RolloutObject::Nothing {} => return None,
+    };
+    Some(image).filter(|image| !image.is_empty())
 }
 
 /// Returns the target's DaemonSet in a live cluster, for rollouts that change more than one field.
