@@ -1,13 +1,14 @@
-/* Init of the virtual machine: loads each mutant of /plan, and reports the kernel's answer to the device of the first argument.
+/* Init of the virtual machine: loads mutants of /plan, and reports the kernel's answers to the device of the first argument.
  *
  * The plan consists of 32-bit little-endian words and of bytes:
  *
  *     number of bases; for each base: length, bytes
- *     number of mutants; for each mutant: number, index of the base, length, number of edits;
+ *     for each mutant up to the end: number, index of the base, length, number of edits;
  *         for each edit: offset, length, bytes
  *
  * Lines of the report:
  *
+ *     W               init waits for a line with the offset in the plan of the first mutant to load; repeated
  *     B NUMBER        before a load
  *     K TEXT          a kernel message during the load
  *     R NUMBER ERRNO  after the load; 0 if it succeeded
@@ -16,6 +17,7 @@
  *     E               end of the report */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,15 +87,23 @@ int main(int argc, char **argv) {
         give_up("mount");
     report = fopen(argc > 1 ? argv[1] : "/dev/console", "w");
     kmsg = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
-    FILE *plan = fopen("/plan", "r");
-    if (!report || kmsg < 0 || !plan) give_up("open the report, /dev/kmsg or /plan");
+    FILE *plan = fopen("/plan", "r"), *input = fopen(argc > 1 ? argv[1] : "/dev/console", "r");
+    if (!report || kmsg < 0 || !plan || !input) give_up("open the report, /dev/kmsg or /plan");
     uint32_t count = word(plan), *lengths = calloc(count, sizeof *lengths);
     unsigned char **bases = calloc(count, sizeof *bases);
     for (uint32_t i = 0; i < count; i++) {
         lengths[i] = word(plan);
         bases[i] = bytes(plan, lengths[i]);
     }
-    for (uint32_t left = word(plan); left > 0; left--) {
+    struct pollfd answer = {.fd = fileno(input), .events = POLLIN};
+    do {
+        fprintf(report, "W\n");
+        fflush(report);
+    } while (poll(&answer, 1, 100) == 0);
+    long start;
+    if (fscanf(input, "%ld", &start) != 1 || fseek(plan, start, SEEK_SET)) give_up("read where to start");
+    for (int next; (next = getc(plan)) != EOF;) {
+        ungetc(next, plan);
         uint32_t number = word(plan), base = word(plan), length = word(plan), edits = word(plan);
         if (base >= count) give_up("find the base of a mutant");
         unsigned char *module = calloc(1, length > lengths[base] ? length : lengths[base] + 1);
