@@ -45,17 +45,21 @@ pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
         (Verdict::Loads, Answer::Died(console)) => {
             Comparison::Trusted(format!("the kernel dies: {}", crash_location(console)))
         }
-        // The names of parameters are behind pointers, which relocations set.
         (Verdict::Loads, Answer::Refused(_, messages))
-            if messages.iter().any(|message| {
-                message.contains("cannot create duplicate filename '/module/")
-                    && message.contains("/parameters/")
-            }) =>
+            if messages.iter().any(|message| names_trusted_content(message)) =>
         {
             Comparison::Trusted(describe(answer))
         }
         _ => Comparison::Differs(format!("the check: {}; {}", report.summary(), describe(answer))),
     }
+}
+
+/// Whether the kernel refuses a name that the check does not know: the name of a parameter is behind a pointer, which a relocation
+/// sets. The name of a type may be in the kernel's own type information.
+fn names_trusted_content(message: &str) -> bool {
+    let is_parameter =
+        message.contains("cannot create duplicate filename '/module/") && message.contains("/parameters/");
+    is_parameter || message.contains("BPF: Invalid name")
 }
 
 /// Returns the function and offset at which the kernel crashed, from its console.

@@ -52,9 +52,12 @@ static unsigned char *bytes(FILE *plan, size_t length) {
     return content;
 }
 
-/* Reads all new kernel messages. If asked to, reports the first 12 of them. */
+/* Reads all new kernel messages. If asked to, reports the first 12 of them. Writes a message first, because the kernel completes a
+ * message without a line feed only when the next one follows. */
 static void read_messages(int report_them) {
+    static const char last[] = "end of messages";
     char record[8192];
+    if (write(kmsg, last, sizeof last - 1) < 0) give_up("write to /dev/kmsg");
     int count = 0;
     for (;;) {
         ssize_t length = read(kmsg, record, sizeof record - 1);
@@ -64,6 +67,7 @@ static void read_messages(int report_them) {
         char *text = strchr(record, ';');
         if (!text || !report_them || ++count > 12) continue;
         text[1 + strcspn(text + 1, "\n")] = 0;
+        if (!strcmp(text + 1, last)) continue;
         fprintf(report, "K %.200s\n", text + 1);
     }
 }
@@ -85,8 +89,10 @@ int main(int argc, char **argv) {
     if (mount("devtmpfs", "/dev", "devtmpfs", 0, NULL) || mount("proc", "/proc", "proc", 0, NULL) ||
         mount("sysfs", "/sys", "sysfs", 0, NULL))
         give_up("mount");
+    FILE *limit = fopen("/proc/sys/kernel/printk_devkmsg", "w");
+    if (!limit || fputs("on\n", limit) < 0 || fclose(limit)) give_up("allow many messages");
     report = fopen(argc > 1 ? argv[1] : "/dev/console", "w");
-    kmsg = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
+    kmsg = open("/dev/kmsg", O_RDWR | O_NONBLOCK);
     FILE *plan = fopen("/plan", "r"), *input = fopen(argc > 1 ? argv[1] : "/dev/console", "r");
     if (!report || kmsg < 0 || !plan || !input) give_up("open the report, /dev/kmsg or /plan");
     uint32_t count = word(plan), *lengths = calloc(count, sizeof *lengths);

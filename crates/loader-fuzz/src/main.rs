@@ -16,6 +16,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process::ExitCode,
+    slice,
 };
 
 use compare::{Comparison, compare};
@@ -189,7 +190,17 @@ fn answers(
     {
         return Ok(answers);
     }
-    let answers = MutantLoader::new(kernel)?.load(bases, loads)?;
+    let loader = MutantLoader::new(kernel)?;
+    let mut answers = loader.load(bases, loads)?;
+    // Earlier mutants may have changed the machine's memory, so the answer of a fresh machine counts.
+    for (load, answer) in loads.iter().zip(&mut answers) {
+        let comparison = compare(&check_module(&kernel.facts, load.bytes), answer);
+        if matches!(comparison, Comparison::Differs(_))
+            && let Some(alone) = loader.load(bases, slice::from_ref(load))?.pop()
+        {
+            *answer = alone;
+        }
+    }
     if let Some(file) = &record_file {
         machine::write_answers(file, &answers)?;
     }
