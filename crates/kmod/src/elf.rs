@@ -12,7 +12,9 @@ use object::{
     pod::slice_from_bytes,
 };
 
-use super::{ModuleError, error::Result, file::ModuleBytes, relocation, rules::layout::ARM64_SECTIONS};
+use super::{
+    ModuleError, Verdict, error::Result, file::ModuleBytes, relocation, rules::layout::ARM64_SECTIONS,
+};
 
 const LE: LittleEndian = LittleEndian;
 
@@ -31,6 +33,8 @@ const MAX_NAMES_BEYOND: usize = 4096;
 const LIVEPATCH: elf::SectionFlags = elf::SectionFlags(0x0010_0000);
 /// Size of the smallest page in bytes.
 const PAGE: u64 = 4 << 10;
+/// Number of bytes after the loader's copy of the file in which other memory may lie.
+const MAX_FOLLOWING: u64 = 16 << 20;
 /// Sections that the loader reads once and drops (`rewrite_section_headers`, `layout_and_allocate`).
 const DROPPED: [&str; 4] = [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names"];
 /// Sections that are not in sysfs: [`DROPPED`], and the per-CPU section, of which each CPU has a copy.
@@ -323,19 +327,23 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.has_flags(index, elf::SHF_EXECINSTR)
     }
 
-    /// Whether the header of a section that has relocations lies beyond the file.
-    pub fn has_target_beyond_file(&self) -> bool {
-        let distance = self.end_of_file().saturating_sub(self.header_range.start);
-        self.headers.iter().any(|header| {
-            let target =
-                u64::from(header.sh_info.get(LE)) * size_of::<SectionHeader64<LittleEndian>>() as u64;
-            header.sh_type.get(LE) == elf::SHT_RELA && target >= distance
-        })
+    /// Verdict about section headers beyond the file to which relocation sections refer.
+    pub fn targets_beyond_file(&self) -> Verdict {
+        let is_applied = |header: &&SectionHeader64<LittleEndian>| header.sh_type.get(LE) == elf::SHT_RELA;
+        let size = size_of::<SectionHeader64<LittleEndian>>() as u64;
+        let targets = self.headers.iter().filter(is_applied).map(|header| u64::from(header.sh_info.get(LE)));
+        targets.map(|target| self.reading(self.header_range.start + target * size)).max().unwrap_or_default()
     }
 
-    /// Size of the file, rounded up to pages. The loader faults if it reads beyond its copy of the file.
-    fn end_of_file(&self) -> u64 {
-        self.data.len().unwrap_or_default().next_multiple_of(PAGE)
+    /// Verdict about a loader that reads a byte at an offset of its copy of the file. The loader faults far beyond the copy. Other
+    /// memory may follow the copy directly.
+    fn reading(&self, offset: u64) -> Verdict {
+        let end = self.data.len().unwrap_or_default().next_multiple_of(PAGE);
+        match offset.checked_sub(end) {
+            None => Verdict::Loads,
+            Some(distance) if distance < MAX_FOLLOWING => Verdict::Unknown,
+            Some(_) => Verdict::Refused,
+        }
     }
 
     /// Whether a section is writable (`SHF_WRITE`).
@@ -351,11 +359,18 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.headers.iter().skip(1).any(is_outside)
     }
 
-    /// Whether the name of a section lies beyond the file. The loader reads the names of all sections, also of those without a type.
-    pub fn has_section_name_beyond_file(&self) -> bool {
+    /// Verdict about the names of sections beyond the file. The loader reads the names of all sections, also of those without a type.
+    pub fn section_names_beyond_file(&self) -> Verdict {
         let start = self.file_offset(self.names_index).unwrap_or_default();
-        let end = self.end_of_file();
-        self.headers.iter().any(|header| start + u64::from(header.sh_name.get(LE)) >= end)
+        let names = self.headers.iter().map(|header| start + u64::from(header.sh_name.get(LE)));
+        names.map(|name| self.reading(name)).max().unwrap_or_default()
+    }
+
+    /// Verdict about reading the name of a symbol at an offset from the begin of the string table.
+    pub fn reading_symbol_name(&self, offset: u32) -> Verdict {
+        let start = self.symbol_names_index().and_then(|index| self.headers.get(index));
+        let start = start.map_or(0, |header| header.sh_offset.get(LE));
+        self.reading(start.saturating_add(offset.into()))
     }
 
     /// Whether the section names or the symbol names are in a section of another type than `SHT_STRTAB`.
@@ -594,13 +609,14 @@ impl<'d> Symbols<'d> {
         Symbol { name, location: symbol_location(entry), value: entry.st_value.get(LE), weak }
     }
 
-    /// Locations of the symbols whose names do not end in the file.
-    pub fn unnamed(&self) -> impl Iterator<Item = SymbolLocation> {
+    /// Locations of the symbols whose names do not end in the file, with the offsets of the names.
+    pub fn unnamed(&self) -> impl Iterator<Item = (SymbolLocation, u32)> {
         let is_unnamed = |entry: &&Sym64<LittleEndian>| {
             let offset = entry.st_name.get(LE);
             offset as usize >= self.end && !self.names_beyond.contains_key(&offset)
         };
-        self.entries.iter().skip(1).filter(is_unnamed).map(symbol_location)
+        let unnamed = self.entries.iter().skip(1).filter(is_unnamed);
+        unnamed.map(|entry| (symbol_location(entry), entry.st_name.get(LE)))
     }
 
     /// Returns the error in the string table, if there is one (`elf_validity_cache_strtab`).

@@ -100,8 +100,8 @@ pub struct Layout {
     pub misaligned: Vec<String>,
     /// Whether only a `.modinfo` that is not loaded exists, which kernels before Linux 6.4 do not read.
     pub has_unloaded_info: bool,
-    /// Whether the header of a section with relocations of another section lies beyond the file. The loader for arm64 reads it.
-    pub has_target_beyond_file: bool,
+    /// Verdict about headers beyond the end of the file that belong to relocation sections. The loader for arm64 reads them.
+    pub targets_beyond_file: Verdict,
     /// Name of a loaded section of at least 1 GiB, and thus larger than the memory for modules.
     pub oversized: Option<String>,
     /// Name of a relocation section that livepatch applies, without the name of an object.
@@ -121,8 +121,8 @@ pub struct NameTables {
     pub unnamed_symbols: Verdict,
     /// Whether the name of a section that is not loaded lies outside of the section names.
     pub section_is_outside: bool,
-    /// Whether the name of a section lies beyond the end of the file.
-    pub section_is_beyond_file: bool,
+    /// Verdict about names of sections beyond the end of the file.
+    pub sections_beyond_file: Verdict,
     /// Whether the names of the sections or of the symbols are in a section of another type than `SHT_STRTAB`.
     pub is_of_other_type: bool,
 }
@@ -330,7 +330,7 @@ impl Layout {
                 symbols: symbols.names_error(),
                 unnamed_symbols: unnamed_symbols(elf, symbols),
                 section_is_outside: elf.has_section_name_outside(),
-                section_is_beyond_file: elf.has_section_name_beyond_file(),
+                sections_beyond_file: elf.section_names_beyond_file(),
                 is_of_other_type: elf.has_names_of_other_type(),
             },
             writable_executable: elf.writable_executable().collect(),
@@ -339,7 +339,7 @@ impl Layout {
             duplicate_names: elf.duplicate_names(),
             header_overlaps: elf.header_overlaps(),
             misaligned: elf.misaligned(),
-            has_target_beyond_file: elf.has_target_beyond_file(),
+            targets_beyond_file: elf.targets_beyond_file(),
             oversized: elf.oversized(),
             misnamed_livepatch: elf.misnamed_livepatch(),
             exports: ExportTables {
@@ -355,12 +355,12 @@ impl Layout {
 /// Returns the verdict about symbols whose names do not end in the file. The loader reads beyond the file to look up undefined symbols,
 /// and to copy the names of symbols that stay in memory. Of the other symbols, it may read the names to describe an address.
 fn unnamed_symbols<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbols: &Symbols<'d>) -> Verdict {
-    let verdict = |location| match location {
+    let verdict = |(location, name)| match location {
         SymbolLocation::Absolute | SymbolLocation::Livepatch | SymbolLocation::Reserved(_) => Verdict::Loads,
         SymbolLocation::Section(index) if !elf.is_loaded(index) || elf.name(index).starts_with(b".init") => {
             Verdict::Unknown
         }
-        _ => Verdict::Refused,
+        _ => elf.reading_symbol_name(name).max(Verdict::Unknown),
     };
     symbols.unnamed().map(verdict).max().unwrap_or_default()
 }

@@ -54,8 +54,9 @@ pub enum RelocationProblem {
     Misplaced,
     /// x86-64: a static call refers to a symbol of the kernel that is neither a key nor a trampoline.
     NoStaticCall,
-    /// arm64: a call from a section that is not executable. The loader reserves no jump beyond 128 MiB for the call.
-    NoJump,
+    /// arm64: the distance depends on the memory of the machine, and may be too long. The loader reserves no jump for calls from
+    /// sections that are not executable.
+    MayOverflow,
     /// The relocation names a symbol beyond the symbol table. The loader does not check that, and reads other memory.
     NoSymbol,
     /// The relocation names a symbol so far beyond the symbol table that the loader faults.
@@ -293,8 +294,10 @@ impl Value {
             SymbolLocation::Section(index) if !elf.is_loaded(index) => Self::LoaderCopy,
             SymbolLocation::Section(index) if elf.name(index) == b".data..percpu" => Self::Unknown,
             SymbolLocation::Section(_) => Self::Kernel(symbol.value),
-            SymbolLocation::Absolute => Self::Number(symbol.value),
-            SymbolLocation::Undefined if !symbol.weak && !symbol.name.is_empty() => Self::Kernel(0),
+            SymbolLocation::Absolute | SymbolLocation::Livepatch => Self::Number(symbol.value),
+            // The null symbol.
+            SymbolLocation::Undefined if symbol.name.is_empty() => Self::Number(symbol.value),
+            SymbolLocation::Undefined if !symbol.weak => Self::Kernel(0),
             _ => Self::Unknown,
         }
     }
@@ -398,25 +401,30 @@ fn arm64<'d, R: ModuleBytes<'d>>(
     if let Some(symbol) = symbols.get(symbol) {
         let value = Value::of(&symbol, elf);
         let is_far = value == Value::LoaderCopy || symbol.location == SymbolLocation::Undefined;
-        let is_distant = match value {
-            Value::Kernel(distance) => distance.wrapping_add(addend).cast_signed().unsigned_abs() >= 1 << 33,
-            _ => false,
-        };
+        let is_small = |number: u64| number.cast_signed().unsigned_abs() < 1 << 33;
+        let is_distant = matches!(value, Value::Kernel(distance) if !is_small(distance.wrapping_add(addend)));
+        let is_ranged = RANGED.contains(&kind) || NEAR.contains(&kind);
         let is_call = [elf::R_AARCH64_CALL26, elf::R_AARCH64_JUMP26].contains(&kind);
         // The loader reserves jumps for calls of other sections.
         let is_local = symbol.location == SymbolLocation::Section(target.section);
         match value {
-            _ if is_distant && (RANGED.contains(&kind) || NEAR.contains(&kind) || is_call && is_local) => {
+            _ if is_distant && (is_ranged || is_call && is_local) => {
                 return Some(RelocationProblem::Overflow);
             }
             _ if is_call && (is_far || is_distant) && !target.is_executable => {
-                return Some(RelocationProblem::NoJump);
+                return Some(RelocationProblem::MayOverflow);
+            }
+            Value::Number(number) if is_ranged && is_small(number.wrapping_add(addend)) => {
+                return Some(RelocationProblem::Overflow);
             }
             Value::Kernel(_) | Value::LoaderCopy if NARROW.contains(&kind) => {
                 return Some(RelocationProblem::Overflow);
             }
             Value::Kernel(_) | Value::LoaderCopy if is_far && NEAR.contains(&kind) => {
                 return Some(RelocationProblem::Overflow);
+            }
+            Value::Kernel(_) if NEAR.contains(&kind) && !is_local => {
+                return Some(RelocationProblem::MayOverflow);
             }
             // The distance to the loader's copy may be too long for these types.
             Value::LoaderCopy if target.is_followed || RANGED.contains(&kind) => {

@@ -28,10 +28,10 @@ pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let missing = |section: &str, message: &str| {
         Finding::new(Rule::Elf, Verdict::Refused, section, message, COMPILE_WITH_KBUILD)
     };
-    if module.layout.has_target_beyond_file {
-        let message = "a relocation section belongs to a section beyond the file: the loader faults";
+    if module.layout.targets_beyond_file > Verdict::Loads {
+        let message = "a relocation section belongs to a section beyond the file, and the loader reads on";
         let remedy = "rebuild it: the file is damaged";
-        findings.push(Finding::new(Rule::Elf, Verdict::Refused, "sh_info", message, remedy));
+        findings.push(Finding::new(Rule::Elf, module.layout.targets_beyond_file, "sh_info", message, remedy));
     }
     let [plt, init_plt, trampoline, init_trampoline] = ARM64_SECTIONS;
     let has = |section| module.layout.arm64_sections.contains(&section);
@@ -160,8 +160,8 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
         RelocationProblem::NoStaticCall => {
             (None, "a static call refers to a kernel symbol that is no static call".to_owned())
         }
-        RelocationProblem::NoJump => {
-            (None, "a call from a section that is not executable may not reach the kernel".to_owned())
+        RelocationProblem::MayOverflow => {
+            (None, format!("the distance may be too long for a relocation of type {kind}"))
         }
         RelocationProblem::DistantSymbol => (
             None,
@@ -266,10 +266,15 @@ pub(super) fn section_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) 
         let message = "Invalid ELF section name in module: the name lies outside of the section names";
         findings.push(Finding::new(Rule::Elf, verdict, ".shstrtab", message, remedy));
     }
-    if layout.names.section_is_beyond_file {
-        let message =
-            "the name of a section lies beyond the file: the loader faults when it compares the name";
-        findings.push(Finding::new(Rule::Elf, Verdict::Refused, ".shstrtab", message, remedy));
+    if layout.names.sections_beyond_file > Verdict::Loads {
+        let message = "the name of a section lies beyond the file, and the loader reads on";
+        findings.push(Finding::new(
+            Rule::Elf,
+            layout.names.sections_beyond_file,
+            ".shstrtab",
+            message,
+            remedy,
+        ));
     }
     let other_type = layout.names.is_of_other_type.then(|| verdict(kernel.has_checks_of_6_18()));
     if let Some(verdict) = other_type.flatten() {
