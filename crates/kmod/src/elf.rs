@@ -12,7 +12,9 @@ use object::{
     pod::slice_from_bytes,
 };
 
-use super::{ModuleError, error::Result, file::ModuleBytes, relocation};
+use super::{
+    ModuleError, Verdict, error::Result, file::ModuleBytes, relocation, rules::layout::ARM64_SECTIONS,
+};
 
 const LE: LittleEndian = LittleEndian;
 
@@ -24,12 +26,15 @@ const MAX_TABLES: u64 = 64 << 20;
 /// Names may share bytes, so without a limit a small file could contain many long names.
 pub(super) const MAX_NAME: usize = 512;
 
+/// Maximum number of symbols whose names are read outside of the string table.
+const MAX_NAMES_BEYOND: usize = 4096;
+
 /// Flag of relocation sections that livepatch applies (`SHF_RELA_LIVEPATCH` in `include/uapi/linux/elf.h`).
 const LIVEPATCH: elf::SectionFlags = elf::SectionFlags(0x0010_0000);
 /// Size of the smallest page in bytes.
 const PAGE: u64 = 4 << 10;
-/// Largest alignment of a section in bytes: the size of the largest page.
-const MAX_ALIGN: u64 = 64 << 10;
+/// Number of bytes after the loader's copy of the file in which other memory may lie.
+const MAX_FOLLOWING: u64 = 16 << 20;
 /// Sections that the loader reads once and drops (`rewrite_section_headers`, `layout_and_allocate`).
 const DROPPED: [&str; 4] = [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names"];
 /// Sections that are not in sysfs: [`DROPPED`], and the per-CPU section, of which each CPU has a copy.
@@ -62,6 +67,10 @@ pub(super) struct Elf<'d, R> {
 pub(super) struct Symbols<'d> {
     entries: &'d [Sym64<LittleEndian>],
     names: &'d [u8],
+    /// Offset after the last name that ends in `names`.
+    end: usize,
+    /// Names that do not end in `names`, by offset. Before Linux 6.14, the loader reads them up to the next zero byte of the file.
+    names_beyond: BTreeMap<u32, &'d [u8]>,
 }
 
 /// Section with relocations that the loader applies.
@@ -101,7 +110,7 @@ pub(super) enum SymbolLocation {
 /// Entry of the symbol table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol<'d> {
-    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter. Empty if the name lies outside of the string table.
+    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter. Empty if the name does not end in the file.
     pub name: &'d [u8],
     pub location: SymbolLocation,
     pub value: u64,
@@ -200,7 +209,22 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         if header.sh_type.get(LE) == elf::SHT_NOBITS {
             return Ok(&[]);
         }
-        let size = header.sh_size.get(LE);
+        self.read_table(index, header.sh_offset.get(LE), header.sh_size.get(LE))
+    }
+
+    /// Returns the bytes of a section with strings, up to the zero byte that ends the last string. The loader looks for that byte
+    /// also after the section.
+    pub fn strings(&self, index: usize) -> Result<&'d [u8]> {
+        let (Some(start), size) = (self.file_offset(index), self.size(index)) else { return Ok(&[]) };
+        let remaining = self.data.len().unwrap_or_default().saturating_sub(start);
+        let bytes = self.read_table(index, start, remaining.min(size + MAX_NAME as u64))?;
+        let last = usize::try_from(size).unwrap_or(usize::MAX).saturating_sub(1);
+        let end = bytes.iter().skip(last).position(|&byte| byte == 0).map_or(bytes.len(), |more| last + more);
+        Ok(bytes.get(..end).unwrap_or_default())
+    }
+
+    /// Returns bytes of the file that belong to a section, and subtracts their number from the budget.
+    fn read_table(&self, index: usize, offset: u64, size: u64) -> Result<&'d [u8]> {
         let table_budget = self.table_budget.get().checked_sub(size).ok_or_else(|| {
             let message = format!(
                 "section {} has {size} bytes, more than farrier reads of a module",
@@ -209,7 +233,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
             ModuleError::unknown(message, NOT_READ)
         })?;
         self.table_budget.set(table_budget);
-        self.data.read_bytes_at(header.sh_offset.get(LE), size).map_err(|()| ModuleError::read("a section"))
+        self.data.read_bytes_at(offset, size).map_err(|()| ModuleError::read("a section"))
     }
 
     /// Returns up to `size` bytes of a section from an offset. Symbols may point into thousands of overlapping
@@ -253,7 +277,11 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         let excluded = NOT_IN_SYSFS.map(|name| self.find(name));
         let is_in_sysfs = |index: &usize| {
             let is_loaded = self.has_flags(*index, elf::SHF_ALLOC) && !excluded.contains(&Some(*index));
-            (is_loaded || [symbols, symbol_names].contains(&Some(*index))) && self.size(*index) > 0
+            // The loader for arm64 enlarges some sections.
+            let is_enlarged = self.machine == elf::EM_AARCH64.0
+                && ARM64_SECTIONS.iter().any(|name| self.name(*index) == name.as_bytes());
+            let is_kept = is_loaded || [symbols, symbol_names].contains(&Some(*index));
+            is_kept && (is_enlarged || self.size(*index) > 0)
         };
         let mut seen = BTreeSet::new();
         let duplicates =
@@ -297,6 +325,30 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.has_flags(index, elf::SHF_ALLOC) && !self.dropped.contains(&index)
     }
 
+    /// Whether a section contains code (`SHF_EXECINSTR`).
+    pub fn is_executable(&self, index: usize) -> bool {
+        self.has_flags(index, elf::SHF_EXECINSTR)
+    }
+
+    /// Verdict about section headers beyond the file to which relocation sections refer.
+    pub fn targets_beyond_file(&self) -> Verdict {
+        let is_applied = |header: &&SectionHeader64<LittleEndian>| header.sh_type.get(LE) == elf::SHT_RELA;
+        let size = size_of::<SectionHeader64<LittleEndian>>() as u64;
+        let targets = self.headers.iter().filter(is_applied).map(|header| u64::from(header.sh_info.get(LE)));
+        targets.map(|target| self.reading(self.header_range.start + target * size)).max().unwrap_or_default()
+    }
+
+    /// Verdict about a loader that reads a byte at an offset of its copy of the file. The loader faults far beyond the copy. Other
+    /// memory may follow the copy directly.
+    fn reading(&self, offset: u64) -> Verdict {
+        let end = self.data.len().unwrap_or_default().next_multiple_of(PAGE);
+        match offset.checked_sub(end) {
+            None => Verdict::Loads,
+            Some(distance) if distance < MAX_FOLLOWING => Verdict::Unknown,
+            Some(_) => Verdict::Refused,
+        }
+    }
+
     /// Whether a section is writable (`SHF_WRITE`).
     pub fn is_writable(&self, index: usize) -> bool {
         self.has_flags(index, elf::SHF_WRITE)
@@ -310,38 +362,78 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.headers.iter().skip(1).any(is_outside)
     }
 
+    /// Verdict about the names of sections beyond the file. The loader reads the names of all sections, also of those without a type.
+    pub fn section_names_beyond_file(&self) -> Verdict {
+        let start = self.file_offset(self.names_index).unwrap_or_default();
+        let names = self.headers.iter().map(|header| start + u64::from(header.sh_name.get(LE)));
+        names.map(|name| self.reading(name)).max().unwrap_or_default()
+    }
+
+    /// Verdict about reading the name of a symbol at an offset from the begin of the string table.
+    pub fn reading_symbol_name(&self, offset: u32) -> Verdict {
+        let start = self.symbol_names_index().and_then(|index| self.headers.get(index));
+        let start = start.map_or(0, |header| header.sh_offset.get(LE));
+        self.reading(start.saturating_add(offset.into()))
+    }
+
     /// Whether the section names or the symbol names are in a section of another type than `SHT_STRTAB`.
     pub fn has_names_of_other_type(&self) -> bool {
         let tables = self.symbol_names_index().into_iter().chain([self.names_index]);
         tables.into_iter().any(|index| !self.is_of_type(index, elf::SHT_STRTAB))
     }
 
-    /// Names of loaded sections whose alignment would place them outside of the module's memory. The loader also accepts
-    /// alignments that are no power of two, except for per-CPU data.
+    /// Name of a relocation section for livepatch without the name of an object: livepatch expects `.klp.rela.OBJECT.SECTION`
+    /// (`klp_apply_section_relocs` in `kernel/livepatch/core.c`).
+    pub fn misnamed_livepatch(&self) -> Option<String> {
+        let is_misnamed = |&index: &usize| {
+            let target = self.headers.get(index).map_or(0, |header| header.sh_info.get(LE) as usize);
+            let object = self.name(index).strip_prefix(b".klp.rela.").and_then(<[u8]>::first);
+            self.has_flags(index, LIVEPATCH) && self.is_loaded(target) && matches!(object, None | Some(b'.'))
+        };
+        (1..self.headers.len()).find(is_misnamed).map(|index| self.label(index))
+    }
+
+    /// Name of a loaded section that no module area has room for. The loader adds sizes with 32 bits; a sum near the limit may wrap.
+    pub fn oversized(&self) -> Option<String> {
+        let is_oversized = |&index: &usize| {
+            let size = self.size(index) & u64::from(u32::MAX);
+            self.is_loaded(index)
+                && self.name(index) != b".data..percpu"
+                && (1 << 30..0xfc00_0000).contains(&size)
+        };
+        (1..self.headers.len()).find(is_oversized).map(|index| self.label(index))
+    }
+
+    /// Names of sections whose alignment may place them outside of the module's memory, and of per-CPU data whose alignment is no
+    /// power of two. The loader accepts other alignments.
     pub fn misaligned(&self) -> Vec<String> {
+        let tables = [self.symbol_table(), self.symbol_names_index()];
         let is_misaligned = |&index: &usize| {
             let align = self.headers.get(index).map_or(0, |header| header.sh_addralign.get(LE));
             // `percpu_modalloc` raises smaller alignments to four bytes, and lowers larger ones to a page.
             let is_impossible = match self.name(index) {
                 b".data..percpu" => (5..PAGE).contains(&align) && !align.is_power_of_two(),
-                _ => align > MAX_ALIGN,
+                _ => align > 0 && !is_placeable(align),
             };
-            self.has_flags(index, elf::SHF_ALLOC) && is_impossible
+            (self.is_loaded(index) || tables.contains(&Some(index))) && is_impossible
         };
         (1..self.headers.len()).filter(is_misaligned).map(|index| self.label(index)).collect()
     }
 
-    /// Whether the kernel follows the addresses in a section while it loads the module.
+    /// Whether the kernel follows the addresses in a section while it loads the module, and trusts them.
     pub fn is_followed_by_the_kernel(&self, index: usize) -> bool {
-        is_read_by_the_kernel(self.name(index)) && !self.has_flags(index, elf::SHF_EXECINSTR)
+        let name = self.name(index);
+        let is_patched = [&b".retpoline_sites"[..], b".return_sites"].contains(&name);
+        is_patched || name.starts_with(b"__ksymtab") || NEEDS_RELOCATIONS.contains(&name)
     }
 
-    /// Returns a section that the kernel itself reads and whose relocation section is wrong: it has another type, belongs to
-    /// another section according to `sh_info`, or ends within an entry. Without the relocations, the kernel follows invalid
-    /// addresses.
+    /// Returns a section whose addresses the kernel uses without a check, and whose relocation section is wrong: it has another
+    /// type, belongs to another section according to `sh_info`, or ends within an entry. In all other sections that the kernel
+    /// reads, it skips or tolerates an address without its relocation.
     pub fn misplaced_relocations(&self) -> Option<usize> {
         let sections = (1..self.headers.len()).rev();
-        let is_read = |index: &usize| self.is_loaded(*index) && is_read_by_the_kernel(self.name(*index));
+        let is_read =
+            |index: &usize| self.is_loaded(*index) && NEEDS_RELOCATIONS.contains(&self.name(*index));
         // The first section of a name wins, because it is inserted last.
         let read_sections: BTreeMap<&[u8], usize> =
             sections.filter(is_read).map(|index| (self.name(index), index)).collect();
@@ -350,7 +442,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
             let target = *read_sections.get(name)?;
             let header = self.headers.get(index)?;
             let is_correct = header.sh_type.get(LE) == elf::SHT_RELA
-                && self.name(header.sh_info.get(LE) as usize) == name
+                && header.sh_info.get(LE) as usize == target
                 && header.sh_size.get(LE).is_multiple_of(relocation::RELA_SIZE as u64);
             (!is_correct).then_some(target)
         })
@@ -389,9 +481,40 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         let names = self.contents(link)?;
         let bytes = self.contents(index)?;
         let count = bytes.len() / size_of::<Sym64<LittleEndian>>();
-        let (entries, _) = slice_from_bytes(bytes, count)
+        let (entries, _) = slice_from_bytes::<Sym64<LittleEndian>>(bytes, count)
             .map_err(|()| self.malformed(index, "is not aligned in the file"))?;
-        Ok(Symbols { entries, names })
+        let end = names.iter().rposition(|&byte| byte == 0).map_or(0, |last| last + 1);
+        let offsets = entries.iter().map(|entry| entry.st_name.get(LE));
+        let mut names_beyond = BTreeMap::new();
+        for (count, offset) in offsets.filter(|&offset| offset as usize >= end).enumerate() {
+            if count == MAX_NAMES_BEYOND {
+                let message = "the module has many names outside of its string table";
+                return Err(ModuleError::unknown(message, NOT_READ));
+            }
+            if let Some(name) = self.name_in_file(link, offset)? {
+                names_beyond.insert(offset, name);
+            }
+        }
+        Ok(Symbols { entries, names, end, names_beyond })
+    }
+
+    /// Returns the name at an offset from the begin of a section, inside or outside of the section. `None` if the name does not end
+    /// in the file.
+    fn name_in_file(&self, section: usize, offset: u32) -> Result<Option<&'d [u8]>> {
+        let section_start = self.headers.get(section).map_or(0, |header| header.sh_offset.get(LE));
+        let start = section_start.saturating_add(offset.into());
+        let remaining = self.data.len().unwrap_or_default().saturating_sub(start);
+        // Most names are short, and the budget allows few long ones.
+        for size in [64, MAX_NAME as u64] {
+            let name = match remaining.min(size) {
+                0 => None,
+                size => string_at(self.read_table(section, start, size)?, 0),
+            };
+            if name.is_some() {
+                return Ok(name);
+            }
+        }
+        Ok(None)
     }
 
     /// Error about a section, with its name.
@@ -480,11 +603,23 @@ impl<'d> Symbols<'d> {
     }
 
     fn symbol(&self, entry: &Sym64<LittleEndian>) -> Symbol<'d> {
-        let rest = self.names.get(entry.st_name.get(LE) as usize..).unwrap_or_default();
+        let offset = entry.st_name.get(LE);
+        let rest = self.names_beyond.get(&offset).copied();
+        let rest = rest.or_else(|| self.names.get(offset as usize..)).unwrap_or_default();
         let name = rest.get(..MAX_NAME).unwrap_or(rest);
         let name = string_at(name, 0).unwrap_or(name);
         let weak = entry.st_info.st_bind() == elf::STB_WEAK;
         Symbol { name, location: symbol_location(entry), value: entry.st_value.get(LE), weak }
+    }
+
+    /// Locations of the symbols whose names do not end in the file, with the offsets of the names.
+    pub fn unnamed(&self) -> impl Iterator<Item = (SymbolLocation, u32)> {
+        let is_unnamed = |entry: &&Sym64<LittleEndian>| {
+            let offset = entry.st_name.get(LE);
+            offset as usize >= self.end && !self.names_beyond.contains_key(&offset)
+        };
+        let unnamed = self.entries.iter().skip(1).filter(is_unnamed);
+        unnamed.map(|entry| (symbol_location(entry), entry.st_name.get(LE)))
     }
 
     /// Returns the error in the string table, if there is one (`elf_validity_cache_strtab`).
@@ -499,39 +634,26 @@ impl<'d> Symbols<'d> {
     }
 }
 
-/// Whether the kernel reads a section while it loads the module (`find_module_sections`, `module_finalize`).
-fn is_read_by_the_kernel(name: &[u8]) -> bool {
-    const SECTIONS: [&[u8]; 27] = [
-        b".altinstructions",
-        b".altinstr_replacement",
-        b".apicdrivers",
-        b".call_sites",
-        b".ctors",
-        b".exit.text",
-        b".gnu.linkonce.this_module",
-        b".ibt_endbr_seal",
-        b".init.text",
-        b".init_array",
-        b".orc_unwind",
-        b".orc_unwind_ip",
-        b".parainstructions",
-        b".retpoline_sites",
-        b".return_sites",
-        b".smp_locks",
-        b".static_call.text",
-        b".static_call_sites",
-        b".static_call_tramp_key",
-        b".text",
-        b"__bug_table",
-        b"__ex_table",
-        b"__jump_table",
-        b"__mcount_loc",
-        b"__param",
-        b"__patchable_function_entries",
-        b"__tracepoints_ptrs",
-    ];
-    name.starts_with(b"__ksymtab") || SECTIONS.contains(&name)
+/// Whether the loader places a section of this alignment after the sections before, within 32 MiB. `ALIGN` adds a mask of 32 bits to
+/// the offset, and clears the mask's bits: the sum stays low if one of the higher bits of the mask is zero.
+fn is_placeable(align: u64) -> bool {
+    let mask = (align & u64::from(u32::MAX)).wrapping_sub(1);
+    mask < 0xfc00_0000 && mask & 0x01c0_0000 != 0x01c0_0000
 }
+
+/// Sections with addresses that the kernel uses while it loads the module, also without a relocation (`find_module_sections`,
+/// `module_finalize`).
+const NEEDS_RELOCATIONS: [&[u8]; 9] = [
+    b".altinstructions",
+    b".ctors",
+    b".init_array",
+    b".parainstructions",
+    b".static_call_sites",
+    b"___srcu_struct_ptrs",
+    b"__param",
+    b"_ftrace_eval_map",
+    b"_ftrace_events",
+];
 
 fn symbol_location(entry: &Sym64<LittleEndian>) -> SymbolLocation {
     match entry.st_shndx.get(LE) {

@@ -8,7 +8,7 @@ use object::elf;
 
 use self::exports::ExportSymbols;
 use super::{
-    BadRelocation, BtfError, KernelFacts, ModuleError, Signature, SplitBtf,
+    BadRelocation, BtfError, KernelFacts, ModuleError, Signature, SplitBtf, Verdict,
     elf::{
         BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, StringTableError, Symbol, SymbolLocation, Symbols, string_at,
     },
@@ -97,8 +97,17 @@ pub struct Layout {
     pub weak_pc_relative: BTreeSet<String>,
     /// Symbols with a version of more than 32 bits in `__versions`, which is never the kernel's.
     pub oversized_crcs: BTreeSet<String>,
-    /// Names of loaded sections with an alignment above 64 KiB, and of per-CPU data whose alignment is no power of two.
+    /// Names of sections whose alignment may place them outside of the module's memory, and of per-CPU data whose alignment is no
+    /// power of two.
     pub misaligned: Vec<String>,
+    /// Whether only a `.modinfo` that is not loaded exists, which kernels before Linux 6.4 do not read.
+    pub has_unloaded_info: bool,
+    /// Verdict about headers beyond the end of the file that belong to relocation sections. The loader for arm64 reads them.
+    pub targets_beyond_file: Verdict,
+    /// Name of a loaded section of at least 1 GiB, and thus larger than the memory for modules.
+    pub oversized: Option<String>,
+    /// Name of a relocation section that livepatch applies, without the name of an object.
+    pub misnamed_livepatch: Option<String>,
     /// Properties of the module's `struct module`.
     pub this_module: ThisModule,
     /// Sections that describe the exports.
@@ -110,8 +119,12 @@ pub struct Layout {
 pub struct NameTables {
     /// Error in the names of the symbols.
     pub symbols: Option<StringTableError>,
+    /// Verdict about names of symbols that do not end in the file, for kernels that do not look at the table's size.
+    pub unnamed_symbols: Verdict,
     /// Whether the name of a section that is not loaded lies outside of the section names.
     pub has_section_name_out_of_bounds: bool,
+    /// Verdict about names of sections beyond the end of the file.
+    pub sections_beyond_file: Verdict,
     /// Whether the names of the sections or of the symbols are in a section of another type than `SHT_STRTAB`.
     pub is_of_other_type: bool,
 }
@@ -121,6 +134,8 @@ pub struct NameTables {
 pub struct ThisModule {
     /// Whether the structure is in a writable section: the kernel writes to it.
     pub is_writable: bool,
+    /// Whether the name is empty.
+    pub is_unnamed: bool,
     /// Whether other bytes than the name are set.
     pub has_values: bool,
 }
@@ -204,8 +219,9 @@ impl Module {
         let arch = architecture(elf.machine)?;
         let this_module = find_this_module(&elf)?;
         let mut budget = ParseBudget::default();
-        let info = match elf.find(".modinfo") {
-            Some(index) => read_info(elf.contents(index)?, &mut budget)?,
+        let loaded_info = elf.find(".modinfo");
+        let info = match loaded_info.or_else(|| elf.find_all(".modinfo").next()) {
+            Some(index) => read_info(elf.strings(index)?, &mut budget)?,
             None => Vec::new(),
         };
         let structure = elf.contents(this_module)?;
@@ -217,8 +233,12 @@ impl Module {
         })?;
         let symbols = elf.symbols()?;
         let mut layout = Layout::read(&elf, arch, &symbols, length)?;
-        layout.this_module =
-            ThisModule { is_writable: elf.is_writable(this_module), has_values: has_values(structure) };
+        layout.has_unloaded_info = loaded_info.is_none() && !info.is_empty();
+        layout.this_module = ThisModule {
+            is_writable: elf.is_writable(this_module),
+            is_unnamed: structure.get(NAME_OFFSET) == Some(&0),
+            has_values: has_values(structure),
+        };
         let (undefined, exports) = read_symbols(&elf, &symbols, &mut layout, &mut budget)?;
         Ok(Self {
             name,
@@ -327,7 +347,9 @@ impl Layout {
             weak_pc_relative,
             names: NameTables {
                 symbols: symbols.string_table_error(),
+                unnamed_symbols: unnamed_symbols(elf, symbols),
                 has_section_name_out_of_bounds: elf.has_section_name_out_of_bounds(),
+                sections_beyond_file: elf.section_names_beyond_file(),
                 is_of_other_type: elf.has_names_of_other_type(),
             },
             writable_executable: elf.writable_executable().collect(),
@@ -336,6 +358,9 @@ impl Layout {
             duplicate_names: elf.duplicate_names(),
             header_overlaps: elf.header_overlaps(),
             misaligned: elf.misaligned(),
+            targets_beyond_file: elf.targets_beyond_file(),
+            oversized: elf.oversized(),
+            misnamed_livepatch: elf.misnamed_livepatch(),
             exports: ExportTables {
                 plain: table("__ksymtab", "__kcrctab"),
                 gpl: table("__ksymtab_gpl", "__kcrctab_gpl"),
@@ -344,6 +369,19 @@ impl Layout {
             ..Self::default()
         })
     }
+}
+
+/// Returns the verdict about symbols whose names do not end in the file. The loader reads beyond the file to look up undefined symbols,
+/// and to copy the names of symbols that stay in memory. Of the other symbols, it may read the names to describe an address.
+fn unnamed_symbols<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbols: &Symbols<'d>) -> Verdict {
+    let verdict = |(location, name)| match location {
+        SymbolLocation::Absolute | SymbolLocation::Livepatch | SymbolLocation::Reserved(_) => Verdict::Loads,
+        SymbolLocation::Section(index) if !elf.is_loaded(index) || elf.name(index).starts_with(b".init") => {
+            Verdict::Unknown
+        }
+        _ => elf.reading_symbol_name(name).max(Verdict::Unknown),
+    };
+    symbols.unnamed().map(verdict).max().unwrap_or_default()
 }
 
 fn lossy_text(bytes: &[u8]) -> String {
@@ -410,15 +448,15 @@ fn has_values(this_module: &[u8]) -> bool {
     this_module.iter().enumerate().any(|(offset, &byte)| byte != 0 && !is_name(offset))
 }
 
-/// Returns the `name` field (since Linux 4.13), or else the name in `struct module`.
+/// Returns the `name` field (since Linux 4.13), or else the name in `struct module`. Skips a name that is not printable.
 fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
+    let is_printable =
+        |name: &String| !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
     let field = info.iter().find(|(key, _)| key == "name").map(|(_, value)| value.clone());
-    field
-        .or_else(|| {
-            let bytes = this_module.get(NAME_OFFSET..NAME_OFFSET + NAME_LENGTH)?;
-            string_at(bytes, 0).map(lossy_text)
-        })
-        .filter(|name| !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/'))
+    field.filter(is_printable).or_else(|| {
+        let bytes = this_module.get(NAME_OFFSET..NAME_OFFSET + NAME_LENGTH)?;
+        string_at(bytes, 0).map(lossy_text).filter(is_printable)
+    })
 }
 
 /// Reads the extended table.
@@ -485,8 +523,6 @@ fn read_symbols<'d, R: ModuleBytes<'d>>(
         has_init |= symbol.name == b"init_module" && symbol.location != SymbolLocation::Undefined;
         match symbol.location {
             SymbolLocation::Undefined if is_ignored_undefined(elf.machine, symbol.name) => {}
-            // `Layout::names` reports names outside of the table.
-            SymbolLocation::Undefined if symbol.name.is_empty() && layout.names.symbols.is_some() => {}
             SymbolLocation::Undefined => {
                 // One strong use makes the symbol required.
                 let weak = undefined.entry(check_name_length(symbol.name)?).or_insert(true);

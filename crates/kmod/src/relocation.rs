@@ -52,6 +52,15 @@ pub enum RelocationProblem {
     NotLoaded,
     /// A section that the kernel itself reads lacks its relocations, or its last relocation is incomplete.
     Misplaced,
+    /// x86-64: a static call refers to a symbol of the kernel that is neither a key nor a trampoline.
+    NoStaticCall,
+    /// arm64: the distance depends on the memory of the machine, and may be too long. The loader reserves no jump for calls from
+    /// sections that are not executable.
+    MayOverflow,
+    /// The relocation names a symbol beyond the symbol table. The loader does not check that, and reads other memory.
+    NoSymbol,
+    /// The relocation names a symbol so far beyond the symbol table that the loader faults.
+    DistantSymbol,
     /// The bytes to change lie outside of the section. The loader does not check that, and overwrites other memory.
     OutsideSection,
 }
@@ -66,12 +75,14 @@ pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
     weak_pc_relative: &mut BTreeSet<String>,
 ) -> Result<Option<BadRelocation>> {
     let mut budget = length.saturating_mul(MAX_READ_FACTOR);
+    let mut targets = BTreeSet::new();
     let mut buffer = vec![0; BATCH * RELA_SIZE];
     for section in elf.relocation_sections() {
         if !section.has_addends {
             return Ok(Some(bad_relocation(elf, section.target, 0, 0, RelocationProblem::WithoutAddends)));
         }
         let mut target = Target::of(elf, section.target);
+        let is_again = !targets.insert(section.target);
         let (mut position, end) = (section.bytes.start, section.bytes.end);
         while let Some(remaining) = end.checked_sub(position).filter(|&size| size >= RELA_SIZE as u64) {
             let entries = usize::try_from(remaining / RELA_SIZE as u64).unwrap_or(BATCH).min(BATCH);
@@ -81,7 +92,11 @@ pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
             for entry in bytes.chunks_exact(RELA_SIZE) {
                 let relocation = Relocation::parse(entry);
                 let problem = match arch {
-                    Architecture::Amd64 => amd64(&relocation, symbols, elf, &mut target, &mut budget)?,
+                    _ if symbols.get(relocation.symbol).is_none() => Some(missing_symbol(&relocation)),
+                    Architecture::Amd64 => {
+                        let problem = amd64(&relocation, symbols, elf, &mut target, &mut budget)?;
+                        problem.or(is_again.then_some(RelocationProblem::Overlap))
+                    }
                     Architecture::Arm64 => arm64(&relocation, symbols, elf, &target, weak_pc_relative),
                 };
                 if let Some(problem) = problem {
@@ -122,10 +137,19 @@ impl Relocation {
     }
 }
 
+fn missing_symbol(relocation: &Relocation) -> RelocationProblem {
+    // Each symbol has 24 bytes, so this one is at least 24 MiB away.
+    if relocation.symbol < 1 << 20 { RelocationProblem::NoSymbol } else { RelocationProblem::DistantSymbol }
+}
+
 /// Section that relocations change, with a window of its bytes.
 struct Target {
+    section: usize,
+    is_executable: bool,
     /// Whether the kernel follows the section's addresses while it loads the module.
     is_followed: bool,
+    /// Whether the section describes static calls, with addresses of the calls and their keys in turns.
+    has_static_calls: bool,
     /// Size of the section.
     size: u64,
     /// Offset of the section's bytes in the file; `None` if the file contains none, so that all bytes are zero.
@@ -133,8 +157,10 @@ struct Target {
     /// Range of `bytes` in the section.
     window: Range<u64>,
     bytes: Vec<u8>,
-    /// Range that the previous relocation has changed, and whether no byte in the range can be zero.
-    changed: (Range<u64>, bool),
+    /// Range that the previous relocation has changed and in which no byte can be zero.
+    nonzero: Range<u64>,
+    /// Bytes of the section that relocations have changed, one bit each. Empty if the file contains no bytes of the section.
+    changed: Vec<u8>,
 }
 
 impl Target {
@@ -142,7 +168,33 @@ impl Target {
         let is_followed = elf.is_followed_by_the_kernel(section);
         let size = elf.size(section);
         let file_offset = elf.file_offset(section);
-        Self { is_followed, size, file_offset, window: 0..0, bytes: Vec::new(), changed: (0..0, false) }
+        let bits = file_offset.map_or(0, |_| size.div_ceil(8));
+        let changed = vec![0; usize::try_from(bits).unwrap_or_default()];
+        let has_static_calls = elf.name(section) == b".static_call_sites";
+        let is_executable = elf.is_executable(section);
+        Self {
+            section,
+            is_executable,
+            is_followed,
+            has_static_calls,
+            size,
+            file_offset,
+            window: 0..0,
+            bytes: Vec::new(),
+            nonzero: 0..0,
+            changed,
+        }
+    }
+
+    /// Marks bytes as changed. Returns whether an earlier relocation has changed one of them.
+    fn change(&mut self, range: Range<u64>) -> bool {
+        let mut overlaps = false;
+        for offset in range {
+            let byte = usize::try_from(offset / 8).ok().and_then(|index| self.changed.get_mut(index));
+            let bit = 1 << (offset % 8);
+            overlaps |= byte.map_or(0, |byte| std::mem::replace(byte, *byte | bit)) & bit != 0;
+        }
+        overlaps
     }
 
     fn contains(&self, offset: u64, size: u64) -> bool {
@@ -194,28 +246,40 @@ fn amd64<'d, R: ModuleBytes<'d>>(
     if value == Value::LoaderCopy && target.is_followed {
         return Ok(Some(RelocationProblem::NotLoaded));
     }
+    if target.has_static_calls && offset % 8 == 4 && is_no_static_call(symbols.get(symbol)) {
+        return Ok(Some(RelocationProblem::NoStaticCall));
+    }
     if !target.contains(offset, size) {
         return Ok(Some(RelocationProblem::OutsideSection));
     }
-    let range = offset..offset + size;
-    let (changed, is_never_zero) = &target.changed;
-    if changed.start < range.end && range.start < changed.end {
-        let problem =
-            if *is_never_zero { RelocationProblem::TargetNotZero } else { RelocationProblem::Overlap };
-        return Ok(Some(problem));
+    let end = offset + size;
+    if target.nonzero.start < end && offset < target.nonzero.end {
+        return Ok(Some(RelocationProblem::TargetNotZero));
+    }
+    if target.change(offset..end) {
+        return Ok(Some(RelocationProblem::Overlap));
     }
     // The upper half of a kernel address has all bits set.
-    let is_kernel_address = kind == elf::R_X86_64_64 && value == Value::Kernel;
-    target.changed = if is_kernel_address { (offset + 4..range.end, true) } else { (range, false) };
+    let is_kernel_address = kind == elf::R_X86_64_64
+        && matches!(value, Value::Kernel(_))
+        && value.fits(elf::R_X86_64_32S, addend);
+    target.nonzero = if is_kernel_address { offset + 4..end } else { 0..0 };
     let is_zero = target.is_zero(elf, offset, size, budget)?;
     Ok((!is_zero).then_some(RelocationProblem::TargetNotZero))
+}
+
+/// Whether a symbol of the kernel is neither the key nor the trampoline of a static call.
+fn is_no_static_call(symbol: Option<Symbol<'_>>) -> bool {
+    symbol.is_some_and(|symbol| {
+        symbol.location == SymbolLocation::Undefined && !symbol.name.starts_with(b"__SC")
+    })
 }
 
 /// Value of a symbol, as far as it follows from the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
-    /// Address in the kernel or a module, on x86-64 in the upper 2 GiB of the address space.
-    Kernel,
+    /// Distance from an address in the kernel or a module, on x86-64 in the upper 1.5 GiB of the address space.
+    Kernel(u64),
     /// Address in the loader's temporary copy of the file, far from the kernel and its modules.
     LoaderCopy,
     /// Constant, independent of addresses.
@@ -226,12 +290,14 @@ enum Value {
 impl Value {
     fn of<'d, R: ModuleBytes<'d>>(symbol: &Symbol<'d>, elf: &Elf<'d, R>) -> Self {
         match symbol.location {
-            SymbolLocation::Section(index) if elf.name(index) == b".data..percpu" => Self::Unknown,
             SymbolLocation::Section(index) if index == 0 || index >= elf.count() => Self::Unknown,
-            SymbolLocation::Section(index) if elf.is_loaded(index) => Self::Kernel,
-            SymbolLocation::Section(_) => Self::LoaderCopy,
-            SymbolLocation::Absolute => Self::Number(symbol.value),
-            SymbolLocation::Undefined if !symbol.weak && !symbol.name.is_empty() => Self::Kernel,
+            SymbolLocation::Section(index) if !elf.is_loaded(index) => Self::LoaderCopy,
+            SymbolLocation::Section(index) if elf.name(index) == b".data..percpu" => Self::Unknown,
+            SymbolLocation::Section(_) => Self::Kernel(symbol.value),
+            SymbolLocation::Absolute | SymbolLocation::Livepatch => Self::Number(symbol.value),
+            // The null symbol.
+            SymbolLocation::Undefined if symbol.name.is_empty() => Self::Number(symbol.value),
+            SymbolLocation::Undefined if !symbol.weak => Self::Kernel(0),
             _ => Self::Unknown,
         }
     }
@@ -239,8 +305,10 @@ impl Value {
     /// Whether the value fits into the field of a relocation of this type.
     fn fits(self, kind: elf::RelocationType, addend: u64) -> bool {
         match (kind, self) {
-            (elf::R_X86_64_32, Self::Kernel | Self::LoaderCopy) | (elf::R_X86_64_32S, Self::LoaderCopy) => {
-                false
+            (elf::R_X86_64_32, Self::Kernel(_) | Self::LoaderCopy)
+            | (elf::R_X86_64_32S, Self::LoaderCopy) => false,
+            (elf::R_X86_64_32S, Self::Kernel(distance)) => {
+                (-1 << 31..7 << 29).contains(&distance.wrapping_add(addend).cast_signed())
             }
             (elf::R_X86_64_32, Self::Number(value)) => u32::try_from(value.wrapping_add(addend)).is_ok(),
             (elf::R_X86_64_32S, Self::Number(value)) => {
@@ -271,6 +339,15 @@ const NEAR: [elf::RelocationType; 6] = [
     elf::R_AARCH64_CONDBR19,
 ];
 
+/// Other PC-relative types that check their range, of up to 4 GiB.
+const RANGED: [elf::RelocationType; 5] = [
+    elf::R_AARCH64_PREL32,
+    elf::R_AARCH64_ADR_PREL_PG_HI21,
+    elf::R_AARCH64_MOVW_SABS_G2,
+    elf::R_AARCH64_MOVW_PREL_G1,
+    elf::R_AARCH64_MOVW_PREL_G2,
+];
+
 /// Follows `apply_relocate_add` in `arch/arm64/kernel/module.c`, whose types are the same from Linux 5.10 to 7.2.
 fn arm64<'d, R: ModuleBytes<'d>>(
     relocation: &Relocation,
@@ -279,7 +356,7 @@ fn arm64<'d, R: ModuleBytes<'d>>(
     target: &Target,
     weak_pc_relative: &mut BTreeSet<String>,
 ) -> Option<RelocationProblem> {
-    let &Relocation { offset, kind, symbol, .. } = relocation;
+    let &Relocation { offset, kind, symbol, addend } = relocation;
     let kind = elf::RelocationType(kind);
     let size = match kind {
         // 256 is R_ARM_NONE.
@@ -324,15 +401,33 @@ fn arm64<'d, R: ModuleBytes<'d>>(
     if let Some(symbol) = symbols.get(symbol) {
         let value = Value::of(&symbol, elf);
         let is_far = value == Value::LoaderCopy || symbol.location == SymbolLocation::Undefined;
+        let is_small = |number: u64| number.cast_signed().unsigned_abs() < 1 << 33;
+        let is_distant = matches!(value, Value::Kernel(distance) if !is_small(distance.wrapping_add(addend)));
+        let is_ranged = RANGED.contains(&kind) || NEAR.contains(&kind);
+        let is_call = [elf::R_AARCH64_CALL26, elf::R_AARCH64_JUMP26].contains(&kind);
+        // The loader reserves jumps for calls of other sections.
+        let is_local = symbol.location == SymbolLocation::Section(target.section);
         match value {
-            Value::Kernel | Value::LoaderCopy if NARROW.contains(&kind) => {
+            _ if is_distant && (is_ranged || is_call && is_local) => {
                 return Some(RelocationProblem::Overflow);
             }
-            Value::Kernel | Value::LoaderCopy if is_far && NEAR.contains(&kind) => {
+            _ if is_call && (is_far || is_distant) && !target.is_executable => {
+                return Some(RelocationProblem::MayOverflow);
+            }
+            Value::Number(number) if is_ranged && is_small(number.wrapping_add(addend)) => {
                 return Some(RelocationProblem::Overflow);
             }
-            // The distance to the loader's copy may be too long for the other types.
-            Value::LoaderCopy if target.is_followed || kind != elf::R_AARCH64_ABS64 => {
+            Value::Kernel(_) | Value::LoaderCopy if NARROW.contains(&kind) => {
+                return Some(RelocationProblem::Overflow);
+            }
+            Value::Kernel(_) | Value::LoaderCopy if is_far && NEAR.contains(&kind) => {
+                return Some(RelocationProblem::Overflow);
+            }
+            Value::Kernel(_) if NEAR.contains(&kind) && !is_local => {
+                return Some(RelocationProblem::MayOverflow);
+            }
+            // The distance to the loader's copy may be too long for these types.
+            Value::LoaderCopy if target.is_followed || RANGED.contains(&kind) => {
                 return Some(RelocationProblem::NotLoaded);
             }
             _ => {}

@@ -1,6 +1,6 @@
 //! Compares the kernel's answer with the check's report.
 
-use kmod::{CheckReport, ModuleAbout, Rule, Verdict};
+use kmod::{CheckReport, Finding, ModuleAbout, Rule, Verdict};
 
 use crate::machine::Answer;
 
@@ -14,7 +14,7 @@ pub enum Comparison {
     /// The check expects the module to load, because it trusts the same content as the kernel. The kernel follows an address in
     /// that content, and crashes or finds unusable data. With the end of the console or the messages.
     Trusted(String),
-    /// The verdict is `unknown`; with the report's summary.
+    /// The verdict is `unknown`; with the reason, without the numbers and names of this module.
     Unknown(String),
     /// The check and the kernel disagree; with both answers.
     Differs(String),
@@ -24,14 +24,15 @@ pub enum Comparison {
 pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
     match (report.verdict, answer) {
         (Verdict::Loads, Answer::Loaded) | (Verdict::Refused, Answer::Died(_)) => Comparison::Agrees,
-        (Verdict::Unknown, _) => Comparison::Unknown(report.summary()),
+        (Verdict::Unknown, _) => Comparison::Unknown(unknown_reason(report)),
         (Verdict::Refused, Answer::Refused(error, messages)) => {
             let mut rules = rules_of_refusal(*error, messages);
             // For a file that is not a module, the check reports nothing but the rule `elf`.
             if report.modules.iter().any(|module| module.about == ModuleAbout::default()) {
                 rules.push(Rule::Elf);
             }
-            let reported: Vec<Rule> = refusing_rules(report).collect();
+            let reported: Vec<Rule> =
+                findings(report, Verdict::Refused).map(|finding| finding.rule).collect();
             if rules.is_empty() || reported.iter().any(|rule| rules.contains(rule)) {
                 return Comparison::Agrees;
             }
@@ -44,17 +45,21 @@ pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
         (Verdict::Loads, Answer::Died(console)) => {
             Comparison::Trusted(format!("the kernel dies: {}", crash_location(console)))
         }
-        // The names of parameters are behind pointers, which relocations set.
         (Verdict::Loads, Answer::Refused(_, messages))
-            if messages.iter().any(|message| {
-                message.contains("cannot create duplicate filename '/module/")
-                    && message.contains("/parameters/")
-            }) =>
+            if messages.iter().any(|message| names_trusted_content(message)) =>
         {
             Comparison::Trusted(describe(answer))
         }
         _ => Comparison::Differs(format!("the check: {}; {}", report.summary(), describe(answer))),
     }
+}
+
+/// Whether the kernel refuses a name that the check does not know: the name of a parameter is behind a pointer, which a relocation
+/// sets. The name of a type may be in the kernel's own type information.
+fn names_trusted_content(message: &str) -> bool {
+    let is_parameter =
+        message.contains("cannot create duplicate filename '/module/") && message.contains("/parameters/");
+    is_parameter || message.contains("BPF: Invalid name")
 }
 
 /// Returns the function and offset at which the kernel crashed, from its console.
@@ -64,11 +69,21 @@ fn crash_location(console: &str) -> &str {
     location.unwrap_or("unknown location")
 }
 
-/// Rules of the findings that refuse the module.
-fn refusing_rules(report: &CheckReport) -> impl Iterator<Item = Rule> {
+/// Returns the rule and the message of the first finding that is `unknown`. Replaces the finding's subject and all numbers, so that
+/// the reason is the same for all modules.
+fn unknown_reason(report: &CheckReport) -> String {
+    let Some(finding) = findings(report, Verdict::Unknown).next() else { return String::new() };
+    let message = finding.message.replace(&finding.subject, "X");
+    let words = message
+        .split(' ')
+        .map(|word| if word.starts_with(|c: char| c.is_ascii_digit()) { "N" } else { word });
+    format!("{}: {}", finding.rule, words.collect::<Vec<_>>().join(" "))
+}
+
+/// Findings with this verdict.
+fn findings(report: &CheckReport, verdict: Verdict) -> impl Iterator<Item = &Finding> {
     let module_findings = report.modules.iter().flat_map(|module| &module.findings);
-    let findings = report.findings.iter().chain(module_findings);
-    findings.filter(|finding| finding.verdict == Verdict::Refused).map(|finding| finding.rule)
+    report.findings.iter().chain(module_findings).filter(move |finding| finding.verdict == verdict)
 }
 
 /// Describes the kernel's answer.

@@ -1,13 +1,14 @@
-/* Init of the virtual machine: loads each mutant of /plan, and reports the kernel's answer to the device of the first argument.
+/* Init of the virtual machine: loads mutants of /plan, and reports the kernel's answers to the device of the first argument.
  *
  * The plan consists of 32-bit little-endian words and of bytes:
  *
  *     number of bases; for each base: length, bytes
- *     number of mutants; for each mutant: number, index of the base, length, number of edits;
+ *     for each mutant up to the end: number, index of the base, length, number of edits;
  *         for each edit: offset, length, bytes
  *
  * Lines of the report:
  *
+ *     W               init waits for a line with the offset in the plan of the first mutant to load; repeated
  *     B NUMBER        before a load
  *     K TEXT          a kernel message during the load
  *     R NUMBER ERRNO  after the load; 0 if it succeeded
@@ -16,6 +17,7 @@
  *     E               end of the report */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,9 +52,12 @@ static unsigned char *bytes(FILE *plan, size_t length) {
     return content;
 }
 
-/* Reads all new kernel messages. If asked to, reports the first 12 of them. */
+/* Reads all new kernel messages. If asked to, reports the first 12 of them. Writes a message first, because the kernel completes a
+ * message without a line feed only when the next one follows. */
 static void read_messages(int report_them) {
+    static const char last[] = "end of messages";
     char record[8192];
+    if (write(kmsg, last, sizeof last - 1) < 0) give_up("write to /dev/kmsg");
     int count = 0;
     for (;;) {
         ssize_t length = read(kmsg, record, sizeof record - 1);
@@ -62,6 +67,7 @@ static void read_messages(int report_them) {
         char *text = strchr(record, ';');
         if (!text || !report_them || ++count > 12) continue;
         text[1 + strcspn(text + 1, "\n")] = 0;
+        if (!strcmp(text + 1, last)) continue;
         fprintf(report, "K %.200s\n", text + 1);
     }
 }
@@ -83,17 +89,27 @@ int main(int argc, char **argv) {
     if (mount("devtmpfs", "/dev", "devtmpfs", 0, NULL) || mount("proc", "/proc", "proc", 0, NULL) ||
         mount("sysfs", "/sys", "sysfs", 0, NULL))
         give_up("mount");
+    FILE *limit = fopen("/proc/sys/kernel/printk_devkmsg", "w");
+    if (!limit || fputs("on\n", limit) < 0 || fclose(limit)) give_up("allow many messages");
     report = fopen(argc > 1 ? argv[1] : "/dev/console", "w");
-    kmsg = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
-    FILE *plan = fopen("/plan", "r");
-    if (!report || kmsg < 0 || !plan) give_up("open the report, /dev/kmsg or /plan");
+    kmsg = open("/dev/kmsg", O_RDWR | O_NONBLOCK);
+    FILE *plan = fopen("/plan", "r"), *input = fopen(argc > 1 ? argv[1] : "/dev/console", "r");
+    if (!report || kmsg < 0 || !plan || !input) give_up("open the report, /dev/kmsg or /plan");
     uint32_t count = word(plan), *lengths = calloc(count, sizeof *lengths);
     unsigned char **bases = calloc(count, sizeof *bases);
     for (uint32_t i = 0; i < count; i++) {
         lengths[i] = word(plan);
         bases[i] = bytes(plan, lengths[i]);
     }
-    for (uint32_t left = word(plan); left > 0; left--) {
+    struct pollfd answer = {.fd = fileno(input), .events = POLLIN};
+    do {
+        fprintf(report, "W\n");
+        fflush(report);
+    } while (poll(&answer, 1, 100) == 0);
+    long start;
+    if (fscanf(input, "%ld", &start) != 1 || fseek(plan, start, SEEK_SET)) give_up("read where to start");
+    for (int next; (next = getc(plan)) != EOF;) {
+        ungetc(next, plan);
         uint32_t number = word(plan), base = word(plan), length = word(plan), edits = word(plan);
         if (base >= count) give_up("find the base of a mutant");
         unsigned char *module = calloc(1, length > lengths[base] ? length : lengths[base] + 1);

@@ -2,9 +2,11 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs,
-    io::{BufRead as _, BufReader, Write as _},
-    path::Path,
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -45,17 +47,16 @@ pub enum Answer {
     Died(String),
 }
 
-/// Loads mutants in virtual machines, one machine at a time.
+/// Loads mutants in virtual machines, one machine at a time. The first machine boots and is saved; all others continue from there.
 pub struct MutantLoader<'a> {
     kernel: &'a Kernel,
-    bases: &'a [BaseModule],
-    /// Directory with the compiled init, the initramfs and the console's output.
+    /// Directory with the compiled init, the initramfs, the saved machine and the console's output.
     directory: TempDir,
 }
 
 impl<'a> MutantLoader<'a> {
     /// Compiles the init of the virtual machines.
-    pub fn new(kernel: &'a Kernel, bases: &'a [BaseModule]) -> Result<Self> {
+    pub fn new(kernel: &'a Kernel) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let source = directory.path().join("guest.c");
         fs::write(&source, include_str!("guest.c"))?;
@@ -68,20 +69,23 @@ impl<'a> MutantLoader<'a> {
         let options = ["-static", "-O1", "-Wall", "-Werror", "-o"];
         let outcome = Command::new(compiler).args(options).arg(root.join("init")).arg(&source).status();
         match outcome {
-            Ok(status) if status.success() => Ok(Self { kernel, bases, directory }),
+            Ok(status) if status.success() => Ok(Self { kernel, directory }),
             Ok(status) => Err(fail(format!("compile guest.c with {compiler}: {status}"))),
             Err(error) => Err(fail(format!("start {compiler}: {error}"))),
         }
     }
 
     /// Loads all mutants, and returns the answer to each.
-    pub fn load(&self, loads: &[Load<'_>]) -> Result<Vec<Answer>> {
+    pub fn load(&self, bases: &[BaseModule], loads: &[Load<'_>]) -> Result<Vec<Answer>> {
+        let plan = Plan::new(bases, loads);
+        self.write_initramfs(&plan)?;
+        self.save_booted_machine()?;
         let mut answers = BTreeMap::new();
         let mut next = 0;
         let mut idle_runs = 0;
-        while next < loads.len() {
+        while let Some(&start) = plan.starts.get(next) {
             let first = next;
-            self.run(loads, first, &mut answers)?;
+            self.run(start, &mut answers)?;
             next = answers.last_key_value().map_or(0, |(number, _)| number + 1);
             idle_runs = if next == first { idle_runs + 1 } else { 0 };
             if idle_runs > MAX_IDLE_RUNS {
@@ -94,11 +98,43 @@ impl<'a> MutantLoader<'a> {
         Ok(answers.into_values().collect())
     }
 
-    /// Runs one virtual machine, which loads the mutants from `first` on.
-    fn run(&self, loads: &[Load<'_>], first: usize, answers: &mut BTreeMap<usize, Answer>) -> Result<()> {
-        self.write_initramfs(loads, first)?;
-        let mut child = self.boot()?;
+    /// Boots a virtual machine until init waits, and saves its state.
+    fn save_booted_machine(&self) -> Result<()> {
+        let socket = self.directory.path().join("monitor");
+        let mut monitor = OsString::from("unix:");
+        monitor.push(&socket);
+        monitor.push(",server=on,wait=off");
+        let mut child = self.start(&["-monitor".into(), monitor])?;
         let lines = read_lines(child.stdout.take());
+        wait_for_init(&lines);
+        // The monitor executes the second command after the first has finished.
+        let saved = UnixStream::connect(&socket)
+            .and_then(|mut monitor| {
+                monitor.write_all(b"migrate exec:cat>$FARRIER_BOOTED\nquit\n").map(|()| monitor)
+            })
+            .and_then(|mut monitor| io::copy(&mut monitor, &mut io::sink()));
+        let _ = child.kill();
+        child.wait()?;
+        match saved {
+            Ok(_) if fs::metadata(self.booted_machine()).is_ok_and(|file| file.len() > 0) => Ok(()),
+            _ => Err(fail(format!("the virtual machine does not boot: {}", self.last_console_lines()))),
+        }
+    }
+
+    /// File with the state of the booted machine.
+    fn booted_machine(&self) -> PathBuf {
+        self.directory.path().join("booted")
+    }
+
+    /// Runs one virtual machine, which loads the mutants from an offset in the plan on.
+    fn run(&self, start: usize, answers: &mut BTreeMap<usize, Answer>) -> Result<()> {
+        let mut child = self.start(&["-incoming".into(), "exec:cat<$FARRIER_BOOTED".into()])?;
+        let lines = read_lines(child.stdout.take());
+        // Init repeats its question, because QEMU drops input that arrives before it has restored the machine.
+        wait_for_init(&lines);
+        if let Some(mut input) = child.stdin.take() {
+            writeln!(input, "{start}")?;
+        }
         let unanswered = read_answers_of_guest(&lines, answers);
         // Killing a process that has already exited is not an error.
         let _ = child.kill();
@@ -117,9 +153,9 @@ impl<'a> MutantLoader<'a> {
     }
 
     /// Writes the initramfs, which contains init and the plan.
-    fn write_initramfs(&self, loads: &[Load<'_>], first: usize) -> Result<()> {
+    fn write_initramfs(&self, plan: &Plan) -> Result<()> {
         let root = self.directory.path().join("root");
-        fs::write(root.join("plan"), self.plan(loads, first))?;
+        fs::write(root.join("plan"), &plan.bytes)?;
         let archive = fs::File::create(self.directory.path().join("initramfs"))?;
         let mut cpio = Command::new("cpio")
             .args(["--quiet", "-o", "-H", "newc"])
@@ -134,32 +170,8 @@ impl<'a> MutantLoader<'a> {
         if status.success() { Ok(()) } else { Err(fail(format!("cpio failed: {status}"))) }
     }
 
-    /// Encodes the mutants from `first` on for init, in the format that `guest.c` describes.
-    fn plan(&self, loads: &[Load<'_>], first: usize) -> Vec<u8> {
-        let mut plan = Vec::new();
-        push_word(&mut plan, self.bases.len());
-        for base in self.bases {
-            push_word(&mut plan, base.object.bytes.len());
-            plan.extend(&base.object.bytes);
-        }
-        push_word(&mut plan, loads.len() - first);
-        for (number, load) in loads.iter().enumerate().skip(first) {
-            let base = self.bases.get(load.base).map_or(&[][..], |base| &base.object.bytes);
-            let edits = edits(base, load.bytes);
-            for value in [number, load.base, load.bytes.len(), edits.len()] {
-                push_word(&mut plan, value);
-            }
-            for (offset, bytes) in edits {
-                push_word(&mut plan, offset);
-                push_word(&mut plan, bytes.len());
-                plan.extend(bytes);
-            }
-        }
-        plan
-    }
-
-    /// Starts QEMU. The report arrives on standard output, and the console goes to a file.
-    fn boot(&self) -> Result<Child> {
+    /// Starts QEMU with additional options. The report arrives on standard output, and the console goes to a file.
+    fn start(&self, options: &[OsString]) -> Result<Child> {
         let directory = self.directory.path();
         let console = format!("file,id=console,path={}", directory.join("console").display());
         let (program, machine, hardware, device) = match self.kernel.facts.arch {
@@ -190,7 +202,8 @@ impl<'a> MutantLoader<'a> {
             Architecture::Amd64 => command.args(["-serial", "chardev:report"]),
             Architecture::Arm64 => command.args(["-device", "pci-serial,chardev=report"]),
         };
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(|error| {
+        command.args(options).env("FARRIER_BOOTED", self.booted_machine());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|error| {
             fail(format!("start {program} (Debian packages qemu-system-x86, qemu-system-arm): {error}"))
         })
     }
@@ -210,6 +223,11 @@ fn read_lines(output: Option<ChildStdout>) -> Receiver<String> {
         }
     });
     lines
+}
+
+/// Waits until init asks for the first mutant, or until the timeout.
+fn wait_for_init(lines: &Receiver<String>) {
+    while lines.recv_timeout(BOOT_TIMEOUT).is_ok_and(|line| line != "W") {}
 }
 
 /// Reads the guest's report until its end or a timeout. Returns the mutant that was being loaded at that time.
@@ -241,6 +259,38 @@ fn read_answers_of_guest(
         }
     }
     Ok(current)
+}
+
+/// Mutants for init, in the format that `guest.c` describes.
+struct Plan {
+    bytes: Vec<u8>,
+    /// Offset of each mutant.
+    starts: Vec<usize>,
+}
+
+impl Plan {
+    fn new(bases: &[BaseModule], loads: &[Load<'_>]) -> Self {
+        let (mut bytes, mut starts) = (Vec::new(), Vec::new());
+        push_word(&mut bytes, bases.len());
+        for base in bases {
+            push_word(&mut bytes, base.object.bytes.len());
+            bytes.extend(&base.object.bytes);
+        }
+        for (number, load) in loads.iter().enumerate() {
+            starts.push(bytes.len());
+            let base = bases.get(load.base).map_or(&[][..], |base| &base.object.bytes);
+            let edits = edits(base, load.bytes);
+            for value in [number, load.base, load.bytes.len(), edits.len()] {
+                push_word(&mut bytes, value);
+            }
+            for (offset, edit) in edits {
+                push_word(&mut bytes, offset);
+                push_word(&mut bytes, edit.len());
+                bytes.extend(edit);
+            }
+        }
+        Self { bytes, starts }
+    }
 }
 
 fn push_word(plan: &mut Vec<u8>, value: usize) {

@@ -16,6 +16,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process::ExitCode,
+    slice,
 };
 
 use compare::{Comparison, compare};
@@ -135,8 +136,8 @@ struct RuleCounts {
 #[derive(Default)]
 struct Tally {
     rules: BTreeMap<&'static str, RuleCounts>,
-    /// Number of mutants with the verdict `unknown`, by the report's summary.
-    unknown_reasons: BTreeMap<String, usize>,
+    /// Mutants with the verdict `unknown`, by reason.
+    unknown_reasons: BTreeMap<String, RuleCounts>,
 }
 
 /// Compares the check with a kernel for all mutants, and prints the table. Returns whether both agree.
@@ -189,7 +190,17 @@ fn answers(
     {
         return Ok(answers);
     }
-    let answers = MutantLoader::new(kernel, bases)?.load(loads)?;
+    let loader = MutantLoader::new(kernel)?;
+    let mut answers = loader.load(bases, loads)?;
+    // Earlier mutants may have changed the machine's memory, so the answer of a fresh machine counts.
+    for (load, answer) in loads.iter().zip(&mut answers) {
+        let comparison = compare(&check_module(&kernel.facts, load.bytes), answer);
+        if matches!(comparison, Comparison::Differs(_))
+            && let Some(alone) = loader.load(bases, slice::from_ref(load))?.pop()
+        {
+            *answer = alone;
+        }
+    }
     if let Some(file) = &record_file {
         machine::write_answers(file, &answers)?;
     }
@@ -210,16 +221,12 @@ fn digest(loads: &[Load<'_>]) -> u64 {
 impl Tally {
     fn add(&mut self, rule: &'static str, answer: &Answer, comparison: &Comparison) {
         let counts = self.rules.entry(rule).or_default();
-        match answer {
-            Answer::Loaded => counts.loaded += 1,
-            Answer::Refused(..) => counts.refused += 1,
-            Answer::Died(_) => counts.died += 1,
-        }
+        counts.add(answer);
         match comparison {
             Comparison::Agrees => {}
             Comparison::Unknown(reason) => {
                 counts.unknown += 1;
-                *self.unknown_reasons.entry(reason.clone()).or_default() += 1;
+                self.unknown_reasons.entry(reason.clone()).or_default().add(answer);
             }
             Comparison::Trusted(_) => counts.trusted += 1,
             Comparison::Differs(_) => counts.differs += 1,
@@ -244,18 +251,32 @@ impl Tally {
             total.differs += counts.differs;
         }
         total.print("all");
-        let mut reasons: Vec<(&String, &usize)> = self.unknown_reasons.iter().collect();
-        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-        for (reason, count) in reasons.into_iter().take(SHOWN_REASONS) {
-            println!("  {count} unknown: {reason}");
+        let mut reasons: Vec<(&String, &RuleCounts)> = self.unknown_reasons.iter().collect();
+        reasons.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.mutants()));
+        for (reason, counts) in reasons.into_iter().take(SHOWN_REASONS) {
+            let RuleCounts { loaded, refused, died, .. } = counts;
+            let mutants = counts.mutants();
+            println!("  {mutants} unknown ({loaded} loaded, {refused} refused, {died} died): {reason}");
         }
-        let RuleCounts { loaded, refused, died, unknown, trusted, differs } = total;
-        let mutants = loaded + refused + died;
+        let mutants = total.mutants();
+        let RuleCounts { unknown, trusted, differs, .. } = total;
         differs == 0 && (mutants < MIN_MUTANTS || (unknown + trusted) * 100 <= MAX_UNKNOWN * mutants)
     }
 }
 
 impl RuleCounts {
+    fn add(&mut self, answer: &Answer) {
+        match answer {
+            Answer::Loaded => self.loaded += 1,
+            Answer::Refused(..) => self.refused += 1,
+            Answer::Died(_) => self.died += 1,
+        }
+    }
+
+    fn mutants(&self) -> usize {
+        self.loaded + self.refused + self.died
+    }
+
     fn print(&self, rule: &str) {
         let Self { loaded, refused, died, unknown, trusted, differs } = self;
         println!("{rule:18} {loaded:7} {refused:8} {died:6} {unknown:8} {trusted:8} {differs:8}");

@@ -26,9 +26,18 @@ pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks that the kernel supports livepatch if the module is a livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`).
+/// Checks that the kernel supports livepatch if the module is a livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`), and
+/// that livepatch knows which object each of its relocation sections is for.
 pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    if subject.module.field("livepatch").is_some() && !subject.kernel.config.is_set("LIVEPATCH") {
+    let module = subject.module;
+    if subject.kernel.config.is_set("LIVEPATCH") {
+        findings.extend(module.layout.misnamed_livepatch.iter().map(|section| {
+            let message = format!("section {section} has an incorrectly formatted name");
+            let remedy = "rebuild it: only livepatch tools make sections for livepatch";
+            Finding::new(Rule::Kernel, Verdict::Refused, section, &message, remedy)
+                .with_kernel_message("EINVAL", &message)
+        }));
+    } else if module.field("livepatch").is_some() {
         let message = "module is marked as livepatch module, but livepatch support is disabled";
         let remedy = "use a kernel with CONFIG_LIVEPATCH";
         let finding = Finding::new(Rule::Kernel, Verdict::Refused, "livepatch", message, remedy);

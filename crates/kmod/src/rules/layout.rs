@@ -28,6 +28,11 @@ pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let missing = |section: &str, message: &str| {
         Finding::new(Rule::Elf, Verdict::Refused, section, message, COMPILE_WITH_KBUILD)
     };
+    if module.layout.targets_beyond_file > Verdict::Loads {
+        let message = "a relocation section belongs to a section beyond the file, and the loader reads on";
+        let remedy = "rebuild it: the file is damaged";
+        findings.push(Finding::new(Rule::Elf, module.layout.targets_beyond_file, "sh_info", message, remedy));
+    }
     let [plt, init_plt, trampoline, init_trampoline] = ARM64_SECTIONS;
     let has = |section| module.layout.arm64_sections.contains(&section);
     if !has(plt) || !has(init_plt) {
@@ -127,7 +132,8 @@ pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         relocation_messages(kernel.arch, bad)
     };
     let location = format!("{}+{:#x}", bad.section, bad.offset);
-    let verdict = if kernel_message.is_some() { Verdict::Refused } else { Verdict::Unknown };
+    let faults = !is_skipped && bad.problem == RelocationProblem::DistantSymbol;
+    let verdict = if faults || kernel_message.is_some() { Verdict::Refused } else { Verdict::Unknown };
     let finding = Finding::new(Rule::Relocation, verdict, location, message, COMPILE_WITH_KBUILD);
     findings.push(match kernel_message {
         Some(text) => finding.with_kernel_message("ENOEXEC", text),
@@ -144,6 +150,22 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
             format!(
                 "a relocation of type {kind}, which the kernel follows, refers to a section that the loader drops"
             ),
+        ),
+        RelocationProblem::NoSymbol => (
+            None,
+            format!(
+                "a relocation of type {kind} refers to a symbol that does not exist, and the loader does not check that"
+            ),
+        ),
+        RelocationProblem::NoStaticCall => {
+            (None, "a static call refers to a kernel symbol that is no static call".to_owned())
+        }
+        RelocationProblem::MayOverflow => {
+            (None, format!("the distance may be too long for a relocation of type {kind}"))
+        }
+        RelocationProblem::DistantSymbol => (
+            None,
+            format!("a relocation of type {kind} refers to a symbol far beyond the table: the loader faults"),
         ),
         RelocationProblem::Misplaced => (
             None,
@@ -206,25 +228,24 @@ pub(super) fn duplicate_names(subject: &Subject<'_>, findings: &mut Vec<Finding>
     }));
 }
 
-/// Checks the string table of the symbols (`elf_validity_cache_strtab`, since Linux 6.14). Earlier kernels read beyond the table.
+/// Checks the string table of the symbols (`elf_validity_cache_strtab`, since Linux 6.14). Earlier kernels read beyond the table, and
+/// fault beyond the file.
 pub(super) fn symbol_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    let is_checked = subject.kernel.since(6, 14);
-    let (message, verdict) = match subject.module.layout.names.symbols {
+    let names = &subject.module.layout.names;
+    let (message, verdict) = match names.symbols {
         None => return,
-        Some(StringTableError::MissingLeadingNul) if !is_checked => return,
-        Some(StringTableError::MissingLeadingNul) => {
-            ("symbol string table missing leading NUL", Verdict::Refused)
+        Some(error) if subject.kernel.since(6, 14) => {
+            let message = match error {
+                StringTableError::MissingLeadingNul => "symbol string table missing leading NUL",
+                StringTableError::MissingTrailingNul => "symbol string table isn't NUL terminated",
+                StringTableError::OutOfBounds => "symbol name out of bounds in string table",
+            };
+            (message, Verdict::Refused)
         }
-        Some(StringTableError::MissingTrailingNul) if is_checked => {
-            ("symbol string table isn't NUL terminated", Verdict::Refused)
+        Some(_) if names.unnamed_symbols == Verdict::Loads => return,
+        Some(_) => {
+            ("the name of a symbol does not end in the file, and the loader reads on", names.unnamed_symbols)
         }
-        Some(StringTableError::OutOfBounds) if is_checked => {
-            ("symbol name out of bounds in string table", Verdict::Refused)
-        }
-        Some(StringTableError::MissingTrailingNul | StringTableError::OutOfBounds) => (
-            "the name of a symbol lies outside of the string table, and the loader does not check that",
-            Verdict::Unknown,
-        ),
     };
     let remedy = "rebuild it, and strip nothing but debug information";
     findings.push(Finding::new(Rule::Elf, verdict, ".strtab", message, remedy));
@@ -245,6 +266,16 @@ pub(super) fn section_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) 
         let message = "Invalid ELF section name in module: the name lies outside of the section names";
         findings.push(Finding::new(Rule::Elf, verdict, ".shstrtab", message, remedy));
     }
+    if layout.names.sections_beyond_file > Verdict::Loads {
+        let message = "the name of a section lies beyond the file, and the loader reads on";
+        findings.push(Finding::new(
+            Rule::Elf,
+            layout.names.sections_beyond_file,
+            ".shstrtab",
+            message,
+            remedy,
+        ));
+    }
     let other_type = layout.names.is_of_other_type.then(|| verdict(kernel.has_checks_of_6_18()));
     if let Some(verdict) = other_type.flatten() {
         let message = "a string table is not of type SHT_STRTAB";
@@ -252,8 +283,12 @@ pub(super) fn section_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) 
     }
 }
 
-/// Checks the alignments of the sections, which the loader uses without a check.
-pub(super) fn alignment(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+/// Checks the alignments and sizes of the sections, which the loader uses without a check (`layout_sections`, `move_module`).
+pub(super) fn placement(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    findings.extend(subject.module.layout.oversized.iter().map(|section| {
+        let message = format!("section {section} is larger than the kernel's memory for modules (ENOMEM)");
+        Finding::new(Rule::Elf, Verdict::Refused, section, message, "rebuild it: the file is damaged")
+    }));
     findings.extend(subject.module.layout.misaligned.iter().map(|section| {
         let message =
             format!("section {section} has an impossible alignment, and the loader does not check that");
@@ -273,7 +308,14 @@ pub(super) fn this_module(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         findings.push(finding(Verdict::Refused, message));
     }
     // With a random layout, the name has another offset.
-    if layout.this_module.has_values && !kernel.config.is_set("RANDSTRUCT") {
+    if kernel.config.is_set("RANDSTRUCT") {
+        return;
+    }
+    if layout.this_module.is_unnamed {
+        let message = "struct module has no name, and the kernel cannot make its directory in sysfs (EINVAL)";
+        findings.push(finding(Verdict::Refused, message));
+    }
+    if layout.this_module.has_values {
         let message =
             "struct module contains more than the module's name, and the kernel uses these values as its own";
         findings.push(finding(Verdict::Unknown, message));

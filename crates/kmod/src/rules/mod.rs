@@ -98,7 +98,7 @@ const RULES: [Check; 27] = [
     object::sections,
     layout::section_names,
     layout::symbol_names,
-    layout::alignment,
+    layout::placement,
     layout::this_module,
     layout::header_overlaps,
     object::module_size,

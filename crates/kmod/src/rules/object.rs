@@ -18,15 +18,22 @@ pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 }
 
 /// Checks that `.modinfo` and `.gnu.linkonce.this_module` occur only once. Since 6.4 Linux refuses duplicates (commit
-/// f3b93547b91a, "module: add sanity check for ELF module section"). Earlier versions use the first section, which may be the
-/// wrong one.
+/// f3b93547b91a, "module: add sanity check for ELF module section"). Earlier versions use the first loaded section, as the parser
+/// does.
 pub(super) fn sections(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    let verdict = if subject.kernel.checks_section_sanity() { Verdict::Refused } else { Verdict::Unknown };
+    let verdict = if subject.kernel.checks_section_sanity() { Verdict::Refused } else { Verdict::Loads };
     findings.extend(subject.module.duplicate_sections.iter().map(|section| {
         let message = format!("the module has more than one section {section}");
         let remedy = "link it with the kernel's own makefiles, which merge such sections";
         Finding::new(Rule::Elf, verdict, *section, message, remedy).wanted("one")
     }));
+    if subject.module.layout.has_unloaded_info && !subject.kernel.checks_section_sanity() {
+        let is_forced = subject.kernel.config.is_set("MODULE_FORCE_LOAD");
+        let verdict = if is_forced { Verdict::Unknown } else { Verdict::Refused };
+        let message = "section .modinfo is not loaded, and the kernel finds no fields such as vermagic";
+        let remedy = "rebuild it: the file is damaged";
+        findings.push(Finding::new(Rule::Vermagic, verdict, ".modinfo", message, remedy));
+    }
 }
 
 /// Checks that the module's `struct module` has the size of the kernel's (`elf_validity_check` in
@@ -44,6 +51,9 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     match &kernel.beyond_headers.module_size {
         Some(known) if known.value == size => {}
+        // Before Linux 6.4, the kernel uses the begin of a longer section. The version says that the structure is the kernel's.
+        Some(known)
+            if size > known.value && !kernel.checks_section_sanity() && compares_layout_version(subject) => {}
         Some(known) => {
             let (verdict, consequence) = if kernel.checks_section_sanity() {
                 (Verdict::Refused, "")

@@ -157,7 +157,10 @@ pub(super) fn module_size(context: &Context<'_>, object: &mut Object, random: &m
     let section = object.find(".gnu.linkonce.this_module")?;
     let bytes = object.content(section).to_vec();
     // Never smaller: before Linux 6.4 the kernel would write beyond the section.
-    let more = random.choice([0, 1, 8, 64, 1024])?;
+    let more = if random.bool() { 0 } else { random.choice([1, 8, 64, 1024])? };
+    // Each place in the file gives another mutant.
+    let place = random.u8(0..4);
+    object.bytes.resize(object.bytes.len() + 64 * usize::from(place), 0);
     object.replace(section, &[bytes, vec![0; more]].concat());
-    Some(format!("struct module with {more} more bytes"))
+    Some(format!("struct module with {more} more bytes, at place {place}"))
 }

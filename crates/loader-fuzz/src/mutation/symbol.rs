@@ -32,13 +32,13 @@ pub(super) fn undefined_symbol(
 ) -> Option<String> {
     let symbol = random.choice(undefined_symbols(object))?;
     let old = object.symbol_label(symbol);
-    let weak = random.bool();
+    let weak = random.u8(0..3) == 0;
     let binding = if weak { 2 } else { 1 };
     object.set(symbol, ST_INFO, binding << 4);
-    let new = match random.u8(0..4) {
+    let new = match random.u8(0..5) {
         0 => return Some(format!("{old} is {}", if weak { "weak" } else { "strong" })),
-        1 => format!("{old}_of_farrier"),
-        2 => String::new(),
+        1 | 2 => format!("{old}_of_farrier"),
+        3 => String::new(),
         _ => {
             let same_length = context.exports.values().nth(random.usize(0..context.exports.len()))?;
             random.choice(same_length)?.clone()
@@ -51,8 +51,8 @@ pub(super) fn undefined_symbol(
 pub(super) fn namespace(context: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
     let imported: Vec<&str> = context.base.module.fields("import_ns").collect();
     match random.u8(0..6) {
-        0 | 1 => {
-            // Uses a symbol of a namespace, and imports the namespace in half of the cases.
+        0..=2 => {
+            // Uses a symbol of a namespace, and imports the namespace in a third of the cases.
             let table = context.kernel.symbols.as_ref()?;
             let inside: Vec<_> =
                 table.iter().filter(|s| s.namespace.is_some() && s.module == "vmlinux").collect();
@@ -61,16 +61,16 @@ pub(super) fn namespace(context: &Context<'_>, object: &mut Object, random: &mut
             let namespace = chosen.namespace?.to_owned();
             object.rename_symbol(symbol, chosen.name.as_bytes());
             append_version(object, chosen.name, chosen.crc);
-            let imports: Vec<&str> = if random.bool() { vec![&namespace] } else { vec![] };
+            let imports: Vec<&str> = if random.u8(0..3) == 0 { vec![&namespace] } else { vec![] };
             let all: Vec<&str> = imported.iter().chain(&imports).copied().collect();
             set_field(object, "import_ns", &all)?;
             Some(format!("{} of namespace {namespace}, imports {all:?}", chosen.name))
         }
-        2 if !imported.is_empty() => {
+        3 if !imported.is_empty() => {
             set_field(object, "import_ns", &imported[1..])?;
             Some(format!("no import of {}", imported[0]))
         }
-        3 => {
+        4 => {
             let name = random.choice(["module:kvm", "module:", "module", "MODULE:kvm"])?;
             set_field(object, "import_ns", &[&imported[..], &[name]].concat())?;
             Some(format!("import of {name}"))
