@@ -5,6 +5,11 @@ use std::{fmt, time::Duration};
 /// First line of a request. A guard refuses requests of other versions.
 const HEADER: &str = "farrier swap 1";
 
+/// Subdirectory of a request with the modules of [`Request::load`].
+pub const IMAGE: &str = "image";
+/// Subdirectory of a request with the modules of [`Request::restore`].
+pub const HOST: &str = "host";
+
 /// A swap of kernel modules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
@@ -20,13 +25,11 @@ pub struct Request {
     pub restore: Vec<Module>,
 }
 
-/// A module to load.
+/// A module to load: the uncompressed file `NAME.ko` in [`IMAGE`] or [`HOST`] of the request's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Module {
     /// Name as `lsmod` shows it.
     pub name: String,
-    /// Name of the uncompressed file in the request's directory.
-    pub file: String,
     /// Whether the swap continues if the module does not load.
     pub optional: bool,
     /// Parameters as for `insmod`. Each is tried in order until the kernel accepts one; without any, the module is loaded
@@ -58,9 +61,9 @@ impl Request {
             vec![HEADER.to_owned(), format!("image {image}"), format!("limit {}", limit.as_secs())];
         lines.extend(unload.iter().map(|name| format!("unload {name}")));
         for (keyword, modules) in [("load", load), ("restore", restore)] {
-            for Module { name, file, optional, parameters } in modules {
+            for Module { name, optional, parameters } in modules {
                 let kind = if *optional { "optional" } else { "required" };
-                lines.push(format!("{keyword} {name} {file} {kind}"));
+                lines.push(format!("{keyword} {name} {kind}"));
                 lines.extend(parameters.iter().map(|text| format!("parameters {}", text.replace('\n', " "))));
             }
         }
@@ -105,29 +108,31 @@ impl Request {
         Err(incomplete)
     }
 
-    /// Names the files that the request needs.
-    pub fn files(&self) -> impl Iterator<Item = &str> {
-        self.load.iter().chain(&self.restore).map(|module| module.file.as_str())
+    /// Returns the files that the request needs, relative to its directory.
+    pub fn files(&self) -> impl Iterator<Item = String> {
+        let image = self.load.iter().map(|module| (IMAGE, module));
+        let host = self.restore.iter().map(|module| (HOST, module));
+        image.chain(host).map(|(directory, module)| module.file(directory))
     }
 }
 
 impl Module {
+    /// Returns the path of the file in [`IMAGE`] or [`HOST`], relative to the request's directory.
+    pub fn file(&self, directory: &str) -> String {
+        format!("{directory}/{}.ko", self.name)
+    }
+
     /// Parses the fields after the keyword.
     fn parse(text: &str) -> Option<Self> {
         let mut fields = text.split(' ');
-        let (name, file, kind) = (fields.next()?, fields.next()?, fields.next()?);
-        let is_valid = is_module_name(name) && is_file_name(file) && fields.next().is_none();
+        let (name, kind) = (fields.next()?, fields.next()?);
+        let is_valid = is_module_name(name) && fields.next().is_none();
         let optional = match kind {
             "optional" => true,
             "required" => false,
             _ => return None,
         };
-        is_valid.then(|| Self {
-            name: name.to_owned(),
-            file: file.to_owned(),
-            optional,
-            parameters: Vec::new(),
-        })
+        is_valid.then(|| Self { name: name.to_owned(), optional, parameters: Vec::new() })
     }
 }
 
@@ -136,7 +141,7 @@ fn is_module_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// Whether the name is a plain file name, which cannot lead out of the request's directory.
+/// Whether the name is a plain file name.
 pub fn is_file_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
@@ -151,7 +156,6 @@ mod tests {
     fn request() -> Request {
         let module = |name: &str, optional, parameters: &[&str]| Module {
             name: name.to_owned(),
-            file: format!("new-{name}.ko"),
             optional,
             parameters: parameters.iter().map(|text| (*text).to_owned()).collect(),
         };
@@ -181,9 +185,9 @@ mod tests {
     #[test]
     fn names_do_not_lead_out_of_the_directory() {
         for (from, to) in [
-            ("new-mlxfw.ko", "../mlxfw.ko"),
-            ("new-mlxfw.ko", "/mlxfw.ko"),
-            ("new-mlxfw.ko", ".hidden"),
+            ("load mlxfw", "load ../mlxfw"),
+            ("load mlxfw", "load /mlxfw"),
+            ("load mlxfw", "load .hidden"),
             ("unload mlx5_ib", "unload mlx5/ib"),
             ("unload mlx5_ib", "unload -f"),
             ("required", "perhaps"),

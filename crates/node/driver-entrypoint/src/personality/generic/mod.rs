@@ -20,6 +20,7 @@ use crate::{
     files,
     firmware::Firmware,
     forecast,
+    guard::client::{GuardClient, Swap},
     host_modules::HostModules,
     lock::Lock,
     logind,
@@ -70,6 +71,10 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
             forecast::check(node, &options.modules, &options.allowed)?;
             container.stop(&options.modules, &loaded)
         }
+        Err(error) if container.guard().is_some_and(|guard| guard.is_busy()) => {
+            node.log.step("the guard continues the swap");
+            Err(error)
+        }
         Err(error) => {
             node.log.warn_of(container.stop(&[], &loaded));
             node.log.warn_of(container.api_servers().forget());
@@ -96,6 +101,9 @@ impl Container<'_> {
             let files = self.firmware().provide(node)?;
             node.log.step(format!("firmware: {files} file(s) copied to {}", self.firmware_path));
         }
+        if let Some(guard) = self.guard() {
+            guard.await_earlier(signals)?;
+        }
         // A killed container may have left the blacklist behind.
         self.blacklist().remove();
         let (to_unload, host_names) = self.plan_unload()?;
@@ -108,6 +116,18 @@ impl Container<'_> {
         failure.check()?;
         forecast::check(node, &to_unload, &options.allowed)?;
         self.host_modules.save(&host_names)?;
+        if let Some(guard) = self.guard() {
+            self.blacklist().write();
+            let result = self.replace_by_guard(&guard, &to_unload, failure.image.clone(), signals);
+            // The guard needs the blacklist until it ends.
+            if !guard.is_busy() {
+                self.blacklist().remove();
+            }
+            loaded.extend(self.newly_loaded(&to_unload)?);
+            let result = result.and_then(|()| self.set_up(signals));
+            failure.update(&result);
+            return result;
+        }
         self.api_servers().record(&to_unload)?;
         self.blacklist().write();
         let bound_devices: Vec<String> =
@@ -119,6 +139,40 @@ impl Container<'_> {
         let result = result.and_then(|()| self.api_servers().await_answers(signals));
         failure.update(&result);
         result
+    }
+
+    /// Has the guard on the host replace the modules, and waits for its end.
+    fn replace_by_guard(
+        &self,
+        guard: &GuardClient<'_>,
+        to_unload: &[String],
+        image: String,
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
+        let host_names = self.host_modules.names();
+        let host = &self.host_modules.host;
+        let to_restore = host_names.into_iter().rev().filter(|name| host.index.file(name).is_some());
+        let swap = Swap {
+            image,
+            limit: self.options.api_server_limit,
+            unload: to_unload,
+            image_modules: (&self.loader, self.options.modules.clone(), Vec::new()),
+            host_modules: (host, to_restore.collect()),
+        };
+        guard.swap(&swap, signals)
+    }
+
+    /// Lists the image's modules that are loaded now, and were not before.
+    fn newly_loaded(&self, to_unload: &[String]) -> Result<Vec<String>, Error> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        let is_new =
+            |name: &str| self.loader.is_image_build(&loaded, name) && !to_unload.contains(&name.to_owned());
+        Ok(self.image_modules_where(is_new).into_iter().collect())
+    }
+
+    fn guard(&self) -> Option<GuardClient<'_>> {
+        let directory = self.options.guard.as_deref()?;
+        Some(GuardClient { node: self.node, directory, name: self.options.name() })
     }
 
     /// Waits for the API servers if a container was killed before they answered. Adds the image's modules to `loaded` if they do
