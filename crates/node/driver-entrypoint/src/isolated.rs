@@ -10,7 +10,10 @@ use std::{
 };
 
 use driver_entrypoint::report::{ReadBack, SyscallResult};
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    process::{Signal, set_parent_process_death_signal},
+};
 
 use crate::files;
 
@@ -40,6 +43,13 @@ pub(crate) fn read_back(name: &str) -> ReadBack {
 /// `errno` is 133.
 pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
     exit(result.map_or_else(Errno::raw_os_error, |()| 0))
+}
+
+/// Has the kernel kill this process when its parent ends, so that no load outlives a guard that is killed. The next guard could not
+/// load a module of the same name meanwhile.
+pub(crate) fn end_with_parent() {
+    // Without this, a load may outlive the parent; it is performed all the same.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
 
 /// Runs this program with the arguments as a child process, and returns how the process ended.

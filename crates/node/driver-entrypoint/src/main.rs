@@ -81,6 +81,7 @@ fn run(arguments: &[&str]) -> ExitCode {
     match *arguments {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => {
+            isolated::end_with_parent();
             isolated::exit_with(kernel::insert_file(Path::new(path), parameters, 0))
         }
         [isolated::UNLOAD, name] => isolated::exit_with(kernel::remove(name)),

@@ -319,11 +319,12 @@ impl Kernel for FakeKernel {
         let (name, _) = ModuleFile::of(&file.path, file.origin).unwrap();
         let warnings = self.warnings.borrow().get(&name).cloned().into_iter().collect();
         self.report_slow_call(&name, progress);
-        // A request to the guard has the host's modules in a directory of this name, too.
-        let is_from_host = self.paths.container_path(&file.path).contains("/host/");
+        let info = file.info().unwrap();
+        // The files of a request to the guard have other paths.
+        let is_from_host = self.paths.container_path(&file.path).starts_with("/host/")
+            || info.source_version.starts_with("host-");
         let from = if is_from_host { "host" } else { "image" };
         let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
-        let info = file.info().unwrap();
         let mut modules = self.modules();
         let refuse = |errno, message: &str| {
             Err(LoadRefusal { errno, locked_down: false, messages: vec![message.to_owned()] })

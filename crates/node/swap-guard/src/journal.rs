@@ -14,15 +14,15 @@ pub enum Phase {
     Saving,
     /// Unloads the old modules.
     Unloading,
-    /// Loads the image's modules.
+    /// Loads the new modules.
     Loading,
     /// Lets the network's owner configure the interfaces, and replays what is missing.
     Replaying,
     /// Waits until the recorded API servers answer.
     Confirming,
-    /// The image's modules stay.
+    /// The new modules stay.
     Committed,
-    /// Unloads the image's modules after a failure.
+    /// Unloads the new modules after a failure.
     UndoUnloading,
     /// Loads the old modules again.
     UndoLoading,
@@ -61,7 +61,7 @@ impl Phase {
         matches!(self, Self::Committed | Self::Undone | Self::Lost | Self::Refused)
     }
 
-    /// Whether the phase leads to the image's modules, and has changed the node.
+    /// Whether the phase leads to the new modules, and has changed the node.
     pub fn is_forward(self) -> bool {
         matches!(self, Self::Unloading | Self::Loading | Self::Replaying | Self::Confirming)
     }
@@ -146,7 +146,7 @@ impl Journal {
         self.0.iter().find(|entry| entry.phase == phase).map(|entry| entry.uptime)
     }
 
-    /// Counts how often a guard began a phase again that leads to the image's modules: after a guard was killed, the next
+    /// Counts how often a guard began a phase again that leads to the new modules: after a guard was killed, the next
     /// one repeats the phase.
     pub fn interruptions(&self) -> usize {
         let is_repeated = |pair: &&[Entry]| pair[0].phase == pair[1].phase && pair[0].phase.is_forward();
@@ -194,8 +194,8 @@ mod tests {
 
     use super::*;
 
-    fn failure(reason: &str, transient: bool) -> Option<Failure> {
-        Some(Failure { reason: reason.to_owned(), transient })
+    fn failure(reason: &str, transient: bool) -> Failure {
+        Failure { reason: reason.to_owned(), transient }
     }
 
     #[test]
@@ -204,8 +204,8 @@ mod tests {
         let path = directory.path().join("journal");
         let entries = [
             Entry { uptime: 1, phase: Phase::Saving, failure: None },
-            Entry { uptime: 2, phase: Phase::UndoUnloading, failure: failure("load m: no", false) },
-            Entry { uptime: 3, phase: Phase::Undone, failure: failure("in use", true) },
+            Entry { uptime: 2, phase: Phase::UndoUnloading, failure: Some(failure("load m: no", false)) },
+            Entry { uptime: 3, phase: Phase::Undone, failure: Some(failure("in use", true)) },
         ];
         let mut journal = JournalFile::open(&path).unwrap();
         for entry in &entries {

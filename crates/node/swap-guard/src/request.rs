@@ -6,26 +6,26 @@ use std::{fmt, time::Duration};
 const HEADER: &str = "farrier swap 1";
 
 /// Subdirectory of a request with the modules of [`Request::load`].
-pub const IMAGE: &str = "image";
+pub const NEW: &str = "new";
 /// Subdirectory of a request with the modules of [`Request::restore`].
-pub const HOST: &str = "host";
+pub const OLD: &str = "old";
 
 /// A swap of kernel modules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Digest of the image's modules and parameters. A swap that failed is not repeated with the same digest.
-    pub image: String,
+    /// Digest of the new modules and their parameters. A swap that failed is not repeated with the same digest.
+    pub digest: String,
     /// Time limit from the first unload until all API servers answer. Zero disables the check.
     pub limit: Duration,
     /// Names of the modules to unload, users first.
     pub unload: Vec<String>,
-    /// Modules of the image, in load order.
+    /// Modules to load in their place, in load order.
     pub load: Vec<Module>,
-    /// Modules of the host that come back if the swap fails, in load order.
+    /// Modules that come back if the swap fails, in load order.
     pub restore: Vec<Module>,
 }
 
-/// A module to load: the uncompressed file `NAME.ko` in [`IMAGE`] or [`HOST`] of the request's directory.
+/// A module to load: the uncompressed file `NAME.ko` in [`NEW`] or [`OLD`] of the request's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Module {
     /// Name as `lsmod` shows it.
@@ -56,9 +56,9 @@ impl fmt::Display for ParseError {
 impl Request {
     /// Formats the request.
     pub fn to_text(&self) -> String {
-        let Self { image, limit, unload, load, restore } = self;
+        let Self { digest, limit, unload, load, restore } = self;
         let mut lines =
-            vec![HEADER.to_owned(), format!("image {image}"), format!("limit {}", limit.as_secs())];
+            vec![HEADER.to_owned(), format!("digest {digest}"), format!("limit {}", limit.as_secs())];
         lines.extend(unload.iter().map(|name| format!("unload {name}")));
         for (keyword, modules) in [("load", load), ("restore", restore)] {
             for Module { name, optional, parameters } in modules {
@@ -84,7 +84,7 @@ impl Request {
             let fail = |reason| ParseError { line, reason };
             let (keyword, rest) = text.split_once(' ').unwrap_or((text, ""));
             match keyword {
-                "image" if is_file_name(rest) => rest.clone_into(&mut request.image),
+                "digest" if is_file_name(rest) => rest.clone_into(&mut request.digest),
                 "limit" => {
                     let seconds = rest.parse().map_err(|_| fail("the limit is a number of seconds"))?;
                     request.limit = Duration::from_secs(seconds);
@@ -100,7 +100,7 @@ impl Request {
                     let module = modules.last_mut().ok_or_else(|| fail("parameters of no module"))?;
                     module.parameters.push(rest.to_owned());
                 }
-                "end" if request.image.is_empty() || request.load.is_empty() => return Err(incomplete),
+                "end" if request.digest.is_empty() || request.load.is_empty() => return Err(incomplete),
                 "end" => return Ok(request),
                 _ => return Err(fail("unknown keyword or value")),
             }
@@ -110,14 +110,14 @@ impl Request {
 
     /// Returns the files that the request needs, relative to its directory.
     pub fn files(&self) -> impl Iterator<Item = String> {
-        let image = self.load.iter().map(|module| (IMAGE, module));
-        let host = self.restore.iter().map(|module| (HOST, module));
-        image.chain(host).map(|(directory, module)| module.file(directory))
+        let new = self.load.iter().map(|module| (NEW, module));
+        let old = self.restore.iter().map(|module| (OLD, module));
+        new.chain(old).map(|(directory, module)| module.file(directory))
     }
 }
 
 impl Module {
-    /// Returns the path of the file in [`IMAGE`] or [`HOST`], relative to the request's directory.
+    /// Returns the path of the file in [`NEW`] or [`OLD`], relative to the request's directory.
     pub fn file(&self, directory: &str) -> String {
         format!("{directory}/{}.ko", self.name)
     }
@@ -160,7 +160,7 @@ mod tests {
             parameters: parameters.iter().map(|text| (*text).to_owned()).collect(),
         };
         Request {
-            image: "1f".to_owned(),
+            digest: "1f".to_owned(),
             limit: Duration::from_secs(90),
             unload: vec!["mlx5_ib".to_owned(), "mlx5_core".to_owned()],
             load: vec![module("mlxfw", true, &[]), module("mlx5_core", false, &["a=1 b=\"x y\""])],
@@ -192,7 +192,7 @@ mod tests {
             ("unload mlx5_ib", "unload -f"),
             ("required", "perhaps"),
             ("limit 90", "limit 1m"),
-            ("image 1f", "image ../1f"),
+            ("digest 1f", "digest ../1f"),
             ("farrier swap 1", "farrier swap 2"),
         ] {
             let text = request().to_text().replace(from, to);

@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use super::journal::{Entry, Failure, Journal, JournalFile, Phase};
 
-/// Number of interruptions after which a guard undoes the swap: the image's modules may be what kills the guard.
+/// Number of interruptions after which a guard undoes the swap: the new modules may be what kills the guard.
 pub const MAX_INTERRUPTIONS: usize = 3;
 
 /// Time for a phase that begins at or after the time limit. Three connections to an API server fit in.

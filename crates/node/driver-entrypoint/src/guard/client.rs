@@ -10,7 +10,7 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use swap_guard::{
     journal::{Failure, Journal, Phase},
-    request::{HOST, IMAGE, Module, Request},
+    request::{Module, NEW, OLD, Request},
 };
 
 use super::{
@@ -43,15 +43,15 @@ pub(crate) struct GuardClient<'a> {
 
 /// A swap to request.
 pub(crate) struct Swap<'a> {
-    /// Digest of the image's modules and parameters.
-    pub(crate) image: String,
+    /// Digest of the new modules and their parameters.
+    pub(crate) digest: String,
     pub(crate) limit: Duration,
     /// Modules to unload, users first.
     pub(crate) unload: &'a [String],
-    /// Loader and names of the image's modules. Those in the second list are optional.
-    pub(crate) image_modules: (&'a Loader<'a>, Vec<String>, Vec<String>),
+    /// Loader and names of the new modules. Those in the second list are optional.
+    pub(crate) new_modules: (&'a Loader<'a>, Vec<String>, Vec<String>),
     /// Loader and names of the modules that come back if the swap fails.
-    pub(crate) host_modules: (&'a Loader<'a>, Vec<String>),
+    pub(crate) old_modules: (&'a Loader<'a>, Vec<String>),
 }
 
 /// Reads the guard's directory from the environment; `None` without one. The error names the variable.
@@ -111,23 +111,24 @@ impl GuardClient<'_> {
 
     /// Writes the modules' files, and then the request.
     fn fill(&self, directory: &Path, swap: &Swap<'_>) -> Result<(), Error> {
-        let Swap { image, limit, unload, image_modules, host_modules } = swap;
+        let Swap { digest, limit, unload, new_modules, old_modules } = swap;
         let staying = Loaded::read(&self.node.paths)?.without(unload);
-        let (loader, names, optional) = image_modules;
+        let (loader, names, optional) = new_modules;
         let all: Vec<String> = names.iter().chain(optional).cloned().collect();
         let required = plan(loader, names, &staying)?;
         let is_optional =
             |step: &Step| step.optional || !required.iter().any(|other| other.name == step.name);
-        let load = self.write_modules(&directory.join(IMAGE), &plan(loader, &all, &staying)?, |step| {
+        let load = self.write_modules(&directory.join(NEW), &plan(loader, &all, &staying)?, |step| {
             let parameters = Some(loader.parameters.of(&step.name)).filter(|text| !text.is_empty());
             (is_optional(step), parameters.into_iter().collect())
         })?;
-        let (loader, names) = host_modules;
+        let (loader, names) = old_modules;
         let steps = plan(loader, names, &staying)?;
-        let restore = self.write_modules(&directory.join(HOST), &steps, |step| {
+        let restore = self.write_modules(&directory.join(OLD), &steps, |step| {
             (step.optional, self.restore_parameters(loader, &step.name))
         })?;
-        let request = Request { image: image.clone(), limit: *limit, unload: unload.to_vec(), load, restore };
+        let request =
+            Request { digest: digest.clone(), limit: *limit, unload: unload.to_vec(), load, restore };
         let path = directory.join(REQUEST);
         fs::write(&path, request.to_text()).map_err(Error::on("write", path.to_string_lossy()))
     }

@@ -12,7 +12,10 @@ use std::{
 
 use rustix::process::{chdir, chroot};
 
-use super::DIRECTORY;
+use super::{
+    DIRECTORY,
+    files_of_request::{DONE, JOURNAL},
+};
 use crate::{
     error::Error,
     files::entries,
@@ -33,9 +36,11 @@ pub(crate) const ON_HOST: &str = "run-on-host";
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of intervals between two looks.
 const CHECKS: u32 = 30;
+/// Maximum number of intervals until a guard of another version ends its swap: longer than any time limit that is used.
+const IDLE_CHECKS: u32 = 900;
 
-/// Properties of the unit. The guard is the last process that the kernel kills for memory. It is not bound to the
-/// network, which it replaces. systemd waits for the end of a swap before it kills the guard.
+/// Properties of the unit. The guard is the last process that the kernel kills for memory. systemd waits for the end of a swap
+/// before it kills the guard, and does not wait for a load that cannot be killed before it starts the next guard.
 const PROPERTIES: [&str; 8] = [
     "Description=farrier's guard of driver swaps",
     "Restart=on-failure",
@@ -44,7 +49,7 @@ const PROPERTIES: [&str; 8] = [
     "OOMScoreAdjust=-1000",
     "OOMPolicy=continue",
     "TimeoutStopSec=300",
-    "KillMode=mixed",
+    "KillMode=process",
 ];
 
 /// Parses the arguments after `install`: the place where the host's root is mounted. `None` if they are invalid.
@@ -132,13 +137,16 @@ fn start(root: &str) -> Result<(), Error> {
     on_host(root, "systemd-run", &arguments)
 }
 
-/// Waits until the guard performs no swap.
+/// Waits until the guard performs no swap, for a while.
 fn await_idle(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
     let is_busy = || {
         let requests = entries(node.paths.at(&format!("{root}{DIRECTORY}"))).into_iter();
-        requests.filter(|path| path.join("request").exists()).any(|path| !path.join("done").exists())
+        requests.filter(|path| path.join(JOURNAL).exists()).any(|path| !path.join(DONE).exists())
     };
-    while is_busy() {
+    for _ in 0..IDLE_CHECKS {
+        if !is_busy() {
+            break;
+        }
         signals.check()?;
         node.kernel.pause(CHECK_INTERVAL);
     }

@@ -113,8 +113,8 @@ fn await_interface(node: &Node<'_>, interface: &str) {
     }
 }
 
-/// Runs a program of the host, with a time limit. Its output goes to the guard's.
-fn run(node: &Node<'_>, program: &str, arguments: &[&str]) -> Result<(), String> {
+/// Runs a program of the host, with a time limit. Its error messages go to the guard's log.
+pub(super) fn run(node: &Node<'_>, program: &str, arguments: &[&str]) -> Result<(), String> {
     let path = files::program(&node.paths, program).ok_or("the host has no such program")?;
     let mut command = Command::new(path);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());

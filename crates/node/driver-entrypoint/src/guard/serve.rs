@@ -15,7 +15,7 @@ use rustix::{
 };
 use swap_guard::{
     journal::{Entry, Failure, JournalFile, Phase},
-    request::{Request, is_file_name},
+    request::{NEW, OLD, Request, is_file_name},
     swap,
 };
 
@@ -124,7 +124,7 @@ impl<'a> Guard<'a> {
 
 /// Ends the work on a request: removes the modules' files, which take memory.
 fn finish(directory: &Path) -> io::Result<()> {
-    for name in [swap_guard::request::IMAGE, swap_guard::request::HOST] {
+    for name in [NEW, OLD] {
         match fs::remove_dir_all(directory.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -147,7 +147,7 @@ fn read_request(directory: &Path) -> Result<Request, String> {
     let path = directory.join(REQUEST);
     check_owner(&path)?;
     let request = Request::parse(&text(&path).unwrap_or_default()).map_err(|error| error.to_string())?;
-    for name in [swap_guard::request::IMAGE, swap_guard::request::HOST] {
+    for name in [NEW, OLD] {
         check_owner(&directory.join(name))?;
     }
     request.files().try_for_each(|file| check_owner(&directory.join(file)))?;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use rustix::io::Errno;
 use swap_guard::{
     journal::{Failure, Phase},
-    request::{HOST, IMAGE, Module, Request},
+    request::{Module, NEW, OLD, Request},
     swap::Host,
 };
 
@@ -28,7 +28,7 @@ use crate::{
 const OWNER_SECONDS: u32 = 10;
 /// The same if nobody owns an interface. Devices and their names still need a moment.
 const NO_OWNER_SECONDS: u32 = 3;
-/// Maximum time for a driver of the host to load.
+/// Maximum time for an old driver to load.
 const RESTORE_LIMIT: Duration = Duration::from_mins(1);
 
 /// The node during a swap.
@@ -63,14 +63,14 @@ impl Host for SwapHost<'_> {
         let result = match phase {
             Phase::Saving => self.save(),
             Phase::Unloading => unload::unload_all(self.node, &self.request.unload).map(|_| ()),
-            Phase::Loading => self.load_image(time_left),
+            Phase::Loading => self.load_new(time_left),
             Phase::Replaying | Phase::UndoReplaying => {
                 self.replay();
                 Ok(())
             }
             Phase::Confirming | Phase::UndoConfirming => self.confirm(time_left),
-            Phase::UndoUnloading => self.unload_image(),
-            Phase::UndoLoading => self.load_host(),
+            Phase::UndoUnloading => self.unload_new(),
+            Phase::UndoLoading => self.load_old(),
             Phase::Committed | Phase::Undone | Phase::Lost | Phase::Refused => Ok(()),
         };
         result.map_err(|error| {
@@ -87,7 +87,7 @@ impl Host for SwapHost<'_> {
 impl SwapHost<'_> {
     /// Record of the image that failed.
     pub(super) fn failure_record(&self) -> FailureRecord<'_> {
-        let image = self.request.image.clone();
+        let image = self.request.digest.clone();
         FailureRecord { node: self.node, file: format!("{DIRECTORY}/failed"), image }
     }
 
@@ -114,22 +114,19 @@ impl SwapHost<'_> {
         forecast::interfaces(self.node).into_iter().filter_map(is_driven).collect()
     }
 
-    fn load_image(&self, time_left: Duration) -> Result<(), Error> {
+    fn load_new(&self, time_left: Duration) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         for module in &request.load {
-            if self.is_loaded(module, IMAGE)? {
+            if self.is_loaded(module, NEW)? {
                 continue;
             }
             if Loaded::read(&node.paths)?.contains(&module.name) {
                 return Err(Error::new(
-                    format!(
-                        "something else on the node has loaded a {} that is not the image's",
-                        module.name
-                    ),
+                    format!("something else on the node has loaded another {}", module.name),
                     "mount the host's /run/modprobe.d in the driver's container: the blacklist there keeps udev from loading it",
                 ));
             }
-            match self.load(module, IMAGE, time_left) {
+            match self.load(module, NEW, time_left) {
                 Err(error) if module.optional => {
                     node.log.warn(format!("continuing without {}: {error}", module.name));
                 }
@@ -141,15 +138,15 @@ impl SwapHost<'_> {
         devices::check_bound(node, &bound)
     }
 
-    /// Unloads the image's modules, users first. A module that stays does not keep the others.
-    fn unload_image(&self) -> Result<(), Error> {
+    /// Unloads the new modules, users first. A module that stays does not keep the others.
+    fn unload_new(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         let mut names = Vec::new();
         for module in request.load.iter().rev() {
             // A module that both sides have in the same version stays.
             let is_same =
-                request.restore.iter().any(|old| old.name == module.name) && self.is_loaded(module, HOST)?;
-            if self.is_loaded(module, IMAGE)? && !is_same {
+                request.restore.iter().any(|old| old.name == module.name) && self.is_loaded(module, OLD)?;
+            if self.is_loaded(module, NEW)? && !is_same {
                 names.push(&module.name);
             }
         }
@@ -160,21 +157,37 @@ impl SwapHost<'_> {
         result
     }
 
-    /// Loads the host's modules again. A module that does not load does not keep the others.
-    fn load_host(&self) -> Result<(), Error> {
+    /// Loads the old modules again. A module that does not load does not keep the others.
+    fn load_old(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         let mut result = Ok(());
         for module in &request.restore {
             if Loaded::read(&node.paths)?.contains(&module.name) {
                 continue;
             }
-            let loaded = self.load(module, HOST, RESTORE_LIMIT);
+            let loaded = self.load(module, OLD, RESTORE_LIMIT).or_else(|error| self.modprobe(module, error));
             if let Err(error) = loaded {
-                node.log.warn(format!("module {} of the host could not be restored: {error}", module.name));
+                node.log.warn(format!("module {} could not be restored: {error}", module.name));
                 result = result.and(if module.optional { Ok(()) } else { Err(error) });
             }
         }
         result
+    }
+
+    /// Loads a module from the host's own tree. LoadPin and IMA may refuse the file of the request.
+    fn modprobe(&self, module: &Module, error: Error) -> Result<(), Error> {
+        let log = &self.node.log;
+        log.warn(format!("{error}; trying the host's modprobe"));
+        match owner::run(self.node, "modprobe", &[&module.name]) {
+            Ok(()) => {
+                log.step(format!("modprobe loaded {}", module.name));
+                Ok(())
+            }
+            Err(reason) => {
+                log.warn(format!("modprobe {}: {reason}", module.name));
+                Err(error)
+            }
+        }
     }
 
     /// Loads a module with the first parameters that the kernel accepts.
@@ -193,7 +206,7 @@ impl SwapHost<'_> {
                 Ok(()) => {
                     let options =
                         if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
-                    node.log.step(format!("loaded module {} of the {directory}{options}", module.name));
+                    node.log.step(format!("loaded the {directory} module {}{options}", module.name));
                     return Ok(());
                 }
                 Err(Error::Refused { .. }) => {}

@@ -74,22 +74,23 @@ fn run_container(bench: &Bench, mut when_ready: impl FnMut()) -> Result<(), Erro
     generic::run(&bench.node(), &options, &mut EndsWhenReady(&mut when_ready))
 }
 
-fn log_of_guard(bench: &Bench) -> String {
-    bench.read(&format!("{REQUEST}/log")).unwrap_or_default()
-}
-
 #[test]
 fn the_guard_swaps_the_modules_for_the_container() {
     let bench = bench();
     bench.write("/host/etc/modprobe.d/site.conf", "options acme debug=1\n");
     run_guard_at_pauses(&bench);
-    run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", log_of_guard(&bench))).unwrap();
+    let (mut journal, mut has_files) = (String::new(), true);
+    run_container(&bench, || {
+        assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log());
+        journal = bench.read(&format!("{REQUEST}/journal")).unwrap();
+        has_files = bench.at(&format!("{REQUEST}/new")).exists();
+    })
+    .unwrap();
     let log = bench.log();
     assert!(log.contains("guard: INFO  saving: 120 s left"), "{log}");
     assert!(log.contains("guard: INFO  the swap has ended: committed"), "{log}");
-    let journal = bench.read(&format!("{REQUEST}/journal")).unwrap();
     assert_eq!(journal, "10 saving\n10 unloading\n10 loading\n10 replaying\n10 confirming\n10 committed\n");
-    assert!(!bench.at(&format!("{REQUEST}/image")).exists(), "the modules' files take memory");
+    assert!(!has_files, "the modules' files take memory");
     assert_eq!(bench.loaded_versions(), HOST, "the end of the container restores the host's modules");
     assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());
 }
@@ -135,6 +136,18 @@ fn parameters_that_the_host_s_module_refuses_are_left_out() {
     assert_eq!(bench.loaded_versions(), HOST, "{}", bench.log());
 }
 
+/// LoadPin, for example, refuses each file that is not from the host's root file system.
+#[test]
+fn modules_that_the_kernel_refuses_come_back_by_the_host_s_modprobe() {
+    let bench = bench();
+    let said = bench.at("/said");
+    bench.program("modprobe", &format!("echo \"$@\" >> {}", said.display()));
+    bench.kernel.load_errors.borrow_mut().insert("acme".to_owned(), Errno::PERM);
+    run_guard_at_pauses(&bench);
+    run_container(&bench, || panic!("must not become ready")).unwrap_err();
+    assert_eq!(files::text(said).as_deref(), Some("acme\nacme_net"), "{}", bench.log());
+}
+
 #[test]
 fn a_module_that_a_process_uses_may_be_tried_again() {
     let bench = bench();
@@ -165,21 +178,25 @@ fn a_guard_that_is_killed_at_any_call_of_the_kernel_ends_the_swap_later() {
                 }
                 run_guard_at_pauses(&bench);
                 bench.kernel.killed_at.set(Some((step, takes_place)));
-                let mut ready_versions = Vec::new();
-                let is_ready = &mut ready_versions;
-                let result = run_container(&bench, || {
-                    bench.kernel.killed_at.set(None);
-                    *is_ready = bench.loaded_versions();
-                });
-                let log = bench.log();
-                assert_eq!(result.is_ok(), has_link, "{step}: {log}");
-                let versions_then = if has_link { ready_versions } else { bench.loaded_versions() };
+                // The container stays as it is once it is ready.
+                let mut versions_then = Vec::new();
+                let is_ready = &mut versions_then;
+                let ended = catch_unwind(AssertUnwindSafe(|| {
+                    run_container(&bench, || {
+                        *is_ready = bench.loaded_versions();
+                        panic_any(Killed);
+                    })
+                }));
+                let (log, journal) = (bench.log(), bench.read(&format!("{REQUEST}/journal")).unwrap());
+                assert_eq!(ended.is_err(), has_link, "{step}: {log}");
+                if !has_link {
+                    versions_then = bench.loaded_versions();
+                }
                 assert_eq!(versions_then, versions, "{step}: {log}");
-                let journal = bench.read(&format!("{REQUEST}/journal")).unwrap();
                 let expected = if has_link { "committed\n" } else { "undone\n" };
                 assert!(journal.ends_with(expected), "{step}: {journal}");
-                let was_killed = bench.kernel.killed_at.take().is_none() && journal.lines().count() > 6;
-                if !was_killed && step > 8 {
+                if bench.kernel.killed_at.take().is_some() {
+                    assert!(step > 2, "the guard was killed at each call");
                     break;
                 }
             }
@@ -210,9 +227,24 @@ fn a_container_that_is_killed_finds_the_result_later() {
     }
 }
 
+/// The end of a container takes the uplink's driver away, too.
+#[test]
+fn the_end_of_a_container_is_undone_if_the_host_s_module_has_no_link() {
+    let bench = bench();
+    run_guard_at_pauses(&bench);
+    let error = run_container(&bench, || bench.kernel.without_link.borrow_mut().push("host-acme".to_owned()));
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("the guard undid the swap: the API server at 10.0.0.9:6443"), "{error}");
+    assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log());
+    // The next container of the image keeps its modules.
+    bench.kernel.without_link.borrow_mut().clear();
+    run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log())).unwrap_err();
+    assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log());
+}
+
 #[test]
 fn a_request_that_others_can_write_is_refused() {
-    for (path, mode) in [("request", 0o666), ("image/acme.ko", 0o620), ("image", 0o777)] {
+    for (path, mode) in [("request", 0o666), ("new/acme.ko", 0o620), ("new", 0o777)] {
         let bench = bench();
         drop(Guard::start(&bench.node()).unwrap());
         let other = Rc::clone(&bench);
@@ -303,8 +335,13 @@ fn mofed_bench() -> Rc<Bench> {
     Rc::new(bench)
 }
 
-fn run_mofed(bench: &Bench, mut when_ready: impl FnMut()) -> Result<(), Error> {
-    let settings = mofed::Settings::read(&[], environment).unwrap();
+fn run_mofed(bench: &Bench, when_ready: impl FnMut()) -> Result<(), Error> {
+    run_mofed_with(bench, &[], when_ready)
+}
+
+fn run_mofed_with(bench: &Bench, more: &[(&str, &str)], mut when_ready: impl FnMut()) -> Result<(), Error> {
+    let value = |name: &str| more.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+    let settings = mofed::Settings::read(&[], |name| value(name).or_else(|| environment(name))).unwrap();
     mofed::run(&bench.node(), &settings, &mut EndsWhenReady(&mut when_ready))
 }
 
@@ -316,6 +353,12 @@ fn mofed_has_the_guard_replace_its_drivers() {
     run_mofed(&bench, || assert_eq!(bench.loaded_versions(), image, "{}", bench.log())).unwrap();
     assert!(bench.log().contains("guard: INFO  the swap has ended: committed"), "{}", bench.log());
     assert_eq!(bench.read("/run/mellanox/drivers/.replacing"), None);
+    assert_eq!(bench.loaded_versions(), image, "RESTORE_DRIVER_ON_POD_TERMINATION is not set");
+    run_mofed_with(&bench, &[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")], || {}).unwrap();
+    let host = ["host-ib_core", "host-mlx5_core", "host-mlx5_ib"];
+    let versions = bench.loaded_versions();
+    assert!(host.iter().all(|name| versions.contains(&(*name).to_owned())), "{versions:?}");
+    assert!(!versions.contains(&"image-mlx5_core".to_owned()), "{versions:?}");
     assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());
 }
 

@@ -69,14 +69,14 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
                 return Ok(());
             }
             forecast::check(node, &options.modules, &options.allowed)?;
-            container.stop(&options.modules, &loaded)
+            container.end(&options.modules, &loaded, signals)
         }
         Err(error) if container.guard().is_some_and(|guard| guard.is_busy()) => {
             node.log.step("the guard continues the swap");
             Err(error)
         }
         Err(error) => {
-            node.log.warn_of(container.stop(&[], &loaded));
+            node.log.warn_of(container.end(&[], &loaded, signals));
             node.log.warn_of(container.api_servers().forget());
             Err(error)
         }
@@ -146,18 +146,18 @@ impl Container<'_> {
         &self,
         guard: &GuardClient<'_>,
         to_unload: &[String],
-        image: String,
+        digest: String,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
         let host_names = self.host_modules.names();
         let host = &self.host_modules.host;
         let to_restore = host_names.into_iter().rev().filter(|name| host.index.file(name).is_some());
         let swap = Swap {
-            image,
+            digest,
             limit: self.options.api_server_limit,
             unload: to_unload,
-            image_modules: (&self.loader, self.options.modules.clone(), Vec::new()),
-            host_modules: (host, to_restore.collect()),
+            new_modules: (&self.loader, self.options.modules.clone(), Vec::new()),
+            old_modules: (host, to_restore.collect()),
         };
         guard.swap(&swap, signals)
     }
@@ -206,6 +206,49 @@ impl Container<'_> {
         Ok(FailureRecord { node, file: options.file("failed"), image })
     }
 
+    /// Ends the work of the container: by the guard if it replaced modules of the host, and else as [`stop`](Self::stop) does.
+    fn end(&self, modules: &[String], loaded: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
+        let names = self.host_modules.names();
+        let Some(guard) = self.guard().filter(|_| !names.is_empty()) else {
+            return self.stop(modules, loaded);
+        };
+        let to_unload = self.modules_of_image(modules, loaded)?;
+        if to_unload.is_empty() || self.find_stale_module(&names)?.is_some() {
+            return self.stop(modules, loaded);
+        }
+        self.host_modules.check(&names)?;
+        self.node.log.step("restoring the host's modules");
+        let host = &self.host_modules.host;
+        let to_restore = names.into_iter().rev().filter(|name| host.index.file(name).is_some());
+        let swap = Swap {
+            digest: format!("{}-end", self.failure_record()?.image),
+            limit: self.options.api_server_limit,
+            unload: &to_unload,
+            new_modules: (host, to_restore.collect(), Vec::new()),
+            old_modules: (&self.loader, self.options.modules.clone()),
+        };
+        guard.swap(&swap, signals)?;
+        // What is left: the record of the host's modules, and the firmware.
+        self.stop(&[], &[])
+    }
+
+    /// Lists the loaded modules of the image that the container has to unload, users first. Dependencies that something
+    /// else uses stay.
+    fn modules_of_image(&self, modules: &[String], loaded: &[String]) -> Result<Vec<String>, Error> {
+        let state = Loaded::read(&self.node.paths)?;
+        let dependencies = self.image_modules_where(|name| self.loader.is_image_build(&state, name));
+        let own: Vec<String> = modules.iter().chain(loaded).chain(&dependencies).cloned().collect();
+        let mut order = state.with_holders(own.iter().rev());
+        order.retain(|name| own.contains(name));
+        let is_used = |name: &String| {
+            let holders = state.get(name).map(|module| &module.holders);
+            holders.is_some_and(|holders| holders.iter().any(|holder| !order.contains(holder)))
+        };
+        let used: Vec<String> = order.iter().filter(|name| is_used(name)).cloned().collect();
+        order.retain(|name| modules.contains(name) || !used.contains(name));
+        Ok(order)
+    }
+
     /// Unloads the requested modules in reverse order, then modules that were loaded as their dependencies and have no
     /// other users. Then loads the host's replaced modules again.
     fn stop(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
@@ -249,6 +292,13 @@ impl Container<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Finds a loaded module of another image in the place of one of the host's modules `host_names`.
+    fn find_stale_module(&self, host_names: &[String]) -> Result<Option<String>, Error> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        let stale = self.image_modules_where(|name| self.is_stale(&loaded, name));
+        Ok(stale.into_iter().find(|name| host_names.contains(name)))
     }
 
     /// Finds a loaded module of an image in the place of one of the host's modules `host_names`.

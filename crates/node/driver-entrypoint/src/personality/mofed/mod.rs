@@ -66,7 +66,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
     }
     let signal = signals.wait();
     node.log.step(format!("{signal}: stopping"));
-    container.stop()
+    container.stop(signals)
 }
 
 struct Container<'a> {
@@ -144,7 +144,7 @@ impl Container<'_> {
         Ok(())
     }
 
-    fn stop(&self) -> Result<(), Error> {
+    fn stop(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, .. } = self;
         files::clear_ready(node, &settings.ready)?;
         if settings.udev_rules {
@@ -155,7 +155,7 @@ impl Container<'_> {
             node.log
                 .step("the node shuts down: the drivers stay loaded, because pods still need the network");
         } else if settings.restore {
-            self.restore_host()?;
+            self.restore_host(signals)?;
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
         }
@@ -212,7 +212,7 @@ impl Container<'_> {
         guard: &GuardClient<'_>,
         loaded: &Loaded,
         (to_unload, unloaded): (&[String], &[String]),
-        image: String,
+        digest: String,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
         let Self { stack, settings, host_modules, .. } = self;
@@ -221,14 +221,40 @@ impl Container<'_> {
         let host = &host_modules.host;
         let to_restore = unloaded.iter().rev().filter(|name| host.index.file(name).is_some());
         let swap = Swap {
-            image,
+            digest,
             limit: settings.api_server_limit,
             unload: to_unload,
-            image_modules: (&stack.loader, required, optional),
-            host_modules: (host, to_restore.cloned().collect()),
+            new_modules: (&stack.loader, required, optional),
+            old_modules: (host, to_restore.cloned().collect()),
         };
         guard.swap(&swap, signals)?;
         stack.check_loaded()
+    }
+
+    /// Has the guard on the host replace the image's drivers with the host's.
+    fn restore_host_by_guard(
+        &self,
+        guard: &GuardClient<'_>,
+        to_unload: &[String],
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
+        let Self { node, stack, settings, host_modules, .. } = self;
+        node.log.step("restoring the host's drivers");
+        let names = host_modules.save(to_unload)?;
+        files::write(node, &self.state_file("replacing"), "")?;
+        let host = &host_modules.host;
+        let to_restore = names.iter().rev().filter(|name| host.index.file(name).is_some());
+        let (required, _) = stack.modules_of_swap(&names);
+        let swap = Swap {
+            digest: format!("{}-end", self.failure_record()?.image),
+            limit: settings.api_server_limit,
+            unload: to_unload,
+            new_modules: (host, to_restore.cloned().collect(), Vec::new()),
+            old_modules: (&stack.loader, required),
+        };
+        guard.swap(&swap, signals)?;
+        files::remove(node, &self.state_file("replacing"))?;
+        host_modules.clear()
     }
 
     fn guard(&self) -> Option<GuardClient<'_>> {
@@ -260,7 +286,7 @@ impl Container<'_> {
     }
 
     /// Replaces the image's drivers with the host's.
-    fn restore_host(&self) -> Result<(), Error> {
+    fn restore_host(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
         if stack.compare(&loaded)? != Comparison::Same {
@@ -272,6 +298,9 @@ impl Container<'_> {
         self.host_modules.check(&to_unload)?;
         forecast::check(node, &to_unload, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
+        if let Some(guard) = self.guard() {
+            return self.restore_host_by_guard(&guard, &to_unload, signals);
+        }
         self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");
         let names = self.host_modules.save(&to_unload)?;
