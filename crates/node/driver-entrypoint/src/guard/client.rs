@@ -15,7 +15,7 @@ use swap_guard::{
 
 use super::{
     LOCK, VARIABLE,
-    files_of_request::{JOURNAL, LOG, REQUEST},
+    files_of_request::{DONE, JOURNAL, LOG, REQUEST},
 };
 use crate::{
     error::Error,
@@ -180,8 +180,18 @@ impl GuardClient<'_> {
         loop {
             let journal = self.journal();
             self.log_messages(&mut logged);
-            if let Some(phase) = journal.phase().filter(|phase| phase.is_final()) {
+            // The guard still works on the directory until it is done, and the next request takes the same place.
+            let has_left = self.at(DONE).exists() || !self.has_guard();
+            if let Some(phase) = journal.phase().filter(|phase| phase.is_final() && has_left) {
+                self.log_messages(&mut logged);
                 return result_of(phase, journal.failure());
+            }
+            if !self.at(REQUEST).exists() {
+                return Err(Error::Guard {
+                    message: "the guard could not begin the swap, and nothing was touched".to_owned(),
+                    hint: "journalctl --unit farrier-swap-guard on the node has the reason: /run may be full",
+                    transient: true,
+                });
             }
             signals.check()?;
             polls_without_guard = if self.has_guard() { 0 } else { polls_without_guard + 1 };

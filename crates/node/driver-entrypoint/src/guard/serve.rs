@@ -5,7 +5,7 @@ use std::{
     fs::{self, File, OpenOptions, Permissions},
     io,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -51,8 +51,8 @@ pub(crate) fn serve(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Er
 /// A running guard.
 pub(super) struct Guard<'a> {
     node: &'a Node<'a>,
-    /// Directories that are not requests, each of which is logged once.
-    ignored: BTreeSet<PathBuf>,
+    /// Inode numbers of directories that are not requests. Each is logged once.
+    ignored: BTreeSet<u64>,
     _lock: File,
 }
 
@@ -76,12 +76,17 @@ impl<'a> Guard<'a> {
             let is_request = directory.join(REQUEST).exists() && !directory.join(DONE).exists();
             // A container fills `NAME.new`, and then renames it.
             let is_incomplete = directory.extension().is_some_and(|extension| extension == "new");
-            if !is_request || is_incomplete || self.ignored.contains(&directory) {
+            let inode = fs::symlink_metadata(&directory).map(|data| data.ino()).unwrap_or_default();
+            if !is_request || is_incomplete || self.ignored.contains(&inode) {
                 continue;
             }
-            if let Err(reason) = check_owner(&directory).and_then(|()| self.swap(&directory)) {
+            if let Err(reason) = check_owner(&directory) {
                 self.node.log.warn(format!("ignoring {}: {reason}", directory.display()));
-                self.ignored.insert(directory);
+                self.ignored.insert(inode);
+            } else if let Err(reason) = self.swap(&directory) {
+                // Nothing has changed. Without its request, the container does not wait for this swap.
+                self.node.log.warn(format!("dropping {}: {reason}", directory.display()));
+                self.node.log.warn_of(fs::remove_file(directory.join(REQUEST)));
             }
         }
     }

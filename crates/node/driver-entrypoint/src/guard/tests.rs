@@ -297,6 +297,23 @@ fn without_a_guard_nothing_is_swapped() {
 }
 
 #[test]
+fn a_guard_that_cannot_write_its_journal_touches_nothing() {
+    let bench = bench();
+    drop(Guard::start(&bench.node()).unwrap());
+    let other = Rc::clone(&bench);
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        let _ = fs::create_dir(other.at(&format!("{REQUEST}/journal")));
+        let node = other.node();
+        Guard::start(&node).unwrap().serve_once();
+    })));
+    let error = run_container(&bench, || panic!("must not become ready")).unwrap_err();
+    assert_eq!(error.to_string(), "the guard could not begin the swap, and nothing was touched");
+    assert!(error.is_transient());
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
 fn only_one_guard_serves_a_node() {
     let bench = bench();
     let node = bench.node();
