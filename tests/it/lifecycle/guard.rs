@@ -168,7 +168,7 @@ fn the_installer_has_few_rights() {
     let set: DaemonSet = serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let pod = set.spec.template.spec.unwrap();
     assert_eq!(pod.automount_service_account_token, Some(false));
-    assert_eq!((pod.host_pid, pod.host_network, pod.host_ipc), (None, None, None));
+    assert_eq!((pod.host_pid, pod.host_network, pod.host_ipc), (Some(true), None, None));
     let [container] = pod.containers.as_slice() else { panic!("{:?}", pod.containers) };
     assert_eq!(
         container.command,

@@ -162,7 +162,7 @@ fn on_host(root: &str, program: &str, arguments: &[&str]) -> Result<(), Error> {
     }
     Err(Error::new(
         format!("{program} {} on the host: {status}", arguments.join(" ")),
-        "the message of the program is above; the container needs the host's root and CAP_SYS_CHROOT",
+        "the message of the program is above; the container needs the host's root, hostPID and CAP_SYS_CHROOT",
     ))
 }
 
