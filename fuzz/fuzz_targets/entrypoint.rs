@@ -23,6 +23,8 @@ mod files;
 mod firmware;
 #[path = "../../crates/node/driver-entrypoint/src/forecast/mod.rs"]
 mod forecast;
+#[path = "../../crates/node/driver-entrypoint/src/guard/mod.rs"]
+mod guard;
 #[path = "../../crates/node/driver-entrypoint/src/host_modules.rs"]
 mod host_modules;
 #[path = "../../crates/node/driver-entrypoint/src/isolated.rs"]
@@ -150,6 +152,15 @@ impl kernel::Kernel for Refuses {
         _: kernel::Progress<'_>,
     ) -> Result<Vec<String>, error::LoadRefusal> {
         Err(error::LoadRefusal { errno: rustix::io::Errno::PERM, locked_down: false, messages: Vec::new() })
+    }
+
+    fn load_within(
+        &self,
+        _: &ModuleFile,
+        _: &str,
+        _: std::time::Duration,
+    ) -> Result<(), kernel::IsolatedRefusal> {
+        Err(kernel::IsolatedRefusal::Died("refused".to_owned()))
     }
 
     fn unload(&self, _: &str, _: kernel::Progress<'_>) -> Result<(), rustix::io::Errno> {

@@ -16,6 +16,7 @@ use crate::support::{
 mod connectivity;
 mod eviction;
 mod gpu;
+mod guard;
 mod network;
 mod safety;
 mod swap;

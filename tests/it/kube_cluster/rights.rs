@@ -91,11 +91,11 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
     assert_eq!(
         told,
         [
-            "roll out: farrier may not create pods/eviction in namespace gpu",
-            "roll out: farrier may not list pods in all namespaces",
-            "roll out: farrier may not create pods/eviction in all namespaces",
-            "roll out: farrier may not get cronjobs.batch in namespace gpu",
-            "roll out: farrier may not create jobs.batch in namespace gpu",
+            "cannot roll out: farrier may not create pods/eviction in namespace gpu",
+            "cannot roll out: farrier may not list pods in all namespaces",
+            "cannot roll out: farrier may not create pods/eviction in all namespaces",
+            "cannot roll out: farrier may not get cronjobs.batch in namespace gpu",
+            "cannot roll out: farrier may not create jobs.batch in namespace gpu",
         ]
     );
     let undrained = rollout(json!({
@@ -111,9 +111,9 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
     assert_eq!(
         told,
         [
-            "roll out: farrier may not patch nodes",
-            "roll out: farrier may not patch daemonsets.apps in namespace gpu",
-            "roll out: farrier may not patch daemonsets.apps in namespace net",
+            "cannot roll out: farrier may not patch nodes",
+            "cannot roll out: farrier may not patch daemonsets.apps in namespace gpu",
+            "cannot roll out: farrier may not patch daemonsets.apps in namespace net",
         ]
     );
     let hint = missing[1].hint().unwrap();
@@ -133,8 +133,8 @@ async fn the_rights_of_builds_in_the_cluster_are_asked_for_beforehand() {
     assert_eq!(
         told,
         [
-            "build in the cluster: farrier may not delete jobs.batch in namespace farrier-builds",
-            "build in the cluster: farrier may not create pods/exec in namespace farrier-builds",
+            "cannot build in the cluster: farrier may not delete jobs.batch in namespace farrier-builds",
+            "cannot build in the cluster: farrier may not create pods/exec in namespace farrier-builds",
         ]
     );
     let hint = missing[1].hint().unwrap();

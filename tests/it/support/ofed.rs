@@ -54,9 +54,16 @@ pub fn netdevsim(release: &KernelRelease) -> PathBuf {
 }
 
 /// Returns the kernel's driver of the network card that QEMU has, under the name `mlx5_core`: `host/mlx5_core.ko`, another version
-/// of it as `other/mlx5_core.ko`, and one that sends nothing as `deaf/mlx5_core.ko`.
+/// of it as `other/mlx5_core.ko`, and one that sends nothing as `deaf/mlx5_core.ko`. `refused` fails to load, and `hanging` loads
+/// until it is killed.
 pub fn e1000(release: &KernelRelease) -> PathBuf {
-    variants_of("e1000", "net/ethernet/intel/e1000", "E1000", &["host", "other", "deaf"], release)
+    variants_of(
+        "e1000",
+        "net/ethernet/intel/e1000",
+        "E1000",
+        &["host", "other", "deaf", "refused", "hanging"],
+        release,
+    )
 }
 
 /// Compiles variants of a driver of the kernel's source package, which the fixture's program `prepare` makes from its sources.

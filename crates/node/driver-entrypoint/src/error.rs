@@ -27,6 +27,8 @@ pub(crate) enum Error {
     InUse { name: String, references: usize, users: Vec<User> },
     /// An operation on a file, a directory or a mount failed.
     Io { action: &'static str, object: String, source: io::Error },
+    /// The guard on the host refused a swap, undid it, or is missing. `transient` is whether the same swap may succeed later.
+    Guard { message: String, hint: &'static str, transient: bool },
     /// A signal ended the start.
     Interrupted(&'static str),
     /// Any other error; the hint is empty where there is nothing to do.
@@ -46,7 +48,13 @@ impl Error {
 
     /// Whether the node may let the same step succeed later.
     pub(crate) fn is_transient(&self) -> bool {
-        matches!(self, Self::Held { .. } | Self::InUse { .. } | Self::Interrupted(_))
+        matches!(
+            self,
+            Self::Held { .. }
+                | Self::InUse { .. }
+                | Self::Interrupted(_)
+                | Self::Guard { transient: true, .. }
+        )
     }
 
     /// The kernel refused to unload a module that has no known users.
@@ -70,6 +78,7 @@ impl Error {
                 }
                 _ => "check the image and the volumes of the pod",
             },
+            Self::Guard { hint, .. } => hint,
             Self::Interrupted(_) => "",
             Self::Other { hint, .. } => hint,
         }
@@ -96,7 +105,7 @@ impl fmt::Display for Error {
             }
             Self::Io { action, object, source } => write!(f, "{action} {object}: {source}"),
             Self::Interrupted(signal) => write!(f, "received {signal} before the drivers were ready"),
-            Self::Other { message, .. } => f.write_str(message),
+            Self::Guard { message, .. } | Self::Other { message, .. } => f.write_str(message),
         }
     }
 }

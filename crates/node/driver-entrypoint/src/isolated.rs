@@ -4,11 +4,16 @@
 use std::{
     fs, io,
     os::unix::process::ExitStatusExt,
-    process::{Command, exit},
+    process::{Child, Command, ExitStatus, exit},
+    thread,
+    time::{Duration, Instant},
 };
 
 use driver_entrypoint::report::{ReadBack, SyscallResult};
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    process::{Signal, set_parent_process_death_signal},
+};
 
 use crate::files;
 
@@ -17,6 +22,10 @@ pub(crate) const LOAD: &str = "load-module";
 /// First argument of the process that unloads a module; the module's name follows. The unload fails if the module is in
 /// use or has no exit function.
 pub(crate) const UNLOAD: &str = "unload-module";
+
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time limit for a process to end after it was killed.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Reads the module's state as user space sees it in `/proc/modules` and `/sys/module`.
 pub(crate) fn read_back(name: &str) -> ReadBack {
@@ -36,12 +45,53 @@ pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
     exit(result.map_or_else(Errno::raw_os_error, |()| 0))
 }
 
+/// Has the kernel kill this process when its parent ends, so that no load outlives a guard that is killed. The next guard could not
+/// load a module of the same name meanwhile.
+pub(crate) fn end_with_parent() {
+    // Without this, a load may outlive the parent; it is performed all the same.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+}
+
 /// Runs this program with the arguments as a child process, and returns how the process ended.
 pub(crate) fn run_child(arguments: &[&str]) -> io::Result<SyscallResult> {
-    let status = Command::new("/proc/self/exe").args(arguments).status()?;
-    Ok(match (status.code(), status.signal()) {
+    Ok(result_of(Command::new("/proc/self/exe").args(arguments).status()?))
+}
+
+/// End of a child process with a time limit.
+pub(crate) enum ChildEnd {
+    Ended(SyscallResult),
+    /// `ended` is whether the process has ended since it was killed. A process in an uninterruptible call does not.
+    TimedOut {
+        ended: bool,
+    },
+}
+
+/// Like [`run_child`], with a time limit, at which the process is killed.
+pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Result<ChildEnd> {
+    let mut child = Command::new("/proc/self/exe").args(arguments).spawn()?;
+    if let Some(status) = wait_within(&mut child, limit)? {
+        return Ok(ChildEnd::Ended(result_of(status)));
+    }
+    child.kill()?;
+    Ok(ChildEnd::TimedOut { ended: wait_within(&mut child, KILL_LIMIT)?.is_some() })
+}
+
+/// Waits for a child process; `None` at the time limit.
+pub(crate) fn wait_within(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    loop {
+        let status = child.try_wait()?;
+        if status.is_some() || start.elapsed() >= limit {
+            return Ok(status);
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+fn result_of(status: ExitStatus) -> SyscallResult {
+    match (status.code(), status.signal()) {
         (Some(0), _) => SyscallResult::Success,
         (Some(number), _) => SyscallResult::Errno(number),
         (None, signal) => SyscallResult::Killed(signal.unwrap_or_default()),
-    })
+    }
 }

@@ -20,8 +20,11 @@ use rustix::{
     system::{delete_module, finit_module, init_module, uname},
 };
 
+use driver_entrypoint::report::SyscallResult;
+
 use crate::{
     error::LoadRefusal,
+    isolated::{self, ChildEnd},
     kmsg::KernelLog,
     module_file::{Compression, ModuleFile},
 };
@@ -49,6 +52,14 @@ pub(crate) trait Kernel {
         parameters: &str,
         progress: Progress<'_>,
     ) -> Result<Vec<String>, LoadRefusal>;
+    /// Loads an uncompressed module from its file in a process of its own, which a crash of the driver kills instead of
+    /// this one. Kills the process at the time limit.
+    fn load_within(
+        &self,
+        file: &ModuleFile,
+        parameters: &str,
+        limit: Duration,
+    ) -> Result<(), IsolatedRefusal>;
     /// Unloads a module; fails with `EAGAIN` if the module is in use.
     fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno>;
     /// Bind-mounts recursively (`mount --rbind`).
@@ -63,6 +74,17 @@ pub(crate) trait Kernel {
     fn connects(&self, to: SocketAddr, timeout: Duration) -> bool;
     /// Sleeps, for example until devices come up or a reference is dropped.
     fn pause(&self, time: Duration);
+}
+
+/// Failure of a load in a process of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum IsolatedRefusal {
+    /// The kernel refused the module.
+    Refused(LoadRefusal),
+    /// The process was killed by the kernel, or could not be started.
+    Died(String),
+    /// The load did not end within the time limit. `ended` is whether it ended when the process was killed.
+    TimedOut { ended: bool },
 }
 
 /// The running kernel.
@@ -80,14 +102,35 @@ impl Kernel for Linux {
         progress: Progress<'_>,
     ) -> Result<Vec<String>, LoadRefusal> {
         let mut log = KernelLog::open().ok();
-        let last_messages =
-            |mut messages: Vec<String>| messages.split_off(messages.len().saturating_sub(MAX_MESSAGES));
         match with_progress(|| insert(file, parameters), progress) {
             Ok(()) => Ok(last_messages(log.as_mut().map(KernelLog::read_warnings).unwrap_or_default())),
             Err(errno) => {
                 let messages = last_messages(log.as_mut().map(KernelLog::read).unwrap_or_default());
                 Err(LoadRefusal { errno, locked_down: false, messages })
             }
+        }
+    }
+
+    fn load_within(
+        &self,
+        file: &ModuleFile,
+        parameters: &str,
+        limit: Duration,
+    ) -> Result<(), IsolatedRefusal> {
+        let mut log = KernelLog::open().ok();
+        let path = file.path.to_string_lossy();
+        match isolated::run_child_within(&[isolated::LOAD, &path, parameters], limit) {
+            Ok(ChildEnd::Ended(SyscallResult::Success)) => Ok(()),
+            Ok(ChildEnd::Ended(SyscallResult::Errno(number))) => {
+                let messages = log.as_mut().map(KernelLog::read).unwrap_or_default();
+                let (errno, messages) = (Errno::from_raw_os_error(number), last_messages(messages));
+                Err(IsolatedRefusal::Refused(LoadRefusal { errno, locked_down: false, messages }))
+            }
+            Ok(ChildEnd::Ended(SyscallResult::Killed(signal))) => {
+                Err(IsolatedRefusal::Died(format!("the kernel killed the process with signal {signal}")))
+            }
+            Ok(ChildEnd::TimedOut { ended }) => Err(IsolatedRefusal::TimedOut { ended }),
+            Err(error) => Err(IsolatedRefusal::Died(error.to_string())),
         }
     }
 
@@ -124,6 +167,10 @@ impl Kernel for Linux {
     fn pause(&self, time: Duration) {
         thread::sleep(time);
     }
+}
+
+fn last_messages(mut messages: Vec<String>) -> Vec<String> {
+    messages.split_off(messages.len().saturating_sub(MAX_MESSAGES))
 }
 
 /// Makes a call in another thread, and reports progress while it blocks: the kernel may wait forever for a device or a

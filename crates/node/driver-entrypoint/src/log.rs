@@ -8,7 +8,11 @@ use std::{
 };
 
 /// Sink of the log lines.
-pub(crate) struct Log(RefCell<Box<dyn Write>>);
+pub(crate) struct Log {
+    sink: RefCell<Box<dyn Write>>,
+    /// Sink that also gets the lines, for a while.
+    copy: RefCell<Option<Box<dyn Write>>>,
+}
 
 impl Log {
     pub(crate) fn stderr() -> Self {
@@ -16,7 +20,12 @@ impl Log {
     }
 
     pub(crate) fn to(sink: Box<dyn Write>) -> Self {
-        Self(RefCell::new(sink))
+        Self { sink: RefCell::new(sink), copy: RefCell::new(None) }
+    }
+
+    /// Writes the lines from now on to another sink, too, or no longer.
+    pub(crate) fn copy_to(&self, sink: Option<Box<dyn Write>>) {
+        self.copy.replace(sink);
     }
 
     /// Logs that a step was performed or skipped.
@@ -45,8 +54,10 @@ impl Log {
     fn line(&self, level: &str, message: &dyn Display) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = format!("{} {level:<5} {message}\n", timestamp(now.as_secs(), now.subsec_millis()));
-        let mut sink = self.0.borrow_mut();
-        let _ = sink.write_all(line.as_bytes()).and_then(|()| sink.flush());
+        let mut copy = self.copy.borrow_mut();
+        for sink in std::iter::once(&mut *self.sink.borrow_mut()).chain(copy.as_mut()) {
+            let _ = sink.write_all(line.as_bytes()).and_then(|()| sink.flush());
+        }
     }
 }
 

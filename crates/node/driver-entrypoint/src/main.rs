@@ -14,6 +14,7 @@ mod failure;
 mod files;
 mod firmware;
 mod forecast;
+mod guard;
 mod host_modules;
 mod ibdev;
 mod isolated;
@@ -38,6 +39,7 @@ use std::{env, path::Path, process::ExitCode};
 
 use disruption::Allowed;
 use driver_entrypoint::holders::DRIVER_POD;
+use guard::install;
 use personality::{
     generic, mofed,
     nvidia::{
@@ -60,6 +62,7 @@ const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
        driver-entrypoint ibdev2netdev
        driver-entrypoint generic [OPTION...] [MODULE...]
        driver-entrypoint forecast [--message PATH] MODULE...
+       driver-entrypoint swap-guard install|serve
        driver-entrypoint boot-check";
 
 fn main() -> ExitCode {
@@ -78,6 +81,7 @@ fn run(arguments: &[&str]) -> ExitCode {
     match *arguments {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => {
+            isolated::end_with_parent();
             isolated::exit_with(kernel::insert_file(Path::new(path), parameters, 0))
         }
         [isolated::UNLOAD, name] => isolated::exit_with(kernel::remove(name)),
@@ -116,7 +120,21 @@ fn run(arguments: &[&str]) -> ExitCode {
             Err(message) => usage_error(&message),
         },
         ["ibdev2netdev", ..] => ibdev::main(),
+        ["swap-guard", ref rest @ ..] => run_guard(rest),
         _ => usage_error(USAGE),
+    }
+}
+
+/// Runs the guard or its installation.
+fn run_guard(arguments: &[&str]) -> ExitCode {
+    match *arguments {
+        ["serve"] => personality::run(|node, signals| guard::serve(node, signals)),
+        ["install", ref rest @ ..] => match install::host_root(rest) {
+            Some(root) => personality::run(|node, signals| install::install(node, root, signals)),
+            None => usage_error(guard::USAGE),
+        },
+        [install::ON_HOST, root, program, ref rest @ ..] => install::run_on_host(root, program, rest),
+        _ => usage_error(guard::USAGE),
     }
 }
 

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::{
     error::LoadRefusal,
-    kernel::{Kernel, Progress},
+    kernel::{IsolatedRefusal, Kernel, Progress},
     log::Log,
     module_file::{ModuleFile, Origin},
     modules::loaded::Loaded,
@@ -60,6 +60,8 @@ pub(crate) struct FakeKernel {
     /// Number of calls before the call that kills the container, and whether that call takes effect.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
+    /// Parameters that the kernel refuses in [`Kernel::load_within`].
+    pub(crate) refused_parameters: RefCell<Vec<String>>,
     /// `srcversion` of drivers with which no host answers.
     pub(crate) without_link: RefCell<Vec<String>>,
     /// Whether new mounts are private instead of shared.
@@ -115,6 +117,7 @@ impl Bench {
             at_pause: RefCell::default(),
             killed_at: Cell::default(),
             pauses: Cell::default(),
+            refused_parameters: RefCell::default(),
             without_link: RefCell::default(),
             private_mounts: Cell::default(),
         };
@@ -316,9 +319,12 @@ impl Kernel for FakeKernel {
         let (name, _) = ModuleFile::of(&file.path, file.origin).unwrap();
         let warnings = self.warnings.borrow().get(&name).cloned().into_iter().collect();
         self.report_slow_call(&name, progress);
-        let from = if self.paths.container_path(&file.path).starts_with("/host/") { "host" } else { "image" };
-        let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
         let info = file.info().unwrap();
+        // The files of a request to the guard have other paths.
+        let is_from_host = self.paths.container_path(&file.path).starts_with("/host/")
+            || info.source_version.starts_with("host-");
+        let from = if is_from_host { "host" } else { "image" };
+        let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
         let mut modules = self.modules();
         let refuse = |errno, message: &str| {
             Err(LoadRefusal { errno, locked_down: false, messages: vec![message.to_owned()] })
@@ -347,6 +353,14 @@ impl Kernel for FakeKernel {
             self.write_modules(&modules);
         });
         Ok(warnings)
+    }
+
+    fn load_within(&self, file: &ModuleFile, parameters: &str, _: Duration) -> Result<(), IsolatedRefusal> {
+        if self.refused_parameters.borrow().iter().any(|refused| parameters.contains(refused)) {
+            let refusal = LoadRefusal { errno: Errno::INVAL, locked_down: false, messages: Vec::new() };
+            return Err(IsolatedRefusal::Refused(refusal));
+        }
+        self.load(file, parameters, &mut |_| {}).map(|_| ()).map_err(IsolatedRefusal::Refused)
     }
 
     fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno> {
@@ -436,7 +450,10 @@ impl Kernel for FakeKernel {
 
     fn pause(&self, _: Duration) {
         self.pauses.set(self.pauses.get() + 1);
-        if let Some(others) = self.at_pause.borrow_mut().as_mut() {
+        // The closure may run the guard, which pauses, too.
+        if let Ok(mut others) = self.at_pause.try_borrow_mut()
+            && let Some(others) = others.as_mut()
+        {
             others();
         }
     }

@@ -49,7 +49,11 @@ pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<(IpAddr, u16
 /// the server's address, or `None` for a host name, and its port.
 fn kubeconfig_servers(paths: &Paths) -> Vec<(Option<IpAddr>, u16)> {
     let files = ["kubelet.conf", "kubelet/kubeconfig", "kubeconfig"];
-    let texts = files.iter().filter_map(|file| text(paths.at(&format!("/host/etc/kubernetes/{file}"))));
+    // The guard runs on the host itself.
+    let roots = ["/host", ""].into_iter();
+    let paths_of_files =
+        roots.flat_map(|root| files.iter().map(move |file| format!("{root}/etc/kubernetes/{file}")));
+    let texts = paths_of_files.filter_map(|path| text(paths.at(&path)));
     let server = |line: &str| {
         let rest = line.trim().strip_prefix("server:")?.trim().trim_matches('"').strip_prefix("https://")?;
         let authority = rest.split('/').next()?;

@@ -20,6 +20,7 @@ use crate::{
     files,
     firmware::Firmware,
     forecast,
+    guard::client::{GuardClient, Swap},
     host_modules::HostModules,
     lock::Lock,
     logind,
@@ -68,10 +69,14 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
                 return Ok(());
             }
             forecast::check(node, &options.modules, &options.allowed)?;
-            container.stop(&options.modules, &loaded)
+            container.end(&options.modules, &loaded, signals)
+        }
+        Err(error) if container.guard().is_some_and(|guard| guard.is_busy()) => {
+            node.log.step("the guard continues the swap");
+            Err(error)
         }
         Err(error) => {
-            node.log.warn_of(container.stop(&[], &loaded));
+            node.log.warn_of(container.end(&[], &loaded, signals));
             node.log.warn_of(container.api_servers().forget());
             Err(error)
         }
@@ -96,6 +101,9 @@ impl Container<'_> {
             let files = self.firmware().provide(node)?;
             node.log.step(format!("firmware: {files} file(s) copied to {}", self.firmware_path));
         }
+        if let Some(guard) = self.guard() {
+            guard.await_earlier(signals)?;
+        }
         // A killed container may have left the blacklist behind.
         self.blacklist().remove();
         let (to_unload, host_names) = self.plan_unload()?;
@@ -108,6 +116,18 @@ impl Container<'_> {
         failure.check()?;
         forecast::check(node, &to_unload, &options.allowed)?;
         self.host_modules.save(&host_names)?;
+        if let Some(guard) = self.guard() {
+            self.blacklist().write();
+            let result = self.replace_by_guard(&guard, &to_unload, failure.image.clone(), signals);
+            // The guard needs the blacklist until it ends.
+            if !guard.is_busy() {
+                self.blacklist().remove();
+            }
+            loaded.extend(self.newly_loaded(&to_unload)?);
+            let result = result.and_then(|()| self.set_up(signals));
+            failure.update(&result);
+            return result;
+        }
         self.api_servers().record(&to_unload)?;
         self.blacklist().write();
         let bound_devices: Vec<String> =
@@ -119,6 +139,40 @@ impl Container<'_> {
         let result = result.and_then(|()| self.api_servers().await_answers(signals));
         failure.update(&result);
         result
+    }
+
+    /// Has the guard on the host replace the modules, and waits for its end.
+    fn replace_by_guard(
+        &self,
+        guard: &GuardClient<'_>,
+        to_unload: &[String],
+        digest: String,
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
+        let host_names = self.host_modules.names();
+        let host = &self.host_modules.host;
+        let to_restore = host_names.into_iter().rev().filter(|name| host.index.file(name).is_some());
+        let swap = Swap {
+            digest,
+            limit: self.options.api_server_limit,
+            unload: to_unload,
+            new_modules: (&self.loader, self.options.modules.clone(), Vec::new()),
+            old_modules: (host, to_restore.collect()),
+        };
+        guard.swap(&swap, signals)
+    }
+
+    /// Lists the image's modules that are loaded now, and were not before.
+    fn newly_loaded(&self, to_unload: &[String]) -> Result<Vec<String>, Error> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        let is_new =
+            |name: &str| self.loader.is_image_build(&loaded, name) && !to_unload.contains(&name.to_owned());
+        Ok(self.image_modules_where(is_new).into_iter().collect())
+    }
+
+    fn guard(&self) -> Option<GuardClient<'_>> {
+        let directory = self.options.guard.as_deref()?;
+        Some(GuardClient { node: self.node, directory, name: self.options.name() })
     }
 
     /// Waits for the API servers if a container was killed before they answered. Adds the image's modules to `loaded` if they do
@@ -150,6 +204,49 @@ impl Container<'_> {
         let Self { node, options, loader, .. } = self;
         let image = failure::digest(loader, &self.image_modules_where(|_| true), &format!("{options:?}"))?;
         Ok(FailureRecord { node, file: options.file("failed"), image })
+    }
+
+    /// Ends the work of the container: by the guard if it replaced modules of the host, and else as [`stop`](Self::stop) does.
+    fn end(&self, modules: &[String], loaded: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
+        let names = self.host_modules.names();
+        let Some(guard) = self.guard().filter(|_| !names.is_empty()) else {
+            return self.stop(modules, loaded);
+        };
+        let to_unload = self.modules_of_image(modules, loaded)?;
+        if to_unload.is_empty() || self.find_stale_module(&names)?.is_some() {
+            return self.stop(modules, loaded);
+        }
+        self.host_modules.check(&names)?;
+        self.node.log.step("restoring the host's modules");
+        let host = &self.host_modules.host;
+        let to_restore = names.into_iter().rev().filter(|name| host.index.file(name).is_some());
+        let swap = Swap {
+            digest: format!("{}-end", self.failure_record()?.image),
+            limit: self.options.api_server_limit,
+            unload: &to_unload,
+            new_modules: (host, to_restore.collect(), Vec::new()),
+            old_modules: (&self.loader, self.options.modules.clone()),
+        };
+        guard.swap(&swap, signals)?;
+        // What is left: the record of the host's modules, and the firmware.
+        self.stop(&[], &[])
+    }
+
+    /// Lists the loaded modules of the image that the container has to unload, users first. Dependencies that something
+    /// else uses stay.
+    fn modules_of_image(&self, modules: &[String], loaded: &[String]) -> Result<Vec<String>, Error> {
+        let state = Loaded::read(&self.node.paths)?;
+        let dependencies = self.image_modules_where(|name| self.loader.is_image_build(&state, name));
+        let own: Vec<String> = modules.iter().chain(loaded).chain(&dependencies).cloned().collect();
+        let mut order = state.with_holders(own.iter().rev());
+        order.retain(|name| own.contains(name));
+        let is_used = |name: &String| {
+            let holders = state.get(name).map(|module| &module.holders);
+            holders.is_some_and(|holders| holders.iter().any(|holder| !order.contains(holder)))
+        };
+        let used: Vec<String> = order.iter().filter(|name| is_used(name)).cloned().collect();
+        order.retain(|name| modules.contains(name) || !used.contains(name));
+        Ok(order)
     }
 
     /// Unloads the requested modules in reverse order, then modules that were loaded as their dependencies and have no
@@ -195,6 +292,13 @@ impl Container<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Finds a loaded module of another image in the place of one of the host's modules `host_names`.
+    fn find_stale_module(&self, host_names: &[String]) -> Result<Option<String>, Error> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        let stale = self.image_modules_where(|name| self.is_stale(&loaded, name));
+        Ok(stale.into_iter().find(|name| host_names.contains(name)))
     }
 
     /// Finds a loaded module of an image in the place of one of the host's modules `host_names`.

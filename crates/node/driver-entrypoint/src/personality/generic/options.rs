@@ -7,6 +7,7 @@ use crate::{
     disruption::Allowed,
     error::Error,
     files,
+    guard::client::read_directory,
     module_file::{ModuleFile, Origin, kernel_name},
     modules::is_module_name,
     node::{Node, Paths, is_plain_path},
@@ -47,6 +48,8 @@ pub(crate) struct Options {
     pub(super) allowed: Allowed,
     /// Maximum time until the API servers answer after the host's modules were replaced.
     pub(super) api_server_limit: Duration,
+    /// Directory of the guard that replaces the host's modules; `None` if the container does so itself.
+    pub(super) guard: Option<String>,
 }
 
 /// Condition that a path exists, or that the file's text equals `text`.
@@ -62,8 +65,8 @@ impl Options {
         arguments: &[&str],
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
-        let api_server_limit = read_limit(&variable)?;
-        Ok(Self { allowed: Allowed::read(variable)?, api_server_limit, ..Self::parse(arguments)? })
+        let (api_server_limit, guard) = (read_limit(&variable)?, read_directory(&variable)?);
+        Ok(Self { allowed: Allowed::read(variable)?, api_server_limit, guard, ..Self::parse(arguments)? })
     }
 
     /// Parses the arguments. The error names the invalid argument.

@@ -22,6 +22,7 @@ use crate::{
     error::Error,
     failure::{self, FailureRecord},
     files, forecast,
+    guard::client::{GuardClient, Swap},
     host_modules::HostModules,
     lock::Lock,
     logind,
@@ -54,6 +55,10 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         },
     };
     if let Err(error) = container.start(signals) {
+        if container.guard().is_some_and(|guard| guard.is_busy()) {
+            node.log.step("the guard continues the swap");
+            return Err(error);
+        }
         // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
         node.log.warn_of(container.repair());
@@ -61,7 +66,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
     }
     let signal = signals.wait();
     node.log.step(format!("{signal}: stopping"));
-    container.stop()
+    container.stop(signals)
 }
 
 struct Container<'a> {
@@ -76,6 +81,9 @@ impl Container<'_> {
     fn start(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         node.log.step(format!("kernel {}: starting", node.kernel.release()));
+        if let Some(guard) = self.guard() {
+            guard.await_earlier(signals)?;
+        }
         // A killed container may have left the blacklist behind.
         self.blacklist().remove();
         stack.check_image()?;
@@ -136,7 +144,7 @@ impl Container<'_> {
         Ok(())
     }
 
-    fn stop(&self) -> Result<(), Error> {
+    fn stop(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, .. } = self;
         files::clear_ready(node, &settings.ready)?;
         if settings.udev_rules {
@@ -147,7 +155,7 @@ impl Container<'_> {
             node.log
                 .step("the node shuts down: the drivers stay loaded, because pods still need the network");
         } else if settings.restore {
-            self.restore_host()?;
+            self.restore_host(signals)?;
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
         }
@@ -172,17 +180,86 @@ impl Container<'_> {
         }
         forecast::check(node, &to_unload, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
-        self.save_network(loaded)?;
-        self.api_servers.record(&to_unload)?;
+        let guard = self.guard();
+        if guard.is_none() {
+            self.save_network(loaded)?;
+            self.api_servers.record(&to_unload)?;
+        }
         node.log.warn_of(self.write_udev_rules());
         let unloaded = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write();
-        let result = self.swap_drivers(loaded, &to_unload, &unloaded, signals);
+        let result = match &guard {
+            Some(guard) => {
+                self.replace_by_guard(guard, loaded, (&to_unload, &unloaded), failure.image.clone(), signals)
+            }
+            None => self.swap_drivers(loaded, &to_unload, &unloaded, signals),
+        };
         failure.update(&result);
+        // The guard needs the blacklist until it ends, also if this container ends before.
+        if guard.is_some_and(|guard| guard.is_busy()) {
+            return result;
+        }
         files::remove(node, &self.state_file("replacing"))?;
         self.blacklist().remove();
         result
+    }
+
+    /// Has the guard on the host replace the drivers, and waits for its end. `to_unload` and `unloaded` are the modules to
+    /// unload now, and those that this and earlier containers unloaded.
+    fn replace_by_guard(
+        &self,
+        guard: &GuardClient<'_>,
+        loaded: &Loaded,
+        (to_unload, unloaded): (&[String], &[String]),
+        digest: String,
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
+        let Self { stack, settings, host_modules, .. } = self;
+        stack.load_host_deps(loaded, to_unload)?;
+        let (required, optional) = stack.modules_of_swap(unloaded);
+        let host = &host_modules.host;
+        let to_restore = unloaded.iter().rev().filter(|name| host.index.file(name).is_some());
+        let swap = Swap {
+            digest,
+            limit: settings.api_server_limit,
+            unload: to_unload,
+            new_modules: (&stack.loader, required, optional),
+            old_modules: (host, to_restore.cloned().collect()),
+        };
+        guard.swap(&swap, signals)?;
+        stack.check_loaded()
+    }
+
+    /// Has the guard on the host replace the image's drivers with the host's.
+    fn restore_host_by_guard(
+        &self,
+        guard: &GuardClient<'_>,
+        to_unload: &[String],
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
+        let Self { node, stack, settings, host_modules, .. } = self;
+        node.log.step("restoring the host's drivers");
+        let names = host_modules.save(to_unload)?;
+        files::write(node, &self.state_file("replacing"), "")?;
+        let host = &host_modules.host;
+        let to_restore = names.iter().rev().filter(|name| host.index.file(name).is_some());
+        let (required, _) = stack.modules_of_swap(&names);
+        let swap = Swap {
+            digest: format!("{}-end", self.failure_record()?.image),
+            limit: settings.api_server_limit,
+            unload: to_unload,
+            new_modules: (host, to_restore.cloned().collect(), Vec::new()),
+            old_modules: (&stack.loader, required),
+        };
+        guard.swap(&swap, signals)?;
+        files::remove(node, &self.state_file("replacing"))?;
+        host_modules.clear()
+    }
+
+    fn guard(&self) -> Option<GuardClient<'_>> {
+        let directory = self.settings.guard.as_deref()?;
+        Some(GuardClient { node: self.node, directory, name: "mofed" })
     }
 
     fn swap_drivers(
@@ -209,7 +286,7 @@ impl Container<'_> {
     }
 
     /// Replaces the image's drivers with the host's.
-    fn restore_host(&self) -> Result<(), Error> {
+    fn restore_host(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
         if stack.compare(&loaded)? != Comparison::Same {
@@ -221,6 +298,9 @@ impl Container<'_> {
         self.host_modules.check(&to_unload)?;
         forecast::check(node, &to_unload, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
+        if let Some(guard) = self.guard() {
+            return self.restore_host_by_guard(&guard, &to_unload, signals);
+        }
         self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");
         let names = self.host_modules.save(&to_unload)?;

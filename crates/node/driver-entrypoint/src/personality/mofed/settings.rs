@@ -6,6 +6,7 @@ use crate::{
     blacklist::Blacklist,
     connectivity::read_limit,
     disruption::Allowed,
+    guard::client::read_directory,
     modules::is_module_name,
     node::{Node, is_plain_path},
 };
@@ -39,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) allowed: Allowed,
     /// `API_SERVER_TIMEOUT_SEC`: maximum time until the API servers answer after the drivers were replaced.
     pub(crate) api_server_limit: Duration,
+    /// `SWAP_GUARD`: directory of the guard that replaces the drivers; `None` if the container does so itself.
+    pub(crate) guard: Option<String>,
     /// `ENABLE_NFSRDMA`: also load `rpcrdma`.
     pub(crate) nfs_rdma: bool,
     /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again when the container stops.
@@ -122,6 +125,7 @@ impl Settings {
             expose_root,
             allowed,
             api_server_limit: read_limit(&environment)?,
+            guard: read_directory(&environment)?,
             unload_storage: flag("UNLOAD_STORAGE_MODULES")?,
             unload_third_party: flag("UNLOAD_THIRD_PARTY_RDMA_MODULES")?,
             nfs_rdma: flag("ENABLE_NFSRDMA")?,

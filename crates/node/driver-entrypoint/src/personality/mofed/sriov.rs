@@ -27,6 +27,7 @@ use restore::Restorer;
 
 use super::devlink::{Devlink, Parameter, changed_parameters};
 use crate::{
+    devices::bound_to_module,
     error::Error,
     files::{self, entries, text},
     node::Node,
@@ -91,11 +92,23 @@ struct VirtualFunction {
 impl NetworkState {
     /// Reads the current state. `defaults_file` has the parameters that were recorded when this driver was loaded.
     pub(crate) fn read(node: &Node<'_>, defaults_file: &str) -> Self {
+        Self::read_of_devices(node, defaults_file, &devices(node))
+    }
+
+    /// Like [`read`](Self::read), for the PCI devices that these modules drive.
+    pub(crate) fn read_of_modules(node: &Node<'_>, defaults_file: &str, modules: &[String]) -> Self {
+        let addresses = modules.iter().flat_map(|name| bound_to_module(&node.paths, name));
+        let mut devices: Vec<String> = addresses.map(|address| format!("pci/{address}")).collect();
+        devices.sort();
+        devices.dedup();
+        Self::read_of_devices(node, defaults_file, &devices)
+    }
+
+    fn read_of_devices(node: &Node<'_>, defaults_file: &str, devices: &[String]) -> Self {
         let devlink = Devlink::of(node);
-        let devices = devices(node);
         let physical = devices.iter().map(|device| PhysicalFunction::read(node, devlink.as_ref(), device));
         let physical = physical.collect();
-        let parameters = devlink.map(|devlink| devlink.parameters(&devices)).unwrap_or_default();
+        let parameters = devlink.map(|devlink| devlink.parameters(devices)).unwrap_or_default();
         let driver_load = driver_load_id(node);
         let defaults = text(node.paths.at(defaults_file)).map(|text| Self::parse(&text));
         let defaults = defaults.filter(|defaults| defaults.driver_load == driver_load);

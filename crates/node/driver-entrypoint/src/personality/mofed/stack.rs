@@ -120,6 +120,17 @@ impl Stack<'_> {
         Ok(())
     }
 
+    /// Names the modules that [`load`](Self::load) loads, for a guard: those that the node needs, and the optional ones.
+    pub(super) fn modules_of_swap(&self, unloaded: &[String]) -> (Vec<String>, Vec<String>) {
+        let to_load = self.modules_to_load().into_iter().map(str::to_owned);
+        let others = unloaded.iter().rev().chain(&self.settings.auxiliary);
+        let others = others.filter(|name| self.index().image_file(name).is_some()).cloned();
+        let (storage, optional): (Vec<String>, Vec<String>) = others.partition(|name| {
+            self.settings.storage.iter().any(|storage| kernel_name(storage) == kernel_name(name))
+        });
+        (to_load.chain(storage).collect(), optional)
+    }
+
     /// Loads the stack, and the image's versions of the modules in `unloaded`.
     pub(super) fn load(&self, unloaded: &[String]) -> Result<(), Error> {
         for name in self.modules_to_load() {

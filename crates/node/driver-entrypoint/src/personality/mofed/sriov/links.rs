@@ -9,7 +9,7 @@ mod settings;
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use self::ip::{Ip, IpOutput};
@@ -157,10 +157,15 @@ pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, saved: &[Link]
     }
 }
 
-/// Restores the missing settings of interfaces. First polls up to `polls` times, because a network manager may restore them.
+/// Restores the missing settings of interfaces. First polls up to `polls` times, because a network manager may restore them. A
+/// poll runs `ip` several times, which takes long on a slow node; the time of `polls` intervals is a limit, too.
 pub(super) fn restore(node: &Node<'_>, saved: &[Saved<'_>], polls: u32) {
     let ip = Ip::of(node);
+    let start = Instant::now();
     for _ in 0..polls {
+        if start.elapsed() >= POLL_INTERVAL * polls {
+            break;
+        }
         if missing_links(node, ip.as_ref(), saved).is_empty() {
             return;
         }

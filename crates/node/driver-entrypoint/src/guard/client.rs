@@ -1,0 +1,265 @@
+//! The container's side of a swap by the guard: the request, and the wait for its end.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::fs::{FlockOperation, flock};
+use swap_guard::{
+    journal::{Failure, Journal, Phase},
+    request::{Module, NEW, OLD, Request},
+};
+
+use super::{
+    LOCK, VARIABLE,
+    files_of_request::{DONE, JOURNAL, LOG, REQUEST},
+};
+use crate::{
+    error::Error,
+    files::{self, entries, text},
+    modules::{
+        load::{Loader, Step},
+        loaded::Loaded,
+    },
+    node::{Node, is_plain_path},
+    signals::Signals,
+};
+
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Polls without a guard before the container gives up: systemd starts a guard that was killed after a second.
+const POLLS_WITHOUT_GUARD: u32 = 300;
+
+/// The guard of the node, as a driver container uses it.
+pub(crate) struct GuardClient<'a> {
+    pub(crate) node: &'a Node<'a>,
+    /// The guard's directory.
+    pub(crate) directory: &'a str,
+    /// Name of the container's requests.
+    pub(crate) name: &'a str,
+}
+
+/// A swap to request.
+pub(crate) struct Swap<'a> {
+    /// Digest of the new modules and their parameters.
+    pub(crate) digest: String,
+    pub(crate) limit: Duration,
+    /// Modules to unload, users first.
+    pub(crate) unload: &'a [String],
+    /// Loader and names of the new modules. Those in the second list are optional.
+    pub(crate) new_modules: (&'a Loader<'a>, Vec<String>, Vec<String>),
+    /// Loader and names of the modules that come back if the swap fails.
+    pub(crate) old_modules: (&'a Loader<'a>, Vec<String>),
+}
+
+/// Reads the guard's directory from the environment; `None` without one. The error names the variable.
+pub(crate) fn read_directory(variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>, String> {
+    match variable(VARIABLE).map(|path| path.trim().to_owned()).filter(|path| !path.is_empty()) {
+        Some(path) if !is_plain_path(&path) => {
+            Err(format!("{VARIABLE} is an absolute path without .., not {path}"))
+        }
+        path => Ok(path),
+    }
+}
+
+impl GuardClient<'_> {
+    /// Whether the guard still works on an earlier request of this container.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.at(REQUEST).exists() && self.journal().phase().is_none_or(|phase| !phase.is_final())
+    }
+
+    /// Waits for the end of a swap that a container requested which was killed.
+    pub(crate) fn await_earlier(&self, signals: &mut dyn Signals) -> Result<(), Error> {
+        if !self.is_busy() {
+            return Ok(());
+        }
+        self.node.log.step("an earlier container asked the guard for a swap: waiting for its end");
+        match self.follow(signals) {
+            // The outcome shows in the loaded modules.
+            Err(error @ Error::Interrupted(_)) => Err(error),
+            result => {
+                self.node.log.warn_of(result);
+                Ok(())
+            }
+        }
+    }
+
+    /// Requests a swap, and waits for its end. Fails if the guard refused or undid the swap.
+    pub(crate) fn swap(&self, swap: &Swap<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
+        let Self { node, directory, name } = self;
+        let lock = format!("{directory}/{LOCK}");
+        if !node.paths.at(&lock).exists() {
+            return Err(Error::Guard {
+                message: format!("{VARIABLE} names {directory}, where no guard has been: {lock} is missing"),
+                hint: "install the guard on the node, and mount its directory in this container at the same path",
+                transient: true,
+            });
+        }
+        let new = node.paths.at(&format!("{directory}/{name}.new"));
+        let request = self.at("");
+        let write = Error::on("write", format!("{directory}/{name}.new"));
+        for old in [&new, &request] {
+            files::if_exists(fs::remove_dir_all(old)).map_err(&write)?;
+        }
+        self.fill(&new, swap)?;
+        fs::rename(&new, &request).map_err(&write)?;
+        node.log.step(format!("asked the guard for the swap: {directory}/{name}"));
+        self.follow(signals)
+    }
+
+    /// Writes the modules' files, and then the request.
+    fn fill(&self, directory: &Path, swap: &Swap<'_>) -> Result<(), Error> {
+        let Swap { digest, limit, unload, new_modules, old_modules } = swap;
+        let staying = Loaded::read(&self.node.paths)?.without(unload);
+        let (loader, names, optional) = new_modules;
+        let all: Vec<String> = names.iter().chain(optional).cloned().collect();
+        let required = plan(loader, names, &staying)?;
+        let is_optional =
+            |step: &Step| step.optional || !required.iter().any(|other| other.name == step.name);
+        let load = self.write_modules(&directory.join(NEW), &plan(loader, &all, &staying)?, |step| {
+            let parameters = Some(loader.parameters.of(&step.name)).filter(|text| !text.is_empty());
+            (is_optional(step), parameters.into_iter().collect())
+        })?;
+        let (loader, names) = old_modules;
+        let steps = plan(loader, names, &staying)?;
+        let restore = self.write_modules(&directory.join(OLD), &steps, |step| {
+            (step.optional, self.restore_parameters(loader, &step.name))
+        })?;
+        let request =
+            Request { digest: digest.clone(), limit: *limit, unload: unload.to_vec(), load, restore };
+        let path = directory.join(REQUEST);
+        fs::write(&path, request.to_text()).map_err(Error::on("write", path.to_string_lossy()))
+    }
+
+    /// Writes uncompressed modules into a new directory that only root can read.
+    fn write_modules(
+        &self,
+        directory: &Path,
+        steps: &[Step],
+        options: impl Fn(&Step) -> (bool, Vec<String>),
+    ) -> Result<Vec<Module>, Error> {
+        let create = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        create.map_err(Error::on("create", directory.to_string_lossy()))?;
+        let mut modules = Vec::new();
+        for step in steps {
+            let (optional, parameters) = options(step);
+            let module = Module { name: step.name.clone(), optional, parameters };
+            let source = self.node.paths.container_path(&step.file.path);
+            let bytes = step.file.read().map_err(Error::on("read", source))?;
+            let path = directory.join(format!("{}.ko", step.name));
+            fs::write(&path, bytes).map_err(Error::on("write", path.to_string_lossy()))?;
+            modules.push(module);
+        }
+        Ok(modules)
+    }
+
+    /// Parameters to restore a module with: those configured and those in force; only those configured; none. A module may
+    /// refuse a value that it shows.
+    fn restore_parameters(&self, loader: &Loader<'_>, name: &str) -> Vec<String> {
+        let configured = loader.parameters.of(name);
+        let directory = self.node.paths.at(&format!("/sys/module/{name}/parameters"));
+        let in_force = entries(directory).into_iter().filter_map(|path| {
+            let value = text(&path)?;
+            let is_plain = !value.is_empty() && value != "(null)" && !value.contains(['"', '\n']);
+            let value = if value.contains(' ') { format!("\"{value}\"") } else { value };
+            is_plain.then(|| format!("{}={value}", files::name_of(&path)))
+        });
+        let configured_first = Some(configured.clone()).filter(|text| !text.is_empty());
+        let all: Vec<String> = configured_first.into_iter().chain(in_force).collect();
+        let mut attempts = vec![all.join(" "), configured, String::new()];
+        attempts.dedup();
+        attempts
+    }
+
+    /// Logs the guard's messages until the swap has ended.
+    fn follow(&self, signals: &mut dyn Signals) -> Result<(), Error> {
+        let Self { node, directory, .. } = self;
+        let (mut logged, mut polls_without_guard) = (0, 0);
+        loop {
+            let journal = self.journal();
+            self.log_messages(&mut logged);
+            // The guard still works on the directory until it is done, and the next request takes the same place.
+            let has_left = self.at(DONE).exists() || !self.has_guard();
+            if let Some(phase) = journal.phase().filter(|phase| phase.is_final() && has_left) {
+                self.log_messages(&mut logged);
+                return result_of(phase, journal.failure());
+            }
+            if !self.at(REQUEST).exists() {
+                return Err(Error::Guard {
+                    message: "the guard could not begin the swap, and nothing was touched".to_owned(),
+                    hint: "journalctl --unit farrier-swap-guard on the node has the reason: /run may be full",
+                    transient: true,
+                });
+            }
+            signals.check()?;
+            polls_without_guard = if self.has_guard() { 0 } else { polls_without_guard + 1 };
+            if polls_without_guard > POLLS_WITHOUT_GUARD && self.withdraw() {
+                return Err(Error::Guard {
+                    message: format!("no guard serves {directory}"),
+                    hint: "systemctl status farrier-swap-guard on the node shows why; the DaemonSet of the guard starts it again",
+                    transient: true,
+                });
+            }
+            node.kernel.pause(POLL_INTERVAL);
+        }
+    }
+
+    fn log_messages(&self, logged: &mut usize) {
+        let text = fs::read_to_string(self.at(LOG)).unwrap_or_default();
+        let end = text.rfind('\n').map_or(0, |end| end + 1);
+        for line in text.get(*logged..end).unwrap_or_default().lines() {
+            // The guard's log has times of its own.
+            let message = line.split_once(' ').map_or(line, |(_, message)| message);
+            self.node.log.step(format!("guard: {message}"));
+        }
+        *logged = end.max(*logged);
+    }
+
+    /// Whether a guard holds its lock.
+    fn has_guard(&self) -> bool {
+        let lock = self.node.paths.at(&format!("{}/{LOCK}", self.directory));
+        File::open(lock).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+    }
+
+    /// Takes back a request that no guard has begun. Returns whether it did.
+    fn withdraw(&self) -> bool {
+        !self.at(JOURNAL).exists() && fs::remove_file(self.at(REQUEST)).is_ok()
+    }
+
+    fn journal(&self) -> Journal {
+        Journal::parse(&fs::read_to_string(self.at(JOURNAL)).unwrap_or_default())
+    }
+
+    fn at(&self, file: &str) -> PathBuf {
+        self.node.paths.at(&format!("{}/{}", self.directory, self.name)).join(file)
+    }
+}
+
+fn result_of(phase: Phase, failure: Option<&Failure>) -> Result<(), Error> {
+    let reason = failure.map(|failure| failure.reason.as_str()).unwrap_or_default();
+    let message = match phase {
+        Phase::Committed => return Ok(()),
+        Phase::Refused => format!("the guard refused the swap: {reason}"),
+        Phase::Lost => format!(
+            "the guard undid the swap, and the API server does not answer with the host's drivers either: {reason}"
+        ),
+        _ => format!("the guard undid the swap: {reason}"),
+    };
+    let hint = "the guard's messages are above, and on the node: journalctl --unit farrier-swap-guard";
+    Err(Error::Guard { message, hint, transient: failure.is_some_and(|failure| failure.transient) })
+}
+
+/// Plans the load of several modules, each once.
+fn plan(loader: &Loader<'_>, names: &[String], staying: &Loaded) -> Result<Vec<Step>, Error> {
+    let mut steps: Vec<Step> = Vec::new();
+    for name in names {
+        for step in loader.plan(name, staying)? {
+            if !steps.iter().any(|other| other.name == step.name) {
+                steps.push(step);
+            }
+        }
+    }
+    Ok(steps)
+}

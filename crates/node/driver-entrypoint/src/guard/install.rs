@@ -1,0 +1,217 @@
+//! `swap-guard install`: runs the guard on the host with systemd, and keeps it there. Runs in a container of its own, whose
+//! rights no driver container has.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    os::unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{chdir, chroot};
+
+use super::{
+    DIRECTORY,
+    files_of_request::{DONE, JOURNAL},
+};
+use crate::{
+    error::Error,
+    files::entries,
+    log::Log,
+    node::{Node, is_plain_path},
+    signals::Signals,
+};
+
+/// Default of `--host`.
+const HOST: &str = "/host";
+/// The guard's program on the host. `/run` is mounted with `noexec` on many hosts.
+const PROGRAM: &str = "/var/lib/farrier/swap-guard";
+const UNIT: &str = "farrier-swap-guard.service";
+/// First argument of the process that runs a program of the host; the host's root and the program's arguments follow.
+pub(crate) const ON_HOST: &str = "run-on-host";
+
+/// Interval at which the container looks whether the guard runs.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of intervals between two looks.
+const CHECKS: u32 = 30;
+/// Maximum number of intervals until a guard of another version ends its swap: longer than any time limit that is used.
+const IDLE_CHECKS: u32 = 900;
+
+/// Properties of the unit. The guard is the last process that the kernel kills for memory. systemd waits for the end of a swap
+/// before it kills the guard, and does not wait for a load that cannot be killed before it starts the next guard.
+const PROPERTIES: [&str; 8] = [
+    "Description=farrier's guard of driver swaps",
+    "Restart=on-failure",
+    "RestartSec=1",
+    "StartLimitIntervalSec=0",
+    "OOMScoreAdjust=-1000",
+    "OOMPolicy=continue",
+    "TimeoutStopSec=300",
+    "KillMode=process",
+];
+
+/// Parses the arguments after `install`: the place where the host's root is mounted. `None` if they are invalid.
+pub(crate) fn host_root<'a>(arguments: &[&'a str]) -> Option<&'a str> {
+    match *arguments {
+        [] => Some(HOST),
+        ["--host", root] if is_plain_path(root) => Some(root),
+        _ => None,
+    }
+}
+
+/// Installs and starts the guard, and starts it again when it is gone, until a signal arrives. The guard stays.
+pub(crate) fn install(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
+    check_systemd(node, root)?;
+    let is_new = copy_program(node, root)?;
+    if is_new && is_active(root)? {
+        await_idle(node, root, signals)?;
+        node.log.step("stopping the guard of another version");
+        on_host(root, "systemctl", &["stop", UNIT])?;
+    }
+    loop {
+        if !is_active(root)? {
+            start(root)?;
+            node.log.step(format!("started {UNIT} on the host"));
+        }
+        for _ in 0..CHECKS {
+            if let Some(signal) = signals.received() {
+                node.log.step(format!("{signal}: the guard stays on the host"));
+                return Ok(());
+            }
+            node.kernel.pause(CHECK_INTERVAL);
+        }
+    }
+}
+
+/// Fails on a host that systemd does not manage.
+fn check_systemd(node: &Node<'_>, root: &str) -> Result<(), Error> {
+    if node.paths.at(&format!("{root}/run/systemd/system")).is_dir() {
+        return Ok(());
+    }
+    Err(Error::new(
+        format!("this host does not run systemd: {root}/run/systemd/system is missing"),
+        "the guard needs systemd, which starts it again when it is killed. Without the guard, leave SWAP_GUARD unset: \
+         the driver's container then swaps drivers itself. If the host runs systemd, mount its root there",
+    ))
+}
+
+/// Copies this program to the host. Returns whether the host had another one.
+fn copy_program(node: &Node<'_>, root: &str) -> Result<bool, Error> {
+    let path = node.paths.at(&format!("{root}{PROGRAM}"));
+    let bytes = fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))?;
+    if fs::read(&path).is_ok_and(|old| old == bytes) {
+        return Ok(false);
+    }
+    let temp = path.with_extension("new");
+    let write = || -> io::Result<()> {
+        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o700).open(&temp)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        drop(file);
+        fs::rename(&temp, &path)
+    };
+    write().map_err(Error::on("write", format!("{root}{PROGRAM}")))?;
+    node.log.step(format!("copied this program to {PROGRAM} of the host"));
+    Ok(true)
+}
+
+fn is_active(root: &str) -> Result<bool, Error> {
+    let state = on_host_output(root, "systemctl", &["is-active", UNIT])?;
+    // "activating" is the pause before a restart.
+    Ok(matches!(state.trim(), "active" | "activating" | "reloading" | "deactivating"))
+}
+
+fn start(root: &str) -> Result<(), Error> {
+    // A unit that failed keeps its name.
+    on_host_output(root, "systemctl", &["reset-failed", UNIT])?;
+    let properties: Vec<String> =
+        PROPERTIES.iter().map(|property| format!("--property={property}")).collect();
+    let unit = format!("--unit={UNIT}");
+    let mut arguments = vec![unit.as_str(), "--quiet", "--collect"];
+    arguments.extend(properties.iter().map(String::as_str));
+    arguments.extend([PROGRAM, "swap-guard", "serve"]);
+    on_host(root, "systemd-run", &arguments)
+}
+
+/// Waits until the guard performs no swap, for a while.
+fn await_idle(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
+    let is_busy = || {
+        let requests = entries(node.paths.at(&format!("{root}{DIRECTORY}"))).into_iter();
+        requests.filter(|path| path.join(JOURNAL).exists()).any(|path| !path.join(DONE).exists())
+    };
+    for _ in 0..IDLE_CHECKS {
+        if !is_busy() {
+            break;
+        }
+        signals.check()?;
+        node.kernel.pause(CHECK_INTERVAL);
+    }
+    Ok(())
+}
+
+/// Runs a program of the host, which must succeed.
+fn on_host(root: &str, program: &str, arguments: &[&str]) -> Result<(), Error> {
+    let run_error = Error::on("run", program);
+    let status = host_command(root, program, arguments).status().map_err(run_error)?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::new(
+        format!("{program} {} on the host: {status}", arguments.join(" ")),
+        "the message of the program is above; the container needs the host's root, hostPID and CAP_SYS_CHROOT",
+    ))
+}
+
+/// Runs a program of the host, and returns its output, regardless of its exit status.
+fn on_host_output(root: &str, program: &str, arguments: &[&str]) -> Result<String, Error> {
+    let output = host_command(root, program, arguments).stderr(Stdio::null()).output();
+    let output = output.map_err(Error::on("run", program))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn host_command(root: &str, program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["swap-guard", ON_HOST, root, program]).args(arguments);
+    command
+}
+
+/// Changes the root directory, and becomes a program there. Returns only if that fails.
+pub(crate) fn run_on_host(root: &str, program: &str, arguments: &[&str]) -> ExitCode {
+    let result = chroot(root).and_then(|()| chdir("/"));
+    let error = match result {
+        Ok(()) => Command::new(program).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(arguments).exec(),
+        Err(errno) => errno.into(),
+    };
+    Log::stderr().error(format!("run {program} below {root}: {error}"));
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::text,
+        testing::{Bench, EndsWhenReady},
+    };
+
+    #[test]
+    fn a_host_without_systemd_is_refused() {
+        let bench = Bench::new();
+        std::fs::create_dir_all(bench.at("/host/run")).unwrap();
+        let error = install(&bench.node(), "/host", &mut EndsWhenReady(&mut || {})).unwrap_err();
+        assert_eq!(error.to_string(), "this host does not run systemd: /host/run/systemd/system is missing");
+        assert_eq!(text(bench.at("/host/var/lib/farrier/swap-guard")), None);
+    }
+
+    #[test]
+    fn the_host_s_root_is_an_absolute_path() {
+        assert_eq!(host_root(&[]), Some("/host"));
+        assert_eq!(host_root(&["--host", "/mnt"]), Some("/mnt"));
+        assert_eq!(host_root(&["--host", "../mnt"]), None);
+        assert_eq!(host_root(&["--host"]), None);
+    }
+}

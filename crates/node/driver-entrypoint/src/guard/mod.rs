@@ -1,0 +1,43 @@
+//! The guard: a program on the host that swaps drivers for containers, and undoes a swap that cuts the node off. [`client`]
+//! is the container's side, [`serve`] the guard's, and [`install`] starts the guard on the host. The crate `swap_guard` has
+//! the request, the journal and the order of phases.
+
+pub(crate) mod client;
+pub(crate) mod install;
+mod owner;
+mod serve;
+mod swap_host;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use serve::serve;
+
+/// Directory of the guard, which driver containers mount at the same path. It is below `/run`, so a boot clears it.
+pub(crate) const DIRECTORY: &str = "/run/farrier/swap";
+
+/// Environment variable of driver containers with the guard's directory. Without it, the container swaps drivers itself.
+pub(crate) const VARIABLE: &str = "SWAP_GUARD";
+
+/// Usage text of `swap-guard`.
+pub(crate) const USAGE: &str = "\
+usage: driver-entrypoint swap-guard install [--host ROOT]
+       driver-entrypoint swap-guard serve
+
+install   copy this program to the host, whose root is mounted at ROOT (default: /host), run it there with systemd, and
+          start it again if it is gone
+serve     swap drivers for the containers that ask for it in /run/farrier/swap; runs on the host";
+
+/// Files in the directory of a request.
+mod files_of_request {
+    /// The request; a directory without one is incomplete.
+    pub(super) const REQUEST: &str = "request";
+    /// Phases of the swap.
+    pub(super) const JOURNAL: &str = "journal";
+    /// Messages of the guard.
+    pub(super) const LOG: &str = "log";
+    /// Exists once the guard has removed the modules' files after the swap.
+    pub(super) const DONE: &str = "done";
+}
+
+/// File below [`DIRECTORY`] that a running guard holds locked.
+const LOCK: &str = "lock";

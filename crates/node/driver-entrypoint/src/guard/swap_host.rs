@@ -1,0 +1,288 @@
+//! The phases of a swap on the host. Each one may be the repetition of a phase that was interrupted.
+
+use std::{path::PathBuf, time::Duration};
+
+use rustix::io::Errno;
+use swap_guard::{
+    journal::{Failure, Phase},
+    request::{Module, NEW, OLD, Request},
+    swap::Host,
+};
+
+use super::{DIRECTORY, owner};
+use crate::{
+    connectivity::ApiServers,
+    devices,
+    error::{Error, LoadRefusal},
+    failure::FailureRecord,
+    files, forecast,
+    kernel::IsolatedRefusal,
+    module_file::{ModuleFile, Origin},
+    modules::{loaded::Loaded, unload},
+    node::Node,
+    personality::mofed::sriov::NetworkState,
+    signals::Signals,
+};
+
+/// Time that the network's owner has to configure the interfaces before the saved settings are replayed.
+const OWNER_SECONDS: u32 = 10;
+/// The same if nobody owns an interface. Devices and their names still need a moment.
+const NO_OWNER_SECONDS: u32 = 3;
+/// Maximum time for an old driver to load.
+const RESTORE_LIMIT: Duration = Duration::from_mins(1);
+
+/// The node during a swap.
+pub(super) struct SwapHost<'a> {
+    pub(super) node: &'a Node<'a>,
+    /// Path of the request's directory.
+    pub(super) directory: String,
+    pub(super) request: Request,
+}
+
+/// A guard does not end during a swap.
+struct NoSignals;
+
+impl Signals for NoSignals {
+    fn received(&mut self) -> Option<&'static str> {
+        None
+    }
+
+    fn wait(&mut self) -> &'static str {
+        ""
+    }
+}
+
+impl Host for SwapHost<'_> {
+    fn uptime(&self) -> u64 {
+        let text = files::text(self.node.paths.at("/proc/uptime")).unwrap_or_default();
+        text.split('.').next().and_then(|seconds| seconds.parse().ok()).unwrap_or_default()
+    }
+
+    fn perform(&mut self, phase: Phase, time_left: Duration) -> Result<(), Failure> {
+        self.node.log.step(format!("{phase}: {} s left", time_left.as_secs()));
+        let result = match phase {
+            Phase::Saving => self.save(),
+            Phase::Unloading => unload::unload_all(self.node, &self.request.unload).map(|_| ()),
+            Phase::Loading => self.load_new(time_left),
+            Phase::Replaying | Phase::UndoReplaying => {
+                self.replay();
+                Ok(())
+            }
+            Phase::Confirming | Phase::UndoConfirming => self.confirm(time_left),
+            Phase::UndoUnloading => self.unload_new(),
+            Phase::UndoLoading => self.load_old(),
+            Phase::Committed | Phase::Undone | Phase::Lost | Phase::Refused => Ok(()),
+        };
+        result.map_err(|error| {
+            self.node.log.warn(format!("{phase}: {error}"));
+            Failure { reason: error.to_string(), transient: error.is_transient() }
+        })
+    }
+
+    fn warn(&mut self, error: &std::io::Error) {
+        self.node.log.warn(format!("write the journal: {error}"));
+    }
+}
+
+impl SwapHost<'_> {
+    /// Record of the image that failed.
+    pub(super) fn failure_record(&self) -> FailureRecord<'_> {
+        let image = self.request.digest.clone();
+        FailureRecord { node: self.node, file: format!("{DIRECTORY}/failed"), image }
+    }
+
+    fn save(&self) -> Result<(), Error> {
+        let Self { node, request, .. } = self;
+        self.failure_record().check()?;
+        self.api_servers(request.limit).record(&request.unload)?;
+        let interfaces = self.interfaces();
+        owner::save(node, &self.file("owners"), &interfaces)?;
+        let bound: Vec<String> =
+            request.unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
+        files::write(node, &self.file("devices"), &bound.join("\n"))?;
+        let network = NetworkState::read_of_modules(node, &self.file("defaults"), &request.unload);
+        if network.is_empty() {
+            return Ok(());
+        }
+        node.log.step(format!("saved {}", network.summary()));
+        network.save(node, &self.file("network"))
+    }
+
+    /// Network interfaces of the modules to unload.
+    fn interfaces(&self) -> Vec<PathBuf> {
+        let is_driven = |(module, path)| self.request.unload.contains(&module).then_some(path);
+        forecast::interfaces(self.node).into_iter().filter_map(is_driven).collect()
+    }
+
+    fn load_new(&self, time_left: Duration) -> Result<(), Error> {
+        let Self { node, request, .. } = self;
+        for module in &request.load {
+            if self.is_loaded(module, NEW)? {
+                continue;
+            }
+            if Loaded::read(&node.paths)?.contains(&module.name) {
+                return Err(Error::new(
+                    format!("something else on the node has loaded another {}", module.name),
+                    "mount the host's /run/modprobe.d in the driver's container: the blacklist there keeps udev from loading it",
+                ));
+            }
+            match self.load(module, NEW, time_left) {
+                Err(error) if module.optional => {
+                    node.log.warn(format!("continuing without {}: {error}", module.name));
+                }
+                result => result?,
+            }
+        }
+        let bound = files::text(node.paths.at(&self.file("devices"))).unwrap_or_default();
+        let bound: Vec<String> = bound.lines().map(str::to_owned).collect();
+        devices::check_bound(node, &bound)
+    }
+
+    /// Unloads the new modules, users first. A module that stays does not keep the others.
+    fn unload_new(&self) -> Result<(), Error> {
+        let Self { node, request, .. } = self;
+        let mut names = Vec::new();
+        for module in request.load.iter().rev() {
+            // A module that both sides have in the same version stays.
+            let is_same =
+                request.restore.iter().any(|old| old.name == module.name) && self.is_loaded(module, OLD)?;
+            if self.is_loaded(module, NEW)? && !is_same {
+                names.push(&module.name);
+            }
+        }
+        let mut result = Ok(());
+        for name in Loaded::read(&node.paths)?.with_holders(names) {
+            result = result.and(unload::unload(node, &name).map(|_| ()));
+        }
+        result
+    }
+
+    /// Loads the old modules again. A module that does not load does not keep the others.
+    fn load_old(&self) -> Result<(), Error> {
+        let Self { node, request, .. } = self;
+        let mut result = Ok(());
+        for module in &request.restore {
+            if Loaded::read(&node.paths)?.contains(&module.name) {
+                continue;
+            }
+            let loaded = self.load(module, OLD, RESTORE_LIMIT).or_else(|error| self.modprobe(module, error));
+            if let Err(error) = loaded {
+                node.log.warn(format!("module {} could not be restored: {error}", module.name));
+                result = result.and(if module.optional { Ok(()) } else { Err(error) });
+            }
+        }
+        result
+    }
+
+    /// Loads a module from the host's own tree. LoadPin and IMA may refuse the file of the request.
+    fn modprobe(&self, module: &Module, error: Error) -> Result<(), Error> {
+        let log = &self.node.log;
+        log.warn(format!("{error}; trying the host's modprobe"));
+        match owner::run(self.node, "modprobe", &[&module.name]) {
+            Ok(()) => {
+                log.step(format!("modprobe loaded {}", module.name));
+                Ok(())
+            }
+            Err(reason) => {
+                log.warn(format!("modprobe {}: {reason}", module.name));
+                Err(error)
+            }
+        }
+    }
+
+    /// Loads a module with the first parameters that the kernel accepts.
+    fn load(&self, module: &Module, directory: &str, limit: Duration) -> Result<(), Error> {
+        let Self { node, .. } = self;
+        let path = self.module_path(module, directory);
+        let (_, file) = ModuleFile::of(&node.paths.at(&path), Origin::Host)
+            .ok_or_else(|| Error::new(format!("{path} is not a module file"), ""))?;
+        let none = [String::new()];
+        let attempts =
+            if module.parameters.is_empty() { none.as_slice() } else { module.parameters.as_slice() };
+        let mut result = Ok(());
+        for parameters in attempts {
+            result = self.load_file(module, &file, parameters, limit);
+            match &result {
+                Ok(()) => {
+                    let options =
+                        if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
+                    node.log.step(format!("loaded the {directory} module {}{options}", module.name));
+                    return Ok(());
+                }
+                Err(Error::Refused { .. }) => {}
+                Err(_) => return result,
+            }
+        }
+        result
+    }
+
+    fn load_file(
+        &self,
+        module: &Module,
+        file: &ModuleFile,
+        parameters: &str,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let Module { name, .. } = module;
+        match self.node.kernel.load_within(file, parameters, limit) {
+            // The process of a guard that was killed may have completed its work.
+            Ok(()) | Err(IsolatedRefusal::Refused(LoadRefusal { errno: Errno::EXIST, .. })) => Ok(()),
+            Err(IsolatedRefusal::Refused(refusal)) => {
+                let path = self.node.paths.container_path(&file.path);
+                Err(Error::Refused { name: name.clone(), path, parameters: parameters.to_owned(), refusal })
+            }
+            Err(IsolatedRefusal::Died(reason)) => Err(Error::new(
+                format!("load {name}: {reason}"),
+                "dmesg on the node has the kernel's messages",
+            )),
+            Err(IsolatedRefusal::TimedOut { ended }) => {
+                let end = if ended { "was killed" } else { "cannot be killed, so that only a boot ends it" };
+                Err(Error::new(
+                    format!("load {name}: not done within {} s; the load {end}", limit.as_secs()),
+                    "dmesg on the node has the kernel's messages",
+                ))
+            }
+        }
+    }
+
+    /// Whether a module is loaded from the file of a request.
+    fn is_loaded(&self, module: &Module, directory: &str) -> Result<bool, Error> {
+        let paths = &self.node.paths;
+        let path = paths.at(&self.module_path(module, directory));
+        let Some((_, file)) = ModuleFile::of(&path, Origin::Image) else { return Ok(false) };
+        let loaded = Loaded::read(paths)?;
+        if !loaded.contains(&module.name) {
+            return Ok(false);
+        }
+        let info = file.info()?;
+        // Without an identity, modules cannot be told apart.
+        Ok(info.identity().is_none() || loaded.is_file(paths, &module.name, &info))
+    }
+
+    fn module_path(&self, module: &Module, directory: &str) -> String {
+        self.file(&module.file(directory))
+    }
+
+    /// Lets the network's owner configure the interfaces, and restores what it does not. What cannot be restored is logged:
+    /// the answers of the API servers decide.
+    fn replay(&self) {
+        let node = self.node;
+        let Some(network) = NetworkState::load(node, &self.file("network")) else { return };
+        let has_owner = owner::configure(node, &self.file("owners"));
+        let seconds = if has_owner { OWNER_SECONDS } else { NO_OWNER_SECONDS };
+        network.restore(node, seconds, &self.file("defaults"));
+    }
+
+    fn confirm(&self, time_left: Duration) -> Result<(), Error> {
+        let limit = if self.request.limit.is_zero() { Duration::ZERO } else { time_left };
+        self.api_servers(limit).await_answers(&mut NoSignals)
+    }
+
+    fn api_servers(&self, limit: Duration) -> ApiServers<'_> {
+        ApiServers { node: self.node, file: self.file("api-servers"), limit }
+    }
+
+    fn file(&self, name: &str) -> String {
+        format!("{}/{name}", self.directory)
+    }
+}

@@ -1,0 +1,279 @@
+//! The order of phases, and the loop that performs them. The next phase depends on the journal and the time only.
+
+use std::{io, time::Duration};
+
+use super::journal::{Entry, Failure, Journal, JournalFile, Phase};
+
+/// Number of interruptions after which a guard undoes the swap: the new modules may be what kills the guard.
+pub const MAX_INTERRUPTIONS: usize = 3;
+
+/// Time for a phase that begins at or after the time limit. Three connections to an API server fit in.
+const SHORTEST: Duration = Duration::from_secs(10);
+
+/// The node, as far as a swap changes it.
+pub trait Host {
+    /// Returns the seconds since the node's boot.
+    fn uptime(&self) -> u64;
+    /// Performs a phase, or completes it after an interruption.
+    fn perform(&mut self, phase: Phase, time_left: Duration) -> Result<(), Failure>;
+    /// Reports that the journal could not be written.
+    fn warn(&mut self, error: &io::Error);
+}
+
+/// Performs a swap to its end. Continues where the journal ends.
+///
+/// Fails if the journal cannot be written before anything has changed. Later the swap continues without it, because the
+/// node may have no network.
+pub fn run(host: &mut dyn Host, journal: &mut JournalFile, limit: Duration) -> io::Result<()> {
+    let mut entry = resume(journal.journal(), host.uptime());
+    while let Some(next) = entry {
+        let phase = next.phase;
+        if let Err(error) = journal.append(next) {
+            if matches!(phase, Phase::Saving | Phase::Unloading) {
+                return Err(error);
+            }
+            host.warn(&error);
+        }
+        if phase.is_final() {
+            return Ok(());
+        }
+        let time_left = time_left(journal.journal(), limit, host.uptime());
+        let result = host.perform(phase, time_left);
+        entry = Some(after(phase, result, host.uptime()));
+    }
+    Ok(())
+}
+
+/// Returns the phase with which a guard continues after its start; `None` if the swap has ended.
+pub fn resume(journal: &Journal, uptime: u64) -> Option<Entry> {
+    let phase = journal.phase().unwrap_or(Phase::Saving);
+    if phase.is_final() {
+        return None;
+    }
+    if phase.is_forward() && journal.interruptions() >= MAX_INTERRUPTIONS {
+        let reason = format!("the guard was interrupted {} times during the swap", MAX_INTERRUPTIONS + 1);
+        let failure = Some(Failure { reason, transient: false });
+        return Some(Entry { uptime, phase: Phase::UndoUnloading, failure });
+    }
+    Some(Entry { uptime, phase, failure: None })
+}
+
+/// Returns the phase after one that has ended.
+pub fn after(phase: Phase, result: Result<(), Failure>, uptime: u64) -> Entry {
+    let next = match (phase, &result) {
+        (Phase::Saving, Ok(())) => Phase::Unloading,
+        (Phase::Saving | Phase::Refused, _) => Phase::Refused,
+        (Phase::Unloading, Ok(())) => Phase::Loading,
+        (Phase::Loading, Ok(())) => Phase::Replaying,
+        (Phase::Replaying, Ok(())) => Phase::Confirming,
+        (Phase::Confirming, Ok(())) | (Phase::Committed, _) => Phase::Committed,
+        (Phase::Unloading | Phase::Loading | Phase::Replaying | Phase::Confirming, Err(_)) => {
+            Phase::UndoUnloading
+        }
+        // The way back continues after each failure: it has no alternative.
+        (Phase::UndoUnloading, _) => Phase::UndoLoading,
+        (Phase::UndoLoading, _) => Phase::UndoReplaying,
+        (Phase::UndoReplaying, _) => Phase::UndoConfirming,
+        (Phase::UndoConfirming, Ok(())) | (Phase::Undone, _) => Phase::Undone,
+        (Phase::UndoConfirming, Err(_)) | (Phase::Lost, _) => Phase::Lost,
+    };
+    Entry { uptime, phase: next, failure: result.err() }
+}
+
+/// Returns the time that the current phase may take. The limit counts from the first unload, and again from the begin of
+/// the way back, also for guards that continue after an interruption.
+pub fn time_left(journal: &Journal, limit: Duration, uptime: u64) -> Duration {
+    let undo = journal.begin_of(Phase::UndoUnloading);
+    let begin = undo.or_else(|| journal.begin_of(Phase::Unloading)).unwrap_or(uptime);
+    let elapsed = Duration::from_secs(uptime.saturating_sub(begin));
+    limit.saturating_sub(elapsed).max(SHORTEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::Cell,
+        panic::{AssertUnwindSafe, catch_unwind, panic_any},
+        path::Path,
+    };
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_mins(2);
+
+    /// Driver of the node.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Driver {
+        Old,
+        None,
+        New,
+    }
+
+    /// When a guard is killed: at the begin of a step, or at its end.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Kill {
+        Before,
+        After,
+    }
+
+    /// A node with one driver and its settings. `broken` is the phase that fails.
+    struct FakeHost {
+        driver: Driver,
+        has_settings: bool,
+        broken: Option<Phase>,
+        steps_left: Cell<Option<(usize, Kill)>>,
+        performed: Vec<Phase>,
+        uptime: Cell<u64>,
+    }
+
+    impl FakeHost {
+        fn new(broken: Option<Phase>) -> Self {
+            Self {
+                driver: Driver::Old,
+                has_settings: true,
+                broken,
+                steps_left: Cell::new(None),
+                performed: Vec::new(),
+                uptime: Cell::new(0),
+            }
+        }
+
+        fn change(&mut self, phase: Phase) {
+            match phase {
+                Phase::Unloading if self.driver == Driver::Old => {
+                    (self.driver, self.has_settings) = (Driver::None, false);
+                }
+                Phase::Loading if self.driver == Driver::None => self.driver = Driver::New,
+                Phase::UndoUnloading if self.driver == Driver::New => {
+                    (self.driver, self.has_settings) = (Driver::None, false);
+                }
+                Phase::UndoLoading if self.driver == Driver::None => self.driver = Driver::Old,
+                Phase::Replaying | Phase::UndoReplaying => self.has_settings = self.driver != Driver::None,
+                _ => {}
+            }
+        }
+    }
+
+    impl Host for FakeHost {
+        fn uptime(&self) -> u64 {
+            self.uptime.set(self.uptime.get() + 1);
+            self.uptime.get()
+        }
+
+        fn perform(&mut self, phase: Phase, _: Duration) -> Result<(), Failure> {
+            self.performed.push(phase);
+            let kill = match self.steps_left.get() {
+                Some((0, kill)) => Some(kill),
+                Some((left, kill)) => {
+                    self.steps_left.set(Some((left - 1, kill)));
+                    None
+                }
+                None => None,
+            };
+            if kill == Some(Kill::Before) {
+                panic_any(());
+            }
+            if self.broken == Some(phase) {
+                return Err(Failure { reason: format!("{phase} is broken"), transient: false });
+            }
+            self.change(phase);
+            if kill == Some(Kill::After) {
+                panic_any(());
+            }
+            Ok(())
+        }
+
+        fn warn(&mut self, error: &io::Error) {
+            panic!("{error}");
+        }
+    }
+
+    /// Starts guards until one ends; the first is killed at a step. Returns the journal.
+    fn run_with_kill(host: &mut FakeHost, directory: &Path, kill: Option<(usize, Kill)>) -> Journal {
+        let path = directory.join("journal");
+        host.steps_left.set(kill);
+        loop {
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                run(host, &mut JournalFile::open(&path).unwrap(), LIMIT).unwrap();
+            }));
+            host.steps_left.set(None);
+            if ended.is_ok() {
+                return JournalFile::open(&path).unwrap().journal().clone();
+            }
+        }
+    }
+
+    const BREAKABLE: [Option<Phase>; 6] = [
+        None,
+        Some(Phase::Saving),
+        Some(Phase::Unloading),
+        Some(Phase::Loading),
+        Some(Phase::Replaying),
+        Some(Phase::Confirming),
+    ];
+
+    #[test]
+    fn a_kill_at_any_step_changes_nothing_of_the_result() {
+        for broken in BREAKABLE {
+            let expected = match broken {
+                None => (Phase::Committed, Driver::New),
+                Some(Phase::Saving) => (Phase::Refused, Driver::Old),
+                Some(_) => (Phase::Undone, Driver::Old),
+            };
+            let mut whole = FakeHost::new(broken);
+            let directory = tempfile::tempdir().unwrap();
+            let journal = run_with_kill(&mut whole, directory.path(), None);
+            assert_eq!((journal.phase().unwrap(), whole.driver), expected, "{broken:?}");
+            assert_eq!(journal.failure().is_some(), broken.is_some(), "{journal:?}");
+            for step in 0..whole.performed.len() {
+                for kill in [Kill::Before, Kill::After] {
+                    let directory = tempfile::tempdir().unwrap();
+                    let mut host = FakeHost::new(broken);
+                    let journal = run_with_kill(&mut host, directory.path(), Some((step, kill)));
+                    let result = (journal.phase().unwrap(), host.driver);
+                    assert_eq!(result, expected, "{broken:?} {step} {kill:?}: {journal:?}");
+                    assert!(host.has_settings, "{broken:?} {step} {kill:?}: {journal:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_guard_that_is_killed_again_and_again_undoes_the_swap() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal");
+        let mut host = FakeHost::new(None);
+        for _ in 0..=MAX_INTERRUPTIONS {
+            host.steps_left.set(Some((0, Kill::Before)));
+            if JournalFile::open(&path).unwrap().journal().phase() != Some(Phase::Loading) {
+                host.steps_left.set(Some((2, Kill::Before)));
+            }
+            let killed = catch_unwind(AssertUnwindSafe(|| {
+                run(&mut host, &mut JournalFile::open(&path).unwrap(), LIMIT).unwrap();
+            }));
+            assert!(killed.is_err());
+        }
+        let journal = run_with_kill(&mut host, directory.path(), None);
+        assert_eq!((journal.phase(), host.driver), (Some(Phase::Undone), Driver::Old), "{journal:?}");
+        assert_eq!(journal.failure().unwrap().reason, "the guard was interrupted 4 times during the swap");
+    }
+
+    #[test]
+    fn a_node_without_an_answer_after_the_way_back_is_lost() {
+        let entry = after(
+            Phase::UndoConfirming,
+            Err(Failure { reason: "no answer".to_owned(), transient: false }),
+            1,
+        );
+        assert_eq!(entry.phase, Phase::Lost);
+    }
+
+    #[test]
+    fn the_limit_counts_from_the_first_unload_and_again_for_the_way_back() {
+        let seconds = |text: &str, uptime| time_left(&Journal::parse(text), LIMIT, uptime).as_secs();
+        assert_eq!(seconds("", 1000), 120);
+        assert_eq!(seconds("5 saving\n10 unloading\n20 loading\n70 loading\n", 70), 60);
+        assert_eq!(seconds("10 unloading\n20 loading\n", 500), 10);
+        assert_eq!(seconds("10 unloading\n500 undo-unloading lasting x\n510 undo-loading\n", 520), 100);
+    }
+}
