@@ -23,7 +23,7 @@ const SET_UP: &str = "modprobe mlx5_core && ip link set eth0 up && ip address ad
 /// Starts the guard again when it is killed, as systemd does.
 const GUARD: &str = "mkdir -p /var/lib/farrier && cp /images/other/usr/bin/driver-entrypoint /var/lib/farrier/swap-guard\n\
     ( while :; do\n\
-    /var/lib/farrier/swap-guard swap-guard serve & echo $! > /run/guard.pid; wait $!; sleep 1\n\
+    /var/lib/farrier/swap-guard swap-guard serve & echo $! > /run/guard.pid; wait $! || true; sleep 1\n\
     done ) > /run/guard.log 2>&1 < /dev/null &";
 
 const FACTS: &str = "ip -4 -o address show dev eth0 | sed 's/^[0-9]*: //'\nip route\n\
