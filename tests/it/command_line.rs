@@ -18,7 +18,7 @@ use crate::support::{
     site::{Run, Site},
 };
 
-/// Runs `farrier` in a directory, without the variables that stand for options.
+/// Runs `farrier` in a directory, without the environment variables of options.
 fn bare(site: &Site, directory: &Path, args: &[&str]) -> Run {
     let mut command = site.command(args);
     for name in ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER", "FARRIER_ENGINE"] {
@@ -184,7 +184,7 @@ fn a_conflict_names_what_changed() {
         assert!(plan.line("conflict  ").contains(words), "{words}: {plan}");
     }
     site.build("hello", &kernel, &["--push"]).exits(1).line(changed);
-    // `make` in the source leaves products, which nobody means to change.
+    // `make` in the source leaves products of the build.
     fs::write(source.with_file_name("farrier_hello.o"), "").unwrap();
     let products =
         "source hello contains products of a build, such as farrier_hello.o: run `make clean` there";
@@ -483,7 +483,7 @@ fn mistakes_in_farrier_yaml_are_told_with_their_place() {
     assert!(as_root("chown").args(["--no-dereference", "nobody"]).arg(&file).status().unwrap().success());
     is_refused();
     assert!(as_root("rm").arg(&file).status().unwrap().success());
-    // What decides about trust is said.
+    // The output names what decides about trust.
     configured(&site, "caFile: ca.pem\ninsecureRegistry: [registry.test]\n");
     let said = bare(&site, &below, &["version"]).exits(0);
     said.line("farrier.yaml sets caFile, insecureRegistry");

@@ -188,7 +188,7 @@ pub struct PodFacts {
     /// Containers whose success follows from the readiness of the pod: containers with a readiness or startup probe, and init
     /// containers that end.
     pub probed: Vec<String>,
-    /// Number of `imagePullSecrets`, with those of the ServiceAccount.
+    /// Number of `imagePullSecrets`, including the ServiceAccount's.
     pub pull_secrets: usize,
     /// Whether the `Ready` condition is true.
     pub ready: bool,
@@ -246,7 +246,7 @@ pub struct ResourceFacts {
     /// Identity and version of the object; `None` in a directory of manifests.
     pub version: Option<ObjectVersion>,
     /// In a directory of manifests: the driver's fields that cannot be set where they are written, with the reasons. An
-    /// empty key stands for all fields.
+    /// empty key means all fields.
     pub why_not_editable: BTreeMap<String, String>,
     /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,

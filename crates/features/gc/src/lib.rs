@@ -440,7 +440,7 @@ async fn delete(
     {
         return Ok(false);
     }
-    // An output of the image has signatures of its own.
+    // An output of the image has separate signatures.
     for referrer in &referrers {
         if HostOutput::has_type(referrer.artifact_type.as_deref()) {
             Box::pin(delete(services, contents, repository, &referrer.digest, true)).await?;
@@ -452,7 +452,7 @@ async fn delete(
     manifests.retain(|digest| lists.is_none_or(|lists| !lists.contains(digest)));
     manifests.extend(lists.into_iter().flatten().cloned());
     for digest in manifests {
-        // A referrer with a tag of its own is kept.
+        // A referrer with a separate tag is kept.
         if !contents.is_tagged(repository, &digest) {
             delete_manifest(services, repository, &digest).await?;
         }

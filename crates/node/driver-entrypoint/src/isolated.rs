@@ -45,8 +45,8 @@ pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
     exit(result.map_or_else(Errno::raw_os_error, |()| 0))
 }
 
-/// Has the kernel kill this process when its parent ends, so that no load outlives a guard that is killed. The next guard could not
-/// load a module of the same name meanwhile.
+/// Asks the kernel to kill this process when its parent ends, so that no load outlives a killed guard. Until such a load ends,
+/// the next guard cannot load a module of the same name.
 pub(crate) fn end_with_parent() {
     // Without this, a load may outlive the parent; it is performed all the same.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));

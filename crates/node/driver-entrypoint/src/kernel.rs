@@ -52,7 +52,7 @@ pub(crate) trait Kernel {
         parameters: &str,
         progress: Progress<'_>,
     ) -> Result<Vec<String>, LoadRefusal>;
-    /// Loads an uncompressed module from its file in a process of its own, which a crash of the driver kills instead of
+    /// Loads an uncompressed module from its file in a separate process, which a crash of the driver kills instead of
     /// this one. Kills the process at the time limit.
     fn load_within(
         &self,
@@ -76,7 +76,7 @@ pub(crate) trait Kernel {
     fn pause(&self, time: Duration);
 }
 
-/// Failure of a load in a process of its own.
+/// Failure of a load in a separate process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IsolatedRefusal {
     /// The kernel refused the module.

@@ -8,13 +8,13 @@ use std::{
 
 use crate::{Error, Result, commands::output_of};
 
-/// Where systemd-sysext looks for extensions that a boot brings.
+/// Directory in which systemd-sysext finds extensions until the next boot.
 const EXTENSIONS: &str = "/run/extensions";
 /// Extension with the indexes of all modules, which this program writes.
 const INDEXES: &str = "farrier-host-indexes";
 
-/// Merges the extensions, and indexes the modules of the kernel and of the extensions together. An extension cannot bring the
-/// indexes: it would hide those of the kernel's own modules, and each of several extensions would hide the others'.
+/// Merges the extensions, and indexes the modules of the kernel and of the extensions together. Extensions contain
+/// no indexes: an overlay replaces whole files, so the kernel's indexes would be hidden.
 pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
     fs_err::create_dir_all(EXTENSIONS)?;
     remove_merged()?;

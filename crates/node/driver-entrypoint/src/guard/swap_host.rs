@@ -26,7 +26,7 @@ use crate::{
 
 /// Time that the network's owner has to configure the interfaces before the saved settings are replayed.
 const OWNER_SECONDS: u32 = 10;
-/// The same if nobody owns an interface. Devices and their names still need a moment.
+/// Time before the replay if no network manager owns an interface: udev may still rename devices.
 const NO_OWNER_SECONDS: u32 = 3;
 /// Maximum time for an old driver to load.
 const RESTORE_LIMIT: Duration = Duration::from_mins(1);

@@ -141,7 +141,7 @@ impl Container<'_> {
         result
     }
 
-    /// Has the guard on the host replace the modules, and waits for its end.
+    /// Lets the guard on the host replace the modules, and waits for the guard's end of the swap.
     fn replace_by_guard(
         &self,
         guard: &GuardClient<'_>,
@@ -294,14 +294,14 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// Finds a loaded module of another image in the place of one of the host's modules `host_names`.
+    /// Finds a loaded module of another image that has the name of a host's module in `host_names`.
     fn find_stale_module(&self, host_names: &[String]) -> Result<Option<String>, Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let stale = self.image_modules_where(|name| self.is_stale(&loaded, name));
         Ok(stale.into_iter().find(|name| host_names.contains(name)))
     }
 
-    /// Finds a loaded module of an image in the place of one of the host's modules `host_names`.
+    /// Finds a loaded module of an image that has the name of a host's module in `host_names`.
     fn find_remaining_module(&self, host_names: &[String]) -> Result<Option<String>, Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let is_left = |name: &str| self.loader.is_image_build(&loaded, name) || self.is_stale(&loaded, name);

@@ -205,7 +205,7 @@ impl Container<'_> {
         result
     }
 
-    /// Has the guard on the host replace the drivers, and waits for its end. `to_unload` and `unloaded` are the modules to
+    /// Lets the guard on the host replace the drivers, and waits for the guard's end of the swap. `to_unload` and `unloaded` are the modules to
     /// unload now, and those that this and earlier containers unloaded.
     fn replace_by_guard(
         &self,
@@ -231,7 +231,7 @@ impl Container<'_> {
         stack.check_loaded()
     }
 
-    /// Has the guard on the host replace the image's drivers with the host's.
+    /// Lets the guard on the host replace the image's drivers with the host's.
     fn restore_host_by_guard(
         &self,
         guard: &GuardClient<'_>,
@@ -349,7 +349,7 @@ impl Container<'_> {
         self.host_modules.clear()
     }
 
-    /// Undoes a failed replacement: puts the host's modules in `names` in the place of the image's, and restores the network.
+    /// Undoes a failed replacement: loads the host's modules in `names` instead of the image's, and restores the network.
     fn undo_replacement(&self, names: &[String]) {
         let log = &self.node.log;
         log.warn("the drivers could not be replaced: restoring the host's");

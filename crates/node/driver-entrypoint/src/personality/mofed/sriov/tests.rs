@@ -57,7 +57,7 @@ fn representor(bench: &Bench) {
     link(bench, &interface, REPRESENTOR);
 }
 
-/// A `devlink` program that shows this mode and a parameter's value, and records the changes that it is asked for.
+/// A `devlink` program that shows this mode and a parameter's value, and records the requested changes.
 fn devlink(bench: &Bench, mode: &str, value: &str) {
     let asked = bench.at("/asked").display().to_string();
     let shown = format!("{DEVICE}:\n name enable_x type generic\n cmode runtime value {value}");
@@ -265,7 +265,7 @@ fn text_in_another_format_is_ignored() {
     assert!(NetworkState::parse("physical pci/../../x true 1500 false 1\nphysical pci true 1500 false 1\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
 }
 
-/// An `ip` program whose node has these addresses and routes, and which records the changes that it is asked for.
+/// An `ip` program whose node has these addresses and routes, and which records the requested changes.
 fn ip(bench: &Bench, addresses: &str, routes: &str) {
     bench.write("/addresses", addresses);
     bench.write("/routes", routes);
@@ -329,7 +329,7 @@ fn settings_that_a_network_manager_restores_are_left_to_it() {
     ip(&bench, ADDRESSES, ROUTES);
     let state = saved(&bench);
     reload(&bench);
-    // It adds the same addresses and routes, with a metric of its own.
+    // It adds the same addresses and routes, with another metric.
     ip(&bench, ADDRESSES, &ROUTES.replace("metric 100", "metric 5"));
     state.restore(&bench.node(), 1, "/run/fresh");
     assert_eq!(bench.read("/asked"), None, "{}", bench.log());
