@@ -82,6 +82,8 @@ impl Guarded {
             .with_env("API_SERVER_TIMEOUT_SEC", limit);
         spec.args = ["generic", "--replace", "mlx5_core", "mlx5_core"].map(str::to_owned).to_vec();
         spec.startup = Some(["sh", "-c", "ls /run/farrier/mlx5_core.ready"].map(str::to_owned).to_vec());
+        // The journal of the swap before has the same phases.
+        self.node.sh(&format!("rm -f {JOURNAL}"));
         self.node.start(&spec, image, &["driver-entrypoint"])
     }
 
