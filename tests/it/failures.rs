@@ -288,7 +288,7 @@ fn a_download_that_is_cut_short() {
     let text =
         failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL").replace(&server.host, "SERVER");
     insta::assert_snapshot!(text, @r"
-    failed    hello for KERNEL: download http://SERVER/hello.tar.gz: 14 bytes arrived, 1014 were announced
+    failed    hello for KERNEL: cannot download http://SERVER/hello.tar.gz: 14 bytes arrived, 1014 were announced
               hint: the server, or a proxy in front of it, ended the transfer early: run farrier again, or provide the file as a `path` source
     ");
     assert!((2..=20).contains(&server.requests().len()));
