@@ -270,7 +270,7 @@ fn a_disk_that_is_full_in_the_middle_of_a_layer() {
 
     let run = fails(&site, "hello", 1);
     insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r#"
-    failed    hello for KERNEL: write layer entry "firmware": No space left on device (os error 28) at path "SITE/cache/WORK"
+    failed    hello for KERNEL: cannot write layer entry "firmware": No space left on device (os error 28) at path "SITE/cache/WORK"
               hint: the disk is full: free some space; no incomplete files were left
     "#);
 }
@@ -384,7 +384,7 @@ fn a_source_that_is_not_where_the_definition_says() {
     site.canary(&kernel);
     site.edit("images/hello.yaml", "sources/hello", "sources/helo");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    images/hello.yaml:9:41: find SITE/definitions/sources/helo: there is no such file or directory (create it, or name another path in the definition; relative paths are resolved against the definitions directory)");
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    images/hello.yaml:9:41: cannot find SITE/definitions/sources/helo: there is no such file or directory (create it, or name another path in the definition; relative paths are resolved against the definitions directory)");
     site.farrier(&["doctor"]).exits(1).line("images/hello.yaml:");
     let lint = site.farrier(&["lint"]).exits(0);
     lint.line("warning: images/hello.yaml:9:41: there is no sources/helo; only a registry can have it");
