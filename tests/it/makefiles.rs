@@ -33,8 +33,7 @@ fn uname_answers_for_the_target_kernel_with_every_engine() {
         site.define("sources/hello/Kbuild", &makefile(&kernel));
         build(&site, &kernel, engine).exits(0);
         site.define("sources/hello/Kbuild", &makefile("another"));
-        let words =
-            format!("compile failed: /build/Kbuild:5: built for {kernel} on {}", std::env::consts::ARCH);
+        let words = format!("sources/hello/Kbuild:5: built for {kernel} on {}", std::env::consts::ARCH);
         build(&site, &kernel, engine).exits(1).line(&words);
     }
 }
