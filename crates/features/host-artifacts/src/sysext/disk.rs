@@ -19,6 +19,8 @@ use uuid::{Uuid, uuid};
 use super::verity::HashTree;
 
 const SECTOR: usize = 512;
+/// Size of the second partition table at the end of the disk: 128 entries and a header.
+const SECOND_TABLE: usize = 33 * SECTOR;
 /// Partitions start at multiples of this size, as sfdisk and systemd-repart align them.
 const ALIGNMENT: usize = 1 << 20;
 /// Attribute of partitions that are mounted read-only.
@@ -56,8 +58,7 @@ pub(super) fn image(
             Partition { part_type_guid, part_guid, first_lba, last_lba, flags: READ_ONLY, name },
         );
     }
-    // The second partition table is at the end.
-    disk.resize((disk.len() + 1).next_multiple_of(ALIGNMENT), 0);
+    disk.resize((disk.len() + SECOND_TABLE).next_multiple_of(ALIGNMENT), 0);
     let mut disk = Cursor::new(disk);
     let sectors = u32::try_from(disk.get_ref().len() / SECTOR - 1).unwrap_or(u32::MAX);
     ProtectiveMBR::with_lb_size(sectors).overwrite_lba0(&mut disk).map_err(io::Error::other)?;
