@@ -30,7 +30,7 @@ pub(crate) struct Host {
     running: String,
 }
 
-/// What `status` prints.
+/// Output of `status`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Status<'a> {
@@ -145,7 +145,7 @@ impl Host {
 
     fn load_drivers(&self) -> Result<()> {
         let (store, directory) = (self.store(), Path::new(DIRECTORY).join("extensions"));
-        // Earlier kernels' copies are of no use.
+        // Remove the copies for earlier kernels.
         if directory.exists() {
             fs_err::remove_dir_all(&directory)?;
         }

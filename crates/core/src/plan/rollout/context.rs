@@ -78,7 +78,7 @@ pub struct PlannedRollout {
 }
 
 impl PlannedRollout {
-    /// Returns the reason of a hold as text, with the image that stays in the field meanwhile.
+    /// Returns the reason of a hold as text, with the image that stays in the field.
     pub fn hold_text(&self) -> Option<String> {
         let RolloutDecision::Hold(why) = &self.decision else { return None };
         // A change of a held rollout restores the previous image.
