@@ -151,33 +151,29 @@ impl Engine {
         let _ = docker(&["stop", "--time", &grace.to_string(), &self.container(uid)]).await;
     }
 
-    /// Returns the end of a container that ended without being stopped. The engine reports an out-of-memory kill in a separate
-    /// event, which may arrive after the end.
-    pub async fn own_end(&self, uid: &str) -> End {
-        for _ in 0..20 {
-            let end = self.end(uid).await;
-            if end.exit_code != 137 || end.killed_for_memory {
-                return end;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-        self.end(uid).await
-    }
-
-    /// Returns the end that `docker inspect` reports.
+    /// Returns the end that `docker inspect` reports. On a busy machine, the engine misses an out-of-memory kill when the
+    /// container's control group is gone before the engine reads its events, so that the kernel log counts, too.
     pub async fn end(&self, uid: &str) -> End {
         let told = docker(&["inspect", "--format", "{{json .State}}", &self.container(uid)]).await;
         let state: Value = serde_json::from_str(&told.unwrap_or_default()).unwrap_or_default();
+        let exit_code = state["ExitCode"].as_i64().unwrap_or(137);
+        let killed_for_memory =
+            state["OOMKilled"] == true || (exit_code == 137 && self.is_in_kernel_log(uid).await);
         let time = |field: &str| -> String {
             let time = state[field].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
             super::kubelet::text(time.unwrap_or_else(jiff::Timestamp::now))
         };
-        End {
-            exit_code: state["ExitCode"].as_i64().unwrap_or(137),
-            killed_for_memory: state["OOMKilled"] == true,
-            started: time("StartedAt"),
-            finished: time("FinishedAt"),
-        }
+        End { exit_code, killed_for_memory, started: time("StartedAt"), finished: time("FinishedAt") }
+    }
+
+    /// Returns whether the kernel reported an out-of-memory kill in the container's control group.
+    async fn is_in_kernel_log(&self, uid: &str) -> bool {
+        let Ok(id) = docker(&["inspect", "--format", "{{.Id}}", &self.container(uid)]).await else {
+            return false;
+        };
+        let Ok(output) = Command::new("dmesg").output().await else { return false };
+        let log = String::from_utf8_lossy(&output.stdout);
+        log.lines().any(|line| line.contains("oom-kill:") && line.contains(&id))
     }
 
     /// Returns the last lines of the container's log.

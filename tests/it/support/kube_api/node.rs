@@ -77,8 +77,7 @@ impl Kubelet {
         };
         match call {
             Call::Ended => {
-                let end = self.engine.own_end(&self.uid).await;
-                self.ended(end, None).await;
+                self.ended(self.engine.end(&self.uid).await, None).await;
             }
             Call::NeverBegun => {}
             Call::Deleted(grace) => {
