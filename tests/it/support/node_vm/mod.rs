@@ -159,12 +159,12 @@ impl Node {
         self.await_end(started);
     }
 
-    /// Kills the container as soon as a command succeeds on the node. The whole script runs there, because some states are
-    /// short.
+    /// Kills the container as soon as a command succeeds on the node. The whole script runs there and does not sleep, because
+    /// some states last less than the start of a program.
     pub fn kill_when(&mut self, started: &Started, condition: &str, limit: Duration) {
         let directory = directory(&started.spec);
         let script = format!(
-            "until {condition}; do usleep 1000; done > /dev/null 2>&1; kill -KILL $(cat {directory}/pid)"
+            "read pid < {directory}/pid; until {condition}; do :; done > /dev/null 2>&1; kill -KILL $pid"
         );
         let output = self.machine.run(&script, limit);
         assert_eq!(output.status, 0, "{condition}: {}", self.report(started));
