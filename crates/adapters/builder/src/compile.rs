@@ -221,7 +221,7 @@ fn step_failed(
     BuildProblem { kind: ProblemKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
-/// Replaces the absolute paths in a message by those of the user's own files, an object's by that of its source.
+/// Replaces absolute paths in a message by paths relative to the user's own source trees. An object file becomes its source file.
 fn with_own_paths(message: &str, own_trees: &[PathBuf]) -> String {
     let own = |word: &str| {
         let source = word.strip_suffix(".o").map(|stem| format!("{stem}.c"));

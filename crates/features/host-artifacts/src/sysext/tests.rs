@@ -10,9 +10,13 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use farrier_builder::testing::{Bench, K9, module};
-use farrier_core::image::{Digest, HostOutput};
+use farrier_core::{
+    image::{Digest, HostOutput},
+    kernel::Architecture,
+};
 use serde_json::{Value, json};
 
+use super::{disk, verity::hash_tree};
 use crate::testing::{bench_that_signs_modules, make, run};
 
 /// An extension, and the content of its partitions in files.
@@ -136,8 +140,22 @@ async fn the_key_of_the_modules_signs_the_root_hash() {
     assert!(!verify("other"));
     assert!(extension.unpack().join("usr/share/farrier/x/6.1.0-9-amd64/module-signing.der").exists());
 
-    // Without the key, an extension of the same name would lack the signature.
+    // Without the key, an extension of the same name would have no signature.
     bench.services.tools.module_signer = None;
     let error = make(&bench, &built.digest, HostOutput::Sysext).await.unwrap_err().to_string();
     assert!(error.contains("has modules signed with unknown certificate sha256:"), "{error}");
+}
+
+/// The second partition table needs 33 sectors behind the last partition.
+#[test]
+fn the_second_partition_table_overwrites_no_partition() {
+    let file_system = vec![1; 8192];
+    let tree = hash_tree(&file_system, &[0; 32]);
+    for sectors_to_boundary in [0, 1, 32, 33, 34] {
+        let content = vec![2; (1 << 20) - sectors_to_boundary * 512];
+        let disk = disk::image(&file_system, &tree, Some(&content), Architecture::Amd64).unwrap();
+        let extension = Extension::new(&disk);
+        let last = fs::read(extension.path("root-verity-sig")).unwrap();
+        assert!(last == content, "a partition that ends {sectors_to_boundary} sectors before a boundary");
+    }
 }
