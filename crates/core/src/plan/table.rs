@@ -98,7 +98,9 @@ fn images(plan: &Plan) -> Table {
         for (action, why) in actions(&planned.outcome) {
             let cell = planned.outcome.cell().into_iter();
             let patches = cell.clone().flat_map(|cell| &cell.patches).map(|patch| &patch.name);
+            let outputs = cell.clone().filter(|_| action == "build").flat_map(|cell| &cell.outputs);
             let more = [
+                listed("publishes also", outputs, " and "),
                 listed("needs", cell.flat_map(|cell| &cell.needs), ", "),
                 listed("patched with", patches, ", "),
                 listed("announced by", &planned.announced_by, " and "),
