@@ -78,12 +78,14 @@ const NAME_FIELDS: [&str; 12] = [
     "check",
 ];
 /// Fields of a plan whose items name no further image.
-const FIELDS_WITHOUT_NAMES: [&str; 3] = ["rollouts", "signatures", "unusedImages"];
+const FIELDS_WITHOUT_NAMES: [&str; 2] = ["signatures", "unusedImages"];
 
 /// Returns the names of the outermost objects that have one.
 fn names(value: &Value) -> Vec<String> {
     let name = NAME_FIELDS.iter().find_map(|field| value.get(field)?.as_str());
     match (value, name) {
+        // A rollout names no further image.
+        _ if value.get("decision").is_some() => Vec::new(),
         (_, Some(name)) => vec![name.to_owned()],
         (Value::Array(items), None) => items.iter().flat_map(names).collect(),
         (Value::Object(fields), None) => {
