@@ -205,7 +205,10 @@ async fn what_cannot_be_chosen_names_the_package_and_the_requirement() {
     };
     let said = refused(&["gcc", "make"]).await;
     assert!(said.contains("nothing provides libmpc.so.3()(64bit) needed by cpp-11.5.0-1.x86_64"), "{said}");
-    assert!(said.starts_with("cannot choose the packages of a toolchain of https://acme.invalid/os/: "), "{said}");
+    assert!(
+        said.starts_with("cannot choose the packages of a toolchain of https://acme.invalid/os/: "),
+        "{said}"
+    );
     assert!(said.contains("/gone/ (missing)"), "{said}");
     let said = refused(&["make", "gcc99"]).await;
     assert!(said.contains("package gcc99 does not exist"), "{said}");
