@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use farrier_builder::{builds_elsewhere, services::BuildServices};
 use farrier_cluster::Cluster;
 use farrier_controller::{Planned, observe_and_plan};
-use farrier_core::plan::{self, ClusterSnapshot, Plan};
+use farrier_core::plan::{self, ClusterSnapshot, Plan, StatusItem};
 use farrier_engines::EngineChoice;
 use jiff::Timestamp;
 
@@ -152,8 +152,8 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
     }
     let planned = observe_and_plan(&services, cluster.as_ref()).await?;
     let (activity, now) = (builds_elsewhere(&services, &planned.plan).await, Timestamp::now());
-    session
-        .show(&plan::status_at(&planned.plan, &activity, now), |rows| output::status(rows, &planned.plan))?;
+    let rows = plan::status_at(&planned.plan, &activity, now);
+    session.show(&StatusItem::all(&rows, &planned.plan), |_| output::status(&rows, &planned.plan))?;
     let unreachable = planned.unreachable;
     #[cfg(feature = "dashboard")]
     if let Some(directory) = args.html {
@@ -175,7 +175,7 @@ async fn watch_status(session: &Session, services: &BuildServices, cluster: &dyn
                 let latest = (rows, text);
                 if last_shown.as_ref() != Some(&latest) {
                     output::clear()?;
-                    session.show(&latest.0, |_| latest.1.clone())?;
+                    session.show(&StatusItem::all(&latest.0, &plan), |_| latest.1.clone())?;
                     last_shown = Some(latest);
                 }
             }

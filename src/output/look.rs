@@ -78,10 +78,13 @@ pub fn set(global: &Global) {
     );
 }
 
+/// Space at which no line is broken.
+pub const NO_BREAK: char = '\u{a0}';
+
 /// Returns the text of a cell after the first column, with a symbol in front of a state.
 pub fn with_symbol(text: String) -> String {
     match color_and_symbol(&text).filter(|_| SYMBOLS.get().copied().unwrap_or_default()) {
-        Some((_, symbol)) => format!("{symbol} {text}"),
+        Some((_, symbol)) => format!("{symbol}{NO_BREAK}{text}"),
         None => text,
     }
 }
@@ -91,8 +94,9 @@ pub fn width() -> Option<u16> {
     WIDTH.get().copied().flatten()
 }
 
-/// Shortens references of images to their last component: `hello@sha256:0123456789ab` with a digest, else `hello:TAG`.
-pub fn with_short_references(text: &str) -> String {
+/// Shortens references of images to their last component: `hello@sha256:0123456789ab` with a digest, else `hello:TAG`. If
+/// that is longer than `longest` characters, only the digest or the beginning is shown.
+pub fn with_short_references(text: &str, longest: usize) -> String {
     let host = r"(?P<host>[A-Za-z0-9][\w.-]*(?::\d+)?)";
     let pattern = format!(
         r"(?P<before>^|\s){host}(?:/[a-z0-9._-]+)*/(?P<name>[a-z0-9._-]+)(?P<tag>:\w[\w.-]*)?(?:\s?(?P<digest>@sha256:[0-9a-f]+))?"
@@ -103,7 +107,14 @@ pub fn with_short_references(text: &str) -> String {
         if version.is_empty() || !(part("host").contains(['.', ':']) || part("host") == "localhost") {
             return captures[0].to_owned();
         }
-        format!("{}{}{version}", part("before"), part("name"))
+        let mut short = format!("{}{version}", part("name"));
+        if short.len() > longest && part("digest").is_empty() {
+            short.truncate(longest.saturating_sub(3));
+            short += "...";
+        } else if short.len() > longest {
+            version.clone_into(&mut short);
+        }
+        format!("{}{short}", part("before"))
     };
     Regex::new(&pattern)
         .map_or_else(|_| text.to_owned(), |regex| regex.replace_all(text, shorten).into_owned())
@@ -136,7 +147,7 @@ mod tests {
 
     #[test]
     fn only_references_get_short() {
-        let short = with_short_references;
+        let short = |text| with_short_references(text, usize::MAX);
         assert_eq!(short("after r.example:5000/a/b/x:1-2 -> x"), "after x:1-2 -> x");
         assert_eq!(short("r.example/a/x:1\n@sha256:0123"), "x@sha256:0123");
         assert_eq!(short("localhost/x@sha256:0123 and r.example/y:2"), "x@sha256:0123 and y:2");
@@ -148,6 +159,8 @@ mod tests {
         ] {
             assert_eq!(short(other), other);
         }
+        assert_eq!(with_short_references("after r.example/x:1-6.1.0 -> x", 8), "after x:1-6... -> x");
+        assert_eq!(with_short_references("r.example/x:1-6.1.0\n@sha256:0123", 12), "@sha256:0123");
     }
 
     const REPORT: &str = "\

@@ -78,12 +78,14 @@ const NAME_FIELDS: [&str; 12] = [
     "check",
 ];
 /// Fields of a plan whose items name no further image.
-const FIELDS_WITHOUT_NAMES: [&str; 3] = ["rollouts", "signatures", "unusedImages"];
+const FIELDS_WITHOUT_NAMES: [&str; 2] = ["signatures", "unusedImages"];
 
 /// Returns the names of the outermost objects that have one.
 fn names(value: &Value) -> Vec<String> {
     let name = NAME_FIELDS.iter().find_map(|field| value.get(field)?.as_str());
     match (value, name) {
+        // A rollout names no further image.
+        _ if value.get("decision").is_some() => Vec::new(),
         (_, Some(name)) => vec![name.to_owned()],
         (Value::Array(items), None) => items.iter().flat_map(names).collect(),
         (Value::Object(fields), None) => {
@@ -174,13 +176,26 @@ fn padded_table(
     lay_out(&header.into(), &rows, padding, look::width())
 }
 
-/// Lays out columns. With a width, digests are shortened, cells are wrapped, and references that would not fit are shortened.
+/// Number of characters of a reference by tag that are always shown.
+const MIN_REFERENCE: usize = 20;
+
+/// Lays out columns. With a width, digests are shortened, cells are wrapped, and references that would not fit are shortened, then
+/// cut.
 fn lay_out(header: &Row, rows: &[Row], padding: (u16, u16), width: Option<u16>) -> String {
     let Some(width) = width else { return text_of(&with_texts(header, rows, padding, |text| text)) };
+    let excess = |table: &Table| longest_words(table, padding).sum::<usize>().saturating_sub(width.into());
+    let shortened = |longest| {
+        let shorten = |text: String| look::with_short_references(&with_short_digests(&text), longest);
+        with_texts(header, rows, padding, shorten)
+    };
     let mut table = with_texts(header, rows, padding, |text| with_short_digests(&text));
-    if longest_words(&table, padding).sum::<usize>() > width.into() {
-        let shorten = |text: String| look::with_short_references(&with_short_digests(&text));
-        table = with_texts(header, rows, padding, shorten);
+    if excess(&table) > 0 {
+        table = shortened(usize::MAX);
+    }
+    if excess(&table) > 0 {
+        let longest = longest_words(&table, padding).max().unwrap_or_default();
+        let room = longest.saturating_sub(excess(&table) + usize::from(padding.0 + padding.1));
+        table = shortened(room.max(MIN_REFERENCE));
     }
     let widths: Vec<usize> = longest_words(&table, padding).collect();
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
@@ -214,14 +229,14 @@ fn longest_words(table: &Table, padding: (u16, u16)) -> impl Iterator<Item = usi
     let length = |word: &str| word.chars().count();
     let longest = move |column: usize| {
         let cells = table.column_cells_with_header_iter(column).flatten().map(Cell::content);
-        let longest = cells.filter_map(|text| text.split_whitespace().map(length).max()).max();
+        let longest = cells.filter_map(|text| text.split([' ', '\n']).map(length).max()).max();
         longest.unwrap_or_default() + usize::from(padding.0 + padding.1)
     };
     table.column_iter().map(move |column| longest(column.index))
 }
 
 fn text_of(table: &Table) -> String {
-    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
+    table.lines().flat_map(|line| [line.trim_end().replace(look::NO_BREAK, " "), "\n".to_owned()]).collect()
 }
 
 #[cfg(test)]
@@ -254,8 +269,13 @@ mod tests {
         let kernel = "6.1.0-56-amd64 (debian 12, amd64)";
         let row = ["hello", kernel, "1", "published", "loads", &format!("{tag}\n@{digest}")];
         let header = ["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"];
-        let status = lay_out(&header.into(), &[row.map(str::to_owned).into()], (0, 2), Some(80));
+        let mut status = lay_out(&header.into(), &[row.map(str::to_owned).into()], (0, 2), Some(80));
         assert!(status.contains("loads  hello@sha256:616161616161\n"), "{status}");
+        // The tag of an unpublished image.
+        let row = ["hello", kernel, "1", "missing", "", &format!("{tag}\nnot in the registry")];
+        status += &lay_out(&header.into(), &[row.map(str::to_owned).into()], (0, 2), Some(80));
+        assert!(status.contains("         hello:1.0-6.1.0-56-amd64-debi...\n"), "{status}");
+        assert!(status.contains("         not in the registry\n"), "{status}");
         let target = "DaemonSet drivers/hello, container driver";
         let rows = [
             ["hello", target, "rewrite later", &format!("after {tag} is published")],

@@ -9,12 +9,12 @@ use super::{padded_table, printable};
 
 /// Formats the plan as tables with a closing line.
 pub fn plan(plan: &Plan) -> String {
-    format!("{}{}\n", sections(plan), summary(plan))
+    format!("{}{}\n", sections(&tables(plan)), summary(plan))
 }
 
 /// Formats the tables alone, each with an empty line after it.
-pub fn sections(plan: &Plan) -> String {
-    tables(plan).iter().map(|table| table_text(table) + "\n").collect()
+pub fn sections(tables: &[Table]) -> String {
+    tables.iter().map(|table| table_text(table) + "\n").collect()
 }
 
 /// Formats the matrix of images and kernels, the rollouts on hold, and the skipped nodes.

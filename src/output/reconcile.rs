@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use farrier_controller::{ReconcileReport, RolloutReport, TargetReport};
-use farrier_core::plan::{RolloutDecision, counts, summary};
+use farrier_core::{
+    plan::{RolloutDecision, counts, summary, tables},
+    text::printable_lines,
+};
 
 use super::plan::sections;
 
@@ -24,7 +27,15 @@ pub fn reconcile(report: &ReconcileReport) -> String {
     if idle {
         text.push_str("nothing to do\n");
     }
-    text.push_str(&sections(&report.plan));
+    let mut plan = tables(&report.plan);
+    for target in &report.targets {
+        let TargetReport::Failed { error, .. } = target else { continue };
+        let repeated = format!(": {}", printable_lines(error));
+        for cell in plan.iter_mut().flat_map(|table| &mut table.rows).flatten() {
+            *cell = cell.replace(&repeated, ", for the reason above");
+        }
+    }
+    text.push_str(&sections(&plan));
     let closing = if idle { summary(&report.plan) } else { format!("now: {}", counts(&report.plan)) };
     let _ = writeln!(text, "{closing}");
     text

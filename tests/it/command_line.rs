@@ -188,6 +188,7 @@ fn a_conflict_names_what_changed() {
     fs::write(source.with_file_name("farrier_hello.o"), "").unwrap();
     let products =
         "source hello contains products of a build, such as farrier_hello.o: run `make clean` there";
+    assert!(site.farrier(&["plan"]).exits(0).line("conflict  ").contains(products));
     site.build("hello", &kernel, &["--push"]).exits(1).line(products);
     fs::remove_file(source.with_file_name("farrier_hello.o")).unwrap();
     assert!(!site.farrier(&["plan"]).exits(0).to_string().contains("make clean"));

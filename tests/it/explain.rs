@@ -75,6 +75,29 @@ fn a_hold_says_which_image_stays() {
     }
     let plan = site.farrier(&["plan", "-o", "json"]).exits(0).json();
     assert_eq!(plan["rollouts"][0]["currentImage"], FIRST_IMAGE, "{plan}");
+    // `status` lists the same hold after the images.
+    let status = site.farrier(&["status", "-o", "json"]).exits(0).json();
+    assert_eq!(status.as_array().unwrap().last(), plan["rollouts"].get(0), "{status}");
+    assert_eq!(status[0]["phase"], "missing", "{status}");
+    assert_eq!(plan["rollouts"][0]["reason"], "mixed-kernels", "{plan}");
+    let names = site.farrier(&["status", "-o", "name"]).exits(0).stdout;
+    assert!(!names.lines().any(|name| name == "hello"), "{names}");
+}
+
+#[test]
+fn a_hold_without_a_daemon_set_has_code_message_and_hint() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary(KERNEL);
+    site.edit("images/hello.yaml", "daemonSet: hello", "daemonSet: helo");
+    let status = site.farrier(&["status", "-o", "json"]).exits(0).json();
+    let hold = status.as_array().unwrap().last().unwrap();
+    assert_eq!((&hold["decision"], &hold["reason"]), (&"hold".into(), &"not-found".into()), "{status}");
+    let message = hold["message"].as_str().unwrap();
+    assert!(message.contains("there is no such DaemonSet; did you mean "), "{status}");
+    let hint = hold["hint"].as_str().unwrap();
+    assert!(hint.starts_with("create the DaemonSet"), "{status}");
+    site.farrier(&["why", "hello", KERNEL]).exits(0).line(&format!("-> {hint}"));
 }
 
 #[test]

@@ -62,6 +62,9 @@ fn a_compile_error_on_one_kernel() {
     failed    hello for KERNEL: compile failed: SITE/definitions/sources/hello/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
               hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; correct the source or the definition and run again; to compile the same inputs again, first run `farrier retry hello KERNEL`
     ");
+    // Neither the progress nor a table repeats the reason.
+    assert_eq!(run.to_string().matches("kfree_changed'").count(), 1, "{run}");
+    assert!(run.line("failed at 20").ends_with(", for the reason above"), "{run}");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);
 

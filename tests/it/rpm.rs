@@ -225,6 +225,12 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
         "{looked_for}"
     );
     assert!(looked_for.contains("/9/absent/ (missing)"), "{looked_for}");
+    let near = format!("did you mean {ROCKY}?");
+    let found = world.find(&rocky, NEWER).await;
+    let Ok(Lookup::Missing { hint, .. }) = &found else { panic!("{found:?}") };
+    assert!(hint.starts_with(&near), "{hint}");
+    let looked_for = missing(world.fetcher().headers().look(&rocky, &target(NEWER)).await);
+    assert!(looked_for.ends_with(&format!(" ({near})")), "{looked_for}");
     let entitled = headers(&["kernel-devel"], &["9.5/BaseOS/x86_64/os/", "eus/refused/"], "packages");
     let looked_for = missing(world.find(&entitled, NEWER).await);
     assert!(looked_for.contains("/eus/refused/repodata/repomd.xml (403)"), "{looked_for}");

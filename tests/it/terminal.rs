@@ -69,6 +69,17 @@ fn tables_fit_and_words_have_colors() {
     let piped = live.command(&["status"]).env("LC_ALL", "C.UTF-8").output().unwrap().stdout;
     let piped = String::from_utf8(piped).unwrap();
     assert!(piped.contains(digits) && !piped.contains(['\u{1b}', '✓']), "{piped}");
+
+    // The tag of an image that is not published.
+    live.api.load([node("n1", "6.1.0-902-amd64")]);
+    let missing = on_terminal_of(&live, "cols 80", "NO_COLOR=1 LC_ALL=C.UTF-8", "status");
+    assert!(missing.lines().all(|line| line.chars().count() <= 80), "{missing}");
+    assert!(missing.contains("  ○ missing  ") && missing.contains("  ✓ published  "), "{missing}");
+    assert!(missing.contains(&format!("  @sha256:{}\n", &digits[..12])), "{missing}");
+    assert!(
+        missing.lines().any(|line| line.contains(" driver:1.0-6.1.0-902-") && line.ends_with("...")),
+        "{missing}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use farrier_builder::{
-    images::{StoredImage, look_up_signatures},
+    images::{StoredImage, look_up_signatures, products_remedy},
     known_failures,
     resolve::with_hint,
     services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result},
@@ -165,7 +165,15 @@ pub(super) async fn look_up_and_plan(
     look_up_images(services, decided.unions_to_look_up(), observed, unreachable).await;
     let signatures = decided.union_signatures_to_look_up(observed);
     look_up_signatures(services, &signatures, &mut observed.signatures).await;
-    Ok(decided.plan(observed))
+    let mut plan = decided.plan(observed);
+    for planned in &mut plan.cells {
+        if let Outcome::Conflict { changed, remedy, .. } = &mut planned.outcome
+            && let Some(image) = services.definitions.images.get(&planned.image)
+        {
+            remedy.insert_str(0, &products_remedy(services, image, changed));
+        }
+    }
+    Ok(plan)
 }
 
 /// Removes warnings about missing pull secrets, unless the registry refuses an anonymous pull of the rollout's image. The answer is

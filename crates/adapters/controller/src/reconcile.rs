@@ -177,11 +177,9 @@ pub(super) async fn build_planned(services: &BuildServices, cell: &Cell) -> Resu
     match build::attempt(services, cell, BuildOptions { push: true, compile: false }).await? {
         Ok(built) => Ok(AttemptResult { report: published_report(services, cell, built), fault: None }),
         Err(error) => {
-            let outcome = match error {
-                BuildError::Canceled => "interrupted".to_owned(),
-                _ => format!("failed: {}", error_chain(&error)),
-            };
-            services.process.reporter.finished(&subject, &outcome);
+            // The report, or the log, has the error.
+            let outcome = if matches!(error, BuildError::Canceled) { "interrupted" } else { "failed" };
+            services.process.reporter.finished(&subject, outcome);
             let report = TargetReport::failed(subject, &error);
             Ok(AttemptResult { report, fault: Some(BuildFault::of(&error)) })
         }

@@ -1,6 +1,9 @@
 use std::{fmt::Write as _, fs};
 
-use farrier_core::image::{ImageName, RolloutSpec, SourceOrigin, VersionSpec};
+use farrier_core::{
+    image::{ImageName, RolloutSpec, SourceOrigin, VersionSpec},
+    kernel::{Architecture, KernelTarget, missing_headers_message},
+};
 
 use super::*;
 
@@ -554,3 +557,33 @@ spec:
 
 mod reading;
 mod site;
+
+#[test]
+fn a_built_in_family_names_the_rest_of_a_release() {
+    let families = load(None).unwrap().families;
+    for (os, os_version, release, ending) in [
+        ("debian", "12", "6.1.0-57", "-amd64"),
+        ("ubuntu", "24.04", "6.8.0-45", "-generic"),
+        ("rhel", "9.5", "5.14.0-503.11.1.el9_5", ".x86_64"),
+        ("ol", "9.6", "6.12.0-100.28.2.el9uek", ".x86_64"),
+        ("fedora", "42", "6.14.0-63.fc42", ".x86_64"),
+        ("amzn", "2023", "6.1.112-122.189.amzn2023", ".x86_64"),
+        ("openEuler", "24.03", "6.6.0-72.0.0.76.oe2403sp1", ".x86_64"),
+        ("sles", "15.6", "6.4.0-150600.23.60", "-default"),
+        ("opensuse-leap", "16.0", "6.12.0-160000.5", "-default"),
+        // These releases are whole.
+        ("azurelinux", "3.0", "6.6.57.1-2.azl3", ""),
+        ("rhel", "9.5", "5.14.0-503.11.1.el9_5.x86_64+rt", ""),
+    ] {
+        let target = KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: os_version.parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        let message = missing_headers_message(&families, &target, "x");
+        let suggestion = message.split("(did you mean ").nth(1).map(|rest| rest.split("?)").next().unwrap());
+        let expected = Some(format!("{release}{ending}")).filter(|_| !ending.is_empty());
+        assert_eq!(suggestion, expected.as_deref(), "{os}: {message}");
+    }
+}

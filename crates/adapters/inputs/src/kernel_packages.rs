@@ -53,6 +53,9 @@ trait Archive: Sync {
         with_dependencies: bool,
     ) -> impl Future<Output = Result<Packages<Self::Package>>> + Send;
 
+    /// Returns the kernels of the archive.
+    fn releases(&self, search: &Search<'_>) -> impl Future<Output = Result<Vec<String>>> + Send;
+
     fn identity(package: &Self::Package) -> String;
 
     fn fetch(&self, packages: &[Self::Package]) -> impl Future<Output = Result<Vec<PathBuf>>> + Send;
@@ -101,14 +104,7 @@ impl Search<'_> {
         match &self.from {
             Location::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                match Box::pin(self.look_up(&archive)).await? {
-                    Lookup::Missing { looked_for, hint } => {
-                        let near = Box::pin(self.nearest_in(&archive)).await;
-                        let near = near.map(|near| format!(" (did you mean {near}?)")).unwrap_or_default();
-                        Ok(Lookup::Missing { looked_for: looked_for + &near, hint })
-                    }
-                    lookup @ Lookup::Found(_) => Ok(lookup),
-                }
+                Box::pin(self.look_up(&archive)).await
             }
             Location::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.look_up(&archive)).await,
@@ -120,7 +116,10 @@ impl Search<'_> {
     async fn look_up<T: Default>(&self, archive: &impl Archive) -> Result<Lookup<T>> {
         Ok(match Box::pin(archive.search(self, false)).await? {
             Packages::Found(_) => Lookup::Found(T::default()),
-            Packages::Missing(names) => self.missing(&names),
+            Packages::Missing(names) => {
+                let near = self.nearest_in(archive).await.map(|near| format!(" (did you mean {near}?)"));
+                self.lookup(self.looked_for(&names) + &near.unwrap_or_default())
+            }
         })
     }
 
@@ -137,14 +136,7 @@ impl Search<'_> {
         let lookup = match &self.from {
             Location::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                match Box::pin(self.fetch_tree(&archive, finish)).await? {
-                    Lookup::Missing { looked_for, hint } => {
-                        let near = Box::pin(self.nearest_in(&archive)).await;
-                        let near = near.map(|near| format!("did you mean {near}? Otherwise "));
-                        Lookup::Missing { looked_for, hint: near.unwrap_or_default() + &hint }
-                    }
-                    lookup @ Lookup::Found(_) => lookup,
-                }
+                Box::pin(self.fetch_tree(&archive, finish)).await?
             }
             Location::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.fetch_tree(&archive, finish)).await?,
@@ -168,7 +160,12 @@ impl Search<'_> {
         loop {
             let packages = match Box::pin(archive.search(self, self.with_dependencies)).await? {
                 Packages::Found(packages) => packages,
-                Packages::Missing(names) => return Ok(self.missing(&names)),
+                Packages::Missing(names) => {
+                    let near = self.nearest_in(archive).await;
+                    let near = near.map(|near| format!("did you mean {near}? Otherwise "));
+                    let hint = near.unwrap_or_default() + self.hint;
+                    return Ok(Lookup::Missing { looked_for: self.looked_for(&names), hint });
+                }
             };
             let origin: Vec<String> = packages.iter().map(A::identity).collect();
             let record = TreeRecord::new(self.format, self.target, &origin.clone(), origin);
@@ -217,23 +214,25 @@ impl Search<'_> {
     }
 
     /// Returns a kernel that the archive has, if the release was probably mistyped.
-    async fn nearest_in(&self, archive: &AptArchive) -> Option<String> {
-        let release = self.target.release.as_str();
-        let names = self.names();
-        let (prefix, _) = names.iter().flatten().find_map(|name| name.split_once(release))?;
+    async fn nearest_in(&self, archive: &impl Archive) -> Option<String> {
         // Without the list there is no suggestion.
-        let available = archive.names(prefix).await.unwrap_or_default();
-        let available = available.iter().filter_map(|name| name.strip_prefix(prefix));
-        nearest_release(release, available.collect()).map(str::to_owned)
+        let available = archive.releases(self).await.unwrap_or_default();
+        let available = available.iter().map(String::as_str).collect();
+        nearest_release(self.target.release.as_str(), available).map(str::to_owned)
+    }
+
+    /// Describes missing packages.
+    fn looked_for(&self, names: &str) -> String {
+        let arch = self.target.arch;
+        match &self.from {
+            Location::Apt(suites, _) => format!("package {names} ({arch}) in {}", suites.suites.join(", ")),
+            Location::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
+        }
     }
 
     /// Returns the finding that packages are missing.
     pub fn missing<T>(&self, names: &str) -> Lookup<T> {
-        let arch = self.target.arch;
-        self.lookup(match &self.from {
-            Location::Apt(suites, _) => format!("package {names} ({arch}) in {}", suites.suites.join(", ")),
-            Location::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
-        })
+        self.lookup(self.looked_for(names))
     }
 
     fn lookup<T>(&self, looked_for: String) -> Lookup<T> {
@@ -264,10 +263,12 @@ impl Search<'_> {
     }
 }
 
-/// Returns the release with the shortest flavor if `release` has none, else the most similar release; of several, the newest.
+/// Returns the release with the shortest flavor or architecture if `release` has none, else the most similar release; of
+/// several, the newest.
 fn nearest_release<'a>(release: &str, mut known: Vec<&'a str>) -> Option<&'a str> {
     known.sort_by(|a, b| apt::version::compare(b, a));
-    let has_flavor = |known: &&&str| known.strip_prefix(release).is_some_and(|rest| rest.starts_with('-'));
+    let has_flavor =
+        |known: &&&str| known.strip_prefix(release).is_some_and(|rest| rest.starts_with(['-', '.', '+']));
     let with_flavor = known.iter().filter(has_flavor).min_by_key(|known| known.len()).copied();
     with_flavor.or_else(|| similar(release, known))
 }
@@ -278,6 +279,14 @@ impl Archive for AptArchive {
     async fn search(&self, search: &Search<'_>, with_dependencies: bool) -> Result<Packages> {
         let groups = search.names();
         if with_dependencies { self.closure(&groups).await } else { self.choose(&groups, None).await }
+    }
+
+    async fn releases(&self, search: &Search<'_>) -> Result<Vec<String>> {
+        let (release, names) = (search.target.release.as_str(), search.names());
+        let prefix = names.iter().flatten().find_map(|name| Some(name.split_once(release)?.0));
+        let Some(prefix) = prefix else { return Ok(Vec::new()) };
+        let names = self.names(prefix).await?;
+        Ok(names.iter().filter_map(|name| name.strip_prefix(prefix)).map(str::to_owned).collect())
     }
 
     fn identity(package: &PackageRecord) -> String {
@@ -299,6 +308,11 @@ impl Archive for Repositories {
     // The dependencies flag is ignored: the definition names each of a kernel's RPM packages.
     async fn search(&self, search: &Search<'_>, _: bool) -> Result<Packages<ListedPackage>> {
         self.choose(&search.names(), &search.target.release).await
+    }
+
+    async fn releases(&self, _: &Search<'_>) -> Result<Vec<String>> {
+        let releases = Self::releases(self).await?;
+        Ok(releases.iter().flatten().map(ToString::to_string).collect())
     }
 
     fn identity(listed: &ListedPackage) -> String {
@@ -331,6 +345,13 @@ mod tests {
         assert_eq!(nearest_release("5.10.0-acme", known.into()), None);
         assert_eq!(nearest_release("6.1.0-57", known.into()), Some("6.1.0-57-amd64"));
         assert_eq!(nearest_release("6.1.0-5", known.into()), None);
+        let known = [
+            "5.14.0-503.11.1.el9_5.x86_64",
+            "5.14.0-503.11.1.el9_5.x86_64+rt",
+            "5.14.0-503.15.1.el9_5.x86_64",
+        ];
+        assert_eq!(nearest_release("5.14.0-503.11.1.el9_5", known.into()), Some(known[0]));
+        assert_eq!(nearest_release("5.14.0-503.16.1.el9_5.x86_64", known.into()), Some(known[2]));
     }
 
     /// An archive that lists a package but fails to fetch its file; counts the fetches.
@@ -342,6 +363,10 @@ mod tests {
 
         async fn search(&self, _: &Search<'_>, _: bool) -> Result<Packages<()>> {
             Ok(Packages::Found(vec![()]))
+        }
+
+        async fn releases(&self, _: &Search<'_>) -> Result<Vec<String>> {
+            Ok(Vec::new())
         }
 
         fn identity((): &()) -> String {

@@ -169,18 +169,21 @@ pub fn missing_headers_message(families: &[KernelFamily], target: &KernelTarget,
 
 /// Returns the release with a flavor, if a family of the distribution matches only that.
 fn with_flavor(families: &[KernelFamily], target: &KernelTarget) -> Option<String> {
-    let is_of_distribution = |target: &KernelTarget| {
-        match_family(families, target).is_some_and(|family| family.spec.matches.os.contains(&target.os))
+    let family_of = |target: &KernelTarget| {
+        match_family(families, target).filter(|family| family.spec.matches.os.contains(&target.os))
     };
-    if is_of_distribution(target) {
+    if family_of(target).is_some() {
         return None;
     }
-    // Debian's flavors, and Ubuntu's.
-    let flavors = [target.arch.as_str(), "generic"].into_iter();
-    let mut releases = flavors.map(|flavor| format!("{}-{flavor}", target.release));
-    releases.find(|release| {
-        release.parse().is_ok_and(|release| is_of_distribution(&KernelTarget { release, ..target.clone() }))
-    })
+    let (debian, rhel) = (format!("-{}", target.arch), format!(".{}", target.arch.gnu_name()));
+    // Flavors of Ubuntu, Debian and SUSE, and the architecture in releases of RHEL; each with whether headers are RPM packages.
+    [("-generic", false), (&debian, false), (&rhel, true), ("-default", true)].into_iter().find_map(
+        |(ending, is_rpm)| {
+            let release = format!("{}{ending}", target.release);
+            let family = family_of(&KernelTarget { release: release.parse().ok()?, ..target.clone() })?;
+            (family.spec.headers.rpm_archive().is_some() == is_rpm).then_some(release)
+        },
+    )
 }
 
 #[cfg(test)]

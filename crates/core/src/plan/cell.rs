@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{AnnouncedBy, NamedInputs, SkipReason};
 use crate::{
-    image::{Digest, ImageName, ImageReference, InputHash},
+    image::{Digest, HostOutput, ImageName, ImageReference, InputHash},
     kernel::{KernelTarget, NodeSystem},
     site::Signed,
 };
@@ -152,6 +152,9 @@ pub struct Cell {
     /// Needs that the cell is compiled against, in the definition's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<CellNeed>,
+    /// Outputs that a build publishes beside the image.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<HostOutput>,
     /// Names of the nodes that call for the cell; empty for announced kernels.
     pub nodes: Vec<String>,
     /// Images that call for the cell because they are compiled against it.

@@ -124,7 +124,7 @@ pub use snapshot::{
     WorkloadFacts,
 };
 pub use snapshot_scope::SnapshotScope;
-pub use status::{StatusEntry, StatusRow, status, status_at, status_entries};
+pub use status::{StatusEntry, StatusItem, StatusRow, status, status_at, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
 pub use table::{

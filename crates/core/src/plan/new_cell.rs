@@ -300,6 +300,7 @@ impl<'a> CellRequest<'a, '_> {
                 unverified,
             },
             needs,
+            outputs: spec.outputs.iter().filter(|output| output.is_for(family)).copied().collect(),
             nodes: Vec::new(),
             needed_by: Vec::new(),
             announced_by: Vec::new(),

@@ -47,9 +47,12 @@ impl Plan {
     /// Whether something waits for a person: a tag conflict, a failed build, an image that cannot be built, a skipped node or a
     /// held rollout.
     pub fn needs_attention(&self) -> bool {
-        self.has_stuck_cells()
-            || !self.skipped_nodes.is_empty()
-            || self.rollouts.iter().any(|rollout| matches!(rollout.decision, RolloutDecision::Hold(_)))
+        self.has_stuck_cells() || !self.skipped_nodes.is_empty() || self.held_rollouts().next().is_some()
+    }
+
+    /// Returns the rollouts on hold.
+    pub fn held_rollouts(&self) -> impl Iterator<Item = &PlannedRollout> {
+        self.rollouts.iter().filter(|rollout| matches!(rollout.decision, RolloutDecision::Hold(_)))
     }
 
     /// Whether a list of builds ([`ci_matrix`](super::ci_matrix())) omits a problem: a cell that cannot be built, a skipped node,

@@ -305,6 +305,17 @@ impl HoldReason {
         )
     }
 
+    /// Returns the remedy, unless the text names it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NotFound { .. } => Some(
+                "create the DaemonSet, and its namespace where that is missing; or correct `rollout` in the definition",
+            ),
+            Self::NoResource { .. } => Some("create the resource, or correct `rollout` in the definition"),
+            _ => None,
+        }
+    }
+
     /// Whether the set value did not last, and the rollout waits for a person or for another image.
     pub fn is_given_up(&self) -> bool {
         matches!(

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Activity, BuildActivity, BuildTime, Outcome, OwnDriver, Phase, Plan, PlannedCell, Stage};
+use super::{
+    Activity, BuildActivity, BuildTime, Outcome, OwnDriver, Phase, Plan, PlannedCell, PlannedRollout, Stage,
+};
 use crate::{
     image::{Digest, ImageName, InputHash},
     kernel::KernelTarget,
@@ -86,6 +88,21 @@ impl StatusEntry<'_> {
             (_, Phase::Unknown) => (row.reason.clone(), "check that the registry answers".to_owned()),
             _ => (row.reason.clone(), String::new()),
         }
+    }
+}
+
+/// Row of the matrix, or a rollout on hold.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum StatusItem<'a> {
+    Image(&'a StatusRow),
+    Hold(&'a PlannedRollout),
+}
+
+impl<'a> StatusItem<'a> {
+    /// Lists the rows of the matrix, then the rollouts on hold.
+    pub fn all(rows: &'a [StatusRow], plan: &'a Plan) -> Vec<Self> {
+        rows.iter().map(Self::Image).chain(plan.held_rollouts().map(Self::Hold)).collect()
     }
 }
 

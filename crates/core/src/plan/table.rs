@@ -30,7 +30,7 @@ pub struct Table {
 pub fn tables(plan: &Plan) -> Vec<Table> {
     let mut tables = vec![
         images(plan),
-        rollouts(plan, |_| true),
+        rollouts(plan, plan.rollouts.iter()),
         nodes(plan),
         skipped_nodes(plan),
         unused_images(plan),
@@ -78,7 +78,7 @@ pub fn counts(plan: &Plan) -> String {
             count(|d| matches!(d, RolloutDecision::AlreadySet { .. } | RolloutDecision::Settled { .. })),
             "already set",
         ),
-        (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
+        (plan.held_rollouts().count(), "on hold"),
         counted(plan.skipped_nodes.len(), "node skipped", "nodes skipped"),
         counted(plan.unused_images.len(), "image without nodes", "images without nodes"),
         (plan.own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
@@ -98,7 +98,9 @@ fn images(plan: &Plan) -> Table {
         for (action, why) in actions(&planned.outcome) {
             let cell = planned.outcome.cell().into_iter();
             let patches = cell.clone().flat_map(|cell| &cell.patches).map(|patch| &patch.name);
+            let outputs = cell.clone().filter(|_| action == "build").flat_map(|cell| &cell.outputs);
             let more = [
+                listed("publishes also", outputs, " and "),
                 listed("needs", cell.flat_map(|cell| &cell.needs), ", "),
                 listed("patched with", patches, ", "),
                 listed("announced by", &planned.announced_by, " and "),
@@ -151,10 +153,10 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
 
 /// Returns the table of rollouts on hold.
 pub fn held_rollouts(plan: &Plan) -> Table {
-    rollouts(plan, |rollout| matches!(rollout.decision, RolloutDecision::Hold(_)))
+    rollouts(plan, plan.held_rollouts())
 }
 
-fn rollouts(plan: &Plan, is_shown: fn(&&PlannedRollout) -> bool) -> Table {
+fn rollouts<'a>(plan: &Plan, shown: impl Iterator<Item = &'a PlannedRollout>) -> Table {
     let row = |rollout: &PlannedRollout| {
         let (action, mut why) = match (&rollout.decision, &rollout.target.object) {
             (RolloutDecision::Pending { on }, RolloutObject::Nothing {}) => {
@@ -178,7 +180,7 @@ fn rollouts(plan: &Plan, is_shown: fn(&&PlannedRollout) -> bool) -> Table {
         }
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
-    table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().filter(is_shown).map(row))
+    table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], shown.map(row))
 }
 
 /// Returns what [`decided`] returns, without the reason that the state of the image above already has.
@@ -363,7 +365,8 @@ mod tests {
 
     /// Row of the only rollout.
     fn rollout_row(world: &World) -> String {
-        rollouts(&world.plan(), |_| true).rows[0].join(" ")
+        let plan = world.plan();
+        rollouts(&plan, plan.rollouts.iter()).rows[0].join(" ")
     }
 
     #[test]

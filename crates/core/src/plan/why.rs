@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
-    ReachingObject, ResourceFacts, RolloutObject, RolloutTarget, RolloutWarning, StatusEntry,
-    is_hardware_label, node_target, status_entries,
+    ReachingObject, ResourceFacts, RolloutDecision, RolloutObject, RolloutTarget, RolloutWarning,
+    StatusEntry, is_hardware_label, node_target, status_entries,
     table::{decided_below_images, missing_images, some_of},
 };
 use crate::{
@@ -171,7 +171,11 @@ impl Explain<'_> {
                 continue;
             }
             let (action, why) = decided_below_images(self.plan, rollout);
-            steps.push(step(&about, format!("{action}: {why}")));
+            let hint = match &rollout.decision {
+                RolloutDecision::Hold(why) => why.hint().unwrap_or_default().to_owned(),
+                _ => String::new(),
+            };
+            steps.push(ExplanationStep { hint, ..step(&about, format!("{action}: {why}")) });
             steps.extend(rollout.warnings.iter().map(|RolloutWarning { code, message, hint }| {
                 ExplanationStep { hint: hint.clone(), ..step(&about, format!("warning[{code}]: {message}")) }
             }));

@@ -121,7 +121,7 @@ pub(crate) async fn fetch_source(
 }
 
 /// Returns the part of a conflict's remedy about changed sources that contain products of a build; empty if there are none.
-pub(crate) fn products_remedy(services: &BuildServices, image: &DriverImage, changed: &[String]) -> String {
+pub fn products_remedy(services: &BuildServices, image: &DriverImage, changed: &[String]) -> String {
     let is_changed = |source: &&SourceSpec| {
         changed.iter().any(|change| change.starts_with(&format!("source {} changed", source.name)))
     };

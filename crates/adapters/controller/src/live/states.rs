@@ -7,8 +7,8 @@ use std::{
 };
 
 use farrier_core::plan::{
-    Activity, Cell, HoldReason, NodeReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout,
-    RolloutDecision, RolloutWarning, StatusEntry, status_entries, summary,
+    Activity, Cell, NodeReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout, RolloutDecision,
+    RolloutWarning, StatusEntry, status_entries, summary,
 };
 
 /// Interval between log lines while a plan is being made. The first plan takes longest, because it fetches package lists.
@@ -161,19 +161,12 @@ fn cell_line(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
 /// Returns the line for a hold that needs a user's attention. Other holds come and go with the state of the cluster.
 fn rollout_line(rollout: &PlannedRollout) -> Option<StateLine> {
     let RolloutDecision::Hold(why) = &rollout.decision else { return None };
-    let hint = match why {
-        HoldReason::NotFound { .. } => Some(
-            "create the DaemonSet, and its namespace where that is missing; or correct `rollout` in the definition",
-        ),
-        HoldReason::NoResource { .. } => Some("create the resource, or correct `rollout` in the definition"),
-        _ => None,
-    };
     why.is_failure().then(|| StateLine {
         image: rollout.image.to_string(),
         target: rollout.target.to_string(),
         state: HELD,
         reason: rollout.hold_text().unwrap_or_default(),
-        hint: hint.map(str::to_owned),
+        hint: why.hint().map(str::to_owned),
         warns: true,
     })
 }

@@ -7,7 +7,7 @@ use super::{
     *,
 };
 use crate::{
-    image::{OnConflict, Reuse, UnknownPolicy},
+    image::{HostOutput, OnConflict, Reuse, UnknownPolicy},
     kmod::Verdict,
 };
 
@@ -38,6 +38,23 @@ fn fail(world: &mut World, permanent: bool) {
     };
     let hash = world.cells()[0].input_hash;
     world.observed.failures.insert(hash, Some(failure));
+}
+
+#[test]
+fn a_build_names_its_outputs() {
+    let mut world = World::new(&[K47]);
+    assert!(!table(&world.plan()).contains("publishes also"));
+    world.image("mft").spec.outputs = [HostOutput::Deb, HostOutput::Sysext].into();
+    let plan = world.plan();
+    assert!(
+        table(&plan).contains("not in the registry; publishes also deb and sysext\n"),
+        "{}",
+        table(&plan)
+    );
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!(json["builds"][0]["cell"]["outputs"], serde_json::json!(["deb", "sysext"]));
+    world.publish(Verdict::Loads);
+    assert!(!table(&world.plan()).contains("publishes also"), "nothing is built");
 }
 
 #[test]

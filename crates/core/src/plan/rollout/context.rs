@@ -1,6 +1,6 @@
 //! The inputs that all strategies decide from, and their decisions.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{
     super::{
@@ -35,8 +35,20 @@ pub enum RolloutDecision {
     /// The target is up to date, and there is no single image to name. `how` describes its state.
     Settled { how: String },
     /// The target stays as it is.
-    #[serde(serialize_with = "explained")]
+    #[serde(serialize_with = "held")]
     Hold(HoldReason),
+}
+
+/// Serializes the reason of a hold with its text and its hint.
+fn held<S: Serializer>(why: &HoldReason, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Held<'a> {
+        #[serde(flatten, serialize_with = "explained")]
+        why: &'a HoldReason,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hint: Option<&'static str>,
+    }
+    Held { why, hint: why.hint() }.serialize(serializer)
 }
 
 impl RolloutDecision {

@@ -6,7 +6,7 @@ use crate::{
     kmod::Verdict,
     plan::{
         Container, HoldReason, PlannedRollout, RolloutDecision,
-        fixtures::{K47, K48, World, live_daemon_set},
+        fixtures::{K47, K48, World, live_daemon_set, name},
     },
 };
 
@@ -74,6 +74,27 @@ fn two_images_of_a_daemon_set_are_one_write() {
     world.run_pod("n0", true);
     reconcile(&mut world);
     assert_eq!((world.image_of("driver"), world.image_of("init")), (mft.as_str(), gpu.as_str()));
+    assert_eq!(reconcile(&mut world).1, 0);
+}
+
+/// The container of the failed image keeps its image, and the other one does not wait for it.
+#[test]
+fn a_rollout_on_hold_does_not_stop_another_container() {
+    let mut world = world(&[K47], &[(0, 0, 0), (1, 0, 1)]);
+    let known =
+        std::mem::replace(&mut *world.resolved.images.get_mut(&name("gpu")).unwrap(), Err("404".to_owned()));
+    let (rollouts, writes) = reconcile(&mut world);
+    assert_eq!(writes, 1);
+    for rollout in &rollouts {
+        let is_hold = matches!(rollout.decision, RolloutDecision::Hold(HoldReason::NoImage { .. }));
+        assert_eq!(is_hold, rollout.image == name("gpu"), "{rollout:?}");
+    }
+    assert!(world.image_of("driver").contains("/mft@"));
+    assert_eq!(world.image_of("init"), "registry.test/old:1");
+    assert_eq!(reconcile(&mut world).1, 0);
+    world.resolved.images.insert(name("gpu"), known);
+    reconcile(&mut world);
+    assert!(world.image_of("init").contains("/gpu@"));
     assert_eq!(reconcile(&mut world).1, 0);
 }
 

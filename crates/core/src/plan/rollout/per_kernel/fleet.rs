@@ -83,6 +83,7 @@ impl<'a> Fleet<'a> {
             let (_, _, container) = original(context, target)?;
             Ok((Context { image, spec, ..*context }, container))
         };
+        // Without one of the containers, the copies would lose its image.
         let rollouts = peers.map(rollout).collect::<Result<Vec<_>, HoldReason>>()?;
         if rollouts.is_empty() {
             return Err(HoldReason::NOT_FOUND);
@@ -207,7 +208,11 @@ impl<'a> Fleet<'a> {
         let (mut images, mut references, mut building) = (BTreeMap::new(), Vec::new(), None);
         for (context, container) in &self.rollouts {
             match context.cells.state(context.image, kernel) {
-                CellState::Absent(absence) => return Image::Absent(no_image(kernel, absence.why)),
+                CellState::Absent(absence) => {
+                    let is_other = |(other, _): &(Context<'_>, &str)| other.image != context.image;
+                    let named = self.rollouts.iter().any(is_other).then(|| format!("{}: ", context.image));
+                    return Image::Absent(no_image(kernel, named.unwrap_or_default() + &absence.why));
+                }
                 CellState::Building(cell) => building = building.or(Some(&cell.reference)),
                 CellState::Published(cell, published) => match context.admissible_image(cell, published) {
                     Ok(image) => {

@@ -71,6 +71,48 @@ fn no_node_is_handed_over_before_all_images_exist() {
     assert!(matches!(cluster.plan().decision, RolloutDecision::Pending { .. }));
 }
 
+/// A pod is ready only if all its containers are, so an image cannot be tried without the other. Other kernels are not
+/// affected.
+#[test]
+fn a_kernel_without_one_of_the_images_keeps_the_original() {
+    let mut cluster = cluster("gpu", None);
+    let cells = cluster.world.cells();
+    let failed =
+        cells.iter().find(|cell| cell.image == name("gpu") && cell.target.release.as_str() == K48).unwrap();
+    let failure =
+        serde_json::json!({"at": "2026-07-01T12:00:00Z", "message": "nv.c:1: x", "permanent": true});
+    cluster.world.observed.failures.insert(failed.input_hash, Some(serde_json::from_value(failure).unwrap()));
+    cluster.world.observed.published.remove(&failed.reference);
+    cluster.converge();
+    assert_eq!(images(&mut cluster), ["mft gpu"]);
+    for rollout in cluster.world.plan().rollouts {
+        let why = rollout.hold_text().unwrap();
+        assert!(why.contains("no image for 6.1.0-48-amd64 (debian 12, amd64): gpu: failed before"), "{why}");
+    }
+    cluster.world.observed.failures.clear();
+    cluster.publish();
+    settled(&mut cluster);
+    assert_eq!(images(&mut cluster), ["mft gpu", "mft gpu"]);
+}
+
+#[test]
+fn a_container_that_does_not_exist_holds_all_rollouts_of_the_copies() {
+    let mut cluster = cluster("gpu", None);
+    settled(&mut cluster);
+    let mut spec = serde_json::to_value(&cluster.world.image("gpu").spec.rollout[0]).unwrap();
+    spec["container"] = "secund".into();
+    cluster.world.image("gpu").spec.rollout = vec![serde_json::from_value(spec).unwrap()];
+    cluster.converge();
+    assert_eq!(images(&mut cluster), ["mft gpu", "mft gpu"], "the copies keep their images");
+    for rollout in cluster.world.plan().rollouts {
+        let why = rollout.hold_text().unwrap();
+        assert!(
+            why.starts_with("the DaemonSet has no container \"secund\"; it has: driver, second"),
+            "{why}"
+        );
+    }
+}
+
 #[test]
 fn an_upgrade_brings_both_containers_up_to_date() {
     let mut cluster = cluster("mft", Some(serde_json::json!({"drain": "none"})));
