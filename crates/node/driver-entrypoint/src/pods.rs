@@ -37,11 +37,15 @@ impl PodInterfaces {
     pub(crate) fn read(paths: &Paths) -> Self {
         let namespace_of = |process: &str| fs::read_link(paths.at(&format!("/proc/{process}/ns/net"))).ok();
         let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(namespace_of).collect();
+        let nodes_sys: Vec<String> =
+            ["1", "self"].into_iter().filter_map(|id| sysfs_of(&paths.at(&format!("/proc/{id}")))).collect();
         let by_index = interfaces_by_index(paths);
         let mut interfaces = Vec::new();
         for process in entries(paths.at("/proc")) {
             let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
-            if !seen.insert(namespace) {
+            // A service with a private network, or a container with the node's `/sys`, shows the node's interfaces there.
+            let has_nodes_sys = sysfs_of(&process).is_some_and(|sys| nodes_sys.contains(&sys));
+            if has_nodes_sys || !seen.insert(namespace) {
                 continue;
             }
             let pod = pod_of(&process);
@@ -78,6 +82,13 @@ impl PodInterfaces {
         }
         losses
     }
+}
+
+/// Device number of the file system at a process's `/sys`. Each network namespace has a separate one.
+fn sysfs_of(process: &Path) -> Option<String> {
+    let mounts = text(process.join("mountinfo"))?;
+    let mut points = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    points.rfind(|fields| fields.get(4) == Some(&"/sys")).map(|fields| fields[2].to_owned())
 }
 
 impl PodInterface {
@@ -169,6 +180,29 @@ mod tests {
         driven(&bench, &interface, "mlx5_core", "0000:08:00.2");
         let interface = process(&bench, 31, 11, "again");
         driven(&bench, &interface, "mlx5_core", "0000:08:00.3");
+        assert_eq!(loss_lines(&bench), [format!("true: interface net1 (0000:08:00.2) of pod {POD}")]);
+    }
+
+    /// Services with `PrivateNetwork=yes`, such as systemd-hostnamed, and containers that mount the node's `/sys`.
+    #[test]
+    fn a_process_that_has_the_nodes_sys_shows_no_interface_of_its_namespace() {
+        let bench = Bench::new();
+        let mount = |id, device| {
+            let text =
+                format!("21 1 0:4 / /proc rw - proc proc rw\n22 1 {device} / /sys rw - sysfs sysfs rw\n");
+            bench.write(&format!("/proc/{id}/mountinfo"), &text);
+        };
+        process(&bench, 1, 10, "eth0");
+        mount(1, "0:21");
+        for (id, namespace, device) in [(20, 11, "0000:08:00.0"), (30, 12, "0000:08:00.1")] {
+            let interface = process(&bench, id, namespace, "eth0");
+            driven(&bench, &interface, "mlx5_core", device);
+            mount(id, "0:21");
+        }
+        // Another process of the second namespace shows the namespace's interfaces.
+        let interface = process(&bench, 31, 12, "net1");
+        driven(&bench, &interface, "mlx5_core", "0000:08:00.2");
+        mount(31, "0:45");
         assert_eq!(loss_lines(&bench), [format!("true: interface net1 (0000:08:00.2) of pod {POD}")]);
     }
 

@@ -174,6 +174,13 @@ impl JournalFile {
         Ok(Self { file, journal })
     }
 
+    /// Opens the journal so that writes fail.
+    #[cfg(test)]
+    pub(crate) fn read_only(path: &Path) -> Self {
+        let journal = Journal::parse(&std::fs::read_to_string(path).unwrap());
+        Self { file: File::open(path).unwrap(), journal }
+    }
+
     /// Returns the phases so far.
     pub fn journal(&self) -> &Journal {
         &self.journal

@@ -28,8 +28,10 @@ pub fn run(host: &mut dyn Host, journal: &mut JournalFile, limit: Duration) -> i
     let mut entry = resume(journal.journal(), host.uptime());
     while let Some(next) = entry {
         let phase = next.phase;
+        // A guard that was killed may have unloaded modules.
+        let has_begun = journal.journal().0.iter().any(|entry| entry.phase.is_forward());
         if let Err(error) = journal.append(next) {
-            if matches!(phase, Phase::Saving | Phase::Unloading) {
+            if !has_begun {
                 return Err(error);
             }
             host.warn(&error);
@@ -93,6 +95,7 @@ pub fn time_left(journal: &Journal, limit: Duration, uptime: u64) -> Duration {
 mod tests {
     use std::{
         cell::Cell,
+        fs,
         panic::{AssertUnwindSafe, catch_unwind, panic_any},
         path::Path,
     };
@@ -123,6 +126,7 @@ mod tests {
         broken: Option<Phase>,
         steps_left: Cell<Option<(usize, Kill)>>,
         performed: Vec<Phase>,
+        has_full_disk: bool,
         uptime: Cell<u64>,
     }
 
@@ -134,6 +138,7 @@ mod tests {
                 broken,
                 steps_left: Cell::new(None),
                 performed: Vec::new(),
+                has_full_disk: false,
                 uptime: Cell::new(0),
             }
         }
@@ -184,7 +189,7 @@ mod tests {
         }
 
         fn warn(&mut self, error: &io::Error) {
-            panic!("{error}");
+            assert!(self.has_full_disk, "{error}");
         }
     }
 
@@ -256,6 +261,40 @@ mod tests {
         let journal = run_with_kill(&mut host, directory.path(), None);
         assert_eq!((journal.phase(), host.driver), (Some(Phase::Undone), Driver::Old), "{journal:?}");
         assert_eq!(journal.failure().unwrap().reason, "the guard was interrupted 4 times during the swap");
+    }
+
+    /// Writes to the journal fail, as on a full file system.
+    fn read_only(directory: &Path, text: &str) -> JournalFile {
+        let path = directory.join("journal");
+        fs::write(&path, text).unwrap();
+        JournalFile::read_only(&path)
+    }
+
+    #[test]
+    fn without_a_journal_only_a_swap_that_has_begun_continues() {
+        for (text, broken, expected) in [
+            ("", None, None),
+            ("1 saving\n", None, None),
+            ("1 saving\n2 unloading\n", None, Some((Phase::Committed, Driver::New))),
+            ("1 saving\n2 unloading\n", Some(Phase::Confirming), Some((Phase::Undone, Driver::Old))),
+            ("1 saving\n2 unloading\n3 undo-unloading\n", None, Some((Phase::Undone, Driver::Old))),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut journal = read_only(directory.path(), text);
+            let mut host = FakeHost::new(broken);
+            host.has_full_disk = true;
+            let result = run(&mut host, &mut journal, LIMIT);
+            match expected {
+                Some((phase, driver)) => {
+                    result.unwrap();
+                    assert_eq!((journal.journal().phase(), host.driver), (Some(phase), driver), "{text}");
+                }
+                None => {
+                    result.unwrap_err();
+                    assert_eq!((host.performed, host.driver), (vec![], Driver::Old), "{text}");
+                }
+            }
+        }
     }
 
     #[test]

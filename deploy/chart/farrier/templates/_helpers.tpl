@@ -4,6 +4,12 @@ app.kubernetes.io/name: farrier
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Labels of the guard of driver swaps. */}}
+{{- define "farrier.guardLabels" -}}
+app.kubernetes.io/name: farrier-swap-guard
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{/* Name of farrier's lease and field manager: `farrier`, or `farrier-NAME`. */}}
 {{- define "farrier.manager" -}}
 farrier{{ with .Values.instance }}-{{ . }}{{ end }}

@@ -65,9 +65,10 @@ pub(crate) fn read_directory(variable: impl Fn(&str) -> Option<String>) -> Resul
 }
 
 impl GuardClient<'_> {
-    /// Whether the guard still works on an earlier request of this container.
+    /// Whether the guard still works on a request of this container. It does until it has left the directory: the next
+    /// request takes the same place.
     pub(crate) fn is_busy(&self) -> bool {
-        self.at(REQUEST).exists() && self.journal().phase().is_none_or(|phase| !phase.is_final())
+        self.at(REQUEST).exists() && !self.at(DONE).exists()
     }
 
     /// Waits for the end of a swap that a container requested which was killed.
@@ -178,15 +179,16 @@ impl GuardClient<'_> {
         let Self { node, directory, .. } = self;
         let (mut logged, mut polls_without_guard) = (0, 0);
         loop {
+            // The journal is read last: it has its last phase before the guard leaves.
+            let has_left = !self.is_busy();
             let journal = self.journal();
             self.log_messages(&mut logged);
-            // The guard still works on the directory until it is done, and the next request takes the same place.
-            let has_left = self.at(DONE).exists() || !self.has_guard();
-            if let Some(phase) = journal.phase().filter(|phase| phase.is_final() && has_left) {
+            let is_over = has_left || polls_without_guard > POLLS_WITHOUT_GUARD;
+            if let Some(phase) = journal.phase().filter(|phase| phase.is_final() && is_over) {
                 self.log_messages(&mut logged);
                 return result_of(phase, journal.failure());
             }
-            if !self.at(REQUEST).exists() {
+            if has_left {
                 return Err(Error::Guard {
                     message: "the guard could not begin the swap, and nothing was touched".to_owned(),
                     hint: "journalctl --unit farrier-swap-guard on the node has the reason: /run may be full",

@@ -1,13 +1,17 @@
 //! Tests of a container and a guard on a test bench. The guard runs whenever the container pauses.
 
 use std::{
+    cell::RefCell,
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
     panic::{AssertUnwindSafe, catch_unwind, panic_any},
     rc::Rc,
 };
 
-use rustix::io::Errno;
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 use super::{
     DIRECTORY,
@@ -225,6 +229,58 @@ fn a_container_that_is_killed_finds_the_result_later() {
         assert_eq!(bench.loaded_versions(), HOST, "{}", bench.log());
         assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());
     }
+}
+
+/// Between the last phase and `done`, the guard still removes files of the request. The next request has the same directory.
+#[test]
+fn a_request_is_not_replaced_before_the_guard_has_left_it() {
+    let bench = bench();
+    run_guard_at_pauses(&bench);
+    let killed = catch_unwind(AssertUnwindSafe(|| run_container(&bench, || panic_any(Killed))));
+    assert!(killed.is_err());
+    fs::remove_file(bench.at(&format!("{REQUEST}/done"))).unwrap();
+    let other = Rc::clone(&bench);
+    let journals = Rc::new(RefCell::new(Vec::new()));
+    let seen = Rc::clone(&journals);
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        seen.borrow_mut().push(other.read(&format!("{REQUEST}/journal")).unwrap_or_default());
+        let node = other.node();
+        Guard::start(&node).unwrap().serve_once();
+    })));
+    run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log())).unwrap();
+    assert_eq!(bench.loaded_versions(), HOST, "{}", bench.log());
+    assert!(journals.borrow()[0].ends_with("committed\n"), "{:?}", journals.borrow()[0]);
+}
+
+#[test]
+fn a_request_that_the_guard_has_left_is_not_waited_for() {
+    let bench = bench();
+    run_guard_at_pauses(&bench);
+    run_container(&bench, || {}).unwrap();
+    fs::remove_file(bench.at(&format!("{REQUEST}/journal"))).unwrap();
+    run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log())).unwrap();
+    assert_eq!(bench.loaded_versions(), HOST, "{}", bench.log());
+    assert!(!bench.log().contains("an earlier container asked the guard for a swap"), "{}", bench.log());
+}
+
+/// The directory may have no room for `done`.
+#[test]
+fn a_swap_counts_whose_guard_cannot_say_that_it_has_left() {
+    let bench = bench();
+    drop(Guard::start(&bench.node()).unwrap());
+    let (other, mut lock) = (Rc::clone(&bench), None);
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        lock.take();
+        let _ = symlink("/dev/null/file", other.at(&format!("{REQUEST}/done")));
+        let node = other.node();
+        Guard::start(&node).unwrap().serve_once();
+        // The guard runs while the container looks.
+        let file = fs::File::open(other.at("/run/farrier/swap/lock")).unwrap();
+        flock(&file, FlockOperation::LockExclusive).unwrap();
+        lock = Some(file);
+    })));
+    run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log())).unwrap();
+    assert_eq!(bench.loaded_versions(), HOST, "{}", bench.log());
 }
 
 /// The end of a container takes the uplink's driver away, too.
