@@ -14,7 +14,7 @@ use super::{
     pipeline::{BuildOptions, Built},
 };
 use crate::{
-    images::{StoredImage, products_remedy},
+    images::{StoredImage, build_products},
     services::{BuildError, BuildServices, Result},
 };
 
@@ -113,7 +113,7 @@ async fn find_published(
             let inputs = stored.named_inputs().await.unwrap_or_default();
             let changed = plan::changed_inputs(&inputs, cell);
             let message = plan::conflict(reference, &changed);
-            let remedy = products_remedy(services, image, &changed) + &plan::conflict_remedy(cell, &changed);
+            let remedy = plan::conflict_remedy(cell, &changed, &build_products(services, image));
             return Err(BuildError::unmet(message, &remedy));
         }
         if found.verdict == Some(Verdict::Unknown) && image.spec.check.unknown == UnknownPolicy::Deny {

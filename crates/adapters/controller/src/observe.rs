@@ -6,7 +6,7 @@ use std::{
 };
 
 use farrier_builder::{
-    images::{StoredImage, look_up_signatures, products_remedy},
+    images::{StoredImage, build_products, look_up_signatures},
     known_failures,
     resolve::with_hint,
     services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result},
@@ -158,6 +158,9 @@ pub(super) async fn look_up_and_plan(
     look_up_images(services, matrix.images_to_look_up(), observed, unreachable).await;
     let compared = matrix.compare(observed);
     look_up_conflicts(services, compared.conflicts_to_look_up(observed), observed).await;
+    let conflicting = compared.products_to_look_up().into_iter();
+    let images = conflicting.filter_map(|name| Some((name, services.definitions.images.get(name)?)));
+    observed.products = images.map(|(name, image)| (name.clone(), build_products(services, image))).collect();
     observed.failures.extend(known_failures(&services.cache, compared.failures_to_look_up())?);
     look_up_signatures(services, &compared.signatures_to_look_up(), &mut observed.signatures).await;
     look_up_headers(services, compared.headers_to_look_up(), inputs.cells.resolved, observed).await;
@@ -165,15 +168,7 @@ pub(super) async fn look_up_and_plan(
     look_up_images(services, decided.unions_to_look_up(), observed, unreachable).await;
     let signatures = decided.union_signatures_to_look_up(observed);
     look_up_signatures(services, &signatures, &mut observed.signatures).await;
-    let mut plan = decided.plan(observed);
-    for planned in &mut plan.cells {
-        if let Outcome::Conflict { changed, remedy, .. } = &mut planned.outcome
-            && let Some(image) = services.definitions.images.get(&planned.image)
-        {
-            remedy.insert_str(0, &products_remedy(services, image, changed));
-        }
-    }
-    Ok(plan)
+    Ok(decided.plan(observed))
 }
 
 /// Removes warnings about missing pull secrets, unless the registry refuses an anonymous pull of the rollout's image. The answer is

@@ -8,6 +8,9 @@ use super::{Cell, table::with_short_digests};
 /// Untrusted input, for messages only.
 pub type NamedInputs = BTreeMap<String, String>;
 
+/// A file that a build in a local source directory left there, by the name of the source.
+pub type BuildProducts = BTreeMap<String, String>;
+
 /// The rendered Dockerfile, without the name of its base image, which follows from toolchain and headers.
 pub(super) const DOCKERFILE: &str = "Dockerfile";
 /// Longest value in a message.
@@ -76,11 +79,15 @@ mod tests {
     #[test]
     fn the_remedy_of_a_conflict_fits_what_changed() {
         let cell = World::new(&[K47]).cells()[0].clone();
-        let remedy = |change: &str| conflict_remedy(&cell, &[change.to_owned()]);
-        assert!(remedy("certificate changed (1 -> 2)").contains("{{signer}}"));
+        let products = BuildProducts::from([("mft".to_owned(), "mft.o".to_owned())]);
+        let remedy = |change: &str| conflict_remedy(&cell, &[change.to_owned()], &products);
+        let certificate = remedy("certificate changed (1 -> 2)");
+        assert!(certificate.contains("{{signer}}") && !certificate.contains("make clean"), "{certificate}");
         let remedy = remedy("source mft changed (tree 1 -> tree 2)");
         let command = format!("`farrier build {} --kernel {K47}`", cell.image);
         assert!(!remedy.contains("{{signer}}") && remedy.contains(&command), "{remedy}");
+        let clean = "source mft contains products of a build, such as mft.o: run `make clean` there; ";
+        assert!(remedy.starts_with(clean), "{remedy}");
     }
 
     /// The Dockerfile has the names of patches, for instance.

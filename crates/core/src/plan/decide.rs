@@ -71,7 +71,8 @@ pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>
         let (reference, theirs) = (reference.clone(), published.input_hash);
         let inputs = observed.inputs.get(&published.digest);
         let changed = inputs.map(|inputs| changed_inputs(inputs, cell)).unwrap_or_default();
-        let remedy = conflict_remedy(cell, &changed);
+        let products = observed.products.get(&cell.image).cloned().unwrap_or_default();
+        let remedy = conflict_remedy(cell, &changed, &products);
         return Outcome::Conflict { cell: Arc::clone(cell), reference, theirs, changed, remedy };
     }
 

@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, NamedInputs, SignedWith, SkipReason};
+use super::{
+    Announcements, BuildProducts, Cell, ClusterSnapshot, Instance, Manifests, NamedInputs, SignedWith,
+    SkipReason,
+};
 use crate::{
     definition::checked::PackageToInstall,
     image::{
@@ -57,6 +60,8 @@ pub struct Observed {
     pub published: BTreeMap<ImageReference, Published>,
     /// Inputs of published images that conflict with a cell, by the image's digest.
     pub inputs: BTreeMap<Digest, NamedInputs>,
+    /// Products of a build in the sources of images that conflict with a published one.
+    pub products: BTreeMap<ImageName, BuildProducts>,
     /// Names that the registry does not have.
     pub absent: BTreeSet<ImageReference>,
     /// Names whose lookup failed, with the error.

@@ -77,7 +77,7 @@ pub use build_times::{BuildTime, BuildTimes};
 pub use cell::{
     BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT, SignedWith,
 };
-pub use changed_inputs::{NamedInputs, changed_inputs};
+pub use changed_inputs::{BuildProducts, NamedInputs, changed_inputs};
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
 pub use gc::{

@@ -7,22 +7,30 @@ use std::{
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, BuildReason, Cell, Published, SkipReason, skip_reason::explained};
+use super::{AnnouncedBy, BuildProducts, BuildReason, Cell, Published, SkipReason, skip_reason::explained};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kernel::KernelTarget,
 };
 
-/// Returns ways to go on with a changed driver although its tag must not change.
-pub fn conflict_remedy(cell: &Cell, changed: &[String]) -> String {
+/// Returns ways to go on with a changed driver although its tag must not change. `products` are those of the image's sources.
+pub fn conflict_remedy(cell: &Cell, changed: &[String], products: &BuildProducts) -> String {
     let Cell { image, target: KernelTarget { release, .. }, .. } = cell;
+    let is_changed =
+        |source: &str| changed.iter().any(|change| change.starts_with(&format!("source {source} changed")));
+    let clean = match products.iter().find(|(source, _)| is_changed(source)) {
+        Some((source, file)) => {
+            format!("source {source} contains products of a build, such as {file}: run `make clean` there; ")
+        }
+        None => String::new(),
+    };
     let signer = if changed.iter().any(|change| change.contains("certificate changed ")) {
         "put `{{signer}}` into `tags`, so that each signing certificate has its own tags; or "
     } else {
         ""
     };
     format!(
-        "a published tag never changes: {signer}raise `version` in the definition of {image} (such as `git describe` prints), or set \
+        "{clean}a published tag never changes: {signer}raise `version` in the definition of {image} (such as `git describe` prints), or set \
          `onConflict: overwrite` there while you develop; `farrier build {image} --kernel {release}` tries the change without publishing"
     )
 }

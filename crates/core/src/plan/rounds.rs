@@ -17,7 +17,7 @@ use super::{
     signatures::{images_to_sign, signatures_to_look_up},
 };
 use crate::{
-    image::{ImageReference, InputHash},
+    image::{ImageName, ImageReference, InputHash},
     kernel::KernelTarget,
 };
 
@@ -43,6 +43,13 @@ impl<'a> ComparedMatrix<'a> {
             _ => None,
         });
         conflicts.collect()
+    }
+
+    /// Round 2: lists the images of conflicts. Products of a build in their sources explain a conflict.
+    pub fn products_to_look_up(&self) -> BTreeSet<&ImageName> {
+        let planned = self.rows.iter().flatten();
+        let conflicts = planned.filter(|planned| matches!(planned.outcome, Outcome::Conflict { .. }));
+        conflicts.map(|planned| &planned.image).collect()
     }
 
     /// Round 2: lists the kernel of each cell to build. Missing headers prevent the build.

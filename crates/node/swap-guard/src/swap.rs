@@ -284,15 +284,12 @@ mod tests {
             let mut host = FakeHost::new(broken);
             host.has_full_disk = true;
             let result = run(&mut host, &mut journal, LIMIT);
-            match expected {
-                Some((phase, driver)) => {
-                    result.unwrap();
-                    assert_eq!((journal.journal().phase(), host.driver), (Some(phase), driver), "{text}");
-                }
-                None => {
-                    result.unwrap_err();
-                    assert_eq!((host.performed, host.driver), (vec![], Driver::Old), "{text}");
-                }
+            if let Some((phase, driver)) = expected {
+                result.unwrap();
+                assert_eq!((journal.journal().phase(), host.driver), (Some(phase), driver), "{text}");
+            } else {
+                result.unwrap_err();
+                assert_eq!((host.performed, host.driver), (vec![], Driver::Old), "{text}");
             }
         }
     }

@@ -37,7 +37,7 @@ pub use rotate::{RotatedArtifact, RotationOutcome, rotate};
 pub(crate) use shared_tags::tag_beside_others;
 pub use signatures::{StoredImage, look_up_signatures};
 pub(crate) use sources::fetch_source;
-pub use sources::{look_up_sources, products_remedy};
+pub use sources::{build_products, look_up_sources};
 pub use stored_inputs::{look_up_root_fs, store_of};
 pub use union::publish_union;
 pub use verify::{CheckResult, VerifyCheck, VerifyReport, verify};

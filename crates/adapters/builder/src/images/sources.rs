@@ -11,7 +11,7 @@ use farrier_core::{
         Digest, DriverImage, ImageReference, SourceImage, SourceOrigin, SourceSpec, Version, VersionSpec,
     },
     kernel::KernelTarget,
-    plan::{Resolved, TreeKey},
+    plan::{BuildProducts, Resolved, TreeKey},
 };
 use farrier_inputs::{FetchedSource, SourceIdentity};
 use farrier_local::{archive::links, machine::native};
@@ -120,20 +120,13 @@ pub(crate) async fn fetch_source(
     services.process.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
 }
 
-/// Returns the part of a conflict's remedy about changed sources that contain products of a build; empty if there are none.
-pub fn products_remedy(services: &BuildServices, image: &DriverImage, changed: &[String]) -> String {
-    let is_changed = |source: &&SourceSpec| {
-        changed.iter().any(|change| change.starts_with(&format!("source {} changed", source.name)))
+/// Returns a product of a build for each local source of the image that contains any.
+pub fn build_products(services: &BuildServices, image: &DriverImage) -> BuildProducts {
+    let product = |source: &SourceSpec| {
+        let product = services.fetcher.sources().product(source)?;
+        Some((source.name.to_string(), product.display().to_string()))
     };
-    let mut changed_sources = image.spec.sources.iter().filter(is_changed);
-    let product =
-        changed_sources.find_map(|source| Some((&source.name, services.fetcher.sources().product(source)?)));
-    product.map_or_else(String::new, |(name, product)| {
-        format!(
-            "source {name} contains products of a build, such as {}: run `make clean` there; ",
-            product.display()
-        )
-    })
+    image.spec.sources.iter().filter_map(product).collect()
 }
 
 fn no_source(why: String) -> BuildError {
