@@ -8,10 +8,13 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use farrier_builder::images;
+use farrier_builder::{images, images::ImageSigner};
 use farrier_bundle as bundle;
 use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, PreviousBundle, Target};
-use farrier_core::image::{Definitions, Digest, ImageReference, Memory};
+use farrier_core::{
+    image::{Definitions, Digest, ImageReference, Memory},
+    provenance::PublicKey,
+};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
 use farrier_store::registry::{self, RegistryLocation};
@@ -149,7 +152,8 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let since = blocking(move || since.as_deref().map(PreviousBundle::read).transpose()).await?;
     let services = session.publisher(&args.registry, EngineChoice::Auto)?;
     // Fail fast, not after gigabytes.
-    let key = images::signing_key(&services).await?;
+    let signer = ImageSigner::load(&services).await?;
+    let key = signer.as_ref().map(|signer| signer.public.fingerprint());
     let Some((contents, licenses)) = select::contents(session, &services, args).await? else {
         return Ok(Exit::Failed);
     };
@@ -165,10 +169,8 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let from = location.to_string();
     let mut collection = bundle::collect(&exports, &from, since.as_ref()).await?;
-    collection.set_licenses(licenses);
-    if let Some(key) = &key {
-        collection.set_signer(key);
-    }
+    // A reader with other keys learns which one is missing.
+    (collection.index.licenses, collection.index.signer) = (licenses, key.clone());
     let target = Target { location: location.clone(), registry: Arc::clone(registry) };
     let origin = args.origin.as_ref().unwrap_or(&from);
     if let Some(error) = collection.assign_order(&target, origin, since.as_ref()).await? {
@@ -181,17 +183,18 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let path = args.to.clone();
     let exported_bundle = blocking(move || Bundle::open(&path)).await?;
-    match images::sign_bytes(&services, exported_bundle.signed_bytes()?).await? {
-        Some(signature) => {
+    match &signer {
+        Some(signer) => {
+            let signature = signer.sign(exported_bundle.signed_bytes()?).await?;
             let path = exported_bundle.write_signature(&signature)?;
             output::message(&format!("signed: copy {} along with the bundle", path.display()));
         }
         None => output::message("note: the bundle is not signed, because site.yaml has no imageSigning"),
     }
-    let (summed_bundle, signed_by) = (exported_bundle.clone(), key.map(|key| key.fingerprint()));
+    let summed_bundle = exported_bundle.clone();
     let (checksum_file, sha256) = blocking(move || summed_bundle.write_checksums()).await?;
     output::message(&format!("checksum: {}, for sha256sum -c", checksum_file.display()));
-    session.show(&Listing::of(&exported_bundle, signed_by, sha256), Listing::summary)?;
+    session.show(&Listing::of(&exported_bundle, key, sha256), Listing::summary)?;
     output::message(&format!(
         "next: farrier bundle import {} --key PUBLIC-KEY --registry REGISTRY, at the site",
         args.to.display()
@@ -219,11 +222,11 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<ContentReques
 async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let BundleImportArgs { file, signature, key, registry, definitions_to, overwrite, accept, .. } = args;
     let definitions = definitions(&session.global, definitions_to.as_deref())?;
-    images::check_named_keys(&definitions, key).await?;
+    let keys = images::named_keys(&definitions, key).await?;
     let options = Settings::registry_options(&session.global, &definitions)?;
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());
-    let (bundle, _) = open(file, key, signature.as_deref()).await?;
+    let (bundle, _) = open(file, keys, signature.as_deref()).await?;
     let progress = Arc::clone(&bar);
     let verified = Arc::new(blocking(move || bundle.verify(progress.as_ref())).await?);
     let target = Target { location: location.clone(), registry };
@@ -242,7 +245,12 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     })
     .await?;
     let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
-    let report = ImportReport::of(verified.bundle().id(), &location, &imported, written);
+    let report = ImportReport {
+        id: verified.bundle().id(),
+        registry: location.to_string(),
+        imported: &imported,
+        definitions_written: written,
+    };
     session.show(&report, |_| output::bundle::imported(&imported))?;
     match (definitions_to, written) {
         (Some(to), Some(count)) => {
@@ -277,8 +285,8 @@ fn definitions(global: &Global, definitions_to: Option<&Path>) -> Result<Definit
 async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
     let BundleInspectArgs { file, signature, verify, key } = args;
     let definitions = definitions(&session.global, session.global.definitions.as_deref())?;
-    images::check_named_keys(&definitions, key).await?;
-    let (bundle, signed_by) = open(file, key, signature.as_deref()).await?;
+    let keys = images::named_keys(&definitions, key).await?;
+    let (bundle, signed_by) = open(file, keys, signature.as_deref()).await?;
     if *verify {
         let (bundle, bar) = (bundle.clone(), Bar::new());
         blocking(move || bundle.verify(&bar)).await?;
@@ -293,11 +301,10 @@ async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
 /// Opens a bundle. If keys are given, one of them must have signed it; also returns its fingerprint.
 async fn open(
     files: &[PathBuf],
-    keys: &[PathBuf],
+    keys: Vec<PublicKey>,
     signature: Option<&Path>,
 ) -> Result<(Bundle, Option<Digest>)> {
-    let (files, keys) = (files.to_owned(), images::read_keys(keys).await?);
-    let signature = signature.map(Path::to_owned);
+    let (files, signature) = (files.to_owned(), signature.map(Path::to_owned));
     let open = move || {
         let bundle = Bundle::receive(&files)?;
         let signed = || bundle.verify_signer(&keys, signature.as_deref());

@@ -48,22 +48,21 @@ pub struct SelectionArgs {
 impl SelectionArgs {
     /// Returns the kernel of each set of values. A single value counts for all sets.
     fn targets(&self) -> Result<BTreeSet<KernelTarget>> {
-        let Self { kernel, os, os_version, arch, cluster: _, image: _ } = self;
-        let count = [kernel, os, os_version, arch].map(Vec::len).into_iter().max().unwrap_or_default();
-        for (name, values) in
-            [("--kernel", kernel), ("--os", os), ("--os-version", os_version), ("--arch", arch)]
-        {
-            if values.len() > 1 && values.len() != count {
-                let given = values.len();
+        let Self { kernel, os, os_version, arch, .. } = self;
+        let options = [("--kernel", kernel), ("--os", os), ("--os-version", os_version), ("--arch", arch)];
+        let count = options.iter().map(|(_, values)| values.len()).max().unwrap_or_default();
+        for (name, values) in options {
+            let given = values.len();
+            if given > 1 && given != count {
                 return Err(CliError::usage(format!(
                     "{name} has {given} values: give one for all kernels, or {count}, one for each"
                 )));
             }
         }
         let target = |index: usize| {
-            let value = |values: &[String]| values.get(index).or(values.first()).cloned();
-            let platform = PlatformArgs { os: value(os), os_version: value(os_version), arch: value(arch) };
-            settings::target(&value(kernel).unwrap_or_default(), &platform)
+            let value = |(_, values): (&str, &Vec<String>)| values.get(index).or(values.first()).cloned();
+            let [kernel, os, os_version, arch] = options.map(value);
+            settings::target(&kernel.unwrap_or_default(), &PlatformArgs { os, os_version, arch })
         };
         (0..count).map(target).collect()
     }
@@ -130,11 +129,8 @@ pub async fn selection(
 /// Prints a line for each finished input.
 fn print_progress(report: &MirrorReport) {
     output::message(&match report {
-        MirrorReport::Stored(MirroredInput { what, content: _, new: true }) => {
-            format!("{what}: put into the registry")
-        }
-        MirrorReport::Stored(MirroredInput { what, content: _, new: false }) => {
-            format!("{what}: there already")
+        MirrorReport::Stored(MirroredInput { what, content: _, new }) => {
+            format!("{what}: {}", if *new { "put into the registry" } else { "there already" })
         }
         MirrorReport::Failed(MissingInput { what, error, .. }) => format!("{what}: failed: {error}"),
     });

@@ -117,25 +117,19 @@ async fn published_image<'k>(
 ) -> Result<(Vec<Content>, BTreeSet<&'k KernelTarget>)> {
     let repository = repository(&access.location, image.as_str())?;
     let (mut contents, mut covered) = (Vec::new(), BTreeSet::new());
-    for tag in access.registry.tags(&repository).await? {
-        let version = Version::Tag(tag.clone());
-        if is_referrers_tag(&tag) {
-            continue;
-        }
-        let Some(manifest) = access.registry.manifest(&repository, &version).await? else {
-            continue;
-        };
+    let tags = access.registry.tags(&repository).await?.into_iter();
+    for tag in tags.filter(|tag| !is_referrers_tag(tag)) {
+        let manifest = access.registry.manifest(&repository, &Version::Tag(tag.clone())).await?;
+        let Some(manifest) = manifest else { continue };
         let images = images_of(access, &repository, manifest.digest.clone(), &manifest.bytes).await?;
-        let mut is_selected = false;
+        let mut matching = BTreeSet::new();
         for image in &images {
-            let matching = image.kernels(access, &repository, kernels).await?;
-            is_selected |= !matching.is_empty();
-            covered.extend(matching);
+            matching.extend(image.kernels(access, &repository, kernels).await?);
         }
-        if !is_selected {
-            continue;
+        if !matching.is_empty() {
+            contents.extend(with_members(image.as_str(), Some(tag), &manifest.digest, images));
         }
-        contents.extend(with_members(image.as_str(), Some(tag), &manifest.digest, images));
+        covered.extend(matching);
     }
     Ok((contents, covered))
 }

@@ -1,10 +1,11 @@
 //! Output of `farrier bundle`.
 
+use std::collections::BTreeMap;
+
 use farrier_bundle::{
-    Bundle, BundleIndex, Content, ContentKind, ImportOutcome, ImportSummary, License, Listed,
+    Bundle, BundleIndex, Content, ContentKind, ImportOutcome, ImportSummary, Imported, License, Listed,
 };
 use farrier_core::image::Digest;
-use farrier_store::registry::RegistryLocation;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
@@ -75,13 +76,9 @@ impl<'a> Listing<'a> {
     /// Formats the number of contents of each kind, and the sizes.
     pub fn summary(&self) -> String {
         let Self { bundle, index, carried, in_base, .. } = self;
-        let mut kinds: Vec<(ContentKind, usize)> = Vec::new();
+        let mut kinds: BTreeMap<ContentKind, usize> = BTreeMap::new();
         for listed in &index.contents {
-            let kind = listed.content.kind;
-            match kinds.last_mut() {
-                Some((last, count)) if *last == kind => *count += 1,
-                _ => kinds.push((kind, 1)),
-            }
+            *kinds.entry(listed.content.kind).or_default() += 1;
         }
         let kinds: Vec<String> = kinds.into_iter().map(|(kind, count)| format!("{count} {kind}")).collect();
         let mut lines = vec![
@@ -102,50 +99,22 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// One imported content, for `-o json`.
-#[derive(Serialize)]
-struct ImportRow<'a> {
-    #[serde(flatten)]
-    content: &'a Content,
-    #[serde(flatten)]
-    taken: &'a ImportOutcome,
-}
-
 /// Result of an import, for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImportReport<'a> {
-    id: &'a str,
-    registry: String,
-    contents: Vec<ImportRow<'a>>,
-    sent_blobs: usize,
-    sent_bytes: u64,
+    pub id: &'a Digest,
+    pub registry: String,
+    #[serde(flatten)]
+    pub imported: &'a ImportSummary,
     #[serde(skip_serializing_if = "Option::is_none")]
-    definitions_written: Option<usize>,
-}
-
-impl<'a> ImportReport<'a> {
-    pub fn of(
-        id: &'a Digest,
-        location: &RegistryLocation,
-        imported: &'a ImportSummary,
-        definitions_written: Option<usize>,
-    ) -> Self {
-        Self {
-            id: id.as_str(),
-            registry: location.to_string(),
-            contents: imported.contents.iter().map(|(content, taken)| ImportRow { content, taken }).collect(),
-            sent_blobs: imported.blobs,
-            sent_bytes: imported.sent,
-            definitions_written,
-        }
-    }
+    pub definitions_written: Option<usize>,
 }
 
 /// Formats the outcome for each imported content.
 pub fn imported(imported: &ImportSummary) -> String {
-    let rows = imported.contents.iter().map(|(content, taken)| {
-        let outcome = match taken {
+    let rows = imported.contents.iter().map(|Imported { content, outcome }| {
+        let outcome = match outcome {
             ImportOutcome::Pushed => "pushed".to_owned(),
             ImportOutcome::Present => "there already".to_owned(),
             ImportOutcome::Moved { previous } => format!("pushed; the tag held {previous} before"),
@@ -154,8 +123,8 @@ pub fn imported(imported: &ImportSummary) -> String {
         [content.kind.to_string(), name(content), outcome]
     });
     let table = indented_table(["KIND", "NAME", "OUTCOME"], rows);
-    let ImportSummary { blobs, sent, .. } = imported;
-    format!("{table}\nsent     {blobs} blobs, {}", HumanBytes(*sent))
+    let ImportSummary { sent_blobs, sent_bytes, .. } = imported;
+    format!("{table}\nsent     {sent_blobs} blobs, {}", HumanBytes(*sent_bytes))
 }
 
 fn name(content: &Content) -> String {

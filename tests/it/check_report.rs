@@ -65,7 +65,7 @@ async fn push(
     repository: &Repository,
     artifact: &Artifact,
 ) -> Result<(), RegistryError> {
-    registry.push_bytes(repository, artifact.config).await?;
+    registry.push_bytes(repository, oci::EMPTY).await?;
     registry.push_bytes(repository, &artifact.content).await?;
     let digest = registry.push_referrer(repository, &artifact.manifest).await?;
     assert_eq!(digest, artifact.digest);

@@ -1,20 +1,19 @@
 //! ELF structure of a module file, with the same checks as the kernel's loader.
 
-use std::{
-    cell::Cell,
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
-};
+mod checks;
+mod symbols;
+
+use std::{cell::Cell, ops::Range};
 
 use object::{
     LittleEndian,
-    elf::{self, FileHeader64, SectionHeader64, Sym64},
-    pod::slice_from_bytes,
+    elf::{self, FileHeader64, SectionHeader64},
 };
 
-use super::{
-    ModuleError, Verdict, error::Result, file::ModuleBytes, relocation, rules::layout::ARM64_SECTIONS,
-};
+use super::{ModuleError, error::Result, file::ModuleBytes, relocation};
+
+pub use symbols::StringTableError;
+pub(super) use symbols::{Symbol, SymbolLocation, Symbols};
 
 const LE: LittleEndian = LittleEndian;
 
@@ -26,22 +25,10 @@ const MAX_TABLES: u64 = 64 << 20;
 /// Names may share bytes, so without a limit a small file could contain many long names.
 pub(super) const MAX_NAME: usize = 512;
 
-/// Maximum number of symbols whose names are read outside of the string table.
-const MAX_NAMES_BEYOND: usize = 4096;
-
 /// Flag of relocation sections that livepatch applies (`SHF_RELA_LIVEPATCH` in `include/uapi/linux/elf.h`).
 const LIVEPATCH: elf::SectionFlags = elf::SectionFlags(0x0010_0000);
-/// Size of the smallest page in bytes.
-const PAGE: u64 = 4 << 10;
-/// Number of bytes after the loader's copy of the file in which other memory may lie.
-const MAX_FOLLOWING: u64 = 16 << 20;
 /// Sections that the loader reads once and drops (`rewrite_section_headers`, `layout_and_allocate`).
 const DROPPED: [&str; 4] = [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names"];
-/// Sections that are not in sysfs: [`DROPPED`], and the per-CPU section, of which each CPU has a copy.
-const NOT_IN_SYSFS: [&str; 5] =
-    [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names", ".data..percpu"];
-/// Section number of symbols that livepatch resolves (`include/uapi/linux/elf.h`).
-const SHN_LIVEPATCH: elf::SymbolSection = elf::SymbolSection(0xff20);
 
 pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
 pub(super) const NOT_READ: &str = "inspect the file with readelf; farrier does not read modules of this size";
@@ -63,16 +50,6 @@ pub(super) struct Elf<'d, R> {
     table_budget: Cell<u64>,
 }
 
-/// Symbol table of a module; a valid module has exactly one.
-pub(super) struct Symbols<'d> {
-    entries: &'d [Sym64<LittleEndian>],
-    names: &'d [u8],
-    /// Offset after the last name that ends in `names`.
-    end: usize,
-    /// Names that do not end in `names`, by offset. Before Linux 6.14, the loader reads them up to the next zero byte of the file.
-    names_beyond: BTreeMap<u32, &'d [u8]>,
-}
-
 /// Section with relocations that the loader applies.
 pub(super) struct RelocationSection {
     /// Index of the section that the relocations change.
@@ -81,40 +58,6 @@ pub(super) struct RelocationSection {
     pub bytes: Range<u64>,
     /// Whether the entries have addends (`SHT_RELA`).
     pub has_addends: bool,
-}
-
-/// Error in the string table of a module's symbols.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StringTableError {
-    /// The table does not begin with a zero byte.
-    MissingLeadingNul,
-    /// The table does not end with a zero byte.
-    MissingTrailingNul,
-    /// The name of a symbol lies outside of the table.
-    OutOfBounds,
-}
-
-/// Location of a symbol's definition (`st_shndx`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SymbolLocation {
-    Undefined,
-    Absolute,
-    Common,
-    Section(usize),
-    /// Resolved by livepatch (`SHN_LIVEPATCH`).
-    Livepatch,
-    /// Reserved section number without a meaning for the loader.
-    Reserved(u16),
-}
-
-/// Entry of the symbol table.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Symbol<'d> {
-    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter. Empty if the name does not end in the file.
-    pub name: &'d [u8],
-    pub location: SymbolLocation,
-    pub value: u64,
-    pub weak: bool,
 }
 
 impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
@@ -262,43 +205,6 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.headers.get(index).is_some_and(|header| header.sh_flags.get(LE).0 & flags.0 == flags.0)
     }
 
-    /// Names of the sections that are both writable and executable.
-    pub fn writable_executable(&self) -> impl Iterator<Item = String> {
-        let is_both = |index: &usize| {
-            self.has_flags(*index, elf::SHF_WRITE) && self.has_flags(*index, elf::SHF_EXECINSTR)
-        };
-        (0..self.headers.len()).filter(is_both).map(|index| self.label(index))
-    }
-
-    /// Names that several non-empty sections in sysfs have. The loader makes a sysfs file for each loaded section except
-    /// [`NOT_IN_SYSFS`], and for the symbol table and its string table.
-    pub fn duplicate_names(&self) -> Vec<String> {
-        let (symbols, symbol_names) = (self.symbol_table(), self.symbol_names_index());
-        let excluded = NOT_IN_SYSFS.map(|name| self.find(name));
-        let is_in_sysfs = |index: &usize| {
-            let is_loaded = self.has_flags(*index, elf::SHF_ALLOC) && !excluded.contains(&Some(*index));
-            // The loader for arm64 enlarges some sections.
-            let is_enlarged = self.machine == elf::EM_AARCH64.0
-                && ARM64_SECTIONS.iter().any(|name| self.name(*index) == name.as_bytes());
-            let is_kept = is_loaded || [symbols, symbol_names].contains(&Some(*index));
-            is_kept && (is_enlarged || self.size(*index) > 0)
-        };
-        let mut seen = BTreeSet::new();
-        let duplicates =
-            (1..self.headers.len()).filter(is_in_sysfs).filter(|&index| !seen.insert(self.name(index)));
-        duplicates.map(|index| self.label(index)).collect::<BTreeSet<_>>().into_iter().collect()
-    }
-
-    /// Index of the first symbol table.
-    fn symbol_table(&self) -> Option<usize> {
-        (1..self.headers.len()).find(|&index| self.is_of_type(index, elf::SHT_SYMTAB))
-    }
-
-    /// Index of the section with the symbols' names.
-    fn symbol_names_index(&self) -> Option<usize> {
-        self.headers.get(self.symbol_table()?).map(|header| header.sh_link.get(LE) as usize)
-    }
-
     /// Relocation sections of loaded sections, except those that only livepatch applies.
     pub fn relocation_sections(&self) -> impl Iterator<Item = RelocationSection> {
         self.headers.iter().enumerate().skip(1).filter_map(|(index, header)| {
@@ -330,191 +236,14 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.has_flags(index, elf::SHF_EXECINSTR)
     }
 
-    /// Verdict about section headers beyond the file to which relocation sections refer.
-    pub fn targets_beyond_file(&self) -> Verdict {
-        let is_applied = |header: &&SectionHeader64<LittleEndian>| header.sh_type.get(LE) == elf::SHT_RELA;
-        let size = size_of::<SectionHeader64<LittleEndian>>() as u64;
-        let targets = self.headers.iter().filter(is_applied).map(|header| u64::from(header.sh_info.get(LE)));
-        targets.map(|target| self.reading(self.header_range.start + target * size)).max().unwrap_or_default()
-    }
-
-    /// Verdict about a loader that reads a byte at an offset of its copy of the file. The loader faults far beyond the copy. Other
-    /// memory may follow the copy directly.
-    fn reading(&self, offset: u64) -> Verdict {
-        let end = self.data.len().unwrap_or_default().next_multiple_of(PAGE);
-        match offset.checked_sub(end) {
-            None => Verdict::Loads,
-            Some(distance) if distance < MAX_FOLLOWING => Verdict::Unknown,
-            Some(_) => Verdict::Refused,
-        }
-    }
-
     /// Whether a section is writable (`SHF_WRITE`).
     pub fn is_writable(&self, index: usize) -> bool {
         self.has_flags(index, elf::SHF_WRITE)
     }
 
-    /// Whether the name of a section lies outside of the section names. [`Self::parse`] checks the sections that are loaded.
-    pub fn has_section_name_out_of_bounds(&self) -> bool {
-        let is_outside = |header: &SectionHeader64<LittleEndian>| {
-            header.sh_type.get(LE) != elf::SHT_NULL && header.sh_name.get(LE) as usize >= self.names.len()
-        };
-        self.headers.iter().skip(1).any(is_outside)
-    }
-
-    /// Verdict about the names of sections beyond the file. The loader reads the names of all sections, also of those without a type.
-    pub fn section_names_beyond_file(&self) -> Verdict {
-        let start = self.file_offset(self.names_index).unwrap_or_default();
-        let names = self.headers.iter().map(|header| start + u64::from(header.sh_name.get(LE)));
-        names.map(|name| self.reading(name)).max().unwrap_or_default()
-    }
-
-    /// Verdict about reading the name of a symbol at an offset from the begin of the string table.
-    pub fn reading_symbol_name(&self, offset: u32) -> Verdict {
-        let start = self.symbol_names_index().and_then(|index| self.headers.get(index));
-        let start = start.map_or(0, |header| header.sh_offset.get(LE));
-        self.reading(start.saturating_add(offset.into()))
-    }
-
-    /// Whether the section names or the symbol names are in a section of another type than `SHT_STRTAB`.
-    pub fn has_names_of_other_type(&self) -> bool {
-        let tables = self.symbol_names_index().into_iter().chain([self.names_index]);
-        tables.into_iter().any(|index| !self.is_of_type(index, elf::SHT_STRTAB))
-    }
-
-    /// Name of a relocation section for livepatch without the name of an object: livepatch expects `.klp.rela.OBJECT.SECTION`
-    /// (`klp_apply_section_relocs` in `kernel/livepatch/core.c`).
-    pub fn misnamed_livepatch(&self) -> Option<String> {
-        let is_misnamed = |&index: &usize| {
-            let target = self.headers.get(index).map_or(0, |header| header.sh_info.get(LE) as usize);
-            let object = self.name(index).strip_prefix(b".klp.rela.").and_then(<[u8]>::first);
-            self.has_flags(index, LIVEPATCH) && self.is_loaded(target) && matches!(object, None | Some(b'.'))
-        };
-        (1..self.headers.len()).find(is_misnamed).map(|index| self.label(index))
-    }
-
-    /// Name of a loaded section that no module area has room for. The loader adds sizes with 32 bits; a sum near the limit may wrap.
-    pub fn oversized(&self) -> Option<String> {
-        let is_oversized = |&index: &usize| {
-            let size = self.size(index) & u64::from(u32::MAX);
-            self.is_loaded(index)
-                && self.name(index) != b".data..percpu"
-                && (1 << 30..0xfc00_0000).contains(&size)
-        };
-        (1..self.headers.len()).find(is_oversized).map(|index| self.label(index))
-    }
-
-    /// Names of sections whose alignment may place them outside of the module's memory, and of per-CPU data whose alignment is no
-    /// power of two. The loader accepts other alignments.
-    pub fn misaligned(&self) -> Vec<String> {
-        let tables = [self.symbol_table(), self.symbol_names_index()];
-        let is_misaligned = |&index: &usize| {
-            let align = self.headers.get(index).map_or(0, |header| header.sh_addralign.get(LE));
-            // `percpu_modalloc` raises smaller alignments to four bytes, and lowers larger ones to a page.
-            let is_impossible = match self.name(index) {
-                b".data..percpu" => (5..PAGE).contains(&align) && !align.is_power_of_two(),
-                _ => align > 0 && !is_placeable(align),
-            };
-            (self.is_loaded(index) || tables.contains(&Some(index))) && is_impossible
-        };
-        (1..self.headers.len()).filter(is_misaligned).map(|index| self.label(index)).collect()
-    }
-
-    /// Whether the kernel follows the addresses in a section while it loads the module, and trusts them.
-    pub fn is_followed_by_the_kernel(&self, index: usize) -> bool {
-        let name = self.name(index);
-        let is_patched = [&b".retpoline_sites"[..], b".return_sites"].contains(&name);
-        is_patched || name.starts_with(b"__ksymtab") || NEEDS_RELOCATIONS.contains(&name)
-    }
-
-    /// Returns a section whose addresses the kernel uses without a check, and whose relocation section is wrong: it has another
-    /// type, belongs to another section according to `sh_info`, or ends within an entry. In all other sections that the kernel
-    /// reads, it skips or tolerates an address without its relocation.
-    pub fn misplaced_relocations(&self) -> Option<usize> {
-        let sections = (1..self.headers.len()).rev();
-        let is_read =
-            |index: &usize| self.is_loaded(*index) && NEEDS_RELOCATIONS.contains(&self.name(*index));
-        // The first section of a name wins, because it is inserted last.
-        let read_sections: BTreeMap<&[u8], usize> =
-            sections.filter(is_read).map(|index| (self.name(index), index)).collect();
-        (1..self.headers.len()).find_map(|index| {
-            let name = self.name(index).strip_prefix(b".rela")?;
-            let target = *read_sections.get(name)?;
-            let header = self.headers.get(index)?;
-            let is_correct = header.sh_type.get(LE) == elf::SHT_RELA
-                && header.sh_info.get(LE) as usize == target
-                && header.sh_size.get(LE).is_multiple_of(relocation::RELA_SIZE as u64);
-            (!is_correct).then_some(target)
-        })
-    }
-
-    /// Names of loaded sections whose bytes overlap the section headers.
-    pub fn header_overlaps(&self) -> Vec<String> {
-        let Range { start, end } = self.header_range;
-        let overlaps = |index: &usize| {
-            let size = self.size(*index);
-            let offset =
-                self.file_offset(*index).filter(|_| self.has_flags(*index, elf::SHF_ALLOC) && size > 0);
-            offset.is_some_and(|offset| offset < end && offset.saturating_add(size) > start)
-        };
-        (1..self.headers.len()).filter(overlaps).map(|index| self.label(index)).collect()
-    }
-
     /// Size of a section, whether or not the file contains its bytes.
     pub fn size(&self, index: usize) -> u64 {
         self.headers.get(index).map_or(0, |header| header.sh_size.get(LE))
-    }
-
-    /// Returns the module's symbols. The kernel accepts only modules with exactly one symbol table
-    /// (`elf_validity_cache_index_sym`).
-    pub fn symbols(&self) -> Result<Symbols<'d>> {
-        let mut tables =
-            self.headers.iter().enumerate().filter(|(_, h)| h.sh_type.get(LE) == elf::SHT_SYMTAB);
-        let (index, header) = tables.next().ok_or_else(no_symbols)?;
-        if tables.next().is_some() {
-            return Err(self.malformed(index, "is not the only symbol table"));
-        }
-        let link = header.sh_link.get(LE) as usize;
-        if link == 0 || link >= self.headers.len() {
-            return Err(self.malformed(index, "has no table of names"));
-        }
-        let names = self.contents(link)?;
-        let bytes = self.contents(index)?;
-        let count = bytes.len() / size_of::<Sym64<LittleEndian>>();
-        let (entries, _) = slice_from_bytes::<Sym64<LittleEndian>>(bytes, count)
-            .map_err(|()| self.malformed(index, "is not aligned in the file"))?;
-        let end = names.iter().rposition(|&byte| byte == 0).map_or(0, |last| last + 1);
-        let offsets = entries.iter().map(|entry| entry.st_name.get(LE));
-        let mut names_beyond = BTreeMap::new();
-        for (count, offset) in offsets.filter(|&offset| offset as usize >= end).enumerate() {
-            if count == MAX_NAMES_BEYOND {
-                let message = "the module has many names outside of its string table";
-                return Err(ModuleError::unknown(message, NOT_READ));
-            }
-            if let Some(name) = self.name_in_file(link, offset)? {
-                names_beyond.insert(offset, name);
-            }
-        }
-        Ok(Symbols { entries, names, end, names_beyond })
-    }
-
-    /// Returns the name at an offset from the begin of a section, inside or outside of the section. `None` if the name does not end
-    /// in the file.
-    fn name_in_file(&self, section: usize, offset: u32) -> Result<Option<&'d [u8]>> {
-        let section_start = self.headers.get(section).map_or(0, |header| header.sh_offset.get(LE));
-        let start = section_start.saturating_add(offset.into());
-        let remaining = self.data.len().unwrap_or_default().saturating_sub(start);
-        // Most names are short, and the budget allows few long ones.
-        for size in [64, MAX_NAME as u64] {
-            let name = match remaining.min(size) {
-                0 => None,
-                size => string_at(self.read_table(section, start, size)?, 0),
-            };
-            if name.is_some() {
-                return Ok(name);
-            }
-        }
-        Ok(None)
     }
 
     /// Error about a section, with its name.
@@ -589,81 +318,6 @@ fn read_section_headers<'d, R: ModuleBytes<'d>>(
         .read_slice_at(offset, count)
         .map_err(|()| ModuleError::header("its section headers cannot be read"))?;
     Ok((headers, offset..offset + size))
-}
-
-impl<'d> Symbols<'d> {
-    /// Returns a symbol by its index; `None` if there is no such symbol.
-    pub fn get(&self, number: u32) -> Option<Symbol<'d>> {
-        self.entries.get(usize::try_from(number).ok()?).map(|entry| self.symbol(entry))
-    }
-
-    /// Iterates over all symbols except the null symbol.
-    pub fn iter(&self) -> impl Iterator<Item = Symbol<'d>> {
-        self.entries.iter().skip(1).map(|entry| self.symbol(entry))
-    }
-
-    fn symbol(&self, entry: &Sym64<LittleEndian>) -> Symbol<'d> {
-        let offset = entry.st_name.get(LE);
-        let rest = self.names_beyond.get(&offset).copied();
-        let rest = rest.or_else(|| self.names.get(offset as usize..)).unwrap_or_default();
-        let name = rest.get(..MAX_NAME).unwrap_or(rest);
-        let name = string_at(name, 0).unwrap_or(name);
-        let weak = entry.st_info.st_bind() == elf::STB_WEAK;
-        Symbol { name, location: symbol_location(entry), value: entry.st_value.get(LE), weak }
-    }
-
-    /// Locations of the symbols whose names do not end in the file, with the offsets of the names.
-    pub fn unnamed(&self) -> impl Iterator<Item = (SymbolLocation, u32)> {
-        let is_unnamed = |entry: &&Sym64<LittleEndian>| {
-            let offset = entry.st_name.get(LE);
-            offset as usize >= self.end && !self.names_beyond.contains_key(&offset)
-        };
-        let unnamed = self.entries.iter().skip(1).filter(is_unnamed);
-        unnamed.map(|entry| (symbol_location(entry), entry.st_name.get(LE)))
-    }
-
-    /// Returns the error in the string table, if there is one (`elf_validity_cache_strtab`).
-    pub fn string_table_error(&self) -> Option<StringTableError> {
-        let is_outside = |entry: &Sym64<LittleEndian>| entry.st_name.get(LE) as usize >= self.names.len();
-        match self.names {
-            [] => Some(StringTableError::OutOfBounds),
-            [.., last] if *last != 0 => Some(StringTableError::MissingTrailingNul),
-            _ if self.entries.iter().any(is_outside) => Some(StringTableError::OutOfBounds),
-            [first, ..] => (*first != 0).then_some(StringTableError::MissingLeadingNul),
-        }
-    }
-}
-
-/// Whether the loader places a section of this alignment after the sections before, within 32 MiB. `ALIGN` adds a mask of 32 bits to
-/// the offset, and clears the mask's bits: the sum stays low if one of the higher bits of the mask is zero.
-fn is_placeable(align: u64) -> bool {
-    let mask = (align & u64::from(u32::MAX)).wrapping_sub(1);
-    mask < 0xfc00_0000 && mask & 0x01c0_0000 != 0x01c0_0000
-}
-
-/// Sections with addresses that the kernel uses while it loads the module, also without a relocation (`find_module_sections`,
-/// `module_finalize`).
-const NEEDS_RELOCATIONS: [&[u8]; 9] = [
-    b".altinstructions",
-    b".ctors",
-    b".init_array",
-    b".parainstructions",
-    b".static_call_sites",
-    b"___srcu_struct_ptrs",
-    b"__param",
-    b"_ftrace_eval_map",
-    b"_ftrace_events",
-];
-
-fn symbol_location(entry: &Sym64<LittleEndian>) -> SymbolLocation {
-    match entry.st_shndx.get(LE) {
-        elf::SHN_UNDEF => SymbolLocation::Undefined,
-        elf::SHN_ABS => SymbolLocation::Absolute,
-        elf::SHN_COMMON => SymbolLocation::Common,
-        SHN_LIVEPATCH => SymbolLocation::Livepatch,
-        index if index.0 < elf::SHN_LORESERVE => SymbolLocation::Section(usize::from(index.0)),
-        index => SymbolLocation::Reserved(index.0),
-    }
 }
 
 /// Error for a module without a symbol table.

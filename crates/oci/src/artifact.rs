@@ -5,13 +5,11 @@ use super::{AnyManifest, Descriptor, Digest, ImageError, ImageManifest, Tag, ann
 /// Configuration of artifacts, which need none.
 pub const EMPTY: &[u8] = b"{}";
 
-/// An artifact's manifest with the blobs that the manifest names.
+/// An artifact's manifest with the content that the manifest names. The configuration is [`EMPTY`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
     /// Content of the only layer.
     pub content: Vec<u8>,
-    /// The configuration, always [`EMPTY`].
-    pub config: &'static [u8],
     /// The manifest's bytes; its media type is [`media_type::OCI_MANIFEST`].
     pub manifest: Vec<u8>,
     /// The manifest's digest.
@@ -36,7 +34,7 @@ impl Artifact {
             ..ImageManifest::artifact(kind, vec![Descriptor::of(kind, &content)], annotations)
         }
         .to_bytes()?;
-        Ok(Self { content, config: EMPTY, digest: Digest::of(&manifest), manifest })
+        Ok(Self { content, digest: Digest::of(&manifest), manifest })
     }
 }
 

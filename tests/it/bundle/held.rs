@@ -85,11 +85,11 @@ async fn signatures_are_added_to_those_that_are_held() {
         let import = async |verified| {
             let imported = bundle::import(verified, &to.target(), &Silent).await.unwrap();
             assert!(imported.is_complete(), "{imported:?}");
-            let found = imported.contents.into_iter().find(|(content, _)| {
-                content.kind == ContentKind::Signature
-                    && content.tag.as_ref().is_some_and(|held| held.as_str() == tag)
+            let found = imported.contents.into_iter().find(|new| {
+                new.content.kind == ContentKind::Signature
+                    && new.content.tag.as_ref().is_some_and(|held| held.as_str() == tag)
             });
-            (found.unwrap().1, imported.blobs)
+            (found.unwrap().outcome, imported.sent_blobs)
         };
         let (first, older) = bundle("first", &[b"theirs"]).await;
         assert_eq!(import(&first).await.0, ImportOutcome::Pushed);
@@ -133,7 +133,7 @@ async fn what_are_no_signatures_is_not_added_to() {
     let imported = bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
     let taken = |tag: &str| {
         let has_tag = |content: &Content| content.tag.as_ref().is_some_and(|held| held.as_str() == tag);
-        imported.contents.iter().find(|(content, _)| has_tag(content)).unwrap().1.clone()
+        imported.contents.iter().find(|new| has_tag(&new.content)).unwrap().outcome.clone()
     };
     assert_eq!(taken(&signatures), ImportOutcome::Conflict { holds: index });
     assert_eq!(taken(&bill), ImportOutcome::Conflict { holds: other });

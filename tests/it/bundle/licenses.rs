@@ -30,7 +30,7 @@ async fn attach_bill(site: &Site, name: &str, subject: &Digest, component: &str)
     let properties = json!([{"name": "farrier:redistribute", "value": "terms"}]);
     let bill = json!({"components": [{"name": component, "properties": properties}]}).to_string();
     let artifact = Artifact::about(&manifest, media_type::CYCLONEDX, bill.into_bytes(), &[]).unwrap();
-    for bytes in [&artifact.content[..], artifact.config] {
+    for bytes in [&artifact.content[..], oci::EMPTY] {
         site.registry.push_bytes(&repository, bytes).await.unwrap();
     }
     site.registry.push_referrer(&repository, &artifact.manifest).await.unwrap();

@@ -35,7 +35,7 @@ async fn imported_images_survive_the_garbage_collection_of_zot_and_harbor() {
     for script in [ZOT, HARBOR] {
         let (to, scripted) = start(script).await;
         let imported = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
-        assert!(imported.contents.iter().all(|(_, taken)| *taken == ImportOutcome::Pushed), "{imported:?}");
+        assert!(imported.contents.iter().all(|new| new.outcome == ImportOutcome::Pushed), "{imported:?}");
         let one = &contents[0].digest;
         let repository = to.location.repository("one").unwrap();
         let tags = to.registry.tags(&repository).await.unwrap();
@@ -51,8 +51,8 @@ async fn imported_images_survive_the_garbage_collection_of_zot_and_harbor() {
         let listed = to.registry.referrers(&repository, one, None).await.unwrap();
         assert_eq!(listed.iter().map(|found| &found.digest).collect::<Vec<_>>(), [&report]);
         let again = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
-        assert!(again.contents.iter().all(|(_, taken)| *taken == ImportOutcome::Present), "{again:?}");
-        assert_eq!(again.sent, 0);
+        assert!(again.contents.iter().all(|new| new.outcome == ImportOutcome::Present), "{again:?}");
+        assert_eq!(again.sent_bytes, 0);
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     check, compile, document, headers, needs, publish, reuse, sign,
 };
 use crate::{
-    images::{ensure_can_sign_images, output_maker},
+    images::{ImageSigner, output_maker},
     services::{BuildError, BuildServices, ProblemKind, Result},
 };
 
@@ -39,7 +39,7 @@ pub async fn build(services: &BuildServices, cell: &Cell, options: BuildOptions)
     // Fail fast: check signing and boot prerequisites before compiling.
     check::ensure_boot_check_is_possible(&build).await?;
     if options.push {
-        ensure_can_sign_images(services).await?;
+        ImageSigner::load(services).await?;
         output_maker(&services.tools, build.image)?;
     }
     let headers = headers::fetch(&build).await?;

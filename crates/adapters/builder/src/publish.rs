@@ -91,11 +91,7 @@ pub async fn add_tags(
     references: &[ImageReference],
 ) -> Result<()> {
     let repository = &cell.reference.repository;
-    let version = Version::Digest(digest.clone());
-    let stored = services
-        .images
-        .existing_manifest(&ImageReference { repository: repository.clone(), version })
-        .await?;
+    let stored = StoredImage { services, repository, digest }.manifest().await?;
     for reference in references {
         tag(services, cell, reference, &stored).await?;
     }

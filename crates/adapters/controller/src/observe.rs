@@ -62,7 +62,7 @@ impl LookupCache {
     }
 
     /// Drops failed lookups, so that the next plan retries them.
-    pub fn forget_faults(&mut self) {
+    pub(crate) fn forget_faults(&mut self) {
         let Self { resolved, observed, unreachable, repositories: _, refused_sources, refuses_anonymous: _ } =
             self;
         let Resolved {

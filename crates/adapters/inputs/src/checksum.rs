@@ -36,7 +36,7 @@ impl Checksum {
 
     /// Finds a file's checksum in a list as written by sha256sum or sha512sum. A list of one checksum without a name applies to
     /// the file.
-    pub fn in_list(list: &str, file: &str) -> Option<Self> {
+    pub(crate) fn in_list(list: &str, file: &str) -> Option<Self> {
         let parse = |line: &str| {
             let hex = line.split_whitespace().next()?;
             ["sha256", "sha512"].iter().find_map(|algorithm| Self::parse(algorithm, hex))

@@ -99,7 +99,7 @@ impl Search<'_> {
     }
 
     /// Whether the archive has the packages. Fetches nothing but its lists.
-    pub async fn look_up_in_archive<T: Default>(&self) -> Result<Lookup<T>> {
+    pub(crate) async fn look_up_in_archive<T: Default>(&self) -> Result<Lookup<T>> {
         let Self { fetcher, target, .. } = *self;
         match &self.from {
             Location::Apt(suites, _) => {

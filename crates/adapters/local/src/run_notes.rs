@@ -53,7 +53,7 @@ impl Notes {
     }
 
     /// Returns the text that each live run has written to its note.
-    pub fn texts_of_living(&self) -> std::io::Result<Vec<String>> {
+    pub(crate) fn texts_of_living(&self) -> std::io::Result<Vec<String>> {
         let read = |(_, mut file): (String, File)| {
             let mut text = String::new();
             file.read_to_string(&mut text).map(|_| text)
@@ -81,7 +81,7 @@ fn is_note(entry: &fs::DirEntry) -> bool {
 
 impl Note {
     /// Appends a line to the note.
-    pub fn append_line(&mut self, line: &str) -> std::io::Result<()> {
+    pub(crate) fn append_line(&mut self, line: &str) -> std::io::Result<()> {
         self.locked.write_all(format!("{line}\n").as_bytes())
     }
 

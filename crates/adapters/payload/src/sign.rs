@@ -73,7 +73,9 @@ fn sign_file(
     let length = bare.len();
     module.truncate(length);
     module.extend(trailer);
-    replace(path, compression, &module, budget.meter(name)).map_err(to_payload_error)?;
+    // An encoder wraps the error of the decompression budget as an error of its writer.
+    replace(path, compression, &module, budget.meter(name))
+        .map_err(|error| error.downcast().unwrap_or_else(PayloadError::Io))?;
     Ok(true)
 }
 
@@ -86,11 +88,6 @@ fn replace(path: &Path, compression: Compression, module: &[u8], meter: Meter<'_
     file.as_file().set_permissions(mode)?;
     file.persist(path)?;
     Ok(())
-}
-
-/// Returns the error of the decompression budget, which an encoder wraps as an error of its writer.
-fn to_payload_error(error: io::Error) -> PayloadError {
-    error.downcast().unwrap_or_else(PayloadError::Io)
 }
 
 fn compress(compression: Compression, module: &[u8], mut file: impl Write) -> io::Result<()> {

@@ -276,7 +276,7 @@ impl DriverImageSpec {
 
     /// Returns the indexes of the entries in `patches` that apply to a kernel. Entries with the same path are one patch, which
     /// applies if any of them matches.
-    pub fn patches_for<E>(
+    pub(crate) fn patches_for<E>(
         &self,
         target: &KernelTarget,
         mut check_headers: impl FnMut(&HeaderText) -> Result<bool, E>,
@@ -293,7 +293,7 @@ impl DriverImageSpec {
     }
 
     /// Returns the variables that are set for a kernel, in addition to `vars` or overriding them.
-    pub fn vars_for<E>(
+    pub(crate) fn vars_for<E>(
         &self,
         target: &KernelTarget,
         mut check_headers: impl FnMut(&HeaderText) -> Result<bool, E>,

@@ -280,7 +280,7 @@ impl OperatorResource {
     }
 
     /// Label of the nodes for the operator's driver, with the value `true`, if there is one.
-    pub fn node_label(self) -> Option<&'static str> {
+    pub(crate) fn node_label(self) -> Option<&'static str> {
         match self {
             Self::NicClusterPolicy | Self::NicNodePolicy => {
                 Some("feature.node.kubernetes.io/pci-15b3.present")

@@ -152,7 +152,7 @@ impl SourceImage {
     }
 
     /// Whether the image is untrusted: neither `signedBy` nor `adoptUnsigned` is set.
-    pub fn is_untrusted(&self) -> bool {
+    pub(crate) fn is_untrusted(&self) -> bool {
         self.signed_by.is_empty() && !self.adopt_unsigned
     }
 }

@@ -189,7 +189,7 @@ impl UpgradeSpec {
     }
 
     /// Whether a pod with these resource requests uses the device.
-    pub fn uses_device<'a>(&self, requests: impl IntoIterator<Item = &'a String>) -> bool {
+    pub(crate) fn uses_device<'a>(&self, requests: impl IntoIterator<Item = &'a String>) -> bool {
         let is_device =
             |name: &String| self.device_resources.iter().any(|pattern| matches_glob(pattern, name));
         requests.into_iter().any(is_device)

@@ -24,7 +24,7 @@ impl Pattern {
     }
 
     /// Whether the pattern matches a part of the text.
-    pub fn is_found_in(&self, text: &str) -> bool {
+    pub(crate) fn is_found_in(&self, text: &str) -> bool {
         // `try_from` has already compiled this text.
         compile(&self.text).is_ok_and(|part| part.is_match(text.as_bytes()))
     }

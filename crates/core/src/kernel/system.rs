@@ -69,7 +69,7 @@ impl NodeSystem {
     }
 
     /// Returns the node label that a placeholder in the text needs but no node has.
-    pub fn missing_label(&self, text: &str) -> Option<&'static str> {
+    pub(crate) fn missing_label(&self, text: &str) -> Option<&'static str> {
         let mut missing = self.placeholders().into_iter().filter(|(_, _, version)| version.is_none());
         missing.find(|(name, ..)| text.contains(name)).map(|(_, label, _)| label)
     }

@@ -27,7 +27,7 @@ pub struct KernelTarget {
 impl KernelTarget {
     /// Operating system and version as the GPU Operator writes them in image tags: `ubuntu22.04`, but `rhel9`. For `rhel`,
     /// `rocky` and `ol` the tag has only the major version (gpu-operator, `controllers/state_manager.go`).
-    pub fn os_tag(&self) -> String {
+    pub(crate) fn os_tag(&self) -> String {
         let Self { os, os_version, release: _, arch: _ } = self;
         let major = os_version.as_str().split('.').next().unwrap_or_default();
         match os.as_str() {

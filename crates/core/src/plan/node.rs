@@ -84,7 +84,7 @@ impl NodeReason {
     }
 
     /// Whether no rollout waits for the node.
-    pub fn blocks_no_rollout(&self) -> bool {
+    pub(crate) fn blocks_no_rollout(&self) -> bool {
         self.is_rejected_claim() || matches!(self, Self::Ignored { .. } | Self::NotLinux { .. })
     }
 

@@ -69,7 +69,7 @@ impl Plan {
     }
 
     /// Returns the cells in a phase, judged by registry and cluster alone.
-    pub fn cells_in(&self, phase: Phase) -> impl Iterator<Item = &PlannedCell> {
+    pub(crate) fn cells_in(&self, phase: Phase) -> impl Iterator<Item = &PlannedCell> {
         self.cells.iter().filter(move |cell| cell.outcome.phase() == phase)
     }
 

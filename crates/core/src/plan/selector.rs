@@ -133,7 +133,7 @@ impl NodeAffinity {
     }
 
     /// Whether the affinity selects nodes by name.
-    pub fn names_nodes(&self) -> bool {
+    pub(crate) fn names_nodes(&self) -> bool {
         matches!(self, Self::Terms(terms) if terms.iter().any(|term| !term.fields.is_empty()))
     }
 

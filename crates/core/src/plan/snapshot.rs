@@ -349,7 +349,7 @@ impl NodeFacts {
     }
 
     /// Whether the node has no kernel label, so that NFD has not labeled it yet or has removed its labels.
-    pub fn is_unlabeled(&self) -> bool {
+    pub(crate) fn is_unlabeled(&self) -> bool {
         self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty)
     }
 
@@ -419,7 +419,7 @@ impl DaemonSetFacts {
 
 impl PodFacts {
     /// Whether the pod has been ready for this time without a restart.
-    pub fn is_stable(&self, stable_for: SignedDuration, now: Timestamp) -> bool {
+    pub(crate) fn is_stable(&self, stable_for: SignedDuration, now: Timestamp) -> bool {
         let since = self.stable_since.or(self.created);
         self.ready && since.is_none_or(|since| now.duration_since(since) >= stable_for)
     }

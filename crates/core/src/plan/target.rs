@@ -132,7 +132,7 @@ impl RolloutTarget {
     }
 
     /// Whether two rollouts may write the same field, whatever their strategies.
-    pub fn may_share_field(&self, other: &Self) -> bool {
+    pub(crate) fn may_share_field(&self, other: &Self) -> bool {
         self.object != RolloutObject::Nothing {}
             && self.object == other.object
             && match (&self.location, &other.location) {

@@ -23,6 +23,7 @@ const LIBRARY: Kind = ("library", Some("LIBRARY"));
 /// Scanners use the first operating system as the distribution.
 const OPERATING_SYSTEM: Kind = ("operating-system", Some("OPERATING-SYSTEM"));
 
+#[derive(Default)]
 pub(super) struct Component<'a> {
     pub(super) kind: Kind,
     /// Unique in the bill.
@@ -194,9 +195,8 @@ fn component<'a>(
     version: Option<&'a str>,
     reference: String,
 ) -> Component<'a> {
-    let (licenses, properties) = (Vec::new(), vec![("role", role.to_owned())]);
-    let (digest, purl, url, license, supplier) = (None, None, None, None, None);
-    Component { kind, reference, name, version, digest, purl, url, licenses, license, supplier, properties }
+    let properties = vec![("role", role.to_owned())];
+    Component { kind, reference, name, version, properties, ..Component::default() }
 }
 
 /// The distribution that published a package, or the host that a download came from.

@@ -53,7 +53,7 @@ impl Role {
     }
 
     /// Whether the material is part of the image, rather than only a build input.
-    pub fn is_in_image(self) -> bool {
+    pub(crate) fn is_in_image(self) -> bool {
         match self {
             Self::Source | Self::Patch | Self::Base | Self::Entrypoint | Self::ReusedImage | Self::Member => {
                 true

@@ -66,12 +66,11 @@ pub(super) fn of_package(
     let is_rpm = arch.is_some_and(is_rpm_architecture);
     let namespace =
         distribution.map(|known| format!("{}/", escape(&known.id.to_lowercase()))).unwrap_or_default();
-    let (kind, epoch, version) = match (is_rpm, version.split_once(':')) {
-        (true, Some((epoch, version))) => ("rpm", Some(epoch), version),
-        (true, None) => ("rpm", None, version),
-        (false, _) if distribution.is_none() => ("generic", None, version),
-        (false, _) => ("deb", None, version),
+    let (epoch, version) = match version.split_once(':').filter(|_| is_rpm) {
+        Some((epoch, version)) => (Some(epoch), version),
+        None => (None, version),
     };
+    let kind = if is_rpm { "rpm" } else { distribution.map_or("generic", |_| "deb") };
     let distro = distribution.map(Distribution::qualifier);
     let base = format!("pkg:{kind}/{namespace}{}@{}", escape(name), escape(version));
     qualified(base, &[("arch", arch), ("distro", distro.as_deref()), ("epoch", epoch)])
@@ -87,19 +86,13 @@ pub(super) fn is_rpm_architecture(arch: &str) -> bool {
 pub(super) fn of_software(name: &str, version: Option<&str>, url: Option<&str>) -> String {
     let version = version.map(|version| format!("@{}", escape(version))).unwrap_or_default();
     let path = url.and_then(|url| url.strip_prefix("https://github.com/"));
-    let project = path.and_then(|path| {
-        let mut segments = path.splitn(3, '/');
-        Some((segments.next()?, segments.next()?.trim_end_matches(".git")))
-    });
+    if let Some([owner, repository, ..]) = path.map(|path| path.split('/').collect::<Vec<_>>()).as_deref() {
+        let project = [owner, repository.trim_end_matches(".git")].map(|name| escape(&name.to_lowercase()));
+        return format!("pkg:github/{}{version}", project.join("/"));
+    }
     let is_git = url.is_some_and(|url| url.starts_with("git+"));
     let qualifier = if is_git { "vcs_url" } else { "download_url" };
-    match project {
-        Some((owner, repository)) => {
-            let [owner, repository] = [owner, repository].map(|name| escape(&name.to_lowercase()));
-            format!("pkg:github/{owner}/{repository}{version}")
-        }
-        None => qualified(format!("pkg:generic/{}{version}", escape(name)), &[(qualifier, url)]),
-    }
+    qualified(format!("pkg:generic/{}{version}", escape(name)), &[(qualifier, url)])
 }
 
 /// Returns a package URL of an image (type `oci`). It contains the last part of the name and the digest, so that copies of the

@@ -95,7 +95,7 @@ impl TemplateContext {
     }
 
     /// Enables type information (BTF) for modules, as the kernel's family requests.
-    pub fn enable_btf(&mut self) {
+    pub(crate) fn enable_btf(&mut self) {
         self.kernel.insert("flags".to_owned(), WITH_BTF.to_owned());
     }
 
@@ -159,7 +159,7 @@ impl Templates {
     }
 
     /// Renders one line, such as a tag pattern, from named values. The error does not name the template.
-    pub fn render_line(&mut self, text: &str, values: &impl Serialize) -> Result<String, String> {
+    pub(crate) fn render_line(&mut self, text: &str, values: &impl Serialize) -> Result<String, String> {
         // The blank in the name prevents a collision with names of templates.
         let name = format!("line {text}");
         if !self.0.has_template(&name) {

@@ -25,7 +25,7 @@ pub struct Owner {
 impl Owner {
     /// Returns the user that runs farrier. If farrier runs as root, returns a dedicated user instead. The trees belong to the
     /// returned user.
-    pub fn of_this_process() -> Self {
+    pub(crate) fn of_this_process() -> Self {
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         if user != 0 {
             return Self { user, group, maps_trees: false };

@@ -8,7 +8,6 @@ use std::{
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, Repository, Version},
-    provenance::PublicKey,
 };
 use farrier_store::registry::{Registry, StoredManifest};
 use oci::{AnyManifest, Descriptor};
@@ -16,7 +15,6 @@ use oci::{AnyManifest, Descriptor};
 use super::{
     BundleError, Content, Result,
     index::{Blob, BundleIndex, FORMAT, Listed},
-    license::License,
     previous::PreviousBundle,
     verify::Manifest,
 };
@@ -37,7 +35,7 @@ pub struct ContentRequest {
 
 /// Index, manifests and blob sources of a bundle to write.
 pub struct Collection {
-    pub(super) index: BundleIndex,
+    pub index: BundleIndex,
     pub(super) manifests: BTreeMap<Digest, Manifest>,
     pub(super) sources: BTreeMap<Digest, Source>,
 }
@@ -92,18 +90,6 @@ pub async fn collect(
         return Err(BundleError::Nothing(reason));
     }
     Ok(Collection { index, manifests, sources })
-}
-
-impl Collection {
-    /// Records the key that will sign the bundle, so that a reader with other keys learns which one is missing.
-    pub fn set_signer(&mut self, key: &PublicKey) {
-        self.index.signer = Some(key.fingerprint());
-    }
-
-    /// Records the licenses in the bundle.
-    pub fn set_licenses(&mut self, licenses: BTreeSet<License>) {
-        self.index.licenses = licenses;
-    }
 }
 
 impl ContentRequest {

@@ -76,7 +76,7 @@ impl Content {
     }
 
     /// Whether its tag moves to newer content over time.
-    pub fn has_moving_tag(&self) -> bool {
+    pub(crate) fn has_moving_tag(&self) -> bool {
         self.tag.as_ref().is_some_and(|tag| is_moving_tag(&self.repository, tag))
     }
 }
@@ -191,7 +191,7 @@ impl<'a> Needed<'a> {
 
     /// Images of other registries that definitions name as runtime bases or prebuilt modules. Excludes images with
     /// headers, because the store keeps header sets, and toolchains, because the headers select them.
-    pub fn foreign_images(&self) -> BTreeSet<String> {
+    pub(crate) fn foreign_images(&self) -> BTreeSet<String> {
         let Self { images, bases, .. } = self;
         let mut references = BTreeSet::new();
         for image in images {

@@ -13,7 +13,7 @@ use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{
-    BundleError, Content, Meter, Phase, Result, Verified, collect::blobs_of, index::Blob,
+    BundleError, Content, Listed, Meter, Phase, Result, Verified, collect::blobs_of, index::Blob,
     referrers::repository, verify::Manifest,
 };
 
@@ -44,21 +44,36 @@ pub enum ImportOutcome {
     },
 }
 
+/// A content, and the outcome of its import.
+#[derive(Clone, Debug, Serialize)]
+pub struct Imported {
+    #[serde(flatten)]
+    pub content: Content,
+    #[serde(flatten)]
+    pub outcome: ImportOutcome,
+}
+
+impl Imported {
+    /// Whether the registry lacks the content, or its tag has other content.
+    fn is_pending(&self) -> bool {
+        matches!(self.outcome, ImportOutcome::Pushed | ImportOutcome::Moved { .. })
+    }
+}
+
 /// Result of an import.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ImportSummary {
-    /// Outcome of each content, in the bundle's order.
-    pub contents: Vec<(Content, ImportOutcome)>,
-    /// Number of blob bytes sent.
-    pub sent: u64,
-    /// Number of blobs sent.
-    pub blobs: usize,
+    /// The contents, in the bundle's order.
+    pub contents: Vec<Imported>,
+    pub sent_blobs: usize,
+    pub sent_bytes: u64,
 }
 
 impl ImportSummary {
     /// Whether no tag had a conflict.
     pub fn is_complete(&self) -> bool {
-        !self.contents.iter().any(|(_, outcome)| matches!(outcome, ImportOutcome::Conflict { .. }))
+        !self.contents.iter().any(|imported| matches!(imported.outcome, ImportOutcome::Conflict { .. }))
     }
 }
 
@@ -81,12 +96,12 @@ struct BlobPush<'a> {
 pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> Result<ImportSummary> {
     let index = verified.bundle.index();
     let mut contents = Vec::new();
-    for listed in &index.contents {
-        contents.push((listed.content.clone(), target.outcome(verified, &listed.content).await?));
+    for Listed { content, .. } in &index.contents {
+        let outcome = target.outcome(verified, content).await?;
+        contents.push(Imported { content: content.clone(), outcome });
     }
-    let is_pending = |o: &ImportOutcome| matches!(o, ImportOutcome::Pushed | ImportOutcome::Moved { .. });
     let pending: Vec<&Content> =
-        contents.iter().filter(|(_, outcome)| is_pending(outcome)).map(|(content, _)| content).collect();
+        contents.iter().filter(|new| new.is_pending()).map(|new| &new.content).collect();
     let blobs = blobs_to_push(verified, &pending);
     target.check_base(verified, &blobs).await?;
     target.check_moving_tags(&contents).await?;
@@ -100,32 +115,31 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // Before the first tag moves, so that an interrupted import rules out older bundles, too.
     target.accept(verified).await?;
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
-    for (content, _) in contents.iter().filter(|(content, o)| content.is_image() && is_pending(o)) {
+    for content in pending.into_iter().filter(|content| content.is_image()) {
         target.push_manifests(verified, content).await?;
     }
     // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
     // again, because the uploads may have taken hours.
-    for (content, outcome) in contents.iter_mut().rev().filter(|(_, outcome)| is_pending(outcome)) {
-        if content.tag.is_some() {
-            *outcome = target.outcome(verified, content).await?;
+    for new in contents.iter_mut().rev().filter(|new| new.is_pending()) {
+        if new.content.tag.is_some() {
+            new.outcome = target.outcome(verified, &new.content).await?;
         }
-        if !is_pending(outcome) {
+        if !new.is_pending() {
             continue;
         }
-        match target.push_content(verified, content, matches!(outcome, ImportOutcome::Moved { .. })).await {
+        let moves = matches!(new.outcome, ImportOutcome::Moved { .. });
+        match target.push_content(verified, &new.content, moves).await {
             Ok(true) => {}
-            Ok(false) => *outcome = target.outcome(verified, content).await?,
+            Ok(false) => new.outcome = target.outcome(verified, &new.content).await?,
             Err(error) => {
-                return Err(target.explain_refusal(&target.repository(&content.repository)?, error).await);
+                let repository = target.repository(&new.content.repository)?;
+                return Err(target.explain_refusal(&repository, error).await);
             }
         }
     }
     meter.end();
-    Ok(ImportSummary {
-        contents,
-        sent: sent.iter().sum(),
-        blobs: sent.iter().filter(|bytes| **bytes > 0).count(),
-    })
+    let sent_blobs = sent.iter().filter(|bytes| **bytes > 0).count();
+    Ok(ImportSummary { contents, sent_blobs, sent_bytes: sent.iter().sum() })
 }
 
 /// Blobs of these contents, each with the repositories that need it.

@@ -93,7 +93,7 @@ pub struct Blob {
 
 impl Blob {
     /// Whether the bundle contains the blob, instead of relying on its base.
-    pub fn is_carried(&self) -> bool {
+    pub(crate) fn is_carried(&self) -> bool {
         self.base.is_empty()
     }
 }
@@ -159,7 +159,7 @@ impl BundleIndex {
 
     /// Checks the index and returns the problem, if any. Covers every property that readers rely on and that digests do
     /// not guarantee.
-    pub fn find_problem(&self) -> Option<String> {
+    pub(crate) fn find_problem(&self) -> Option<String> {
         if let Some(problem) = self.order.as_ref().and_then(Order::problem) {
             return Some(problem.to_owned());
         }

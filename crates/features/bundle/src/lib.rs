@@ -42,7 +42,7 @@ pub use contents::{Content, ContentKind, Needed, Selection, needed};
 pub use definitions::write_definitions;
 pub use error::{BundleError, Result};
 pub use export::{Exported, export};
-pub use import::{ImportOutcome, ImportSummary, Target, import};
+pub use import::{ImportOutcome, ImportSummary, Imported, Target, import};
 pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
 pub use license::{License, ensure_exportable, licenses};
 pub use meter::{Meter, Phase};

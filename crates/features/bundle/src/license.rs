@@ -50,8 +50,7 @@ impl License {
 pub async fn licenses(services: &BuildServices, contents: &[Content]) -> Result<BTreeSet<License>> {
     let mut licenses = BTreeSet::new();
     for Content { repository: name, digest, .. } in contents.iter().filter(|content| content.is_image()) {
-        let mut definitions = services.definitions.images.values();
-        if let Some(image) = definitions.find(|image| image.metadata.name.as_str() == name) {
+        if let Some(image) = services.definitions.images.get(name.as_str()) {
             licenses.insert(License::of_image(image));
             licenses.extend(image.spec.sources.iter().map(|source| License::of_source(image, source)));
         }

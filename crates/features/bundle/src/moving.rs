@@ -7,7 +7,10 @@ use farrier_core::image::{Repository, Tag, Version};
 use farrier_store::{is_moving_tag, registry::RegistryError};
 use oci::subject_of_tag;
 
-use super::{BundleError, Content, Result, Target, import::ImportOutcome};
+use super::{
+    BundleError, Result, Target,
+    import::{ImportOutcome, Imported},
+};
 
 /// Tags that imports, `farrier mirror` and `farrier run` move, in the syntax of immutability rules.
 pub(super) const MOVING: &str = "`sha256-*` in all repositories, `declared-*` in sources and rootfs, `latest` in \
@@ -16,15 +19,11 @@ pub(super) const MOVING: &str = "`sha256-*` in all repositories, `declared-*` in
 impl Target {
     /// Writes one tag of each repository that the import will move again, with its present content. Registries with
     /// immutable tags refuse this write, too. Tags with signatures are skipped: a concurrent signer writes them.
-    pub(super) async fn check_moving_tags(&self, contents: &[(Content, ImportOutcome)]) -> Result<()> {
+    pub(super) async fn check_moving_tags(&self, contents: &[Imported]) -> Result<()> {
         let mut tried = BTreeSet::new();
-        for (content, outcome) in contents {
-            let (ImportOutcome::Moved { .. }, true, Some(tag)) =
-                (outcome, content.has_moving_tag(), &content.tag)
-            else {
-                continue;
-            };
-            if !tried.insert(&content.repository) {
+        for Imported { content, outcome } in contents {
+            let (ImportOutcome::Moved { .. }, Some(tag)) = (outcome, &content.tag) else { continue };
+            if !content.has_moving_tag() || !tried.insert(&content.repository) {
                 continue;
             }
             let (repository, version) = (self.repository(&content.repository)?, Version::Tag(tag.clone()));

@@ -143,26 +143,19 @@ impl Target {
         let order = index.order.clone();
         let origin = order.as_ref().map_or(&index.from, |order| &order.origin);
         let counter = order.as_ref().map_or(0, |order| order.counter);
-        let Some(newest) = self.newest(Role::Accepted, origin).await?.map(|newest| newest.order) else {
-            return Ok(None);
-        };
-        if newest.counter <= counter {
-            return Ok(None);
-        }
+        let newest = self.newest(Role::Accepted, origin).await?.map(|newest| newest.order);
+        let Some(newest) = newest.filter(|newest| newest.counter > counter) else { return Ok(None) };
         let mut changes = Vec::new();
         for Listed { content, .. } in &index.contents {
-            if !content.has_moving_tag() {
-                continue;
-            }
+            let tag = content.tag.as_ref().filter(|_| content.has_moving_tag());
+            let (Some(tag), Some(new)) = (tag, verified.manifests.get(&content.digest)) else { continue };
             let ImportOutcome::Moved { previous } = self.outcome(verified, content).await? else { continue };
-            let new = verified.manifests.get(&content.digest);
-            let (Some(tag), Some(new)) = (&content.tag, new) else { continue };
             let name = &content.repository;
             let version = Version::Digest(previous.clone());
             let old = self.registry.manifest(&self.repository(name)?, &version).await?;
             let old = describe(&previous, old.as_ref().map(|old| &old.bytes[..]));
-            changes
-                .push(format!("{name}:{tag} from {old} to {}", describe(&content.digest, Some(&new.bytes))));
+            let new = describe(&content.digest, Some(&new.bytes));
+            changes.push(format!("{name}:{tag} from {old} to {new}"));
         }
         Ok(Some(Older { order, newest, changes }))
     }
@@ -212,10 +205,9 @@ fn tag_prefix(role: Role, origin: &str) -> String {
 /// Identity of a stored input as its manifest states it, and its digest.
 fn describe(digest: &Digest, manifest: Option<&[u8]>) -> String {
     let manifest = manifest.and_then(|bytes| ImageManifest::parse(bytes).ok());
-    let identity = manifest.and_then(|manifest| manifest.annotations.get(annotations::IDENTITY).cloned());
+    let identity = manifest.and_then(|mut manifest| manifest.annotations.remove(annotations::IDENTITY));
     let digest = format!("sha256:{}", digest.short());
-    identity.map_or(digest.clone(), |identity| {
-        let text: String = identity.chars().filter(|c| !is_deceptive(*c)).take(MAX_DESCRIPTION).collect();
-        format!("{text} ({digest})")
-    })
+    let Some(identity) = identity else { return digest };
+    let text: String = identity.chars().filter(|c| !is_deceptive(*c)).take(MAX_DESCRIPTION).collect();
+    format!("{text} ({digest})")
 }

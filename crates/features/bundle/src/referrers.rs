@@ -1,6 +1,6 @@
 //! Finds content about an image that the image's manifest does not name: reports, lists, statements and signatures.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use farrier_core::image::{ReferenceError, Repository, Tag, Version};
 use farrier_store::registry::{Registry, RegistryError, RegistryLocation};
@@ -35,14 +35,12 @@ pub async fn with_referrers(
                 let (kind, digest) = (ContentKind::Referrer, referrer.digest);
                 queue.push(Content { kind, repository: name.clone(), tag: None, digest });
             }
-            if !tags.contains_key(&repository) {
-                tags.insert(repository.clone(), registry.tags(&repository).await?);
-            }
+            let listed = match tags.entry(repository.clone()) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(registry.tags(&repository).await?),
+            };
             let prefix = format!("sha256-{}.", digest.hex());
-            for tag in tags.get(&repository).into_iter().flatten() {
-                if !tag.as_str().starts_with(&prefix) {
-                    continue;
-                }
+            for tag in listed.iter().filter(|tag| tag.as_str().starts_with(&prefix)) {
                 let version = Version::Tag(tag.clone());
                 if let Some(stored) = registry.manifest(&repository, &version).await? {
                     let (kind, tag) = (ContentKind::Signature, Some(tag.clone()));

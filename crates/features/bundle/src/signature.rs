@@ -3,6 +3,7 @@
 
 use std::{
     io::{self, BufReader, Read as _},
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -38,9 +39,8 @@ impl Bundle {
     /// `sha256sum -c` reads. Returns the path and the text.
     pub fn write_checksums(&self) -> Result<(PathBuf, String)> {
         let mut text = String::new();
-        let ends = self.file.parts.iter().skip(1).map(|(start, _)| *start).chain([self.length()]);
-        for ((start, file), end) in self.file.parts.iter().zip(ends) {
-            let part = Section::new(Arc::clone(&self.file), *start, end);
+        for (Range { start, end }, file) in &self.file.parts {
+            let part = Section::new(Arc::clone(&self.file), *start, *end);
             let mut content = BufReader::with_capacity(CHUNK, Hashing::new(part));
             io::copy(&mut content, &mut io::sink())?;
             let (_, digest, _) = content.into_inner().into_parts();

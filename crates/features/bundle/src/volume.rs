@@ -4,6 +4,7 @@
 use std::{
     fs::TryLockError,
     io::{self, Write},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -14,8 +15,8 @@ use super::{BundleError, Result};
 /// The files of a bundle, for reading.
 #[derive(Debug)]
 pub(super) struct Volume {
-    /// The parts in order, each with the offset of its first byte.
-    pub(super) parts: Vec<(u64, File)>,
+    /// The parts in order, each with its range of the bundle's bytes.
+    pub(super) parts: Vec<(Range<u64>, File)>,
     pub(super) length: u64,
 }
 
@@ -24,18 +25,17 @@ impl Volume {
         let (mut parts, mut length) = (Vec::new(), 0);
         for path in paths {
             let file = File::open(path)?;
-            let size = file.metadata()?.len();
-            parts.push((length, file));
-            length += size;
+            let end = length + file.metadata()?.len();
+            parts.push((length..end, file));
+            length = end;
         }
         Ok(Self { parts, length })
     }
 
     /// Reads from the part that has this offset. Returns 0 at the end of the last part.
     pub(super) fn read_at(&self, to: &mut [u8], offset: u64) -> io::Result<usize> {
-        let after = self.parts.partition_point(|(start, _)| *start <= offset);
-        let part = after.checked_sub(1).and_then(|part| self.parts.get(part));
-        part.map_or(Ok(0), |(start, file)| file.read_at(to, offset - start))
+        let part = self.parts.iter().find(|(range, _)| range.contains(&offset));
+        part.map_or(Ok(0), |(range, file)| file.read_at(to, offset - range.start))
     }
 
     pub(super) fn read_exact_at(&self, mut to: &mut [u8], mut offset: u64) -> io::Result<()> {
@@ -70,25 +70,19 @@ fn number(path: &Path) -> Option<usize> {
 /// without a number, or a directory, the directory is searched for all parts.
 pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     let mut parts = paths.to_vec();
+    let is_part_of = |name: &Path, path: &Path| path.with_extension("").file_name() == name.file_name();
     if let [path] = paths {
-        if path.join("oci-layout").is_file() {
-            return Ok((path.clone(), parts));
-        }
         let stem = path.with_extension("");
         let is_part = number(path).is_some() && part(&stem, Some(1)).is_file();
         let name = if is_part { stem } else { path.clone() };
-        let directory: &Path = match path.parent() {
-            _ if path.is_dir() => path,
-            _ if !is_part && !part(path, Some(1)).is_file() => return Ok((name, parts)),
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
+        if path.join("oci-layout").is_file() || (!path.is_dir() && !part(&name, Some(1)).is_file()) {
+            return Ok((name, parts));
+        }
+        let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        let directory = if path.is_dir() { path } else { parent };
         let files = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
         parts = files.collect::<io::Result<_>>()?;
-        parts.retain(|file| {
-            let is_same = file.with_extension("").file_name() == name.file_name();
-            number(file).is_some() && (path.is_dir() || is_same)
-        });
+        parts.retain(|file| number(file).is_some() && (path.is_dir() || is_part_of(&name, file)));
         if parts.is_empty() {
             return Err(BundleError::NotABundle(name, "the directory has no parts of a bundle".to_owned()));
         }
@@ -96,8 +90,7 @@ pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     parts.sort_by_key(|path| number(path));
     let name = parts.first().map(|first| first.with_extension("")).unwrap_or_default();
     for (expected, path) in (1..).zip(&parts) {
-        let is_same = path.with_extension("").file_name() == name.file_name();
-        if !is_same || number(path) != Some(expected) {
+        if !is_part_of(&name, path) || number(path) != Some(expected) {
             let reason = format!("part {expected} is missing or given twice, before {}", path.display());
             return Err(BundleError::NotABundle(name, reason));
         }

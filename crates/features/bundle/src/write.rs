@@ -57,12 +57,8 @@ impl Writer {
             write_frame(&mut head, &entry)?;
             frames.push((head.len() - before) as u64);
         }
-        if let Some(kept) = kept_frames(&Arc::new(Volume::open(&files.paths())?), &head, index, meter)? {
-            frames.extend(kept);
-        } else {
-            files.truncate(0)?;
-            files.write_all(&head)?;
-        }
+        frames.extend(kept_frames(&Arc::new(Volume::open(&files.paths())?), &head, index, meter)?);
+        files.write_all(&head)?;
         let offset = frames.iter().sum();
         files.truncate(offset)?;
         let out = BufWriter::with_capacity(BUFFER, files);
@@ -114,26 +110,22 @@ impl Writer {
     }
 }
 
-/// Lengths of the blob frames that an earlier run completed; `None` if the file has other content or is empty.
+/// Lengths of the blob frames that an earlier run completed; empty if the file does not start with the head.
 fn kept_frames(
     file: &Arc<Volume>,
     head: &[u8],
     index: &BundleIndex,
     meter: &dyn Meter,
-) -> io::Result<Option<Vec<u64>>> {
-    let length = file.length;
-    let mut start = vec![0; head.len()];
-    if length < head.len() as u64 {
-        return Ok(None);
-    }
-    file.read_exact_at(&mut start, 0)?;
+) -> io::Result<Vec<u64>> {
+    let (length, mut frames) = (file.length, Vec::new());
+    let mut start = Vec::new();
+    Section::new(Arc::clone(file), 0, head.len() as u64).read_to_end(&mut start)?;
     if start != head {
-        return Ok(None);
+        return Ok(frames);
     }
     meter.begin(Phase::Resume, length);
     let mut offset = head.len() as u64;
     meter.advance(offset);
-    let mut frames = Vec::new();
     for blob in index.carried() {
         let section = Section::new(Arc::clone(file), offset, length);
         // A damaged frame is written again.
@@ -143,5 +135,5 @@ fn kept_frames(
         frames.push(frame);
     }
     meter.end();
-    Ok(Some(frames))
+    Ok(frames)
 }

@@ -5,14 +5,15 @@ use std::{
     fs, io,
     os::unix::process::ExitStatusExt,
     process::{Child, Command, ExitStatus, exit},
+    sync::mpsc,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use driver_entrypoint::report::{ReadBack, SyscallResult};
 use rustix::{
-    io::Errno,
-    process::{Signal, set_parent_process_death_signal},
+    io::{Errno, retry_on_intr},
+    process::{Pid, Signal, WaitId, WaitIdOptions, set_parent_process_death_signal, waitid},
 };
 
 use crate::files;
@@ -23,7 +24,6 @@ pub(crate) const LOAD: &str = "load-module";
 /// use or has no exit function.
 pub(crate) const UNLOAD: &str = "unload-module";
 
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for a process to end after it was killed.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -78,14 +78,14 @@ pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Resul
 
 /// Waits for a child process; `None` at the time limit.
 pub(crate) fn wait_within(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let start = Instant::now();
-    loop {
-        let status = child.try_wait()?;
-        if status.is_some() || start.elapsed() >= limit {
-            return Ok(status);
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
+    let (id, (sender, ended)) = (Pid::from_child(child), mpsc::channel());
+    // The thread outlives a time limit. `NOWAIT` leaves the status to `try_wait`, so that the process ID is not used anew.
+    thread::Builder::new().spawn(move || {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let _ = sender.send(retry_on_intr(|| waitid(WaitId::Pid(id), options)).map(drop));
+    })?;
+    let _ = ended.recv_timeout(limit);
+    child.try_wait()
 }
 
 fn result_of(status: ExitStatus) -> SyscallResult {

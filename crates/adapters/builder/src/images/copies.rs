@@ -223,7 +223,7 @@ mod tests {
         let sign = async |text: &'static str| {
             let kind = provenance::SIGSTORE_BUNDLE;
             let artifact = Artifact::about(&subject.bytes, kind, text.into(), &[]).unwrap();
-            for bytes in [artifact.config, &artifact.content] {
+            for bytes in [oci::EMPTY, &artifact.content] {
                 remote.push_bytes(&repository, bytes).await.unwrap();
             }
             remote.push_referrer(&repository, &artifact.manifest).await.unwrap();

@@ -26,27 +26,23 @@ pub struct DocumentKind {
     pub(crate) predicate_type: &'static str,
 }
 
+impl DocumentKind {
+    const fn new(name: &'static str, media_type: &'static str, predicate_type: &'static str) -> Self {
+        Self { name, media_type, predicate_type }
+    }
+}
+
 /// Report of the check against the kernel's module loader.
-pub const CHECK_REPORT: DocumentKind = DocumentKind {
-    name: "check report",
-    media_type: media_type::CHECK_REPORT,
-    predicate_type: CHECK_REPORT_PREDICATE,
-};
+pub const CHECK_REPORT: DocumentKind =
+    DocumentKind::new("check report", media_type::CHECK_REPORT, CHECK_REPORT_PREDICATE);
 /// Bill of materials with the components of the image.
-pub const BILL_OF_MATERIALS: DocumentKind = DocumentKind {
-    name: "bill of materials",
-    media_type: media_type::CYCLONEDX,
-    predicate_type: CYCLONEDX_PREDICATE,
-};
+pub const BILL_OF_MATERIALS: DocumentKind =
+    DocumentKind::new("bill of materials", media_type::CYCLONEDX, CYCLONEDX_PREDICATE);
 /// The bill of materials as SPDX.
-pub(crate) const SPDX: DocumentKind = DocumentKind {
-    name: "bill of materials (SPDX)",
-    media_type: media_type::SPDX,
-    predicate_type: SPDX_PREDICATE,
-};
+pub(crate) const SPDX: DocumentKind =
+    DocumentKind::new("bill of materials (SPDX)", media_type::SPDX, SPDX_PREDICATE);
 /// Provenance with the inputs and steps of the build.
-pub const PROVENANCE: DocumentKind =
-    DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
+pub const PROVENANCE: DocumentKind = DocumentKind::new("provenance", media_type::IN_TOTO, SLSA_PREDICATE);
 
 /// Documents of an image.
 pub(super) const DOCUMENTS: [DocumentKind; 4] = [CHECK_REPORT, BILL_OF_MATERIALS, SPDX, PROVENANCE];
@@ -62,7 +58,8 @@ pub struct Claim {
 impl Claim {
     /// Claim with the content of a check report.
     pub(crate) fn of_report(content: &[u8]) -> Result<Self> {
-        let predicate = parse_json(CHECK_REPORT.name, content)?;
+        let predicate =
+            serde_json::from_slice(content).map_err(|source| ImageError::Json(CHECK_REPORT.name, source))?;
         Ok(Self { predicate_type: CHECK_REPORT_PREDICATE, predicate })
     }
 }
@@ -79,26 +76,22 @@ impl Documents {
     /// Creates the documents of the image with the manifest bytes `manifest`.
     pub fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self> {
         let Subject { name, digest, .. } = &provenance.subject;
-        let (bill, spdx, slsa) =
-            (provenance::bill(provenance), provenance::spdx(provenance), provenance::slsa(provenance));
-        let statement = provenance::statement(name, digest, SLSA_PREDICATE, &slsa);
-        let note = [(annotations::PREDICATE_TYPE, SLSA_PREDICATE)];
-        let artifacts = vec![
-            Artifact::about(manifest, media_type::CYCLONEDX, bill.to_string().into_bytes(), &[])?,
-            Artifact::about(manifest, media_type::SPDX, spdx.to_string().into_bytes(), &[])?,
-            Artifact::about(manifest, media_type::IN_TOTO, statement, &note)?,
-        ];
-        let claims = vec![
-            Claim { predicate_type: CYCLONEDX_PREDICATE, predicate: bill },
-            Claim { predicate_type: SPDX_PREDICATE, predicate: spdx },
-            Claim { predicate_type: SLSA_PREDICATE, predicate: slsa },
-        ];
+        let (mut artifacts, mut claims) = (Vec::new(), Vec::new());
+        for (kind, predicate) in [
+            (BILL_OF_MATERIALS, provenance::bill(provenance)),
+            (SPDX, provenance::spdx(provenance)),
+            (PROVENANCE, provenance::slsa(provenance)),
+        ] {
+            let note = [(annotations::PREDICATE_TYPE, kind.predicate_type)];
+            let (content, notes) = match kind {
+                PROVENANCE => (provenance::statement(name, digest, SLSA_PREDICATE, &predicate), &note[..]),
+                _ => (predicate.to_string().into_bytes(), &[][..]),
+            };
+            artifacts.push(Artifact::about(manifest, kind.media_type, content, notes)?);
+            claims.push(Claim { predicate_type: kind.predicate_type, predicate });
+        }
         Ok(Self { artifacts, claims })
     }
-}
-
-pub(super) fn parse_json(name: &'static str, content: &[u8]) -> Result<Value> {
-    Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json(name, source))?)
 }
 
 impl StoredImage<'_> {
@@ -106,7 +99,7 @@ impl StoredImage<'_> {
     pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64> {
         let registry = &self.services.images.registry;
         let mut sent = 0;
-        for bytes in [artifact.config, &artifact.content] {
+        for bytes in [oci::EMPTY, &artifact.content] {
             sent += registry.push_bytes(self.repository, bytes).await?.bytes();
         }
         registry.push_referrer(self.repository, &artifact.manifest).await?;

@@ -18,14 +18,14 @@ use jiff::Timestamp;
 use crate::services::{BuildError, BuildServices, Result};
 
 /// A key that signs images, with its public key for verification.
-pub(super) struct ImageSigner {
+pub struct ImageSigner {
     signer: Arc<Signer>,
-    pub(super) public: PublicKey,
+    pub public: PublicKey,
 }
 
 impl ImageSigner {
-    /// Loads the site's key; `None` if the site signs no images.
-    pub(super) async fn load(services: &BuildServices) -> Result<Option<Self>> {
+    /// Loads the site's key; `None` if the site signs no images. Fails if the key is unusable.
+    pub async fn load(services: &BuildServices) -> Result<Option<Self>> {
         let Some(signing) = &services.definitions.site.image_signing else { return Ok(None) };
         let ImageSigning { key, passphrase, public_key, .. } = signing;
         let path = public_key.as_ref().map(|path| services.definitions.root.join(path));
@@ -42,20 +42,10 @@ impl ImageSigner {
     }
 
     /// Signs on a blocking thread: the signer may be an external program.
-    pub(super) async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>> {
+    pub async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>> {
         let signer = Arc::clone(&self.signer);
         Ok(blocking(move || signer.sign(SignatureHash::Sha256, &content)).await?)
     }
-}
-
-/// Fails fast, before compilation, if the site signs images but its key is unusable.
-pub async fn ensure_can_sign_images(services: &BuildServices) -> Result<()> {
-    ImageSigner::load(services).await.map(drop)
-}
-
-/// Public key of the site's signing key, if the site signs images. Fails if the key is unusable.
-pub async fn signing_key(services: &BuildServices) -> Result<Option<PublicKey>> {
-    Ok(ImageSigner::load(services).await?.map(|signer| signer.public))
 }
 
 /// Keys to verify an image with: `at_least` of the keys in `key_files`, or else the policy's keys, or else the site's own key.
@@ -106,27 +96,15 @@ pub(super) async fn required_signers(definitions: &Definitions) -> Result<Option
     signers(definitions, "policy.requireSigned", key_files, wanted.at_least()).await.map(Some)
 }
 
-/// Signs bytes other than an image with the site's key; `None` if the site signs no images.
-pub async fn sign_bytes(services: &BuildServices, content: Vec<u8>) -> Result<Option<Vec<u8>>> {
-    let Some(signer) = ImageSigner::load(services).await? else { return Ok(None) };
-    signer.sign(content).await.map(Some)
-}
-
-/// Reads public keys in PEM form.
-pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>> {
+/// Reads the public keys (PEM) that the command line names. Fails if the site revoked one of them.
+pub async fn named_keys(definitions: &Definitions, paths: &[PathBuf]) -> Result<Vec<PublicKey>> {
     let mut keys = Vec::new();
     for path in paths {
-        keys.push(read_key(path).await?);
+        let key = read_key(path).await?;
+        ensure_not_revoked(definitions, &format!("--key {}", path.display()), &key).await?;
+        keys.push(key);
     }
     Ok(keys)
-}
-
-/// Fails if one of the keys that the command line names is revoked.
-pub async fn check_named_keys(definitions: &Definitions, paths: &[PathBuf]) -> Result<()> {
-    for path in paths {
-        ensure_not_revoked(definitions, &format!("--key {}", path.display()), &read_key(path).await?).await?;
-    }
-    Ok(())
 }
 
 /// Reads accepted keys, without those that the site revoked.

@@ -20,10 +20,7 @@ pub use contents::contents;
 pub use copies::{ImageCopy, copy_artifact, copy_image, copy_tag};
 pub(crate) use documents::Claim;
 pub use documents::{BILL_OF_MATERIALS, CHECK_REPORT, Documents, PROVENANCE};
-pub use keys::{
-    check_named_keys, check_revoked_keys, ensure_can_sign_images, read_keys, sign_bytes, signing_key,
-    verification_keys,
-};
+pub use keys::{ImageSigner, check_revoked_keys, named_keys, verification_keys};
 pub(crate) use outputs::output_maker;
 pub(crate) use record::record_build;
 pub use record::{

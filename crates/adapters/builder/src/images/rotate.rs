@@ -66,12 +66,10 @@ pub async fn rotate(
 /// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
 async fn tagged_digests(access: &ImageAccess, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut digests = BTreeSet::new();
-    for tag in access.registry.tags(repository).await? {
-        let version = Version::Tag(tag);
-        if version.tag().is_some_and(is_referrer_or_signature) {
-            continue;
-        }
-        let Some(stored) = access.registry.manifest(repository, &version).await? else { continue };
+    let tags = access.registry.tags(repository).await?.into_iter();
+    for tag in tags.filter(|tag| !is_referrer_or_signature(tag)) {
+        let stored = access.registry.manifest(repository, &Version::Tag(tag)).await?;
+        let Some(stored) = stored else { continue };
         if let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) {
             for entry in index.manifests {
                 let image = access.registry.manifest(repository, &Version::Digest(entry.digest)).await?;

@@ -69,10 +69,9 @@ async fn push_index(
     let mut entries = BTreeMap::from([(arch, image.clone())]);
     for (architecture, Published { digest, .. }) in others {
         let subject = format!("the image for {architecture} under {reference},");
-        StoredImage { services, repository, digest: &digest }.ensure_trusted(&subject).await?;
-        let version = Version::Digest(digest);
-        let other = ImageReference { repository: repository.clone(), version };
-        entries.insert(architecture, services.images.existing_manifest(&other).await?);
+        let other = StoredImage { services, repository, digest: &digest };
+        other.ensure_trusted(&subject).await?;
+        entries.insert(architecture, other.manifest().await?);
     }
     let mut index = ImageIndex::empty();
     index.manifests = entries

@@ -2,7 +2,7 @@
 
 use farrier_core::{
     facts::media_type,
-    image::{ImageReference, Tag, Version},
+    image::{Tag, Version},
     provenance::{self, Envelope, PublicKey, RequiredSigners, SIGNED_PREDICATE, Statement},
     site::Existing,
 };
@@ -51,9 +51,7 @@ impl StoredImage<'_> {
     /// bundle, too.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { services, repository, digest } = self;
-        let reference =
-            ImageReference { repository: repository.clone(), version: Version::Digest(digest.clone()) };
-        let subject = services.images.existing_manifest(&reference).await?.bytes;
+        let subject = self.manifest().await?.bytes;
         let tagged = self.tagged_statements(&[&signer.public]).await?;
         let bundled = self.bundled_statements(&[&signer.public]).await?;
         let image_claim = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };

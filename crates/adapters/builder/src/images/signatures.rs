@@ -11,7 +11,7 @@ use farrier_core::{
         SIMPLE_SIGNING, Statement, Trust,
     },
 };
-use farrier_store::SignatureStatus;
+use farrier_store::{SignatureStatus, registry::StoredManifest};
 use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
@@ -46,6 +46,12 @@ impl StoredImage<'_> {
             // A process that cannot read a key may still publish, so the image only counts as refused.
             Err(error) => Ok(SignatureStatus::Refused(error_chain(&error))),
         }
+    }
+
+    /// Fetches the image's manifest. Fails if it does not exist.
+    pub(crate) async fn manifest(self) -> Result<StoredManifest> {
+        let (repository, version) = (self.repository.clone(), Version::Digest(self.digest.clone()));
+        self.services.images.existing_manifest(&ImageReference { repository, version }).await
     }
 
     /// Manifest of a tag with signatures or attestations. `None` if the tag is absent or has other content, which the next signature
@@ -237,7 +243,7 @@ impl StoredImage<'_> {
 
     /// Checks that builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
     /// for example a registry error.
-    pub async fn check_trusted(self) -> Result<Result<(), String>> {
+    pub(crate) async fn check_trusted(self) -> Result<Result<(), String>> {
         let (own, required) =
             (own_signers(self.services).await?, required_signers(&self.services.definitions).await?);
         let signs_modules = self.services.tools.module_signer.is_some();

@@ -3,7 +3,7 @@
 
 use farrier_core::{
     facts::{UnionMetadata, UnionPart, assemble_union, media_type},
-    image::{ImageReference, Repository, Version},
+    image::{Repository, Version},
     plan::{BUILD_FORMAT, NamedInputs, PlannedUnion, Published, UnionMember},
     provenance::{Confinement, Material, Provenance, Role, Subject, Terms},
 };
@@ -95,11 +95,7 @@ async fn union_part(
     let UnionMember { kernel, digest } = member;
     let image = StoredImage { services, repository, digest };
     image.ensure_trusted(&format!("the image for kernel {kernel},")).await?;
-    let version = Version::Digest(digest.clone());
-    let stored = services
-        .images
-        .existing_manifest(&ImageReference { repository: repository.clone(), version })
-        .await?;
+    let stored = image.manifest().await?;
     let config =
         services.images.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
     Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })

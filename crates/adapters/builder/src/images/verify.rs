@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use farrier_core::{
     facts::ImageFacts,
-    image::{Definitions, Digest, ImageReference, Repository, UnknownPolicy, Version},
+    image::{Definitions, ImageReference, Repository, UnknownPolicy, Version},
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 use kmod::Verdict;
@@ -152,8 +152,7 @@ const UNCHECKED_MEMBERS: &str = "the signatures of its members' check reports (v
 
 /// The image and the facts to check it against.
 struct Subject<'a> {
-    repository: &'a Repository,
-    digest: Digest,
+    image: StoredImage<'a>,
     facts: ImageFacts,
     /// Whether the local definition allows the verdict `unknown`.
     allows_unknown: bool,
@@ -179,7 +178,7 @@ pub async fn verify(
         checks.add("manifest", Err(FailedCheck::absent(format!("there is no {reference}"), PUSH_AGAIN)));
         return Ok(checks.report(reference.to_string()));
     };
-    let image = format!("{repository}@{}", stored.digest);
+    let name = format!("{repository}@{}", stored.digest);
     let manifest = match AnyManifest::parse(&stored.bytes) {
         Ok(AnyManifest::Image(manifest)) => manifest,
         Ok(AnyManifest::Index(index)) => {
@@ -187,14 +186,14 @@ pub async fn verify(
                 let reason =
                     "farrier did not write this index, and other programs may find other images in it";
                 checks.add("manifest", Err(FailedCheck::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
-                return Ok(checks.report(image));
+                return Ok(checks.report(name));
             }
-            let report = Checks::default().report(image);
+            let report = Checks::default().report(name);
             return verify_index(services, repository, &index, (signers, deep), report).await;
         }
         Err(error) => {
             checks.add("manifest", Err(FailedCheck::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
-            return Ok(checks.report(image));
+            return Ok(checks.report(name));
         }
     };
     checks.add("manifest", Ok(stored.digest.to_string()));
@@ -202,24 +201,21 @@ pub async fn verify(
     let (facts, annotations) = check_annotations(&manifest);
     checks.add("annotations", annotations);
     let keys: Vec<&PublicKey> = signers.into_iter().flat_map(RequiredSigners::keys).collect();
-    let image_by_digest = StoredImage { services, repository, digest: &stored.digest };
-    let statements = if keys.is_empty() { Vec::new() } else { image_by_digest.all_statements(&keys).await? };
+    let image = StoredImage { services, repository, digest: &stored.digest };
+    let statements = if keys.is_empty() { Vec::new() } else { image.all_statements(&keys).await? };
     let allows_unknown = accepts_unknown(&services.definitions, repository);
-    let subject = Subject { repository, digest: stored.digest, facts, allows_unknown, signers, statements };
-    check_signature(services, &subject, &mut checks).await?;
+    let subject = Subject { image, facts, allows_unknown, signers, statements };
+    check_signature(&subject, &mut checks).await?;
     if subject.facts.members.is_empty() {
-        checks.add(CHECK_REPORT.name, check_document(services, &subject, &CHECK_REPORT, check_report).await?);
+        checks.add(CHECK_REPORT.name, check_document(&subject, &CHECK_REPORT, check_report).await?);
     } else {
-        checks.add(CHECK_REPORT.name, check_members(services, &subject).await?);
+        checks.add(CHECK_REPORT.name, check_members(&subject).await?);
         checks.not_looked_at.extend(signers.is_some().then_some(UNCHECKED_MEMBERS));
     }
-    checks.add(
-        BILL_OF_MATERIALS.name,
-        check_document(services, &subject, &BILL_OF_MATERIALS, check_bill).await?,
-    );
-    checks.add(SPDX.name, check_document(services, &subject, &SPDX, check_spdx).await?);
-    checks.add(PROVENANCE.name, check_document(services, &subject, &PROVENANCE, check_provenance).await?);
-    Ok(checks.report(image))
+    checks.add(BILL_OF_MATERIALS.name, check_document(&subject, &BILL_OF_MATERIALS, check_bill).await?);
+    checks.add(SPDX.name, check_document(&subject, &SPDX, check_spdx).await?);
+    checks.add(PROVENANCE.name, check_document(&subject, &PROVENANCE, check_provenance).await?);
+    Ok(checks.report(name))
 }
 
 /// Verifies each image of an index. The caller has checked that the index is canonical.
@@ -246,8 +242,7 @@ async fn verify_index(
 /// repository's name selects the definition, because the image's own annotations are not trusted yet.
 fn accepts_unknown(definitions: &Definitions, repository: &Repository) -> bool {
     let name = repository.as_str().rsplit('/').next().unwrap_or_default();
-    let image = definitions.images.values().find(|image| image.metadata.name.as_str() == name);
-    image.is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
+    definitions.images.get(name).is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
 }
 
 /// Checks that all blobs exist; with `deep`, also verifies their digests.
@@ -299,15 +294,14 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     (facts, outcome)
 }
 
-async fn check_signature(services: &BuildServices, subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
-    let Subject { repository, digest, signers, .. } = subject;
+async fn check_signature(subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
+    let Subject { image, signers, .. } = subject;
     let Some(signers) = signers else {
         let (result, message) = (CheckResult::Skipped, "no key given".to_owned());
         checks.done.push(VerifyCheck { check: "signature", result, message, hint: None });
         return Ok(());
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
-    let image = StoredImage { services, repository, digest };
     // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
     let signer_check = signers.check(&found);
@@ -328,15 +322,12 @@ async fn check_signature(services: &BuildServices, subject: &Subject<'_>, checks
     Ok(())
 }
 
-/// Reads a document about the image `image_digest`. Unreadable content is a failed check and not an error, for example content that
+/// Reads a document about an image. Unreadable content is a failed check and not an error, for example content that
 /// does not match its digest.
 async fn read_document(
-    services: &BuildServices,
-    subject: &Subject<'_>,
-    image_digest: &Digest,
+    image: StoredImage<'_>,
     kind: &DocumentKind,
 ) -> Result<Result<Option<Vec<u8>>, FailedCheck>> {
-    let image = StoredImage { services, repository: subject.repository, digest: image_digest };
     let document = image.find_document(kind).await;
     if matches!(document, Ok(None)) && image.is_referrer_deleted(kind.media_type).await? {
         return Ok(Err(FailedCheck::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
@@ -353,12 +344,11 @@ async fn read_document(
 /// Checks that a document exists, is about this image and has the expected content. With required signers, also checks
 /// that the document is signed.
 async fn check_document(
-    services: &BuildServices,
     subject: &Subject<'_>,
     kind: &DocumentKind,
     check: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Result<Outcome> {
-    let content = read_document(services, subject, &subject.digest, kind).await?;
+    let content = read_document(subject.image, kind).await?;
     Ok(content.and_then(|content| match content {
         Some(content) => judge_document(subject, kind, &content, check),
         None => Err(FailedCheck::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
@@ -374,7 +364,7 @@ fn judge_document(
     let mut predicate: Value = serde_json::from_slice(content).map_err(|_| "it is not JSON".to_owned())?;
     if *kind == PROVENANCE {
         let statement = Statement::parse(content).map_err(|error| error_chain(&error))?;
-        if !provenance::is_about(&statement, &subject.digest) {
+        if !provenance::is_about(&statement, subject.image.digest) {
             return Err("it is about another image".to_owned().into());
         }
         predicate = statement.predicate;
@@ -395,11 +385,12 @@ fn judge_document(
 }
 
 /// Checks the reports of a union image's members, which are images for single kernels. The union image has no report.
-async fn check_members(services: &BuildServices, subject: &Subject<'_>) -> Result<Outcome> {
+async fn check_members(subject: &Subject<'_>) -> Result<Outcome> {
     let (mut problems, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;
     for (kernel, digest) in &subject.facts.members {
-        let content = match read_document(services, subject, digest, &CHECK_REPORT).await? {
+        let member = StoredImage { digest, ..subject.image };
+        let content = match read_document(member, &CHECK_REPORT).await? {
             Ok(content) => content,
             Err(failed) => {
                 hint = failed.hint;
@@ -464,7 +455,7 @@ fn check_report(document: &Value, subject: &Subject<'_>) -> Outcome {
 
 fn check_bill(bill: &Value, subject: &Subject<'_>) -> Outcome {
     let component = &bill["metadata"]["component"];
-    if component["hashes"][0]["content"].as_str() != Some(subject.digest.hex()) {
+    if component["hashes"][0]["content"].as_str() != Some(subject.image.digest.hex()) {
         return Err("it is about another image".to_owned().into());
     }
     let mut properties = BTreeMap::new();
@@ -482,7 +473,7 @@ fn check_spdx(document: &Value, subject: &Subject<'_>) -> Outcome {
     let packages = document["packages"].as_array().map_or(&[][..], Vec::as_slice);
     let described = packages.iter().find(|package| package["SPDXID"] == provenance::SPDX_IMAGE);
     let digest = described.and_then(|image| image["checksums"][0]["checksumValue"].as_str());
-    if digest != Some(subject.digest.hex()) {
+    if digest != Some(subject.image.digest.hex()) {
         return Err("it is about another image".to_owned().into());
     }
     let version = document["spdxVersion"].as_str().unwrap_or_default();

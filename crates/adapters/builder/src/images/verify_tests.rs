@@ -1,7 +1,9 @@
+use farrier_core::image::Digest;
 use kmod::Verdict;
 use serde_json::json;
 
 use super::*;
+use crate::testing::Bench;
 
 fn fits(verdict: Verdict, said: &str, allows_unknown: bool) -> Outcome {
     let repository = "registry.test/hello".parse().unwrap();
@@ -11,15 +13,9 @@ fn fits(verdict: Verdict, said: &str, allows_unknown: bool) -> Outcome {
         check_summary: Some("1 unknown".to_owned()),
         ..ImageFacts::default()
     };
-    let digest = Digest::of(b"image");
-    let subject = Subject {
-        repository: &repository,
-        digest,
-        facts,
-        allows_unknown,
-        signers: None,
-        statements: Vec::new(),
-    };
+    let (bench, digest) = (Bench::new(&json!({})), Digest::of(b"image"));
+    let image = StoredImage { services: &bench.services, repository: &repository, digest: &digest };
+    let subject = Subject { image, facts, allows_unknown, signers: None, statements: Vec::new() };
     check_report(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
 }
 

@@ -175,7 +175,7 @@ impl BuildError {
     }
 
     /// Error for a tag that another publisher moved to other content during the build.
-    pub fn tag_conflict(tag: &farrier_core::image::ImageReference) -> Self {
+    pub(crate) fn tag_conflict(tag: &farrier_core::image::ImageReference) -> Self {
         let message =
             format!("tag {tag} was published by another farrier during this build, with other inputs");
         Self::unmet(message, "look at the other publisher's definitions, then run again")
@@ -229,7 +229,7 @@ impl BuildError {
     }
 
     /// Whether the definition's check policy caused the failure. With a laxer policy the same inputs may succeed.
-    pub fn is_caused_by_policy(&self) -> bool {
+    pub(crate) fn is_caused_by_policy(&self) -> bool {
         matches!(
             self,
             Self::Problem(BuildProblem { kind: ProblemKind::Unknown | ProblemKind::BootRefused, .. })
@@ -259,7 +259,7 @@ impl BuildError {
     }
 
     /// Whether an external system gave no answer, so that a plan is incomplete: it was unreachable, or refused the request.
-    pub fn is_unanswered(&self) -> bool {
+    pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             Self::Registry(RegistryError::Denied { .. } | RegistryError::TokenServer { .. }) => true,
             Self::Fetch(error) if error.is_refusal() => true,

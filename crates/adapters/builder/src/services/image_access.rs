@@ -89,7 +89,7 @@ impl ImageAccess {
     }
 
     /// Returns the reference to fetch an image from: its mirror copy, if there is one, pinned by digest.
-    pub async fn mirrored_reference(&self, reference: ImageReference) -> Result<ImageReference> {
+    pub(crate) async fn mirrored_reference(&self, reference: ImageReference) -> Result<ImageReference> {
         Ok(match self.copy_of(&reference).await? {
             Some((repository, digest)) => ImageReference { repository, version: Version::Digest(digest) },
             None => reference,

@@ -28,7 +28,7 @@ impl Default for Health {
 
 impl Health {
     /// Records an iteration of the loop.
-    pub fn beat(&self) {
+    pub(crate) fn beat(&self) {
         self.0.lock().last_beat = Instant::now();
     }
 

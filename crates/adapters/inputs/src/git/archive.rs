@@ -100,7 +100,8 @@ pub(super) fn write(
     }
     list.flush()?;
     let (input, _) = File::open(ids)?.into_parts();
-    let mut child = KillOnDrop(command.stdin(input).stderr(Stdio::null()).spawn().map_err(start_error)?);
+    let child = command.stdin(input).stderr(Stdio::null()).spawn();
+    let mut child = KillOnDrop(child.map_err(|source| FetchError::Start("git", source))?);
     process::limit_memory(child.0.id(), MEMORY);
     let mut objects = BufReader::new(child.0.stdout.take().ok_or_else(|| damaged(what))?);
     let gzip = GzEncoder::new(BufWriter::new(File::create(output)?), Compression::fast());
@@ -168,10 +169,6 @@ impl Drop for KillOnDrop {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn start_error(source: io::Error) -> FetchError {
-    FetchError::Start("git", source)
 }
 
 pub(super) fn damaged(what: &str) -> FetchError {

@@ -41,7 +41,7 @@ impl Keys {
     }
 
     /// Checks that `file` has a good detached `signature` by one of the keys.
-    pub async fn verify_file(
+    pub(crate) async fn verify_file(
         &self,
         scratch: &Scratch,
         file: &Path,
@@ -63,7 +63,7 @@ impl Keys {
     }
 
     /// Checks that each package is signed by one of the keys and unchanged since.
-    pub async fn verify_packages(&self, scratch: &Scratch, files: &[PathBuf]) -> Result<()> {
+    pub(crate) async fn verify_packages(&self, scratch: &Scratch, files: &[PathBuf]) -> Result<()> {
         let database = scratch.path().join("rpmdb");
         let rpmkeys = || {
             let mut command = process::command("rpmkeys");

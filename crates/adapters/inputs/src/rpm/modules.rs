@@ -164,7 +164,7 @@ impl ModuleFilter {
     }
 
     /// Whether packages of this name belong to modules.
-    pub fn is_modular_name(&self, name: &str) -> bool {
+    pub(crate) fn is_modular_name(&self, name: &str) -> bool {
         self.modular_names.contains(name)
     }
 }

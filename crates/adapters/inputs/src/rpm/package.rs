@@ -49,7 +49,7 @@ impl RpmPackage {
     }
 
     /// Falls back to the package's own version as its kernel release, if neither its provides nor its files name a release.
-    pub fn fill_missing_releases(&mut self) {
+    pub(crate) fn fill_missing_releases(&mut self) {
         if self.releases.is_empty() {
             let Self { version, arch, .. } = self;
             self.releases = vec![format!("{version}.{arch}"), version.clone()];

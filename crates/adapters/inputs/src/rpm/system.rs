@@ -45,22 +45,14 @@ impl Repositories {
         streams: &BTreeMap<StreamName, StreamName>,
         what: &str,
     ) -> Result<Vec<PathBuf>> {
-        match self.download_system(packages, streams, what).await {
+        let download = || async { self.download(&self.resolve(packages, streams, what).await?).await };
+        match download().await {
             // A retry does not change the signature.
             Err(error @ FetchError::Signature { .. }) => Err(error),
             // A package may have appeared, or been replaced by a newer one.
-            Err(_) if self.renew().await? => self.download_system(packages, streams, what).await,
+            Err(_) if self.renew().await? => download().await,
             outcome => outcome,
         }
-    }
-
-    async fn download_system(
-        &self,
-        packages: &[RpmName],
-        streams: &BTreeMap<StreamName, StreamName>,
-        what: &str,
-    ) -> Result<Vec<PathBuf>> {
-        self.download(&self.resolve(packages, streams, what).await?).await
     }
 
     async fn resolve(

@@ -37,7 +37,7 @@ impl UpgradeState {
     }
 
     /// Whether the node is being upgraded.
-    pub fn is_under_way(self) -> bool {
+    pub(crate) fn is_under_way(self) -> bool {
         match self {
             Self::Cordoned | Self::Drained | Self::DriverRestarted | Self::Checked => true,
             Self::Uncordoned | Self::NotDrained | Self::Failed => false,
