@@ -1,5 +1,5 @@
-//! A guard on the node swaps the driver of the node's uplink. The network card is QEMU's e1000, whose driver has the
-//! name `mlx5_core` here. ci/node-swap has more cases, with systemd.
+//! A guard on the node swaps the driver of the node's uplink. Container, guard and both are killed in the middle. The network
+//! card is QEMU's e1000, whose driver has the name `mlx5_core` here. ci/node-swap has more cases, with systemd.
 
 use std::{fs, path::Path};
 
@@ -22,8 +22,8 @@ const SET_UP: &str = "modprobe mlx5_core && ip link set eth0 up && ip address ad
 
 /// Starts the guard again when it is killed, as systemd does.
 const GUARD: &str = "mkdir -p /var/lib/farrier && cp /images/other/usr/bin/driver-entrypoint /var/lib/farrier/swap-guard\n\
-    ( while :; do\n\
-    /var/lib/farrier/swap-guard swap-guard serve & echo $! > /run/guard.pid; wait $! || true; sleep 1\n\
+    ( set +e; while :; do\n\
+    /var/lib/farrier/swap-guard swap-guard serve & echo $! > /run/guard.pid; wait $!; sleep 1\n\
     done ) > /run/guard.log 2>&1 < /dev/null &";
 
 const FACTS: &str = "ip -4 -o address show dev eth0 | sed 's/^[0-9]*: //'\nip route\n\
@@ -32,7 +32,17 @@ const FACTS: &str = "ip -4 -o address show dev eth0 | sed 's/^[0-9]*: //'\nip ro
 /// Build IDs of modules tell the drivers apart.
 const DRIVER: &str = "od -An -tx1 /sys/module/mlx5_core/notes/.note.gnu.build-id";
 
+const REQUEST: &str = "/run/farrier/swap/mlx5_core";
 const JOURNAL: &str = "/run/farrier/swap/mlx5_core/journal";
+
+/// What is killed in a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Killed {
+    Nothing,
+    Container,
+    Guard,
+    Both,
+}
 
 /// A node with a guard, and with the facts before a swap.
 struct Guarded {
@@ -50,10 +60,12 @@ impl Guarded {
         let tree = NodeTree::new(&kernel, &[]);
         tree.module(&drivers.join("host/mlx5_core.ko"));
         tree.write("/etc/kubernetes/kubelet.conf", &format!("    server: https://{ECHO_SERVER}\n"));
-        let image = image_tree(&entrypoint());
-        ofed::program(image.path(), "/sbin/ip");
-        ofed::add_driver(image.path(), &drivers.join("other/mlx5_core.ko"), &kernel);
-        tree.image("other", image.path());
+        for kind in ["other", "deaf"] {
+            let image = image_tree(&entrypoint());
+            ofed::program(image.path(), "/sbin/ip");
+            ofed::add_driver(image.path(), &drivers.join(kind).join("mlx5_core.ko"), &kernel);
+            tree.image(kind, image.path());
+        }
         let mut node = Node::boot_with_network(&kernel, tree);
         node.sh(&format!("set -e\n{SET_UP}\n{GUARD}"));
         let server = ECHO_SERVER.replace(':', " ");
@@ -74,10 +86,22 @@ impl Guarded {
         self.node.start(&spec, image, &["driver-entrypoint"])
     }
 
-    /// Waits for the end of the swap, and returns its last phase.
+    /// Kills processes as soon as the guard has begun a phase. The whole script runs on the node, because phases are short.
+    fn kill_in(&mut self, phase: &str, killed: Killed, container: &Started) {
+        let pid = self.node.process(container);
+        let processes = match killed {
+            Killed::Nothing => return,
+            Killed::Container => pid,
+            Killed::Guard => "$(cat /run/guard.pid)".to_owned(),
+            Killed::Both => format!("{pid} $(cat /run/guard.pid)"),
+        };
+        let kill = format!("{{ grep -q ' {phase}' {JOURNAL} && kill -KILL {processes}; }}");
+        assert!(self.node.await_that(&kill, LIMIT), "{}", self.log());
+    }
+
+    /// Waits until the guard has left the request, and returns the last phase.
     fn await_end(&mut self) -> String {
-        let ended = format!("grep -qE ' (committed|undone|lost|refused)' {JOURNAL}");
-        assert!(self.node.await_that(&ended, LIMIT), "{}", self.log());
+        assert!(self.node.await_that(&format!("[ -e {REQUEST}/done ]"), LIMIT), "{}", self.log());
         self.node.sh(&format!("tail -n 1 {JOURNAL} | cut -d ' ' -f 2")).trim().to_owned()
     }
 
@@ -94,16 +118,48 @@ impl Guarded {
 }
 
 #[test]
-fn a_guard_swaps_the_driver_of_the_uplink_and_restores_it() {
+fn a_swap_ends_without_the_container_and_after_a_kill_of_the_guard() {
     let mut guarded = Guarded::boot();
-    let container = guarded.start("other", "120");
-    assert_eq!(guarded.await_end(), "committed", "{}", guarded.log());
-    guarded.assert_connected("the image's driver");
-    assert_ne!(guarded.node.sh(DRIVER), guarded.host);
-    guarded.node.await_startup(&container, LIMIT);
-    assert_eq!(guarded.node.terminate(&container), 0, "{}", guarded.node.log(&container));
-    assert_eq!(guarded.node.sh(DRIVER), guarded.host);
-    guarded.assert_connected("the host's driver");
+    for (image, limit, killed, phase, end) in [
+        ("other", "120", Killed::Nothing, "", "committed"),
+        ("other", "120", Killed::Both, "unloading", "committed"),
+        ("other", "120", Killed::Container, "confirming", "committed"),
+        ("other", "120", Killed::Both, "confirming", "committed"),
+        ("deaf", "15", Killed::Guard, "confirming", "undone"),
+    ] {
+        let case = format!("{image}, {killed:?} killed in {phase:?}");
+        // The phases of the case before are in the same journal.
+        guarded.node.sh(&format!("rm -rf {REQUEST}"));
+        let container = guarded.start(image, limit);
+        guarded.kill_in(phase, killed, &container);
+        let last = guarded.await_end();
+        let log = guarded.log();
+        println!("{case}:\n{log}");
+        assert_eq!(last, end, "{case}: {log}");
+        guarded.assert_connected(&case);
+        let is_host = guarded.node.sh(DRIVER) == guarded.host;
+        assert_eq!(is_host, end == "undone", "{case}: {log}");
+        let container = match killed {
+            Killed::Container | Killed::Both => {
+                assert_eq!(guarded.node.await_end(&container), 137, "{case}");
+                // The next container finds the swap done, and restores the host's driver at its end.
+                guarded.start(image, limit)
+            }
+            Killed::Nothing | Killed::Guard => container,
+        };
+        if end == "undone" {
+            assert_eq!(guarded.node.await_end(&container), 1, "{}", guarded.node.log(&container));
+            let log = guarded.node.log(&container);
+            let expected =
+                format!("the guard undid the swap: the API server at {ECHO_SERVER} did not answer");
+            assert!(log.contains(&expected), "{case}: {log}");
+        } else {
+            guarded.node.await_startup(&container, LIMIT);
+            assert_eq!(guarded.node.terminate(&container), 0, "{}", guarded.node.log(&container));
+        }
+        assert_eq!(guarded.node.sh(DRIVER), guarded.host, "{case}");
+        guarded.assert_connected(&case);
+    }
 }
 
 /// The pod writes the node's root, so that it is root there. It has nothing that it does not need for that.
