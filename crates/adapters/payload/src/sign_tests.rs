@@ -189,10 +189,8 @@ async fn signing_spends_the_budget_of_the_check() {
     assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
     let late =
         DecompressionBudget::of_build(farrier_core::image::Period::seconds(0), std::time::Duration::ZERO);
-    let error = to_payload_error(
-        replace(&tree.path().join("a.ko"), Compression::Xz, b"module", late.meter(Path::new("a.ko")))
-            .unwrap_err(),
-    );
+    let error = replace(&tree.path().join("a.ko"), Compression::Xz, b"module", late.meter(Path::new("a.ko")));
+    let error = error.unwrap_err().downcast::<PayloadError>().unwrap();
     assert!(error.is_caused_by_deadline(), "{error}");
     assert_eq!(contents(tree.path()), after);
 }

@@ -104,7 +104,7 @@ async fn union_part(
 #[cfg(test)]
 mod tests {
     use farrier_core::{
-        image::FieldHasher,
+        image::{FieldHasher, ImageReference},
         provenance::{PublicKey, RequiredSigners},
         site::{Existing, ImageSigning, KeySource},
     };
