@@ -48,7 +48,18 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
     }
     for (index, host) in site.hosts.iter().enumerate() {
         let index_text = index.to_string();
-        let Host { host: name, ca_file, client_certificate, client_key, plain_http, .. } = host;
+        let Host {
+            host: name,
+            ca_file,
+            client_certificate,
+            client_key,
+            plain_http,
+            login: _,
+            ssh_key: _,
+            known_hosts: _,
+            token_servers: _,
+            immutable_tags: _,
+        } = host;
         if site.hosts[..index].iter().any(|earlier| earlier.host == *name) {
             report.add(&["spec", "hosts", &index_text, "host"], format!("host {name} is already listed"));
         }

@@ -43,7 +43,19 @@ impl Trusted {
     pub(super) fn read(ca_file: Option<&Path>, hosts: &[Host], root: &Path) -> Result<Self, NetError> {
         let general = ca_file.map(|file| certificates("CA file", file)).transpose()?.unwrap_or_default();
         let mut list = Vec::new();
-        for Host { host, ca_file, client_certificate, .. } in hosts {
+        for Host {
+            host,
+            ca_file,
+            client_certificate,
+            client_key: _,
+            plain_http: _,
+            login: _,
+            ssh_key: _,
+            known_hosts: _,
+            token_servers: _,
+            immutable_tags: _,
+        } in hosts
+        {
             let read = |what: &str, file: Option<&Path>| {
                 let read = |file| certificates(&format!("site.yaml, host {host}: {what}"), &root.join(file));
                 file.map_or(Ok(Vec::new()), read)
