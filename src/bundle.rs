@@ -169,8 +169,9 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let from = location.to_string();
     let mut collection = bundle::collect(&exports, &from, since.as_ref()).await?;
+    collection.index.licenses = licenses;
     // A reader with other keys learns which one is missing.
-    (collection.index.licenses, collection.index.signer) = (licenses, key.clone());
+    collection.index.signer = key.clone();
     let target = Target { location: location.clone(), registry: Arc::clone(registry) };
     let origin = args.origin.as_ref().unwrap_or(&from);
     if let Some(error) = collection.assign_order(&target, origin, since.as_ref()).await? {
