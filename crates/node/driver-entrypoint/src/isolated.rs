@@ -78,8 +78,10 @@ pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Resul
 
 /// Waits for a child process; `None` at the time limit.
 pub(crate) fn wait_within(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let (id, (sender, ended)) = (Pid::from_child(child), mpsc::channel());
-    // The thread outlives a time limit. `NOWAIT` leaves the status to `try_wait`, so that the process ID is not used anew.
+    let id = Pid::from_child(child);
+    let (sender, ended) = mpsc::channel();
+    // At the time limit, the thread keeps waiting. With `NOWAIT` it does not reap the child: until `try_wait` does, the kernel
+    // cannot reuse the process ID.
     thread::Builder::new().spawn(move || {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let _ = sender.send(retry_on_intr(|| waitid(WaitId::Pid(id), options)).map(drop));
