@@ -35,7 +35,7 @@ const DRIVER: &str = "od -An -tx1 /sys/module/mlx5_core/notes/.note.gnu.build-id
 const REQUEST: &str = "/run/farrier/swap/mlx5_core";
 const JOURNAL: &str = "/run/farrier/swap/mlx5_core/journal";
 
-/// What is killed in a case.
+/// Processes that a case kills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Killed {
     Nothing,

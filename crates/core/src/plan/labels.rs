@@ -45,7 +45,7 @@ pub(super) fn operator_upgrade_in_progress(
 
 /// Annotation in which a node, or the automation that upgrades it, names the kernel to boot next.
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
-/// Label with the kernel to boot next. `farrier-host` writes it to a feature file of NFD. In the value, `.plus.` stands for `+`.
+/// Label with the kernel to boot next, from a feature file that `farrier-host` writes for NFD. `.plus.` replaces `+` in the value.
 pub const NEXT_KERNEL_LABEL: &str = "feature.node.kubernetes.io/farrier-next-kernel";
 /// Label and annotation of a node that may boot its next kernel. The value is that kernel's label.
 pub const READY_FOR: &str = "farrier.dev/ready-for";

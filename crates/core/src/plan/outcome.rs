@@ -13,7 +13,8 @@ use crate::{
     kernel::KernelTarget,
 };
 
-/// Returns ways to go on with a changed driver although its tag must not change. `products` are those of the image's sources.
+/// Returns the remedies for a conflict: a published tag never changes, so a changed driver needs another one. `products` are
+/// those in the image's sources.
 pub fn conflict_remedy(cell: &Cell, changed: &[String], products: &BuildProducts) -> String {
     let Cell { image, target: KernelTarget { release, .. }, .. } = cell;
     let is_changed =
