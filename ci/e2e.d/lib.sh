@@ -12,6 +12,8 @@
 . "$root/ci/e2e.d/crash.sh"
 # shellcheck source=ci/e2e.d/resource.sh
 . "$root/ci/e2e.d/resource.sh"
+# shellcheck source=ci/e2e.d/operators.sh
+. "$root/ci/e2e.d/operators.sh"
 
 run_label=e2e.farrier.dev/run
 driver=mstflint
@@ -82,12 +84,20 @@ published_image() {
 
 # CRDs belong to the whole cluster: existing ones stay, and the ones created here are removed.
 make_cluster_objects() {
-    local kind group version plural
+    local kind group version plural directory
     : > "$state/crds"
     if ! k get crd driverbuilds.farrier.dev > /dev/null 2>&1; then
         k apply --server-side -f "$root/deploy/crds/driverbuild.yaml" > /dev/null
         echo driverbuilds.farrier.dev >> "$state/crds"
     fi
+    # An operator watches all of its kinds.
+    for directory in $(operator_crds); do
+        k create --dry-run=client -f "$directory" -o name | sed 's,.*/,,' > "$state/operator-crds"
+        while read -r plural; do
+            k get crd "$plural" > /dev/null 2>&1 || echo "$plural" >> "$state/crds"
+        done < "$state/operator-crds"
+        k apply --server-side -f "$directory" > /dev/null
+    done
     while read -r kind group version plural _; do
         if k get crd "$plural.$group" > /dev/null 2>&1; then continue; fi
         echo "$plural.$group" >> "$state/crds"
@@ -144,7 +154,7 @@ namespaces_gone() {
 
 stop_all() {
     local file
-    for file in "$state"/*/farrier-*.pid "$state"/*/kubelet.pid; do
+    for file in "$state"/*/farrier-*.pid "$state"/*/operator.pid "$state"/*/kubelet.pid; do
         if [ -f "$file" ]; then stop "$file"; fi
     done
 }

@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
+# Node Feature Discovery itself, on the node of --real-node: the labels that it sets, and those that it takes away and sets again.
+
+labels=("$nfd/kernel-version.full" "$nfd/system-os_release.ID" "$nfd/system-os_release.VERSION_ID")
+before=()
+for label in "${labels[@]}"; do before+=("$label=$(real_node_label "$label")"); done
+# The other scenarios need the labels.
+trap 'stop "$here/nfd-worker.pid"; stop "$here/operator.pid"; k label node "$real_node" --overwrite "${before[@]}" > /dev/null' EXIT
+
+start_crashing_driver "stableFor: 2s, deadline: 60s"
+expect 60 "the rollout has settled" watch_is_over solo
+
+k label node "$real_node" "${labels[@]/%/-}" > /dev/null
+unlabeled() { [ -z "$(real_node_label "$nfd/kernel-version.full")" ]; }
+labeled() {
+    [ "$(real_node_label "$nfd/kernel-version.full")" = "$(label_of "$(uname -r)")" ] || return 1
+    # shellcheck source=/dev/null
+    (. /etc/os-release && [ "$(real_node_label "$nfd/system-os_release.ID")" = "$ID" ] &&
+        [ "$(real_node_label "$nfd/system-os_release.VERSION_ID")" = "$VERSION_ID" ])
+}
+expect 5 "the node has no labels" unlabeled
+start_nfd
+expect 60 "NFD sets the labels that farrier reads" labeled
+steady 5 "farrier writes nothing" ds_spec solo
+
+stop "$here/nfd-worker.pid"
+k delete nodefeatures -n "$drivers" --all > /dev/null
+expect 60 "the worker is uninstalled: NFD takes the labels away" unlabeled
+steady 5 "the DaemonSet keeps its driver" ds_spec solo
+waits() { { as_farrier plan --cluster kube --registry "$registry" -o json || true; } | grep -qF "$real_node"; }
+expect 10 "the plan names the node" waits
+start_nfd_worker
+expect 60 "the worker is back, and the labels" labeled
+steady 5 "farrier writes nothing" ds_spec solo

@@ -1,0 +1,136 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables that lib.sh sets
+# Node Feature Discovery and NVIDIA's operators, compiled from checkouts (--nfd, --gpu-operator, --network-operator). An operator
+# runs on this machine as the ServiceAccount of its chart, in the namespace of the scenario's DaemonSets. Sourced by
+# ci/e2e.d/lib.sh.
+
+# build_operator NAME CHECKOUT PACKAGE: compiles an operator once for all scenarios.
+build_operator() {
+    [ -x "$state/$1" ] && return
+    CGO_ENABLED=0 go build -C "$2" -o "$state/$1" "$3" > "$state/$1.build.log" 2>&1 ||
+        die "$1 does not compile in $2; see $state/$1.build.log"
+}
+
+# operator_crds: prints the directories with the CRDs of the checkouts.
+operator_crds() {
+    [ -z "$gpu_operator" ] || echo "$gpu_operator/deployments/gpu-operator/crds"
+    [ -z "$network_operator" ] || echo "$network_operator/deployment/network-operator/crds"
+    [ -z "$node_feature_discovery" ] || echo "$node_feature_discovery/deployment/base/nfd-crds/nfd-api-crds.yaml"
+}
+
+# install_operator NAME CHECKOUT SETTINGS: creates the permissions that the operator's chart gives it, and a kubeconfig with them.
+install_operator() {
+    local token user config="$here/$1.kubeconfig"
+    # shellcheck disable=SC2086 # the pattern's only match
+    "$HELM" template "$1" "$2"/deployment*/"$1" --namespace "$drivers" --no-hooks --set "$3" > "$here/$1.yaml"
+    awk 'BEGIN { RS = "---\n"; ORS = "---\n" } /\nkind: (ServiceAccount|(Cluster)?Role(Binding)?)\n/' "$here/$1.yaml" > "$here/$1-permissions.yaml"
+    k label --local -f "$here/$1-permissions.yaml" "$run_label=$run" -o json | k apply --server-side -f - > /dev/null
+    token="$(k create token "$1" -n "$drivers" --duration 2h)"
+    k config view --raw --minify --flatten > "$config"
+    chmod 600 "$config"
+    user="$(KUBECONFIG="$config" kubectl config view -o jsonpath='{.users[0].name}')"
+    KUBECONFIG="$config" kubectl config delete-user "$user" > /dev/null
+    KUBECONFIG="$config" kubectl config set-credentials "$1" --token "$token" > /dev/null
+    KUBECONFIG="$config" kubectl config set-context --current --user "$1" > /dev/null
+}
+
+# start_gpu_operator: starts the GPU Operator, which reads its objects below a path that the host need not have.
+start_gpu_operator() {
+    build_operator gpu-operator "$gpu_operator" ./cmd/gpu-operator
+    install_operator gpu-operator "$gpu_operator" nfd.enabled=false
+    # shellcheck disable=SC2016 # for the inner shell
+    as_root env KUBECONFIG="$here/gpu-operator.kubeconfig" OPERATOR_NAMESPACE="$drivers" \
+        DRIVER_MANAGER_IMAGE=vendor.example/driver-manager:1 VALIDATOR_IMAGE=vendor.example/validator:1 \
+        unshare --mount sh -c '
+            set -e
+            mount -t tmpfs tmpfs /opt
+            mkdir /opt/gpu-operator
+            cp -r "$1/assets/." "$1/manifests" /opt/gpu-operator
+            shift
+            exec "$@"' sh "$gpu_operator" "$state/gpu-operator" \
+            --metrics-bind-address 0 --health-probe-bind-address 0 > "$here/gpu-operator.log" 2>&1 < /dev/null &
+    echo $! > "$here/operator.pid"
+}
+
+# start_network_operator POLL: starts the Network Operator, which lists the registry's tags every POLL minutes.
+start_network_operator() {
+    build_operator network-operator "$network_operator" .
+    install_operator network-operator "$network_operator" \
+        nfd.enabled=false,sriovNetworkOperator.enabled=false,maintenanceOperator.enabled=false
+    env KUBECONFIG="$here/network-operator.kubeconfig" POD_NAMESPACE="$drivers" DOCA_DRIVER_IMAGE_POLL_TIME_MINUTES="$1" \
+        STATE_MANIFEST_BASE_DIR="$network_operator/manifests" "$state/network-operator" \
+        --metrics-bind-address 0 --health-probe-bind-address 0 > "$here/network-operator.log" 2>&1 < /dev/null &
+    echo $! > "$here/operator.pid"
+}
+
+# hardware VENDOR NAME...: sets the label that Node Feature Discovery sets for a vendor's PCI devices.
+hardware() {
+    local name
+    for name in "${@:2}"; do k label node "$run-$scenario-$name" "$nfd/pci-$1.present=true" > /dev/null; done
+}
+
+# gpu_labels NAME...: succeeds when the GPU Operator has marked the nodes for its driver.
+gpu_labels() {
+    local name
+    for name in "$@"; do
+        k get node "$run-$scenario-$name" -o json | jq -e '.metadata.labels | .["nvidia.com/gpu.present"] == "true"
+            and .["nvidia.com/gpu.deploy.driver"] == "true"' > /dev/null || return 1
+    done
+}
+
+# The container of the operator's driver pods.
+driver_container=nvidia-driver-ctr
+
+# driver_daemonsets: prints "kernel image" of each of the operator's driver DaemonSets.
+driver_daemonsets() {
+    k get daemonsets -n "$drivers" -o json | jq -r --arg nfd "$nfd" --arg name "$driver_container" '.items[].spec.template.spec
+        | .containers[] as $container | select($container.name == $name)
+        | "\(.nodeSelector[$nfd + "/kernel-version.full"]) \($container.image)"' | sort
+}
+
+# operator_serves KERNEL...: succeeds if the operator has a DaemonSet for exactly these kernels, each with a tag of the image that
+# farrier built for that kernel.
+operator_serves() {
+    local kernel image digest sets
+    sets="$(driver_daemonsets)"
+    echo "$sets"
+    [ "$(cut -d' ' -f1 <<< "$sets")" = "$(for kernel in "$@"; do label_of "$kernel"; done | sort)" ] || return 1
+    while read -r kernel image; do
+        digest="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$image")" || return 1
+        case "$kernel" in
+            "$(label_of "$kernel_a")") [ "$digest" = "${image_a#*@}" ] || return 1 ;;
+            "$(label_of "$kernel_b")") [ "$digest" = "${image_b#*@}" ] || return 1 ;;
+            *) return 1 ;;
+        esac
+    done <<< "$sets"
+}
+
+# driver_pods: prints "node image" of the operator's driver pods that are ready.
+driver_pods() {
+    k get pods -n "$drivers" -o json | jq -r --arg name "$driver_container" '.items[] | select(.metadata.deletionTimestamp == null)
+        | select(any(.status.conditions[]?; .type == "Ready" and .status == "True"))
+        | .spec.nodeName as $node | .spec.containers[] | select(.name == $name) | "\($node) \(.image)"' | sort
+}
+
+# vendor_runs NUMBER, driver_runs_on NUMBER: succeed if so many nodes run the vendor's driver, or this run's.
+vendor_runs() { [ "$(driver_pods | grep -cF ' vendor.example/')" = "$1" ]; }
+driver_runs_on() { [ "$(driver_pods | grep -cF " $registry/")" = "$1" ]; }
+
+# start_nfd: starts Node Feature Discovery with an administrator's permissions, for the node of --real-node.
+start_nfd() {
+    local prefix
+    prefix="$(cd "$node_feature_discovery" && go list -m)/pkg/utils/hostpath.pathPrefix"
+    build_operator nfd-master "$node_feature_discovery" ./cmd/nfd-master
+    # In a container the worker would read the host's directories below another path.
+    GOFLAGS="-ldflags=-X=$prefix=/" build_operator nfd-worker "$node_feature_discovery" ./cmd/nfd-worker
+    NODE_NAME="$real_node" KUBERNETES_NAMESPACE="$drivers" "$state/nfd-master" -kubeconfig "$kubeconfig" -port "$(free_port)" \
+        > "$here/nfd-master.log" 2>&1 < /dev/null &
+    echo $! > "$here/operator.pid"
+    start_nfd_worker
+}
+
+start_nfd_worker() {
+    NODE_NAME="$real_node" KUBERNETES_NAMESPACE="$drivers" "$state/nfd-worker" -kubeconfig "$kubeconfig" -port "$(free_port)" \
+        -no-owner-refs -feature-sources kernel,system -label-sources kernel,system >> "$here/nfd-worker.log" 2>&1 < /dev/null &
+    echo $! > "$here/nfd-worker.pid"
+}
