@@ -6,9 +6,10 @@
 
 # build_operator NAME CHECKOUT PACKAGE: compiles an operator once for all scenarios.
 build_operator() {
-    [ -x "$state/$1" ] && return
-    CGO_ENABLED=0 go build -C "$2" -o "$state/$1" "$3" > "$state/$1.build.log" 2>&1 ||
-        die "$1 does not compile in $2; see $state/$1.build.log"
+    [ ! -x "$state/programs/$1" ] || return 0
+    mkdir -p "$state/programs"
+    CGO_ENABLED=0 go build -C "$2" -o "$state/programs/$1" "$3" > "$here/$1-build.log" 2>&1 ||
+        expect 0 "$1 compiles in $2: $(tail -n 3 "$here/$1-build.log")" false
 }
 
 # operator_crds: prints the directories with the CRDs of the checkouts.
@@ -47,7 +48,7 @@ start_gpu_operator() {
             mkdir /opt/gpu-operator
             cp -r "$1/assets/." "$1/manifests" /opt/gpu-operator
             shift
-            exec "$@"' sh "$gpu_operator" "$state/gpu-operator" \
+            exec "$@"' sh "$gpu_operator" "$state/programs/gpu-operator" \
             --metrics-bind-address 0 --health-probe-bind-address 0 > "$here/gpu-operator.log" 2>&1 < /dev/null &
     echo $! > "$here/operator.pid"
 }
@@ -58,7 +59,7 @@ start_network_operator() {
     install_operator network-operator "$network_operator" \
         nfd.enabled=false,sriovNetworkOperator.enabled=false,maintenanceOperator.enabled=false
     env KUBECONFIG="$here/network-operator.kubeconfig" POD_NAMESPACE="$drivers" DOCA_DRIVER_IMAGE_POLL_TIME_MINUTES="$1" \
-        STATE_MANIFEST_BASE_DIR="$network_operator/manifests" "$state/network-operator" \
+        STATE_MANIFEST_BASE_DIR="$network_operator/manifests" "$state/programs/network-operator" \
         --metrics-bind-address 0 --health-probe-bind-address 0 > "$here/network-operator.log" 2>&1 < /dev/null &
     echo $! > "$here/operator.pid"
 }
@@ -123,14 +124,14 @@ start_nfd() {
     build_operator nfd-master "$node_feature_discovery" ./cmd/nfd-master
     # In a container the worker would read the host's directories below another path.
     GOFLAGS="-ldflags=-X=$prefix=/" build_operator nfd-worker "$node_feature_discovery" ./cmd/nfd-worker
-    NODE_NAME="$real_node" KUBERNETES_NAMESPACE="$drivers" "$state/nfd-master" -kubeconfig "$kubeconfig" -port "$(free_port)" \
+    NODE_NAME="$real_node" KUBERNETES_NAMESPACE="$drivers" "$state/programs/nfd-master" -kubeconfig "$kubeconfig" -port "$(free_port)" \
         > "$here/nfd-master.log" 2>&1 < /dev/null &
     echo $! > "$here/operator.pid"
     start_nfd_worker
 }
 
 start_nfd_worker() {
-    NODE_NAME="$real_node" KUBERNETES_NAMESPACE="$drivers" "$state/nfd-worker" -kubeconfig "$kubeconfig" -port "$(free_port)" \
+    NODE_NAME="$real_node" KUBERNETES_NAMESPACE="$drivers" "$state/programs/nfd-worker" -kubeconfig "$kubeconfig" -port "$(free_port)" \
         -no-owner-refs -feature-sources kernel,system -label-sources kernel,system >> "$here/nfd-worker.log" 2>&1 < /dev/null &
     echo $! > "$here/nfd-worker.pid"
 }
