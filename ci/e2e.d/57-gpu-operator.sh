@@ -5,7 +5,7 @@
 
 use_kind ClusterPolicy
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
-definition "{strategy: custom-resource, resource: $kind, name: $resource, deadline: 5m}"
+definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 [ -z "$(foreign_nodes nvidia.com/gpu.present)" ] || die "other nodes have GPUs, for which this run has no image"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"

@@ -15,7 +15,7 @@ make_resource "{operator: {}, daemonsets: {tolerations: [{operator: Exists}]}, t
 expect 60 "the operator marks both nodes for its driver" gpu_labels n1 n2
 
 use_kind NVIDIADriver
-definition "{strategy: custom-resource, resource: $kind, name: $resource, deadline: 5m}"
+definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 make_resource "{tolerations: [{operator: Exists}], nodeSelector: {e2e.farrier.dev/pool: a}, driverType: gpu, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0}"
 expect 60 "the vendor's driver runs on both nodes" vendor_runs 2
 start_farrier one

@@ -5,7 +5,7 @@
 
 driver_container=mofed-container
 use_kind NicClusterPolicy
-definition "{strategy: custom-resource, resource: $kind, name: $resource, deadline: 5m}"
+definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 [ -z "$(foreign_nodes "$nfd/pci-15b3.present")" ] || die "other nodes have network cards, for which this run has no image"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
