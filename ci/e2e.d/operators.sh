@@ -37,12 +37,14 @@ install_operator() {
 
 # start_gpu_operator: starts the GPU Operator, which reads its objects below a path that the host need not have.
 start_gpu_operator() {
+    local namespaces=(--mount)
     build_operator gpu-operator "$gpu_operator" ./cmd/gpu-operator
     install_operator gpu-operator "$gpu_operator" nfd.enabled=false
+    [ "$(id -u)" = 0 ] || namespaces+=(--map-root-user)
     # shellcheck disable=SC2016 # for the inner shell
-    as_root env KUBECONFIG="$here/gpu-operator.kubeconfig" OPERATOR_NAMESPACE="$drivers" \
+    env KUBECONFIG="$here/gpu-operator.kubeconfig" OPERATOR_NAMESPACE="$drivers" \
         DRIVER_MANAGER_IMAGE=vendor.example/driver-manager:1 VALIDATOR_IMAGE=vendor.example/validator:1 \
-        unshare --mount sh -c '
+        unshare "${namespaces[@]}" sh -c '
             set -e
             mount -t tmpfs tmpfs /opt
             mkdir /opt/gpu-operator
