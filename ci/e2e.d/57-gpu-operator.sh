@@ -4,6 +4,7 @@
 # of each node.
 
 use_kind ClusterPolicy
+trap remove_resources EXIT
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 [ -z "$(foreign_nodes nvidia.com/gpu.present)" ] || die "other nodes have GPUs, for which this run has no image"
@@ -12,7 +13,7 @@ add_node n2 "$kernel_b"
 hardware 10de n1 n2
 start_gpu_operator
 off="{enabled: false}"
-make_resource "{operator: {}, daemonsets: {tolerations: [{operator: Exists}]}, toolkit: $off, devicePlugin: $off, dcgm: $off, dcgmExporter: $off, gfd: $off, migManager: $off, nodeStatusExporter: $off, driver: {enabled: true, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, upgradePolicy: {autoUpgrade: true, maxParallelUpgrades: 1, maxUnavailable: 50%, drain: {enable: false}}}}"
+make_resource "{operator: {}, daemonsets: {tolerations: [{operator: Exists}]}, toolkit: $off, devicePlugin: $off, dcgm: $off, dcgmExporter: $off, gfd: $off, migManager: $off, nodeStatusExporter: $off, driver: {enabled: true, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, upgradePolicy: {autoUpgrade: true, maxParallelUpgrades: 1, maxUnavailable: 50%, podDeletion: {force: true}, drain: {enable: false}}}}"
 expect 60 "the operator marks both nodes for its driver" gpu_labels n1 n2
 expect 60 "the vendor's driver runs on both nodes" vendor_runs 2
 
@@ -31,4 +32,3 @@ steady 5 "the resource is unchanged" spec_of
 as_admin rollback --cluster kube "$kind/$resource" > "$here/rollback.txt"
 expect 10 "rollback restores the vendor's repository" is repository vendor.example/drivers
 expect 240 "the operator has moved both nodes back" vendor_runs 2
-k delete "$plural.$group" "$resource" > /dev/null

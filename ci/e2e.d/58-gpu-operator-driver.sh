@@ -4,7 +4,7 @@
 
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
 use_kind ClusterPolicy
-policy="$resource"
+trap remove_resources EXIT
 off="{enabled: false}"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
@@ -22,6 +22,3 @@ start_farrier one
 expect 60 "the resource names this run's repository" is repository "$registry"
 expect 60 "each kernel's DaemonSet has the image that was built for it" operator_serves "$kernel_a" "$kernel_b"
 steady 5 "nothing more is written" spec_of
-k delete "$plural.$group" "$resource" > /dev/null
-use_kind ClusterPolicy
-k delete "$plural.$group" "$policy" > /dev/null

@@ -5,6 +5,7 @@
 
 driver_container=mofed-container
 use_kind NicClusterPolicy
+trap remove_resources EXIT
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 [ -z "$(foreign_nodes "$nfd/pci-15b3.present")" ] || die "other nodes have network cards, for which this run has no image"
 add_node n1 "$kernel_a"
@@ -27,4 +28,3 @@ expect 60 "a driver runs on both nodes" driver_runs_on 2
 as_admin rollback --cluster kube "$kind/$resource" > "$here/rollback.txt"
 expect 10 "rollback restores the vendor's repository" is repository vendor.example/drivers
 expect 240 "the operator has moved both nodes back" vendor_runs 2
-k delete "$plural.$group" "$resource" > /dev/null

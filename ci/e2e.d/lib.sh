@@ -125,13 +125,11 @@ YAML
 }
 
 remove_objects() {
-    local node object group plural
+    local node object
     [ -s "$state/version.json" ] || return 0
     say "removing this run's objects"
     k delete namespace -l "$run_label=$run" --wait=false --ignore-not-found > /dev/null
-    while read -r _ group _ plural _; do
-        k delete "$plural.$group" -l "$run_label=$run" --ignore-not-found > /dev/null 2>&1 || true
-    done < <(resource_kinds)
+    remove_resources
     # No kubelet confirms the end of these pods, so force their deletion.
     for node in $(k get nodes -l "$run_label=$run" -o name); do
         k delete pods -A --field-selector "spec.nodeName=${node#node/}" --grace-period=0 --force > /dev/null 2>&1 || true

@@ -36,6 +36,14 @@ spec: $1
 YAML
 }
 
+# Deletes this run's resources. An operator accepts only one ClusterPolicy in a cluster.
+remove_resources() {
+    local group plural
+    while read -r _ group _ plural _; do
+        k delete "$plural.$group" -l "$run_label=$run" --ignore-not-found > /dev/null 2>&1 || true
+    done < <(resource_kinds)
+}
+
 spec_of() { k get "$plural.$group" "$resource" -o json | jq -cS .spec; }
 field() { spec_of | jq -r "$section | .$1"; }
 is() { [ "$(field "$1")" = "$2" ]; }
