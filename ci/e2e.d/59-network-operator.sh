@@ -5,8 +5,6 @@
 
 driver_container=mofed-container
 use_kind NicClusterPolicy
-# The only name that the operator accepts.
-resource=nic-cluster-policy
 trap remove_resources EXIT
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 [ -z "$(foreign_nodes "$nfd/pci-15b3.present")" ] || die "other nodes have network cards, for which this run has no image"

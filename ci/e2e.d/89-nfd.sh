@@ -9,7 +9,7 @@ for label in "${labels[@]}"; do before+=("$label=$(real_node_label "$label")"); 
 trap 'stop "$here/nfd-worker.pid"; stop "$here/operator.pid"; k label node "$real_node" --overwrite "${before[@]}" > /dev/null' EXIT
 
 start_crashing_driver "stableFor: 2s, deadline: 60s"
-expect 60 "the rollout has settled" watch_is_over solo
+steady 5 "the DaemonSet already has this driver" ds_spec solo
 
 k label node "$real_node" "${labels[@]/%/-}" > /dev/null
 unlabeled() { [ -z "$(real_node_label "$nfd/kernel-version.full")" ]; }

@@ -20,6 +20,8 @@ use_kind() {
     kind="$1"
     read -r _ group version plural section flag < <(resource_kinds | grep "^$kind ")
     resource="e2e-$run"
+    # The only name that the Network Operator accepts.
+    [ "$kind" != NicClusterPolicy ] || resource=nic-cluster-policy
 }
 
 # Lists nodes outside this run that an operator's cluster-wide resource would select by their hardware. This run has no image
