@@ -12,7 +12,7 @@ start_crashing_driver "stableFor: 2s, deadline: 60s"
 steady 5 "the DaemonSet already has this driver" ds_spec solo
 
 k label node "$real_node" "${labels[@]/%/-}" > /dev/null
-unlabeled() { [ -z "$(real_node_label "$nfd/kernel-version.full")" ]; }
+unlabeled() { not real_node_label "$nfd/kernel-version.full"; }
 labeled() {
     [ "$(real_node_label "$nfd/kernel-version.full")" = "$(label_of "$(uname -r)")" ] || return 1
     # shellcheck source=/dev/null
