@@ -81,7 +81,7 @@ pub(super) fn decide(
     let driver = driver_section(resource)?;
     allows_precompiled(resource)?;
     let resources = context.resources();
-    if let Some(detail) = ignored_by_operator(kind, resources) {
+    if let Some(detail) = ignored_by_operator(resource, resources) {
         return Err(HoldReason::DriverOff { detail });
     }
     if !inputs.cells.location.pullable {
@@ -155,13 +155,19 @@ fn allows_precompiled(resource: &ResourceFacts) -> Result<(), HoldReason> {
     }
 }
 
-/// Returns the reason why the GPU Operator ignores resources of this kind, if any. A ClusterPolicy that manages the driver
-/// disables NVIDIADriver resources (`controllers/nvidiadriver_controller.go`, since 25.10.1), and a GPUCluster disables a ClusterPolicy
+/// Name of the only NicClusterPolicy that the Network Operator accepts (`controllers/nicclusterpolicy_controller.go`).
+const NIC_CLUSTER_POLICY: &str = "nic-cluster-policy";
+
+/// Returns the reason why its operator ignores a resource, if any. A ClusterPolicy that manages the driver disables
+/// NVIDIADriver resources (`controllers/nvidiadriver_controller.go`, since 25.10.1), and a GPUCluster disables a ClusterPolicy
 /// (`controllers/clusterpolicy_controller.go`, since 26.7).
-fn ignored_by_operator(kind: OperatorResource, resources: OperatorResources<'_>) -> Option<String> {
+fn ignored_by_operator(resource: &ResourceFacts, resources: OperatorResources<'_>) -> Option<String> {
     let cluster = resources.of(OperatorResource::GpuCluster).next();
     let manages = |policy: &&ResourceFacts| policy.spec["driver"]["useNvidiaDriverCRD"] != true;
-    match kind {
+    match resource.kind {
+        OperatorResource::NicClusterPolicy => (resource.name != NIC_CLUSTER_POLICY).then(|| {
+            format!("the Network Operator ignores a NicClusterPolicy that is not named {NIC_CLUSTER_POLICY}: rename it")
+        }),
         OperatorResource::ClusterPolicy => Some(format!(
             "the GPU Operator ignores a ClusterPolicy beside GPUCluster {}: name an NVIDIADriver in the rollout, or delete the GPUCluster",
             cluster?.name
@@ -177,7 +183,7 @@ fn ignored_by_operator(kind: OperatorResource, resources: OperatorResources<'_>)
                 ),
             })
         }
-        _ => None,
+        OperatorResource::NicNodePolicy | OperatorResource::GpuCluster | OperatorResource::Module => None,
     }
 }
 

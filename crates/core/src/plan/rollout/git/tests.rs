@@ -158,13 +158,12 @@ fn policy_world(proposals: Option<&str>) -> World {
     world.publish(Verdict::Loads);
     let rollout = &mut world.image("mft").spec.rollout[0];
     let RolloutSpec::Git { target, .. } = rollout else { panic!("{rollout:?}") };
-    let named =
-        serde_json::json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "p"});
+    let named = serde_json::json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "nic-cluster-policy"});
     let named: RolloutSpec = serde_json::from_value(named).unwrap();
     *target = ManifestObject::Resource(named.resource().unwrap().clone());
     let driver =
         serde_json::json!({"ofedDriver": {"repository": "nvcr.test/x", "image": "driver", "version": "1"}});
-    let live = resource(OperatorResource::NicClusterPolicy, "p", driver);
+    let live = resource(OperatorResource::NicClusterPolicy, "nic-cluster-policy", driver);
     world.snapshot.daemon_sets.clear();
     world.snapshot.resources = vec![live.clone()];
     let found = repository(&mut world);

@@ -121,13 +121,15 @@ fn what_has_been_rolled_out_by_kernel_can_be_paused_and_goes_on() {
 fn a_paused_resource_keeps_what_farrier_wrote() {
     let mut world = world();
     let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
-    let found = policy(OperatorResource::NicClusterPolicy, "policy", json!({"ofedDriver": driver}));
+    let found =
+        policy(OperatorResource::NicClusterPolicy, "nic-cluster-policy", json!({"ofedDriver": driver}));
     world.snapshot.resources = vec![found];
-    let rollout = json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "policy"});
+    let rollout =
+        json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "nic-cluster-policy"});
     world.image("mft").spec.rollout = vec![serde_json::from_value(rollout).unwrap()];
     world.publish(Verdict::Loads);
     let change = |world: &World, paused| {
-        let changes = pause(&world.snapshot, "NicClusterPolicy/policy", paused).unwrap();
+        let changes = pause(&world.snapshot, "NicClusterPolicy/nic-cluster-policy", paused).unwrap();
         let [Change::Resource(change)] = &changes[..] else { panic!("{changes:?}") };
         change.clone()
     };
@@ -143,7 +145,7 @@ fn a_paused_resource_keeps_what_farrier_wrote() {
 #[test]
 fn what_is_not_there_or_cannot_be_read_is_not_written() {
     let mut world = world();
-    for name in ["kube-system/other", "NicClusterPolicy/policy", "mft", "", "../mft"] {
+    for name in ["kube-system/other", "NicClusterPolicy/nic-cluster-policy", "mft", "", "../mft"] {
         assert_eq!(pause(&world.snapshot, name, true), Err(HoldReason::NOT_FOUND), "{name}");
     }
     let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();

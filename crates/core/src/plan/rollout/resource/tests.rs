@@ -45,12 +45,13 @@ fn world(kind: OperatorResource) -> World {
         OperatorResource::GpuCluster => panic!("no rollout target"),
     };
     let namespace = (kind == OperatorResource::Module).then_some("kmm");
-    let full_name = namespace.map_or("policy".to_owned(), |namespace| format!("{namespace}/policy"));
+    let name = if kind == OperatorResource::NicClusterPolicy { "nic-cluster-policy" } else { "policy" };
+    let full_name = namespace.map_or(name.to_owned(), |namespace| format!("{namespace}/{name}"));
     world.snapshot.resources = vec![resource(kind, &full_name, spec)];
     world.snapshot.daemon_sets.clear();
     world.image("mft").spec.tags = vec!["{{kernel_release}}".to_owned(), tags.to_owned()];
     let rollout =
-        json!({"strategy": "custom-resource", "resource": kind, "namespace": namespace, "name": "policy"});
+        json!({"strategy": "custom-resource", "resource": kind, "namespace": namespace, "name": name});
     world.image("mft").spec.rollout = vec![serde_json::from_value(rollout).unwrap()];
     world.publish(Verdict::Loads);
     world
@@ -357,6 +358,16 @@ fn an_operator_whose_driver_is_switched_off_is_no_failure() {
         assert!(matches!(hold(&world), HoldReason::DriverOff { .. }), "{kind:?}");
         assert!(!world.plan().has_failures(), "{kind:?}");
     }
+}
+
+/// The Network Operator accepts one name (`controllers/nicclusterpolicy_controller.go`) and sets the state `ignore` of others.
+#[test]
+fn a_nic_cluster_policy_with_another_name_is_held() {
+    let mut world = network();
+    world.snapshot.resources[0].name = "fleet".to_owned();
+    let rollout = json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "fleet"});
+    world.image("mft").spec.rollout = vec![serde_json::from_value(rollout).unwrap()];
+    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: the Network Operator ignores a NicClusterPolicy that is not named nic-cluster-policy: rename it");
 }
 
 #[test]

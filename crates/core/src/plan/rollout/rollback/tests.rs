@@ -15,10 +15,11 @@ fn world() -> World {
     let mut world = World::live(&[K47]);
     world.snapshot.daemon_sets.push(live_daemon_set("other"));
     let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
-    let policy = resource(OperatorResource::NicClusterPolicy, "policy", json!({"ofedDriver": driver}));
+    let policy =
+        resource(OperatorResource::NicClusterPolicy, "nic-cluster-policy", json!({"ofedDriver": driver}));
     world.snapshot.resources = vec![policy];
     let policy: RolloutSpec = serde_json::from_value(
-        json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "policy"}),
+        json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "nic-cluster-policy"}),
     )
     .unwrap();
     world.image("mft").spec.rollout.push(policy);
@@ -86,7 +87,7 @@ fn what_was_before_is_restored_and_stays() {
 #[test]
 fn only_what_is_selected_is_rolled_back() {
     let mut world = world();
-    let steps = roll_back(&mut world, &["NicClusterPolicy/policy", "kube-system/other"]);
+    let steps = roll_back(&mut world, &["NicClusterPolicy/nic-cluster-policy", "kube-system/other"]);
     assert_eq!(steps.len(), 1, "farrier has set nothing in the other DaemonSet");
     assert_ne!(world.image_of("driver"), "registry.test/old:1");
     let unknown = rollback(&world.snapshot, &["kube-system/no".to_owned(), "kube-system/mft".to_owned()]);
