@@ -25,7 +25,7 @@ pub struct LintArgs {
 struct LintReport {
     directory: PathBuf,
     mistakes: Vec<DefinitionError>,
-    /// Valid definitions that are probably not meant.
+    /// Problems with valid definitions that are probably unintended.
     warnings: Vec<String>,
 }
 
@@ -47,7 +47,9 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
             for ((_, path), position) in &loaded.source_positions {
                 if !loaded.root.join(path).exists() {
                     let path = path.display();
-                    warnings.push(format!("{position}: there is no {path}; only a registry can have it"));
+                    warnings.push(format!(
+                        "{position}: {path} does not exist; builds can only use a copy in the registry"
+                    ));
                 }
             }
             for (name, image) in &loaded.images {
@@ -70,8 +72,8 @@ fn missing_command_warning(name: &ImageName, image: &DriverImage) -> Option<Stri
     let is_empty = base.is_none() && entrypoint.is_empty() && image.spec.output == Output::Payload;
     is_empty.then(|| {
         format!(
-            "image {name}: without `runtime` it has neither an entrypoint nor programs; set runtime.base and runtime.entrypoint, unless \
-             another tool only reads its files"
+            "image {name}: without `runtime` the image has neither an entrypoint nor programs; set runtime.base and \
+             runtime.entrypoint, unless another tool reads files from the image and runs nothing in it"
         )
     })
 }
