@@ -54,7 +54,7 @@ pub async fn dockerfile(services: &BuildServices, name: &ImageName, target: &Ker
         .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))
 }
 
-/// Error for a cell that cannot be built. If an external system was unreachable, the command is not at fault.
+/// Error for a cell that cannot be built: `Unresolved` if an unreachable system may be the cause, so that a retry can help.
 fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> BuildError {
     if resolved.unreachable && !reason.is_not_applicable() {
         BuildError::Unresolved(subject, reason)
