@@ -82,7 +82,7 @@ pub struct TrackedKernel {
 
 /// Returns the newest release of a flavor, with versions ordered by `compare`. Skips releases that belong to another
 /// family on this platform.
-pub fn newest(
+pub fn newest_tracked(
     definitions: &Definitions,
     family: &ImageName,
     platform: &Platform,
