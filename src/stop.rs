@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{args::LogFormat, output};
 
-/// Waits for the next signal. Returns whether it was SIGTERM.
+/// Waits for the next signal. Returns whether the signal was SIGTERM.
 async fn next_is_sigterm(interrupt: &mut Signal, terminate: &mut Signal) -> bool {
     tokio::select! {
         _ = interrupt.recv() => false,

@@ -239,9 +239,11 @@ async fn toolchain_packages(
         let packages = packages_of(&services.images, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(made) = services.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
-    let packages = packages_in(&services.images, made.digest.hex(), vec![made.layer.clone()]).await?;
-    Ok(Some((made.digest, packages)))
+    let Some(local) = services.fetcher.root_fs().built_locally(&root.key(arch), arch)? else {
+        return Ok(None);
+    };
+    let packages = packages_in(&services.images, local.digest.hex(), vec![local.layer.clone()]).await?;
+    Ok(Some((local.digest, packages)))
 }
 
 async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
