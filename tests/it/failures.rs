@@ -357,7 +357,7 @@ fn two_kernels_with_one_tag() {
     site.canary(&kernels.newer);
     let run = fails(&site, "hello", 1);
     let line = site.neutral(run.line("tag collision"));
-    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); add what distinguishes them to `tags`");
+    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 is also the tag for NEWER (debian 12, amd64); add a variable that distinguishes the kernels to `tags`");
     assert_eq!(site.tags("hello"), [""; 0]);
 }
 

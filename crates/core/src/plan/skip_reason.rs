@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::image::{ImageName, ImageReference, InputHash};
 
-/// Reason for not building an image for a kernel target. A retry does not help with any of them.
+/// Reason for not building an image for a kernel target. Building again does not help unless an input changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum SkipReason {
@@ -25,27 +25,27 @@ pub enum SkipReason {
     /// The kernel's headers cannot be obtained, or the lookup of user-provided headers failed.
     #[error("headers: {detail}")]
     Headers { detail: String },
-    /// There are no headers for the kernel; with the remedy, and whether a kernel family knows the distribution.
+    /// There are no headers for the kernel. The text has the remedy, and says whether a kernel family knows the distribution.
     #[error("{detail}")]
     NoHeaders { detail: String },
     /// The family names an image or address by a fact that is unknown for the kernel's nodes: a label, or a tag of an
     /// ImageStream.
     #[error("{detail}")]
     UnknownSystem { detail: String },
-    /// The toolchain lacks the compiler that the kernel was built with; with the compilers that it has.
+    /// The toolchain lacks the compiler that the kernel was built with. The text lists the toolchain's compilers.
     #[error("{detail}")]
     NoCompiler { detail: String },
-    /// The modules cannot be compiled on this machine, which has another architecture; with the reason and the remedy.
+    /// The modules cannot be compiled on this machine, which has another architecture. The text has the reason and the remedy.
     #[error("{detail}")]
     ForeignArchitecture { detail: String },
     /// The engine has to build the whole image, and no daemon is available for that.
     #[error(
-        "the engine has to build the whole image (output: image), which requires Docker or Podman, but none \
-         of them is in use or answers: give farrier a daemon (--engine docker), or write a template for \
+        "the engine has to build the whole image (output: image), which requires Docker or Podman, but neither \
+         is configured and running: give farrier a daemon (--engine docker), or write a template for \
          output: payload"
     )]
     NoDaemon,
-    /// No trusted key signed an input in the registry's store; with the input, the reason and the remedy.
+    /// No trusted key signed an input in the registry's store. The text has the input, the reason and the remedy.
     #[error("{detail}")]
     Untrusted { detail: String },
     /// The site signs images or modules, and nothing allows it to sign third-party modules.
@@ -54,10 +54,10 @@ pub enum SkipReason {
     /// No template of the definitions has this name.
     #[error("there is no template {template:?}")]
     NoTemplate { template: String },
-    /// The template cannot be rendered for this target; with template, line and variable.
+    /// The template cannot be rendered for this target. The text names template, line and variable.
     #[error("{detail}")]
     Template { detail: String },
-    /// A tag pattern gives no valid tag for this target; with the pattern and its result.
+    /// A tag pattern gives no valid tag for this target. The text has the pattern and the invalid tag.
     #[error("{detail}")]
     Tag { detail: String },
     /// The image has no tag patterns, so farrier could not find it again.
@@ -70,10 +70,10 @@ pub enum SkipReason {
     #[error("{detail}")]
     Definition { detail: String },
     /// Other targets have the same tag, so one image would overwrite the other.
-    #[error("tag collision: {reference} would also be {}; add what distinguishes them to `tags`", .others.join(" and "))]
+    #[error("tag collision: {reference} is also the tag for {}; add a variable that distinguishes the kernels to `tags`", .others.join(" and "))]
     TagCollision { reference: ImageReference, others: Vec<String> },
     /// A need is not available and will not be.
-    #[error("it needs {need}: {why}")]
+    #[error("needs {need}: {why}")]
     Need {
         /// Name of the need.
         need: ImageName,
@@ -94,7 +94,7 @@ pub enum NeedReason {
     #[error("images need each other in a cycle")]
     Circle,
     /// The needed image cannot be built for the target.
-    #[error("it is not built for this kernel: {why}")]
+    #[error("not built for this kernel: {why}")]
     Skipped {
         /// Reason why not.
         #[serde(serialize_with = "explained")]
@@ -105,7 +105,7 @@ pub enum NeedReason {
     #[error("{reference} {}", conflict_text(.theirs.as_ref()))]
     Conflict { reference: ImageReference, theirs: Option<InputHash> },
     /// An earlier build of the needed image with the same inputs failed.
-    #[error("it failed before with the same inputs: {detail}")]
+    #[error("an earlier build with the same inputs failed: {detail}")]
     Failed { detail: String },
     /// The needed image is published without exposed headers.
     #[error("{reference} has these inputs but exposes no headers; delete the tag to rebuild it")]

@@ -57,7 +57,8 @@ pub(super) fn restarts(
     outdated.iter().take(not_ready + allowed).map(|(pod, kernel)| restart(pod, kernel)).collect()
 }
 
-/// Describes the pods that run an image with unknown contents, and that `OnDelete` keeps until someone deletes them.
+/// Describes the pods that still run another image, if `OnDelete` leaves the restart to the user and farrier does not know
+/// the image's contents.
 pub(super) fn unknown_images(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
@@ -75,7 +76,7 @@ pub(super) fn unknown_images(
         pods.iter().min_by_key(|pod| &pod.node).filter(|_| live.update == UpdateStrategy::OnDelete)?;
     let (name, node, more) = (&first.name, &first.node, and_more(pods.len()));
     Some(format!(
-        "pod {name} of node {node}{more} still runs another image, and updateStrategy OnDelete keeps it: delete it, or add `upgrade` to the rollout"
+        "pod {name} of node {node}{more} still runs another image, and updateStrategy OnDelete does not restart the pod: delete the pod, or add `upgrade` to the rollout"
     ))
 }
 
