@@ -47,7 +47,7 @@ impl fmt::Display for Diagnosis {
 /// Kinds of messages, ordered by how close they are to the cause of the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// `make: *** [...] Error 2`, with the line before it, which the failed command may have printed.
+    /// `make: *** [...] Error 2`. The message includes the previous line, which may be output of the failed command.
     MakeStopped,
     /// A line of a script that begins with `ERROR` or the like.
     Script,
@@ -57,13 +57,13 @@ enum Rank {
     Consequence,
     /// A missing command, module or interpreter, or a host that cannot be reached.
     Missing,
-    /// An error of the compiler that made no make target fail. Scripts ignore many of these.
+    /// A compiler error without a failed make target. Scripts ignore many of these.
     Compiler,
     /// `error: ...`, which farrier's templates print before they end the build.
     Template,
     /// `... *** TEXT.  Stop.`: what `$(error TEXT)` prints, a missing rule, or an error in a makefile.
     Stop,
-    /// A patch that does not fit.
+    /// A patch that does not apply.
     Patch,
     /// An error of a configure script.
     Configure,
@@ -71,7 +71,7 @@ enum Rank {
     Linker,
     /// An error of modpost.
     Modpost,
-    /// An error of the compiler that made a make target fail.
+    /// A compiler error that caused the failure of a make target.
     Target,
 }
 
@@ -143,7 +143,7 @@ impl Diagnoser {
 
     fn offer(&mut self, rank: Rank, error: Diagnosis) {
         let is_better = |best: Rank| match rank {
-            // The compiler runs only if the message before it was ignored.
+            // If the compiler runs after a `Stop.` message, make's failure was ignored.
             Rank::Compiler if best == Rank::Stop => true,
             _ => rank > best || rank == best && rank.prefers_last(),
         };
@@ -185,7 +185,8 @@ fn is_command_output(line: &str) -> bool {
     !line.trim().is_empty() && !line.starts_with(' ') && !word.starts_with("make")
 }
 
-/// Whether the engine quotes the Dockerfile in this line. The text of a step may contain the words of an error.
+/// Whether the engine quotes the Dockerfile in this line. Such a line is no error, even if the quoted step contains the
+/// word `error`.
 fn is_engine_echo(line: &str) -> bool {
     // Podman prefixes the stage: `[1/3] STEP 2/3: RUN make`.
     let step = match line.strip_prefix('[').and_then(|prefixed| prefixed.split_once("] ")) {
@@ -223,8 +224,8 @@ fn parse_template(message: &str) -> (Rank, Diagnosis) {
     (if is_consequence { Rank::Consequence } else { Rank::Template }, message_only(message))
 }
 
-/// Parses `file:line:column: error: message` of gcc and clang; the column is optional, and `fatal error` and the
-/// assembler's `Error` also count. `cc1: error: message` has no location.
+/// Parses `file:line:column: error: message` of gcc and clang. The column is optional, `error` can be `fatal error` or the
+/// assembler's `Error`, and `cc1: error: message` has no location.
 fn parse_compiler(line: &str) -> Option<(Rank, Diagnosis)> {
     let (location, message) = [": fatal error: ", ": error: ", ": Error: "]
         .iter()
@@ -242,7 +243,7 @@ fn parse_compiler(line: &str) -> Option<(Rank, Diagnosis)> {
     let lowercase = file.to_ascii_lowercase();
     let is_probe = number.is_some()
         && ["conftest", "<stdin>", "/tmp/", "<command-line>"].iter().any(|word| lowercase.contains(word));
-    // The assembler names its temporary file.
+    // The assembler reports errors in a temporary file below /tmp, so its errors are no probes.
     let rank = if is_probe && !line.contains(": Error: ") { Rank::Probe } else { Rank::Compiler };
     let message = message.trim_end().to_owned();
     (!file.is_empty())

@@ -114,13 +114,13 @@ pub fn logs_for(cache: &Cache, image: &ImageName) -> Result<Vec<FoundLog>, Cache
 /// Parses the release and the platform from the name of an image's log; `None` for another image's log.
 fn parse_name(image: &ImageName, name: &str) -> Option<(KernelRelease, String)> {
     let stem = name.strip_prefix(image.as_str())?.strip_prefix('-')?.strip_suffix(".log")?;
-    // Search for the hash from the end: part of a release can look like a hash, part of a platform cannot.
+    // Search for the hash from the end, because a release can contain a word that looks like a hash. A platform cannot.
     let (release, platform) = stem.rmatch_indices('-').find_map(|(end, _)| {
         let (hash, platform) = stem[end + 1..].split_once('-')?;
         let is_hash = hash.len() == HASH_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_hash.then(|| (&stem[..end], platform))
     })?;
-    // Another image's name can begin with this image's name. Then `release` starts with the rest of that name.
+    // If another image's name begins with this image's name, `release` starts with the rest of that name instead of a number.
     let (major, _) = release.split_once('.')?;
     let release = release.parse().ok().filter(|_| major.bytes().all(|byte| byte.is_ascii_digit()))?;
     Some((release, platform.to_owned()))

@@ -305,7 +305,7 @@ async fn check_signature(subject: &Subject<'_>, checks: &mut Checks) -> Result<(
     // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
     let signer_check = signers.check(&found);
-    let revoked = if signer_check.is_enough() { String::new() } else { image.revoked_signers().await? };
+    let revoked = if signer_check.is_enough() { String::new() } else { image.revoked_signers_note().await? };
     let is_deleted = found.is_empty() && image.is_referrer_deleted(provenance::SIGSTORE_BUNDLE).await?;
     checks.add(
         "signature",

@@ -26,8 +26,8 @@ use super::{
 /// Maximum number of concurrent requests to a registry for independent lookups.
 pub const MAX_CONCURRENT_REQUESTS: usize = 16;
 
-/// Services and settings that builds and image operations need, in groups: a function that needs one group takes this
-/// group. Clones share the engine, the registries and the cache.
+/// Services and settings of builds and image operations, in groups. A function that needs only one group takes the group as
+/// its parameter. Clones share the engine, the registries and the cache.
 #[derive(Clone)]
 pub struct BuildServices {
     /// Definitions in use.
@@ -53,8 +53,8 @@ pub fn image_location(location: &RegistryLocation) -> ImageLocation {
 }
 
 impl BuildServices {
-    /// Returns a clone for one piece of work. Cache entries that it uses are protected from eviction until the clone is
-    /// dropped.
+    /// Returns a clone for one piece of work. The cache entries that the work uses are protected from eviction until the
+    /// clone is dropped.
     #[must_use]
     pub fn in_use(&self) -> Self {
         let fetcher = self.fetcher.in_use();
@@ -100,7 +100,7 @@ impl BuildServices {
                 let entries = entries(registry, repository, &index, &stored.bytes).await?.into_iter();
                 entries.map(|(architecture, stored)| (architecture, published(&stored))).collect()
             }
-            // Tags of union images are shared between architectures, whatever the tag patterns of other images are.
+            // Architectures may share this tag: the tag patterns do not contain the architecture, or the image is a union.
             Ok(AnyManifest::Image(image))
                 if self.shares_tags(repository) || image.annotations.contains_key(annotations::MEMBERS) =>
             {
@@ -147,7 +147,7 @@ impl BuildServices {
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(Some(reference));
         }
-        // Its own registry is authoritative, because the tag may have moved there. Offline, use the latest copy.
+        // Ask the reference's own registry, because the tag may have moved there. Offline, use the mirror copy.
         let copy = if self.fetcher.is_offline() { self.images.copy_of(&reference).await? } else { None };
         let digest = match copy {
             Some((_, digest)) => Some(digest),
@@ -175,9 +175,9 @@ fn published(stored: &StoredManifest) -> Published {
     }
 }
 
-/// Returns the images of an index by architecture. Returns none if farrier did not publish an entry, or if the bytes
-/// are not in the form that farrier writes. Container runtimes parse the whole index, and must find these images in it
-/// and no others.
+/// Returns the images of an index that farrier wrote, by architecture. Returns no images if the bytes are not in the form
+/// that farrier writes, or if farrier did not publish one of the entries: a container runtime that parses the index must
+/// find exactly the returned images.
 pub async fn entries(
     registry: &dyn Registry,
     repository: &Repository,
