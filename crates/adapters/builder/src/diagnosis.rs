@@ -108,39 +108,51 @@ impl Diagnoser {
     }
 
     fn examine(&mut self, line: &str) {
+        self.hint = hints::hint_for(line).or(self.hint.take());
         if let Some(file) = included_from(line) {
             if self.included.len() == MAX_INCLUDING_FILES {
                 self.included.pop_front();
             }
             self.included.extend(stem(file));
         }
-        self.hint = hints::hint_for(line).or(self.hint.take());
         if line.starts_with("make") && line.ends_with("(ignored)") {
             self.best.take_if(|(rank, _)| *rank <= Rank::Compiler);
             self.compiler_errors.clear();
         }
-        if let Some((target, mut make_error)) = make_stopped(line) {
-            let cause = stem(target)
-                .and_then(|stem| self.compiler_errors.iter().find(|(stems, _)| stems.contains(&stem)));
-            if let Some((_, cause)) = cause {
-                let cause = cause.clone();
-                self.offer(Rank::Target, cause);
-            } else {
-                if let Some(previous) = self.tail.back().filter(|previous| is_command_output(previous)) {
-                    make_error.message = format!("{}, after: {}", make_error.message, previous.trim());
-                }
-                self.offer(Rank::MakeStopped, make_error);
-            }
+        if let Some((target, make_error)) = make_stopped(line) {
+            self.offer_failed_target(target, make_error);
         } else if let Some((rank, error)) = parse_line(line) {
-            if rank == Rank::Compiler && self.compiler_errors.len() < MAX_COMPILER_ERRORS {
-                let mut stems: Vec<String> = error.file.as_deref().and_then(stem).into_iter().collect();
-                stems.extend(self.included.iter().cloned());
-                self.compiler_errors.push((stems, error.clone()));
+            if rank == Rank::Compiler {
+                self.keep_compiler_error(&error);
             }
             self.offer(rank, error);
         }
     }
 
+    /// Offers the compiler error that caused the failure of a make target, or else make's own message.
+    fn offer_failed_target(&mut self, target: &str, mut make_error: Diagnosis) {
+        let cause = stem(target)
+            .and_then(|stem| self.compiler_errors.iter().find(|(stems, _)| stems.contains(&stem)))
+            .map(|(_, cause)| cause.clone());
+        if let Some(cause) = cause {
+            self.offer(Rank::Target, cause);
+            return;
+        }
+        if let Some(previous) = self.tail.back().filter(|previous| is_command_output(previous)) {
+            make_error.message = format!("{}, after: {}", make_error.message, previous.trim());
+        }
+        self.offer(Rank::MakeStopped, make_error);
+    }
+
+    fn keep_compiler_error(&mut self, error: &Diagnosis) {
+        if self.compiler_errors.len() < MAX_COMPILER_ERRORS {
+            let mut stems: Vec<String> = error.file.as_deref().and_then(stem).into_iter().collect();
+            stems.extend(self.included.iter().cloned());
+            self.compiler_errors.push((stems, error.clone()));
+        }
+    }
+
+    /// Keeps an error if it is closer to the cause than the best error so far.
     fn offer(&mut self, rank: Rank, error: Diagnosis) {
         let is_better = |best: Rank| match rank {
             // If the compiler runs after a `Stop.` message, make's failure was ignored.
@@ -310,23 +322,23 @@ fn parse_patch(line: &str) -> Option<Diagnosis> {
 /// Recognizes missing commands, files, interpreters and hosts.
 fn parse_missing(line: &str) -> Option<Diagnosis> {
     let line = line.trim();
-    let shell = line.ends_with(": not found")
+    let is_from_sh = line.ends_with(": not found")
         && (line.starts_with("/bin/")
             || line.starts_with("sh: ")
             || line.contains(": line ")
             || is_numbered(line));
-    let bash = [": command not found", ": Permission denied"].iter().any(|end| line.ends_with(end))
+    let is_from_bash = [": command not found", ": Permission denied"].iter().any(|end| line.ends_with(end))
         && !line.starts_with("find: ");
-    let make = line.starts_with("make") && line.ends_with(": No such file or directory");
+    let is_from_make = line.starts_with("make") && line.ends_with(": No such file or directory");
     let phrases = [
         "bad interpreter",
         "ModuleNotFoundError: ",
         "Can't locate ",
         "ERROR: Kernel configuration is invalid",
     ];
-    (shell
-        || bash
-        || make
+    (is_from_sh
+        || is_from_bash
+        || is_from_make
         || phrases.iter().any(|phrase| line.contains(phrase))
         || hints::says_unreachable(line))
     .then(|| message_only(line))

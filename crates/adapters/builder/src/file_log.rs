@@ -51,6 +51,11 @@ impl FileLog {
         })
     }
 
+    /// Returns the path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Completes the file and returns the decisive error and the log's last lines. If the disk is full, the log is lost
     /// and the build continues.
     pub fn finish(&self) -> (Option<Diagnosis>, Vec<String>) {

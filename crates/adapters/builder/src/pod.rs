@@ -105,7 +105,7 @@ pub(super) async fn compile(
             build: spec,
             limits,
         },
-        least_landlock: services.definitions.site.builds.landlock,
+        min_landlock_abi: services.definitions.site.builds.landlock,
         plan,
         log: Arc::clone(&request.log),
         phases: &phases,
