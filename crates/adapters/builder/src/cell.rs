@@ -18,7 +18,7 @@ use crate::{
 /// Returns the cell of one image for one kernel. Its needs must be published.
 pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
     let images = in_build_order(&services.definitions, find_image(&services.definitions, name)?);
-    let resolved = resolved(services, &images, target).await;
+    let resolved = resolve_target(services, &images, target).await;
     let location = image_location(
         services.images.needs_from.as_ref().map_or(&services.images.location, |from| &from.location),
     );
@@ -47,7 +47,7 @@ pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &Kern
 /// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
 pub async fn dockerfile(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<String> {
     let image = find_image(&services.definitions, name)?;
-    let resolved = resolved(services, &[image], target).await;
+    let resolved = resolve_target(services, &[image], target).await;
     let location = image_location(&services.images.location);
     let inputs = CellInputs { definitions: &services.definitions, resolved: &resolved, location: &location };
     plan::dockerfile_for(&inputs, image, target)
@@ -63,7 +63,11 @@ fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> Buil
     }
 }
 
-async fn resolved(services: &BuildServices, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
+async fn resolve_target(
+    services: &BuildServices,
+    images: &[&DriverImage],
+    target: &KernelTarget,
+) -> Resolved {
     let targets = BTreeSet::from([target.clone()]);
     let mut resolved = resolve(services, images, &targets).await;
     look_up_sources(services, images, &targets, &mut resolved).await;

@@ -129,7 +129,7 @@ async fn sources(build: &CellBuild<'_>) -> Result<Vec<Material>> {
     for source in &image.spec.sources {
         // The compile stage has compared the fetched source with this identity.
         let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
-        materials.push(source_material(image, source, identity, (&cell.version, &cell.target)));
+        materials.push(source_material(image, source, identity, &cell.version, &cell.target));
     }
     for patch in &cell.patches {
         let bytes = read_patch(&services.definitions, &image.spec.patches[patch.index].path).await?;
@@ -144,7 +144,8 @@ pub fn source_material(
     image: &DriverImage,
     source: &SourceSpec,
     identity: &str,
-    (version, target): (&str, &KernelTarget),
+    version: &str,
+    target: &KernelTarget,
 ) -> Material {
     let mut material = match &source.from {
         SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),

@@ -56,11 +56,13 @@ const PUSHES: &str = "pushes";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
-/// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `steps_started`, a signal to the
-/// caller, once the pod runs.
+/// Runs the build in a pod and unpacks the payload into `tree`. Cancels the token `steps_started` to tell the caller that the
+/// pod runs.
 pub(super) async fn compile(
     build: &CellBuild<'_>,
-    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
+    cluster: &Kubernetes,
+    base: &InPlaceBase,
+    toolchain: &BaseImage,
     request: BuildRequest,
     steps_started: &CancellationToken,
     tree: &Path,
@@ -74,7 +76,7 @@ pub(super) async fn compile(
         }
     }
     build.stage(Stage::Base);
-    let reference = publish(build, (cluster, base, toolchain), &request.context, &plan).await?;
+    let reference = publish(build, cluster, base, toolchain, &request.context, &plan).await?;
     build.stage(Stage::Waiting);
     let (reporter, subject, log) =
         (Arc::clone(&services.process.reporter), cell.subject(), Arc::clone(&request.log));
@@ -122,7 +124,9 @@ pub(super) async fn compile(
 /// Publishes the image and returns its reference by digest.
 async fn publish(
     build: &CellBuild<'_>,
-    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
+    cluster: &Kubernetes,
+    base: &InPlaceBase,
+    toolchain: &BaseImage,
     context: &[ContextEntry],
     plan: &Plan,
 ) -> Result<ImageReference> {

@@ -315,7 +315,8 @@ fn chain_holds(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usi
 pub fn rollback_per_kernel(
     snapshot: &ClusterSnapshot,
     now: jiff::Timestamp,
-    (namespace, name): (&str, &str),
+    namespace: &str,
+    name: &str,
 ) -> Result<Vec<Change>, HoldReason> {
     let mut all = snapshot.daemon_sets.iter();
     let daemon_set = all.find(|other| other.namespace == namespace && other.name == name);

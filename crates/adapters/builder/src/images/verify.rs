@@ -189,7 +189,7 @@ pub async fn verify(
                 return Ok(checks.report(name));
             }
             let report = Checks::default().report(name);
-            return verify_index(services, repository, &index, (signers, deep), report).await;
+            return verify_index(services, repository, &index, signers, deep, report).await;
         }
         Err(error) => {
             checks.add("manifest", Err(FailedCheck::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
@@ -223,7 +223,8 @@ async fn verify_index(
     services: &BuildServices,
     repository: &Repository,
     index: &ImageIndex,
-    (signers, deep): (Option<&RequiredSigners>, bool),
+    signers: Option<&RequiredSigners>,
+    deep: bool,
     mut report: VerifyReport,
 ) -> Result<VerifyReport> {
     for entry in &index.manifests {

@@ -153,7 +153,7 @@ async fn at_address(
     let urls = fetcher.net.url_candidates(&url);
     let checksum = match recorded {
         Some(recorded) => recorded,
-        None => match verified_checksum(fetcher, keys, (&url, &urls), &proof_url).await? {
+        None => match verified_checksum(fetcher, keys, &url, &urls, &proof_url).await? {
             Ok(checksum) => {
                 cache.write_record(RECORDS, &key, &checksum)?;
                 checksum
@@ -171,7 +171,8 @@ async fn at_address(
 async fn verified_checksum(
     fetcher: &Fetcher,
     keys: Option<Keys>,
-    (url, urls): (&Url, &[Url]),
+    url: &Url,
+    urls: &[Url],
     proof_url: &str,
 ) -> Result<Result<Checksum, String>> {
     let scratch = fetcher.scratch()?;

@@ -78,7 +78,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let mut steps = Steps::default();
     return_failed_nodes(&fleet, &images, &mut steps);
     let upgrade = order::planned(context, &fleet);
-    update_copies(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
+    update_copies(context, &fleet, &images, upgrade.as_ref(), *watch, *retire_after, &mut steps)?;
     if !fleet.original.is_fenced() {
         let fenced = fence(context, &fleet, &images, note, &mut steps);
         // Other steps do not wait for the fence.
@@ -171,7 +171,8 @@ fn update_copies(
     fleet: &Fleet<'_>,
     images: &BTreeMap<KernelTarget, Image>,
     upgrade: Option<&PlannedUpgrade>,
-    (watch, retire_after): (Watch, Period),
+    watch: Watch,
+    retire_after: Period,
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
     let now = context.inputs.now;
@@ -182,7 +183,7 @@ fn update_copies(
             continue;
         }
         let image = images.get(kernel).and_then(Image::ready);
-        let Some(record) = next_record(context, fleet, copy, image, (watch, upgrade)) else { continue };
+        let Some(record) = next_record(context, fleet, copy, image, watch, upgrade) else { continue };
         let unused_since = match copy {
             Some(copy) if !fleet.is_used(context.groups, kernel) => Some(copy.unused_since.unwrap_or(now)),
             _ => None,

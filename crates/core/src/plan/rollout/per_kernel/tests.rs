@@ -368,7 +368,7 @@ fn a_rollback_ends_with_the_original_as_it_was() {
     for round in 0.. {
         assert!(round < 10);
         let world = &cluster.world;
-        let changes = rollback_per_kernel(&world.snapshot, world.now, ("kube-system", "mft")).unwrap();
+        let changes = rollback_per_kernel(&world.snapshot, world.now, "kube-system", "mft").unwrap();
         if changes.is_empty() {
             break;
         }

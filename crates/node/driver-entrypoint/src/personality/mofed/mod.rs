@@ -191,7 +191,7 @@ impl Container<'_> {
         self.blacklist().write();
         let result = match &guard {
             Some(guard) => {
-                self.replace_by_guard(guard, loaded, (&to_unload, &unloaded), failure.image.clone(), signals)
+                self.replace_by_guard(guard, loaded, &to_unload, &unloaded, failure.image.clone(), signals)
             }
             None => self.swap_drivers(loaded, &to_unload, &unloaded, signals),
         };
@@ -211,7 +211,8 @@ impl Container<'_> {
         &self,
         guard: &GuardClient<'_>,
         loaded: &Loaded,
-        (to_unload, unloaded): (&[String], &[String]),
+        to_unload: &[String],
+        unloaded: &[String],
         digest: String,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
