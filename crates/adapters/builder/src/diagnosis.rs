@@ -357,7 +357,7 @@ fn parse_script(line: &str) -> Option<Diagnosis> {
     ["error", "fatal"].iter().any(|known| word.eq_ignore_ascii_case(known)).then(|| message_only(line))
 }
 
-/// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores. Returns the target, too.
+/// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores. Also returns the target.
 fn make_stopped(line: &str) -> Option<(&str, Diagnosis)> {
     let (tool, message) = line.trim_start().split_once(": *** ")?;
     let target = message.strip_prefix('[')?.split_once(']')?.0;

@@ -409,8 +409,8 @@ pub(super) fn looked_up<'a, K: Ord, T>(
     results.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
 }
 
-/// Returns the local name of the base image. The Dockerfile contains the name, so everything hashed here is in the
-/// input hash, too. The prefix `localhost/` keeps engines from looking for the image in a registry.
+/// Returns the local name of the base image. The Dockerfile contains the name, so the input hash also covers
+/// everything that is hashed here. The prefix `localhost/` keeps engines from looking for the image in a registry.
 fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
     let mut hasher = FieldHasher::new(BUILD_FORMAT);
     hasher

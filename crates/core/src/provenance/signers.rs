@@ -227,7 +227,7 @@ impl Trust<'_> {
     }
 
     /// Whether an image with these signatures may be used as an input. Anyone who may write to the registry can store any content
-    /// and any annotations under its tag. The policy's requirement for a rollout applies here, too.
+    /// and any annotations under its tag. The policy's requirement for a rollout also applies here.
     pub fn check(&self, signatures: &FoundSignatures) -> Result<(), String> {
         let Self { own, required, signs_modules } = self;
         match (own, required) {

@@ -1,5 +1,5 @@
 //! Checks that a module was compiled against the loaded drivers. Compares the module's symbol versions with the
-//! `Module.symvers` that the drivers expose. The kernel refuses a mismatch, too, but only after it has loaded the module's
+//! `Module.symvers` that the drivers expose. The kernel also refuses a mismatch, but only after it has loaded the module's
 //! dependencies, and without a hint.
 
 use std::{
