@@ -1,5 +1,5 @@
-//! The reasons for building or not building, rolling out or not rolling out. Each has a text for people (`Display`) and
-//! a stable kebab-case word for programs (the `reason` field of the JSON form).
+//! The reasons for building or not building, rolling out or not rolling out. Each has a human-readable text (`Display`)
+//! and a stable kebab-case identifier (the `reason` field of the JSON form).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Reasons for not building an image for a kernel target, with a text for people and a stable word for programs.
+//! Reasons for not building an image for a kernel target, each with a human-readable text and a stable identifier.
 
 use std::fmt;
 
@@ -164,7 +164,7 @@ fn conflict_text(theirs: Option<&InputHash>) -> String {
     })
 }
 
-/// Serializes a reason's fields, plus its text for people as `message`.
+/// Serializes a reason's fields, and its human-readable text as `message`.
 pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
     reason: &R,
     serializer: S,

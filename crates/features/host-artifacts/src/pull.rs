@@ -29,7 +29,7 @@ pub struct Pulled {
     pub size: u64,
     /// Manifest digest of the output.
     pub artifact: Digest,
-    /// Whether the registry has the output. If not, it was made here, from the image.
+    /// Whether the registry has the output. If not, farrier built the output locally from the image.
     pub published: bool,
     /// Whether a signature was verified.
     pub verified: bool,

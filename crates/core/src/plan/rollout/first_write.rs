@@ -19,7 +19,7 @@ const CLOUD_REGISTRIES: [&str; 4] = [".amazonaws.com", ".azurecr.io", ".pkg.dev"
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
 #[display("warning[{code}]: {message}\n-> {hint}")]
 pub struct RolloutWarning {
-    /// Stable word for programs.
+    /// Stable identifier, such as `no-pull-secrets`.
     pub code: &'static str,
     /// Consequence of the write.
     pub message: String,

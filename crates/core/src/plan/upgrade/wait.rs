@@ -1,4 +1,4 @@
-//! The reasons why a node waits, with a text for people and a stable word for programs.
+//! The reasons why a node waits, each with a human-readable text and a stable identifier.
 
 use jiff::Timestamp;
 use serde::Serialize;

@@ -141,7 +141,7 @@ impl SwapHost<'_> {
         devices::check_bound(node, &bound)
     }
 
-    /// Unloads the new modules, users first. If a module cannot be unloaded, unloads the others nevertheless.
+    /// Unloads the new modules, users first. If a module cannot be unloaded, still unloads the others.
     fn unload_new(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         let mut names = Vec::new();
@@ -160,7 +160,7 @@ impl SwapHost<'_> {
         result
     }
 
-    /// Loads the old modules again. If a module cannot be loaded, loads the others nevertheless.
+    /// Loads the old modules again. If a module cannot be loaded, still loads the others.
     fn load_old(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         let mut result = Ok(());
