@@ -158,9 +158,9 @@ impl LogReader {
         Ok(is_locked)
     }
 
-    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
-    /// lock.
-    pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
+    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds the
+    /// lock on the file.
+    pub fn read_new(&mut self) -> io::Result<(Vec<u8>, bool)> {
         // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
         let may_grow = self.is_being_written()?;
         let mut text = Vec::new();
@@ -254,13 +254,13 @@ mod tests {
         let path = directory.path().join("build.log");
         let log = FileLog::create(&path, |_| {}).unwrap();
         let mut reader = LogReader::open(&path, 0).unwrap();
-        assert_eq!(reader.more().unwrap(), (vec![], true));
+        assert_eq!(reader.read_new().unwrap(), (vec![], true));
         log.line("CC [M] a.o");
-        assert_eq!(reader.more().unwrap(), (b"CC [M] a.o\n".to_vec(), true));
-        assert_eq!(LogReader::open(&path, 7).unwrap().more().unwrap(), (b"a.o\n".to_vec(), true));
+        assert_eq!(reader.read_new().unwrap(), (b"CC [M] a.o\n".to_vec(), true));
+        assert_eq!(LogReader::open(&path, 7).unwrap().read_new().unwrap(), (b"a.o\n".to_vec(), true));
         log.line("LD [M] a.ko");
         drop(log);
-        assert_eq!(reader.more().unwrap(), (b"LD [M] a.ko\n".to_vec(), false));
-        assert_eq!(reader.more().unwrap(), (vec![], false));
+        assert_eq!(reader.read_new().unwrap(), (b"LD [M] a.ko\n".to_vec(), false));
+        assert_eq!(reader.read_new().unwrap(), (vec![], false));
     }
 }

@@ -13,7 +13,7 @@ use super::{
     new_cell::{CellDraft, CellRequest},
     node::{NodeGroup, group_nodes},
     outcome::Key,
-    skip_reason::explained,
+    skip_reason::serialize_reason,
     unused_image::UnusedImage,
 };
 use crate::{
@@ -63,7 +63,7 @@ pub struct SkippedNode {
     /// Name of the node.
     pub node: String,
     /// Reason for skipping the node.
-    #[serde(serialize_with = "explained")]
+    #[serde(serialize_with = "serialize_reason")]
     pub why: NodeReason,
 }
 

@@ -7,7 +7,9 @@ use std::{
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, BuildProducts, BuildReason, Cell, Published, SkipReason, skip_reason::explained};
+use super::{
+    AnnouncedBy, BuildProducts, BuildReason, Cell, Published, SkipReason, skip_reason::serialize_reason,
+};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kernel::KernelTarget,
@@ -69,7 +71,7 @@ pub enum Outcome {
         /// The cell.
         cell: Arc<Cell>,
         /// Reason for the build.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: BuildReason,
         /// Whether an image of the same recipe for another kernel may be reused instead, if the check allows it.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -129,7 +131,7 @@ pub enum Outcome {
     /// The image cannot be built.
     Skipped {
         /// Reason why not.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: SkipReason,
     },
 }

@@ -15,7 +15,7 @@ use super::{
     guarantee::{RequiredKernels, admissible_image},
     outcome::{CellLookup, CellState, Outcome},
     rollout::RequestedRollouts,
-    skip_reason::maybe_explained,
+    skip_reason::serialize_optional_reason,
 };
 use crate::{
     image::{DriverImage, ImageName, ImageReference},
@@ -101,7 +101,7 @@ pub struct NextKernel {
     /// Needed images, in name order.
     pub needs: Vec<RequiredImage>,
     /// Reason why images may be needed although `needs` is empty.
-    #[serde(serialize_with = "maybe_explained", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "serialize_optional_reason", skip_serializing_if = "Option::is_none")]
     pub doubt: Option<Blocker>,
 }
 

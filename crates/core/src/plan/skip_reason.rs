@@ -78,7 +78,7 @@ pub enum SkipReason {
         /// Name of the need.
         need: ImageName,
         /// Reason why the need is not available.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: NeedReason,
     },
 }
@@ -97,7 +97,7 @@ pub enum NeedReason {
     #[error("not built for this kernel: {why}")]
     Skipped {
         /// Reason why not.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: Box<SkipReason>,
     },
     /// The needed image's tag points to an image with other inputs: `theirs`, absent for an image that farrier did not
@@ -165,27 +165,27 @@ fn conflict_text(theirs: Option<&InputHash>) -> String {
 }
 
 /// Serializes a reason's fields, and its human-readable text as `message`.
-pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
+pub(super) fn serialize_reason<R: Serialize + fmt::Display, S: Serializer>(
     reason: &R,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
-    struct Explained<'a, R> {
+    struct WithMessage<'a, R> {
         #[serde(flatten)]
         reason: &'a R,
         message: String,
     }
-    Explained { reason, message: reason.to_string() }.serialize(serializer)
+    WithMessage { reason, message: reason.to_string() }.serialize(serializer)
 }
 
-/// Serializes an optional reason as [`explained`] does.
+/// Serializes an optional reason as [`serialize_reason`] does.
 #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
-pub(super) fn maybe_explained<R: Serialize + fmt::Display, S: Serializer>(
+pub(super) fn serialize_optional_reason<R: Serialize + fmt::Display, S: Serializer>(
     reason: &Option<R>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     match reason {
-        Some(reason) => explained(reason, serializer),
+        Some(reason) => serialize_reason(reason, serializer),
         None => serializer.serialize_none(),
     }
 }

@@ -157,7 +157,7 @@ impl PublicKey {
     }
 
     /// Whether the signature is valid for these bytes and this key, with SHA-256.
-    pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+    pub fn verify_sha256(&self, message: &[u8], signature: &[u8]) -> bool {
         self.verify(SignatureHash::Sha256, message, signature)
     }
 
@@ -227,10 +227,10 @@ mod tests {
             [(P256_KEY, P256_SIGNATURE, RSA_SIGNATURE), (RSA_KEY, RSA_SIGNATURE, P256_SIGNATURE)]
         {
             let key = PublicKey::from_pem(key).unwrap();
-            assert!(key.verifies(b"hello", signature));
-            assert!(!key.verifies(b"hellp", signature));
-            assert!(!key.verifies(b"hello", other));
-            assert!(!key.verifies(b"hello", b""));
+            assert!(key.verify_sha256(b"hello", signature));
+            assert!(!key.verify_sha256(b"hellp", signature));
+            assert!(!key.verify_sha256(b"hello", other));
+            assert!(!key.verify_sha256(b"hello", b""));
         }
     }
 

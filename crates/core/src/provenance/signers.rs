@@ -26,7 +26,7 @@ impl ImageSignature {
         match self {
             Self::Simple { payload, signature } => {
                 signed_digest(payload).is_some_and(|signed| signed == *image)
-                    && key.verifies(payload, signature)
+                    && key.verify_sha256(payload, signature)
             }
             Self::Statement(envelope) => {
                 Statement::parse(&envelope.payload).is_ok_and(|statement| {

@@ -89,7 +89,7 @@ impl BuildServices {
         matches!(outcome, Err(RegistryError::Denied { .. }))
     }
 
-    /// Looks up an image that farrier published, or a needed image.
+    /// Looks up a published image.
     pub async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>> {
         let ImageReference { repository, version } = reference;
         let registry = self.images.registry_of_needs(repository);
@@ -104,20 +104,28 @@ impl BuildServices {
             Ok(AnyManifest::Image(image))
                 if self.shares_tags(repository) || image.annotations.contains_key(annotations::MEMBERS) =>
             {
-                match fetch_small(&self.images.cache, registry, repository, &image.config, "configuration")
-                    .await
-                {
-                    Err(error) if error.is_unreachable() => return Err(error),
-                    config => {
-                        let name = config.ok().and_then(|config| oci::architecture_of(&config));
-                        let architecture = name.and_then(|name| name.parse().ok());
-                        architecture.map(|architecture| (architecture, found.clone())).into_iter().collect()
-                    }
-                }
+                let architecture = self.architecture_of(registry, repository, &image).await?;
+                architecture.map(|architecture| (architecture, found.clone())).into_iter().collect()
             }
             _ => BTreeMap::new(),
         };
         Ok(Some(found))
+    }
+
+    /// Returns the architecture in an image's configuration; `None` if the configuration is missing or invalid.
+    async fn architecture_of(
+        &self,
+        registry: &dyn Registry,
+        repository: &Repository,
+        image: &ImageManifest,
+    ) -> Result<Option<Architecture>> {
+        let config =
+            fetch_small(&self.images.cache, registry, repository, &image.config, "configuration").await;
+        match config {
+            Ok(config) => Ok(oci::architecture_of(&config).and_then(|name| name.parse().ok())),
+            Err(error) if error.is_unreachable() => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Looks up the image for one architecture.
