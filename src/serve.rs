@@ -105,12 +105,7 @@ pub async fn serve(
         tokio::spawn(server.serve(stop_server.clone()));
     }
     let configuration = definitions(session, &services, &stop_server);
-    let status = kube.as_deref().map(|kube| {
-        let (namespace, manager) = (kube.namespace().to_owned(), services.process.instance.to_string());
-        let destination = StatusDestination { namespace, manager, instance: identity };
-        Arc::new(KubeStatus::new(kube.client(), destination, services.process.fence.clone()))
-            as Arc<dyn StatusSink>
-    });
+    let status = kube.as_deref().map(|kube| status_sink(kube, &services, identity));
     tracing::info!(cluster = cluster.describe(), "watching");
     #[cfg(feature = "dashboard")]
     let sink = page.as_ref().map(|page| Arc::clone(&page.sink));
@@ -139,6 +134,13 @@ pub async fn serve(
     }
     stop_server.cancel();
     Ok(if session.stop.is_termination() { Exit::Done } else { Exit::Interrupted })
+}
+
+/// Returns the writer of farrier's status objects in a live cluster.
+fn status_sink(kube: &KubeCluster, services: &BuildServices, instance: String) -> Arc<dyn StatusSink> {
+    let (namespace, manager) = (kube.namespace().to_owned(), services.process.instance.to_string());
+    let destination = StatusDestination { namespace, manager, instance };
+    Arc::new(KubeStatus::new(kube.client(), destination, services.process.fence.clone()))
 }
 
 /// Returns the definitions in use. Changes to the files of `--definitions` are loaded while farrier runs.

@@ -3,6 +3,8 @@
 //! A pod that survives a reboot starts again with its old image. A pod is evicted only if its image is known to lack
 //! modules for its node's kernel and the DaemonSet's image has them. All other pods are left running.
 
+use std::collections::BTreeSet;
+
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
     handover::{is_in_maintenance, unavailable_limit},
@@ -39,13 +41,12 @@ pub(super) fn restarts(
         if !new.has(arch, kernel) {
             continue;
         }
-        let mut names: Vec<&str> =
-            reached.iter().filter(|node| !is_in_maintenance(node)).map(|node| node.name.as_str()).collect();
-        names.sort_unstable();
+        let in_service = reached.iter().filter(|node| !is_in_maintenance(node));
+        let nodes_in_service: BTreeSet<&str> = in_service.map(|node| node.name.as_str()).collect();
         let lacks = |pod: &&PodFacts| {
             let current = pod.images.get(container).and_then(|image| contents.get(image));
             !pod.deleting
-                && names.binary_search(&pod.node.as_str()).is_ok()
+                && nodes_in_service.contains(pod.node.as_str())
                 && current.is_some_and(|current| !current.has(arch, kernel))
         };
         outdated.extend(pods().filter(lacks).map(|pod| (pod, kernel)));
