@@ -37,7 +37,7 @@ pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &Kern
             Err(reason) if image.metadata.name == *name => {
                 return Err(not_planned(subject(), reason, &resolved));
             }
-            // The image that needs this one reports the reason.
+            // The image that needs this image reports the reason.
             Err(_) => {}
         }
     }

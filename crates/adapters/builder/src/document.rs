@@ -215,7 +215,7 @@ async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
     if let Some((digest, list)) = toolchain_packages(build.services, cell.target.arch, &root, used).await? {
         material = Material { digest: Some(digest), ..material.with(list) };
     }
-    // Record the toolchain that was used: the registry may hold another one by now.
+    // Record the toolchain that was used: the registry may hold another toolchain by now.
     if let Some(used) = used
         && material.digest.as_ref() != Some(used)
     {

@@ -108,11 +108,11 @@ impl Observed {
 /// Known facts about a kernel's headers before they are fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderState {
-    /// The headers are available; with the compiler that built the kernel, where already known.
+    /// The headers are available. Holds the compiler that built the kernel, if known.
     Available(Option<Compiler>),
-    /// There are no headers; with a description of the search.
+    /// There are no headers. Holds a description of the search.
     Missing(String),
-    /// The headers cannot be obtained, and a retry would not help; with the reason and the remedy.
+    /// The headers cannot be obtained, and a retry would not help. Holds the reason and the remedy.
     Refused(String),
     /// The lookup failed this time.
     Unknown,
@@ -265,7 +265,7 @@ pub struct Resolved {
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, SkipReason>>,
     /// Compilers that built the kernels whose headers users provide, where the headers name them.
     pub compilers: BTreeMap<KernelTarget, Compiler>,
-    /// Kernels whose family expects headers from users, and that have none; with a description of the search.
+    /// Kernels without headers whose family expects headers from users, with a description of the search.
     pub without_headers: BTreeMap<KernelTarget, String>,
     /// Results of an image's conditions on kernel headers ([`HeaderText`](crate::kernel::HeaderText)), by kernel and condition.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,

@@ -70,11 +70,11 @@ pub enum Blocker {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
 pub enum Readiness {
-    /// Published and accepted by the definition's check policy; with the check's verdict.
+    /// Published and accepted by the definition's check policy. Holds the check's verdict.
     Ready { verdict: Verdict },
-    /// Missing or unsuitable; with the reason.
+    /// Missing or unsuitable, for this reason.
     Missing { message: String },
-    /// The registry lookup failed; with the error.
+    /// The registry lookup failed with this error.
     Unknown { message: String },
 }
 

@@ -405,7 +405,7 @@ impl DaemonSetFacts {
         self.namespace == *target.namespace && self.name == *target.daemon_set
     }
 
-    /// Whether this is a DaemonSet that farrier created for one kernel from another one.
+    /// Whether farrier created this DaemonSet for one kernel, as a copy of another DaemonSet.
     pub fn is_copy_of(&self, original: &Self) -> bool {
         let original_name = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
         self.namespace == original.namespace && original_name == Some(&original.name)

@@ -208,7 +208,7 @@ impl fmt::Display for SignerCheck<'_> {
     }
 }
 
-/// Trusted keys of a site. They decide whether a published image may be an input of another one.
+/// Trusted keys of a site. They decide whether a published image may be an input of another image.
 #[derive(Clone, Copy, Debug)]
 pub struct Trust<'a> {
     /// The site's own key (`imageSigning`). Images signed with it were made by this site's farrier.

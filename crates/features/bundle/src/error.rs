@@ -22,7 +22,7 @@ pub enum BundleError {
     /// The file is not a bundle: path and reason.
     #[error("{0} is not a bundle: {1}")]
     NotABundle(PathBuf, String),
-    /// The bundle is truncated, damaged or in a newer format; with a remedy.
+    /// The bundle is truncated, damaged or in a newer format. Holds a remedy.
     #[error("{path} {message}")]
     Unusable { path: PathBuf, message: String, hint: &'static str },
     /// The base of a delta is missing in the registry.

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{Error, Result, commands::output_of};
 
-/// Boots the default kernel, unless another one was chosen for the next boot only.
+/// Boots the default kernel, unless another kernel was chosen for the next boot only.
 pub(crate) trait BootLoader {
     /// Returns the default kernel; `None` if the boot loader chooses by itself.
     fn default(&self) -> Result<Option<String>>;

@@ -268,7 +268,7 @@ impl Repositories {
             RepositoryUrls::Direct(urls) => urls.clone(),
             RepositoryUrls::MirrorList(urls) => Box::pin(self.mirrors(urls)).await?,
         };
-        // Boxed: many futures contain this one, and it makes up much of their size.
+        // Box this future, because it makes up much of the size of the many futures that contain it.
         let listing = Box::pin(self.fetch_listing(&urls, recorded)).await?;
         cache.write_record(KIND, &key, &listing)?;
         Ok((listing, true))

@@ -97,7 +97,7 @@ fn check_systemd(node: &Node<'_>, root: &str) -> Result<(), Error> {
     ))
 }
 
-/// Copies this program to the host. Returns whether the host had another one.
+/// Copies this program to the host. Returns whether the host had another version.
 fn copy_program(node: &Node<'_>, root: &str) -> Result<bool, Error> {
     let path = node.paths.at(&format!("{root}{PROGRAM}"));
     let bytes = fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))?;

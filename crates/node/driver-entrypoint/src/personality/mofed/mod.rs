@@ -117,7 +117,7 @@ impl Container<'_> {
         if NetworkState::load_if_unloaded(node, &self.state_file("sriov")).is_none() {
             files::remove(node, &self.state_file("sriov"))?;
         }
-        // A container that was killed while loading left the remaining modules to this one.
+        // An earlier container was killed while loading, so this container loads the remaining modules.
         let unfinished = node.paths.at(&self.state_file("replacing")).exists();
         stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
         files::remove(node, &self.state_file("replacing"))?;
