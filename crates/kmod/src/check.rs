@@ -157,7 +157,7 @@ fn propagate_verdicts(reports: &mut [ModuleReport], order: &LoadOrder, needs: &[
                 let message = match needed.verdict {
                     Verdict::Refused => format!("needs {name}, which the kernel refuses"),
                     Verdict::Loads | Verdict::Unknown => {
-                        format!("needs {name}, for which it is unknown whether it loads")
+                        format!("needs {name}, and farrier cannot tell whether {name} loads")
                     }
                 };
                 let remedy = format!("resolve the findings for {name}");

@@ -42,7 +42,7 @@ fn a_node_that_lost_its_labels_is_not_gone() {
     unlabel(&mut world, 0);
     let (why, wrote) = held(&mut world);
     assert!(!wrote && !why.is_failure());
-    insta::assert_snapshot!(why, @"node n0 has no label feature.node.kubernetes.io/kernel-version.full and runs 6.1.0-47-amd64, which the image is not for: it may be reached again once Node Feature Discovery has labeled it; label it, or let ignoreNodes in site.yaml ignore it");
+    insta::assert_snapshot!(why, @"node n0 has no label feature.node.kubernetes.io/kernel-version.full and runs 6.1.0-47-amd64, which the image is not for: the rollout may reach the node once Node Feature Discovery has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
     for node in 1..3 {
         unlabel(&mut world, node);
     }
