@@ -81,8 +81,8 @@ impl<'a> ChainStates<'a> {
     }
 }
 
-/// Returns the images that each kernel calls for and that are meant for it, each with the reason why it is unavailable,
-/// if any.
+/// Returns the images that each kernel calls for and that are meant for the kernel. Each image has the reason why it is
+/// unavailable, if any.
 fn members<'a>(
     inputs: &PlanInputs<'_>,
     observed: &Observed,

@@ -1,7 +1,10 @@
 //! Garbage collection: decides which published images belong to kernels that are gone and can be deleted.
 //!
-//! Any single reason keeps an image: an object in the cluster that names the image, a kernel that runs, is announced or
-//! was seen recently, or a kept image that is made from it. Only an image without any such reason is deleted.
+//! Any one of these reasons keeps an image:
+//!
+//! - an object in the cluster names the image
+//! - the image's kernel runs, is announced or was seen recently
+//! - a kept image is made from the image
 
 mod candidates;
 mod record;

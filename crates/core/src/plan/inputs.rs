@@ -263,7 +263,7 @@ pub struct Resolved {
     pub toolchains: BTreeMap<ToolchainKey, Result<String, String>>,
     /// Digests of headers that users provide; `None` for headers from packages.
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, SkipReason>>,
-    /// Compilers that built the kernels whose headers users provide, where the headers name them.
+    /// Compilers that built the kernels, for kernels with user-provided headers that name the compiler.
     pub compilers: BTreeMap<KernelTarget, Compiler>,
     /// Kernels without headers whose family expects headers from users, with a description of the search.
     pub without_headers: BTreeMap<KernelTarget, String>,

@@ -107,8 +107,8 @@ pub enum HoldReason {
         #[serde(skip_serializing_if = "Option::is_none")]
         not_ready: Option<NotReadyNode>,
     },
-    /// `count` nodes have no labels of NFD. Once they have, the rollout may reach them, and its image is not for their
-    /// kernel. `node` is the first of them.
+    /// `count` nodes have no labels of NFD and run a kernel that the image is not for. Once NFD has labeled the nodes, the
+    /// rollout may reach them. `node` is the first of the nodes.
     #[error(
         "node {node}{}{} has no label {KERNEL_LABEL} and runs {kernel}, which the image is not for: the rollout may reach the node once Node Feature Discovery has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), also(.not_ready.as_ref())
     )]

@@ -353,8 +353,7 @@ impl NodeFacts {
         self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty)
     }
 
-    /// Whether the node has the labels that the image asks for, and none that says that the node has its own driver. An
-    /// ignored node is not selected.
+    /// Whether the node has the labels that the image requires, has no label for a driver of its own, and is not ignored.
     pub fn is_selected_by(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
         self.ignored_by.is_none() && nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()

@@ -1,5 +1,5 @@
-//! Registries with immutable tags. An import moves few tags. Before the import changes anything that a running site
-//! uses, it checks that the registry lets these tags move.
+//! Registries with immutable tags. An import moves only a few tags, and checks that the registry allows this before it
+//! changes content in use.
 
 use std::collections::BTreeSet;
 

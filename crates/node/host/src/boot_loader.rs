@@ -1,4 +1,4 @@
-//! Boot loaders: which kernel they boot by default, and which one they boot once.
+//! Reads and sets the kernel that a boot loader boots by default, and the kernel that it boots once.
 
 use std::{
     path::{Path, PathBuf},

@@ -297,7 +297,8 @@ fn part(stop: &AtomicBool, whole: &Path, path: &str, raw: &Path, what: &str) -> 
     }
 }
 
-/// Creates an error that lists the existing names next to a missing path, which shows that an image is for another kernel.
+/// Creates an error for a missing path that lists the existing names in the same directory. The names show if an image is for
+/// another kernel.
 fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
     let parent = path.parent().unwrap_or(path);
     let directory = links::resolve(whole, parent)?.map(|directory| whole.join(directory));

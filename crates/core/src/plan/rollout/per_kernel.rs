@@ -284,8 +284,8 @@ fn fence(
     Ok(())
 }
 
-/// Hands nodes over, first those where the original's pod does not work anyway. Skips nodes that would get no pod,
-/// because the rollout would wait for them forever, and nodes that are not Ready, because they would count against the
+/// Hands nodes over, starting with nodes whose original pod does not work. Skips nodes that would get no pod, because the
+/// rollout would wait for them forever. Skips nodes that are not Ready, because their pods would count as failures of the
 /// image.
 fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     let limit = handover::unavailable_limit(fleet.original.live.max_unavailable, fleet.members.len());
