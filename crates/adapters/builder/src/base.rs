@@ -359,7 +359,8 @@ fn setup_step(text: String, argv: Vec<String>) -> Step {
     Step { line: 0, text, action: Action::Run(Run { argv, workdir: "/".to_owned(), ..Run::default() }) }
 }
 
-/// Returns a command that fails if the toolchain has no compiler of this major version, and prints the versions that it has.
+/// Returns a command that fails if the toolchain has no compiler of this major version. The command then prints the available
+/// versions.
 fn probe(Compiler { kind, major }: Compiler) -> String {
     let name = match kind {
         CompilerKind::Gcc => "gcc",

@@ -224,9 +224,9 @@ async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
     Ok(material)
 }
 
-/// Returns the digest and packages of the toolchain: of the published one, if it is as trusted as the toolchain that the
-/// build used, otherwise of the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
-/// longer than both. Nothing is fetched only for documentation.
+/// Returns the digest and packages of the toolchain that the build used. Reads the published toolchain if it is as trusted as
+/// the used toolchain, and the cached toolchain otherwise. Returns `None` if neither exists, because the engine may keep a
+/// toolchain for longer. Fetches nothing that only the documents need.
 async fn toolchain_packages(
     services: &BuildServices,
     arch: Architecture,

@@ -151,9 +151,8 @@ async fn publish(
     let new_layers: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
     // The tag protects the image from garbage collection, and shows users which build owns it.
     let tag: Tag = format!("{}-{}", cell.image, cell.declared_hash.short()).parse()?;
-    // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each
-    // cell a distinct image. It is the same for every replica that builds the cell, so a replica finds a Job that
-    // another one created.
+    // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each cell a
+    // distinct image. All replicas use the same label for a cell, so a replica finds a Job that another replica created.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
     let base = pod_base(&toolchain.image);
     let image = oci::assemble(&Assembly {

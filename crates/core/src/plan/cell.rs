@@ -75,8 +75,8 @@ pub struct FetchedInputs {
     pub sources: BTreeMap<String, String>,
     /// Identity of the runtime base, where the image has one that is not a need.
     pub base: Option<String>,
-    /// Digests of inputs that only the registry's store vouches for, by kind, plus one digest over the inputs that the
-    /// nodes' system names.
+    /// Digests of inputs whose only source is unsigned content in the registry's store, by kind. Also one digest over the
+    /// inputs that the nodes' system names.
     pub unverified: BTreeMap<&'static str, Digest>,
 }
 

@@ -313,8 +313,8 @@ pub enum Unverified {
 /// differently.
 pub type RootFsKey = (&'static str, String, Architecture);
 
-/// Key of a toolchain: the kernel family, the packages that images add, and the toolchain image or distribution version
-/// where these differ between kernels.
+/// Key of a toolchain: the kernel family, and the packages that images add. If the toolchain image or the distribution version
+/// differs between kernels, the key also has the image or version.
 pub type ToolchainKey = (ImageName, Vec<PackageToInstall>, Option<String>);
 
 /// Returns the key of the toolchain that compiles an image for a kernel of a family.

@@ -67,7 +67,7 @@ pub struct SkippedNode {
     pub why: NodeReason,
 }
 
-/// Nodes that match an image but bring their own driver, as one of their labels says.
+/// Nodes that match an image, but have a label for a driver of their own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
 #[display("has its own driver: label {label}={value}")]

@@ -65,8 +65,8 @@ pub struct NodeFacts {
     pub operating_system: String,
     /// Index of the rule in `site.yaml` (`ignoreNodes`) that ignores the node.
     pub ignored_by: Option<usize>,
-    /// Whether the node has a label that describes its hardware ([`super::is_hardware_label`]), even if the snapshot
-    /// does not keep that label.
+    /// Whether the node has a label that describes its hardware ([`super::is_hardware_label`]). The snapshot need not contain
+    /// the label.
     pub has_hardware_labels: bool,
     /// Rejected claims of the node, as decided by [`super::NodeKernelLimiter`].
     pub rejected_claims: RejectedClaims,

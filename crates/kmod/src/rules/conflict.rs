@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::Subject;
 use crate::{Finding, Rule, Verdict, resolve::Provider};
 
-/// Checks that the module exports no symbol of the kernel, of a module that it needs, or of an earlier module of the payload
-/// (`verify_exported_symbols` in `kernel/module/main.c`). Other in-tree modules conflict only while they are loaded.
+/// Checks that no exported symbol of the module is already exported by the kernel, by a needed module, or by an earlier module of
+/// the payload (`verify_exported_symbols` in `kernel/module/main.c`). Other in-tree modules conflict only while they are loaded.
 pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     // Display names of the modules that are loaded before this module as its dependencies.
     let needed: BTreeMap<String, String> = subject
