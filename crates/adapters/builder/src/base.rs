@@ -214,7 +214,7 @@ pub(super) fn missing_compiler(
     let (required, offered) = headers.compiler.zip(log.offered())?;
     let family = &build.family.metadata.name;
     let message = format!(
-        "the kernel was built with {required}, which the toolchain of family {family} lacks; it offers {offered}"
+        "the kernel was built with {required}, which the toolchain of family {family} lacks; the toolchain offers {offered}"
     );
     let hint = format!(
         "add the package of {required} to the toolchain of kernels family {family}, or name an image that has it"
