@@ -217,7 +217,7 @@ pub(super) fn missing_compiler(
         "the kernel was built with {required}, which the toolchain of family {family} lacks; the toolchain offers {offered}"
     );
     let hint = format!(
-        "add the package of {required} to the toolchain of kernels family {family}, or name an image that has it"
+        "add the package of {required} to the toolchain of kernel family {family}, or set a toolchain image that has the compiler"
     );
     Some(BuildError::problem(ProblemKind::Compile, message, Some(hint)))
 }
