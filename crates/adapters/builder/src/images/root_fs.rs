@@ -218,7 +218,7 @@ async fn published(
 
 fn wrong_identity(repository: &Repository, version: &Version) -> BuildError {
     BuildError::unmet(
-        format!("{repository}:{version} is signed, but its annotations name another root file system"),
+        format!("{repository}{version} is signed, but its annotations name another root file system"),
         "delete the tag: farrier then builds and publishes the root file system again",
     )
 }
