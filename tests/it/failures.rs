@@ -115,8 +115,7 @@ fn a_toolchain_without_the_compiler() {
     );
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    let why =
-        "the kernel was built with gcc 12, which the toolchain of family debian-12 lacks; the toolchain offers gcc 11";
+    let why = "the kernel was built with gcc 12, which the toolchain of family debian-12 lacks; the toolchain offers gcc 11";
     run.line(why);
     assert!(!run.to_string().contains("preparing the toolchain"), "{run}");
     // The headers name the compiler when the family does not. With cached headers the plan detects the mismatch; otherwise the
