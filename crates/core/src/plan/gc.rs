@@ -25,7 +25,7 @@ pub use candidates::Candidates;
 pub use record::{KernelKey, KernelRecord};
 pub use registry_image::RegistryImage;
 
-/// Kernels that count as in use whatever the record says.
+/// Kernels in use, regardless of the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveKernels(BTreeMap<String, KernelUse>);
 
@@ -92,7 +92,7 @@ pub struct GcInputs<'a> {
 pub enum KeepReason {
     /// farrier did not publish the image, or it is for no kernel.
     NotOurs,
-    /// A rollout target, a pod or a record for rollback names the image by this word.
+    /// A rollout target, a pod or a rollback record contains this name of the image.
     Named { by: String },
     /// A node runs the image's kernel.
     Runs { kernel: String },

@@ -161,8 +161,8 @@ impl<'a> CellRequest<'a, '_> {
         Ok(values)
     }
 
-    /// Returns the reason for not signing modules from these sources, on a site that signs: a third party compiled
-    /// them, and neither a trusted key nor an explicit setting vouches for them.
+    /// Returns the reason why a site that signs modules does not sign modules from these sources: a third party
+    /// compiled the modules, and neither a trusted key nor an explicit setting approves them.
     fn unvouched(&self, resolved: &ResolvedImage) -> Option<SkipReason> {
         if resolved.signed_with.is_none() && self.inputs.definitions.site.image_signing.is_none() {
             return None;

@@ -15,8 +15,8 @@ use crate::{
     kernel::KernelTarget,
 };
 
-/// Returns the remedies for a conflict: a published tag never changes, so a changed driver needs another one. `products` are
-/// those in the image's sources.
+/// Returns the remedies for a conflict. A published tag never changes, so a changed driver needs another tag.
+/// `products` are build products in the image's sources.
 pub fn conflict_remedy(cell: &Cell, changed: &[String], products: &BuildProducts) -> String {
     let Cell { image, target: KernelTarget { release, .. }, .. } = cell;
     let is_changed =

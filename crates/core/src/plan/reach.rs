@@ -82,7 +82,7 @@ pub struct DriverOwnership {
     name: String,
     /// Whether the operator assigns nodes. Older operators only follow the node selector.
     in_use: bool,
-    /// Names and node selectors of the other resources, without that with `spec.default`.
+    /// Names and node selectors of the other resources, except for the resource with `spec.default`.
     others: Vec<(String, BTreeMap<String, String>)>,
 }
 

@@ -50,7 +50,7 @@ impl BootReadiness {
     }
 }
 
-/// Reason for not declaring that a node needs no driver image, although no definition's `nodes` match.
+/// Reason why a node is not marked as needing no driver image, although no definition's `nodes` match.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "reason")]
 pub enum Blocker {
