@@ -10,7 +10,7 @@ use super::{
 };
 use crate::image::{Digest, ImageReference};
 
-/// What farrier will do and will not do, and why. The JSON form is stable: field and reason names keep their meaning
+/// Actions that farrier takes, actions that farrier declines, and the reasons. The JSON form is stable: field and reason names keep their meaning
 /// within one `apiVersion` of the definitions; new ones may be added.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
