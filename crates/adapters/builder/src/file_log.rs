@@ -52,7 +52,7 @@ impl FileLog {
     }
 
     /// Returns the path of the file.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
