@@ -1,7 +1,8 @@
 //! Tracks which entries are in use across all farrier processes that share the cache.
 //!
-//! Each user has a note with the names of its entries, locked while the user lives. A gate lock separates users from eviction. A user
-//! shares the lock while marking an entry as in use. An evicting farrier holds the lock exclusively while moving entries away.
+//! Each user has a note with the names of its entries, locked while the user lives. A gate lock separates users from
+//! eviction. A user shares the lock while it marks an entry as in use. An evicting farrier holds the lock exclusively
+//! while moving entries away.
 
 use std::{collections::HashSet, io, path::PathBuf};
 
