@@ -129,7 +129,7 @@ pub struct NameTables {
     /// Verdict about names of sections beyond the end of the file.
     pub sections_beyond_file: Verdict,
     /// Whether the names of the sections or of the symbols are in a section whose type is not `SHT_STRTAB`.
-    pub is_of_other_type: bool,
+    pub has_wrong_type: bool,
 }
 
 /// Properties of a module's `struct module`.
@@ -353,7 +353,7 @@ impl Layout {
                 unnamed_symbols: unnamed_symbols(elf, symbols),
                 has_section_name_out_of_bounds: elf.has_section_name_out_of_bounds(),
                 sections_beyond_file: elf.section_names_beyond_file(),
-                is_of_other_type: elf.has_names_of_other_type(),
+                has_wrong_type: elf.has_name_table_of_wrong_type(),
             },
             writable_executable: elf.writable_executable().collect(),
             per_cpu_size: size(".data..percpu"),

@@ -36,8 +36,8 @@ pub async fn attempt(
     let services = &services.in_use();
     services.make_room().await;
     let began = Instant::now();
-    if let Some(usual) = build_times(&services.images).await.usual(&cell.image, cell.target.arch) {
-        services.process.reporter.usual(&cell.subject(), usual);
+    if let Some(usual) = build_times(&services.images).await.usual_duration(&cell.image, cell.target.arch) {
+        services.process.reporter.usual_duration(&cell.subject(), usual);
     }
     let attempts = Attempts::in_cache(&services.cache);
     let (outcome, note) = match attempts.begin(cell.input_hash) {
@@ -113,7 +113,7 @@ pub async fn builds_elsewhere(services: &BuildServices, plan: &Plan) -> Activity
     let times = build_times(&services.images).await;
     let activity = |cell: &std::sync::Arc<Cell>| {
         let began = running.get(&cell.input_hash).copied();
-        let usual = times.usual(&cell.image, cell.target.arch);
+        let usual = times.usual_duration(&cell.image, cell.target.arch);
         let stage = began.map(|_| Stage::Elsewhere);
         let build = BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() };
         ((cell.image.clone(), cell.target.clone()), build)

@@ -246,7 +246,7 @@ mod tests {
     use crate::provenance::testing::{COSIGN_3_KEY, P256_COMPRESSED_KEY, P256_KEY, RSA_KEY};
 
     fn key(pem: &str) -> PublicKey {
-        PublicKey::from_pem(pem).unwrap()
+        PublicKey::image_key_from_pem(pem).unwrap()
     }
 
     fn required(at_least: usize, pems: &[&str]) -> Result<RequiredSigners, TooFewKeys> {

@@ -104,7 +104,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     }
 
     /// Whether the section names or the symbol names are in a section of another type than `SHT_STRTAB`.
-    pub fn has_names_of_other_type(&self) -> bool {
+    pub fn has_name_table_of_wrong_type(&self) -> bool {
         let tables = self.symbol_names_index().into_iter().chain([self.names_index]);
         tables.into_iter().any(|index| !self.is_of_type(index, elf::SHT_STRTAB))
     }

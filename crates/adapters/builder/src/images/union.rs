@@ -158,7 +158,7 @@ mod tests {
         publish_union(&bench.services, &union).await.unwrap();
 
         let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
-        let ours = RequiredSigners::one("ours", PublicKey::from_pem(&pem).unwrap());
+        let ours = RequiredSigners::one("ours", PublicKey::image_key_from_pem(&pem).unwrap());
         let report = verify(&bench.services, &union.reference, Some(&ours), true).await.unwrap();
         assert!(report.verified, "{:#?}", report.checks);
         let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
@@ -166,7 +166,7 @@ mod tests {
 
         openssl_dir.key(EC_256);
         let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
-        let strangers = RequiredSigners::one("theirs", PublicKey::from_pem(&pem).unwrap());
+        let strangers = RequiredSigners::one("theirs", PublicKey::image_key_from_pem(&pem).unwrap());
         let report = verify(&bench.services, &union.reference, Some(&strangers), false).await.unwrap();
         assert!(!report.verified, "{:#?}", report.checks);
     }
