@@ -128,7 +128,7 @@ fn p384_signer(key: &p384::ecdsa::SigningKey, from: &str) -> Result<Signer> {
 }
 
 fn public_key_of(info: spki::Result<pkcs8::Document>, from: &str) -> Result<PublicKey> {
-    let key = info.map_err(|_| KeyError::Damaged).and_then(|info| PublicKey::from_info(info.as_bytes()));
+    let key = info.map_err(|_| KeyError::Damaged).and_then(|info| PublicKey::any_from_info(info.as_bytes()));
     check_usable(key, from)
 }
 

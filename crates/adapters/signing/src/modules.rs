@@ -36,7 +36,7 @@ impl ModuleSigner {
     pub fn open(spec: &ModuleSigning, root: &Path, secrets: SecretReader) -> Result<Self> {
         let path = root.join(&spec.certificate);
         let certificate = read_certificate(&path)?;
-        let public = PublicKey::from_info(&certificate.public_key);
+        let public = PublicKey::any_from_info(&certificate.public_key);
         let public = check_usable(public, &path.display().to_string())?;
         Ok(Self { spec: spec.clone(), path, certificate, public, secrets, signer: OnceCell::new() })
     }

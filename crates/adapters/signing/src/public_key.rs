@@ -26,7 +26,7 @@ pub fn read_public_key(path: &Path) -> Result<PublicKey> {
     let what = "the public key";
     let read = |source| SigningError::Read { what, path: path.to_owned(), source };
     let text = std::fs::read_to_string(path).map_err(read)?;
-    check_usable(PublicKey::from_pem(&text), &path.display().to_string())
+    check_usable(PublicKey::any_from_pem(&text), &path.display().to_string())
 }
 
 /// Reads a certificate in PEM or DER form. Uses the first certificate of a PEM file. Blocks.

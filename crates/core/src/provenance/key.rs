@@ -84,27 +84,27 @@ pub struct PublicKey {
 impl PublicKey {
     /// Reads the first public key of a PEM file. The key must be supported for image signatures.
     pub fn image_key_from_pem(text: &str) -> Result<Self, KeyError> {
-        Self::from_pem(text)?.for_images()
+        Self::any_from_pem(text)?.for_images()
     }
 
     /// Reads a `SubjectPublicKeyInfo` in DER (RFC 5280, 4.1). The key must be supported for image signatures.
     pub fn image_key_from_info(info: &[u8]) -> Result<Self, KeyError> {
-        Self::from_info(info)?.for_images()
+        Self::any_from_info(info)?.for_images()
     }
 
     /// Reads the first public key of a PEM file, of any supported kind.
-    pub fn from_pem(text: &str) -> Result<Self, KeyError> {
+    pub fn any_from_pem(text: &str) -> Result<Self, KeyError> {
         let Some((_, block)) = text.split_once("-----BEGIN PUBLIC KEY-----") else {
             let private = text.contains("PRIVATE KEY-----");
             return Err(if private { KeyError::Private } else { KeyError::NoBlock });
         };
         let (block, _) = block.split_once("-----END PUBLIC KEY-----").ok_or(KeyError::Damaged)?;
         let digits: String = block.split_whitespace().collect();
-        Self::from_info(&STANDARD.decode(digits).map_err(|_| KeyError::Damaged)?)
+        Self::any_from_info(&STANDARD.decode(digits).map_err(|_| KeyError::Damaged)?)
     }
 
     /// Reads a `SubjectPublicKeyInfo` in DER, of any supported kind.
-    pub fn from_info(info: &[u8]) -> Result<Self, KeyError> {
+    pub fn any_from_info(info: &[u8]) -> Result<Self, KeyError> {
         let parsed = SubjectPublicKeyInfoRef::try_from(info).map_err(|_| KeyError::Damaged)?;
         let key = parsed.subject_public_key.as_bytes().ok_or(KeyError::Damaged)?;
         let curve = || parsed.algorithm.parameters_oid().ok();
@@ -122,7 +122,7 @@ impl PublicKey {
         let algorithm = AlgorithmIdentifierRef { oid: RSA, parameters: Some(AnyRef::NULL) };
         let subject_public_key = BitStringRef::from_bytes(key).map_err(|_| KeyError::Damaged)?;
         let info = SubjectPublicKeyInfoRef { algorithm, subject_public_key }.to_der();
-        Self::from_info(&info.map_err(|_| KeyError::Damaged)?)
+        Self::any_from_info(&info.map_err(|_| KeyError::Damaged)?)
     }
 
     /// Returns the key if it is supported for image signatures.
