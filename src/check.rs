@@ -79,7 +79,7 @@ struct Context<'a> {
     session: &'a Session,
     args: &'a CheckArgs,
     settings: OnceCell<Settings>,
-    /// Budget for decompressing the modules of all subjects. Repeated reads count, too.
+    /// Budget for decompressing the modules of all subjects. Repeated reads count again.
     decompression: Arc<DecompressionBudget>,
 }
 

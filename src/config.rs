@@ -73,7 +73,7 @@ impl Defaults {
             Err(error) => return Err(error.into()),
         };
         let mut file = open_regular(path)?;
-        // The file names programs, so nobody else may write it. The link must be trusted, too: relative paths in the file start
+        // The file names programs, so nobody else may write it. The link must also be trusted: relative paths in the file start
         // at the link's directory.
         let (target, parent) = (file.metadata()?, fs::metadata(directory)?);
         let is_trusted = |owner: u32| owner == 0 || owner == rustix::process::geteuid().as_raw();

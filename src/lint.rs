@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use farrier_core::image::{DriverImage, ImageName, Output, RuntimeSpec};
+use farrier_core::image::{Definitions, DriverImage, ImageName, Output, RuntimeSpec};
 use farrier_definitions::{self as definitions, DefinitionError, DefinitionErrors};
 use farrier_inputs::dkms_conf_warnings;
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub struct LintArgs {
 struct LintReport {
     directory: PathBuf,
     mistakes: Vec<DefinitionError>,
-    /// Valid definitions that are probably not meant.
+    /// Problems with valid definitions that are probably unintended.
     warnings: Vec<String>,
 }
 
@@ -41,27 +41,32 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
             "name the directory that `farrier init` created: farrier lint DIR",
         ));
     }
-    let mut warnings = Vec::new();
-    let mistakes = match definitions::load(Some(&existing)) {
-        Ok(loaded) => {
-            for ((_, path), position) in &loaded.source_positions {
-                if !loaded.root.join(path).exists() {
-                    let path = path.display();
-                    warnings.push(format!("{position}: there is no {path}; only a registry can have it"));
-                }
-            }
-            for (name, image) in &loaded.images {
-                let of_image = dkms_conf_warnings(&loaded.root, &image.spec).await?;
-                warnings.extend(of_image.into_iter().map(|warning| format!("image {name}: {warning}")));
-                warnings.extend(missing_command_warning(name, image));
-            }
-            Vec::new()
-        }
-        Err(DefinitionErrors(mistakes)) => mistakes,
+    let (mistakes, warnings) = match definitions::load(Some(&existing)) {
+        Ok(definitions) => (Vec::new(), warnings(&definitions).await?),
+        Err(DefinitionErrors(mistakes)) => (mistakes, Vec::new()),
     };
     let exit = if mistakes.is_empty() { Exit::Done } else { Exit::Failed };
     session.show(&LintReport { directory, mistakes, warnings }, text)?;
     Ok(exit)
+}
+
+async fn warnings(definitions: &Definitions) -> Result<Vec<String>> {
+    let Definitions { root, images, source_positions, .. } = definitions;
+    let mut warnings = Vec::new();
+    for ((_, path), position) in source_positions {
+        if !root.join(path).exists() {
+            let path = path.display();
+            warnings.push(format!(
+                "{position}: {path} does not exist; builds can only use a copy in the registry"
+            ));
+        }
+    }
+    for (name, image) in images {
+        let dkms = dkms_conf_warnings(root, &image.spec).await?;
+        warnings.extend(dkms.into_iter().map(|warning| format!("image {name}: {warning}")));
+        warnings.extend(missing_command_warning(name, image));
+    }
+    Ok(warnings)
 }
 
 /// Returns a warning about an image with nothing to run.
@@ -70,8 +75,8 @@ fn missing_command_warning(name: &ImageName, image: &DriverImage) -> Option<Stri
     let is_empty = base.is_none() && entrypoint.is_empty() && image.spec.output == Output::Payload;
     is_empty.then(|| {
         format!(
-            "image {name}: without `runtime` it has neither an entrypoint nor programs; set runtime.base and runtime.entrypoint, unless \
-             another tool only reads its files"
+            "image {name}: without `runtime` the image has neither an entrypoint nor programs; set runtime.base and \
+             runtime.entrypoint, unless another tool reads files from the image and runs nothing in it"
         )
     })
 }

@@ -85,7 +85,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let unreadable = |error| CliError::usage(format!("log of {image} for {kernel}: {}", error_chain(&error)));
     let mut reader = LogReader::open(&path, 0).map_err(unreadable)?;
     loop {
-        let (text, may_grow) = reader.more().map_err(unreadable)?;
+        let (text, may_grow) = reader.read_new().map_err(unreadable)?;
         output::part(&String::from_utf8_lossy(&text))?;
         if !(follow && may_grow) {
             return Ok(Exit::Done);

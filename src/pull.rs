@@ -107,7 +107,7 @@ fn open(session: &Session, args: &PullArgs) -> Result<(BuildServices, Repository
 
 fn text(pulled: &Pulled) -> String {
     let Pulled { output: _, image, file, digest, size, artifact: _, published, verified } = pulled;
-    let from = if *published { "published beside" } else { "made here from" };
+    let from = if *published { "published with" } else { "built locally from" };
     let signature = if *verified { "signature verified" } else { "signature NOT verified" };
     format!("{}\n{digest}, {}\n{from} {image}, {signature}", file.display(), HumanBytes(*size))
 }

@@ -91,7 +91,7 @@ pub async fn radar(session: &Session, args: RadarArgs) -> Result<Exit> {
             if session.stop.cancel.is_cancelled() {
                 return Ok(Exit::Interrupted);
             }
-            report.builds.push(row(&services, name, (&from, target), outcome.err()).await?);
+            report.builds.push(row(&services, name, &from, target, outcome.err()).await?);
         }
     }
     session.show(&report, text)?;
@@ -136,7 +136,8 @@ async fn next_kernels(
 async fn row(
     services: &BuildServices,
     image: &ImageName,
-    (from, to): (&KernelTarget, KernelTarget),
+    from: &KernelTarget,
+    to: KernelTarget,
     error: Option<BuildError>,
 ) -> Result<RadarBuild> {
     let names = match &error {

@@ -1,4 +1,4 @@
-//! Warns of published modules that nodes with Secure Boot refuse, as their check reports say.
+//! Warns of published modules that nodes with Secure Boot refuse, according to the modules' check reports.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use serde_json::Value;
 /// Remedy for the warning.
 pub const HINT: &str = "sign the modules with a key of those nodes: `moduleSigning` in site.yaml";
 
-/// Returns the warning about images of a plan, if their modules are not signed with a key that the kernels have. The report of
-/// one published image says so for all kernels. An image without a readable report gives no warning.
+/// Returns a warning that names the images of a plan whose modules are not signed with a key that the kernels trust. Reads one
+/// report per image, because signing does not differ between kernels.
 pub async fn warning(services: &BuildServices, plan: &Plan) -> Option<String> {
     if services.definitions.site.module_signing.is_some() {
         return None;
@@ -37,7 +37,7 @@ pub async fn warning(services: &BuildServices, plan: &Plan) -> Option<String> {
     let refused: Vec<&str> = join_all(refused).await.into_iter().flatten().collect();
     let names = refused.join(", ");
     (!refused.is_empty()).then(|| {
-        format!("the kernels lock themselves down under Secure Boot, and then refuse the modules of {names}")
+        format!("the kernels enable lockdown under Secure Boot, and then refuse the modules of {names}")
     })
 }
 

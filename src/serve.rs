@@ -67,8 +67,7 @@ const DEFINITIONS_INTERVAL: Duration = Duration::from_secs(3);
 const LISTEN_IN_POD: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8080);
 
-/// Runs the loop until a signal arrives. Returns [`Exit::Done`] after SIGTERM, which is how a service is
-/// stopped.
+/// Runs the loop until a signal arrives. Returns [`Exit::Done`] after SIGTERM, the signal that stops a service.
 pub async fn serve(
     session: &Session,
     args: &ServiceArgs,
@@ -106,12 +105,7 @@ pub async fn serve(
         tokio::spawn(server.serve(stop_server.clone()));
     }
     let configuration = definitions(session, &services, &stop_server);
-    let status = kube.as_deref().map(|kube| {
-        let (namespace, manager) = (kube.namespace().to_owned(), services.process.instance.to_string());
-        let destination = StatusDestination { namespace, manager, instance: identity };
-        Arc::new(KubeStatus::new(kube.client(), destination, services.process.fence.clone()))
-            as Arc<dyn StatusSink>
-    });
+    let status = kube.as_deref().map(|kube| status_sink(kube, &services, identity));
     tracing::info!(cluster = cluster.describe(), "watching");
     #[cfg(feature = "dashboard")]
     let sink = page.as_ref().map(|page| Arc::clone(&page.sink));
@@ -142,7 +136,14 @@ pub async fn serve(
     Ok(if session.stop.is_termination() { Exit::Done } else { Exit::Interrupted })
 }
 
-/// Returns the definitions in use, which follow the files of `--definitions`.
+/// Returns the writer of farrier's status objects in a live cluster.
+fn status_sink(kube: &KubeCluster, services: &BuildServices, instance: String) -> Arc<dyn StatusSink> {
+    let (namespace, manager) = (kube.namespace().to_owned(), services.process.instance.to_string());
+    let destination = StatusDestination { namespace, manager, instance };
+    Arc::new(KubeStatus::new(kube.client(), destination, services.process.fence.clone()))
+}
+
+/// Returns the definitions in use. Changes to the files of `--definitions` are loaded while farrier runs.
 fn definitions(
     session: &Session,
     services: &BuildServices,
@@ -187,7 +188,8 @@ fn leadership(
     Ok((leads, Some(task)))
 }
 
-/// Returns the machine's name and a random number, so that a restarted process is another candidate.
+/// Returns this process's identity as a candidate for the lease. A random number distinguishes it from earlier processes
+/// on the same machine.
 fn identity() -> String {
     let number = RandomState::new().hash_one(std::process::id());
     format!("{}_{number:016x}", vars::host_name())
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn where_it_listens() {
+    fn listen_accepts_off_and_an_address() {
         assert_eq!(listen(&args(Some("off")), true).unwrap(), None);
         assert_eq!(listen(&args(Some("127.0.0.1:9")), false).unwrap(), Some(([127, 0, 0, 1], 9).into()));
         let wrong = listen(&args(Some("8080")), true).unwrap_err().render();

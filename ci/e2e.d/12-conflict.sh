@@ -21,6 +21,6 @@ has_image contested "$registry/$driver:vendor"
 # This scenario does not check the exit code.
 reported() {
     { as_farrier plan --cluster kube --registry "$registry" -o json || true; } > "$here/plan.json"
-    grep -qiE 'reverted it|changed-?back' "$here/plan.json"
+    grep -qiE 'reverted the field|changed-?back' "$here/plan.json"
 }
 expect 10 "the plan reports it" reported

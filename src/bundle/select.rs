@@ -206,7 +206,7 @@ async fn resolve_reference(access: &ImageAccess, text: &str) -> Result<Vec<Conte
     Ok(with_members(name.as_str(), version.tag().cloned(), &manifest.digest, images))
 }
 
-/// Returns a manifest and, if it is an index, its images, so that their referrers are exported, too.
+/// Returns a manifest and, if it is an index, its images, so that the referrers of all are exported.
 fn with_members(name: &str, tag: Option<Tag>, digest: &Digest, images: Vec<Published>) -> Vec<Content> {
     let (kind, repository) = (ContentKind::Image, name.to_owned());
     let content = Content { kind, repository, tag, digest: digest.clone() };

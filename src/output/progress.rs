@@ -78,7 +78,7 @@ impl Progress {
 }
 
 impl Reporter for Progress {
-    fn usual(&self, subject: &str, usual: Duration) {
+    fn usual_duration(&self, subject: &str, usual: Duration) {
         let time = format!("{{elapsed}} of usually {:#}", HumanDuration(usual));
         self.with_bar(subject, |bar| Self::set_style(bar, &time));
     }

@@ -150,7 +150,7 @@ impl Player {
             context: vec![ContextEntry { dest: "sources/x".to_owned(), from: context }],
             scratch: work.path().join("sandbox"),
             log: Arc::clone(&log) as Arc<dyn BuildLog>,
-            least_landlock: 0,
+            min_landlock_abi: 0,
             cancel: CancellationToken::new(),
         };
         let outcome = self.sandbox.compile(build, &dest).await;

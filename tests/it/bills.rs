@@ -122,7 +122,7 @@ fn planned(image: &DriverImage) -> Provenance {
     let version = "535.261.03";
     let sources = image.spec.sources.iter();
     let mut materials: Vec<Material> =
-        sources.map(|it| source_material(image, it, &identity(&it.from), (version, &target))).collect();
+        sources.map(|it| source_material(image, it, &identity(&it.from), version, &target)).collect();
     let patches = image.spec.patches.iter().map(|patch| patch.path.display().to_string());
     materials
         .extend(patches.map(|name| Material { digest: digest(&name), ..Material::new(Role::Patch, name) }));

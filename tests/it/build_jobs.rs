@@ -254,7 +254,7 @@ fn a_build_that_takes_too_long_leaves_no_image() {
     let bench = Bench::new();
     bench.slow();
     bench.site.edit("images/hello.yaml", "  modules: [", "  build: {deadline: 2s}\n  modules: [");
-    bench.build("kubernetes", &[]).exits(1).line("did not end within its deadline of 2s");
+    bench.build("kubernetes", &[]).exits(1).line("did not end within the deadline of 2s");
     bench.assert_all_gone();
     bench.assert_no_image();
 }

@@ -345,7 +345,7 @@ fn lint_validates_definitions_without_a_network() {
     let directory = site.path("");
     let run = bare(&site, &directory, &["lint"]).exits(0);
     run.line("definitions: no mistakes");
-    run.line("warning: image hello: without `runtime` it has neither an entrypoint nor programs");
+    run.line("warning: image hello: without `runtime` the image has neither an entrypoint nor programs");
     let runtime = "  runtime: {base: {minimal: {suites: [bookworm]}}, entrypoint: [sleep, infinity]}\n  template: kbuild";
     site.edit("images/hello.yaml", "  template: kbuild", runtime);
     let warnings = bare(&site, &directory, &["lint", "-o", "json"]).exits(0).json()["warnings"].to_string();

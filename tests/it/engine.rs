@@ -173,7 +173,7 @@ impl Bench {
                     context: request.context.clone(),
                     scratch: self.work.path().join(format!("scratch-{number}")),
                     log: Arc::clone(&request.log),
-                    least_landlock: 0,
+                    min_landlock_abi: 0,
                     cancel: request.cancel.clone(),
                 };
                 sandbox.compile(build, &dest).await?;

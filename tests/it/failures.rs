@@ -115,8 +115,7 @@ fn a_toolchain_without_the_compiler() {
     );
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    let why =
-        "the kernel was built with gcc 12, which the toolchain of family debian-12 lacks; it offers gcc 11";
+    let why = "the kernel was built with gcc 12, which the toolchain of family debian-12 lacks; the toolchain offers gcc 11";
     run.line(why);
     assert!(!run.to_string().contains("preparing the toolchain"), "{run}");
     // The headers name the compiler when the family does not. With cached headers the plan detects the mismatch; otherwise the
@@ -357,7 +356,7 @@ fn two_kernels_with_one_tag() {
     site.canary(&kernels.newer);
     let run = fails(&site, "hello", 1);
     let line = site.neutral(run.line("tag collision"));
-    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); add what distinguishes them to `tags`");
+    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 is also the tag for NEWER (debian 12, amd64); add a variable that distinguishes the kernels to `tags`");
     assert_eq!(site.tags("hello"), [""; 0]);
 }
 
@@ -390,7 +389,7 @@ fn a_source_that_is_not_where_the_definition_says() {
     insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    images/hello.yaml:9:41: cannot find SITE/definitions/sources/helo: there is no such file or directory (create it, or name another path in the definition; relative paths are resolved against the definitions directory)");
     site.farrier(&["doctor"]).exits(1).line("images/hello.yaml:");
     let lint = site.farrier(&["lint"]).exits(0);
-    lint.line("warning: images/hello.yaml:9:41: there is no sources/helo; only a registry can have it");
+    lint.line("warning: images/hello.yaml:9:41: sources/helo does not exist; builds can only use a copy in the registry");
 }
 
 #[test]

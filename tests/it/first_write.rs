@@ -48,7 +48,7 @@ fn the_first_write_is_warned_of_in_the_plan_in_why_and_in_the_log() {
     assert_eq!(codes(&plan), ["helm", "no-pull-secrets", "restarts-pods"]);
     let said = text(&live, &["plan"]);
     for words in [
-        "warning[helm]: Helm release network-operator manages it",
+        "warning[helm]: Helm release network-operator manages the DaemonSet",
         "warning[no-pull-secrets]",
         "add imagePullSecrets",
     ] {

@@ -353,7 +353,7 @@ fn a_kernel_loads_the_modules_of_an_appended_archive() {
     let archive = site.path("hello.cpio.gz");
     let words = ["pull", "initramfs", "hello", "--kernel", &kernel, "--arch", "amd64"];
     let to = ["--insecure-no-signature", "--to", archive.to_str().unwrap()];
-    site.farrier(&[&words[..], &to].concat()).exits(0).line("published beside");
+    site.farrier(&[&words[..], &to].concat()).exits(0).line("published with");
 
     let root = Root::new(&kernel);
     let report = "conf/conf.d/report";

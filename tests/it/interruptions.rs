@@ -63,7 +63,7 @@ fn a_build_that_takes_too_long() {
     let child = site.start(&["run", "--once"]);
     // `finish` checks for leftover containers, images and temporary files.
     let run = site.finish(child).exits(1);
-    run.line("the build was stopped: it did not end within its deadline of 5s");
+    run.line("the build was stopped: the steps did not end within the deadline of 5s");
     run.line("raise build.deadline in the definition");
     assert_eq!((site.image().as_str(), site.tags("hello").len()), (FIRST_IMAGE, 0));
     site.run_once().exits(1).line("failed");

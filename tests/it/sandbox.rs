@@ -73,7 +73,7 @@ async fn in_sandbox(
         context,
         scratch: work.join(format!("scratch-{number}")),
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        least_landlock: 0,
+        min_landlock_abi: 0,
         cancel: CancellationToken::new(),
     };
     let outcome = sandbox.compile(build, &dest).await;

@@ -32,7 +32,7 @@ pub(super) struct RunnerSession<'a> {
     pub(super) plan: &'a Plan,
     pub(super) log: &'a dyn BuildLog,
     /// Lowest Landlock ABI that the site accepts.
-    pub(super) least_landlock: u32,
+    pub(super) min_landlock_abi: u32,
     pub(super) cancel: &'a CancellationToken,
 }
 
@@ -95,10 +95,10 @@ impl RunnerSession<'_> {
     }
 
     fn check_confinement(&self, Canary { refused, landlock }: Canary) -> Result<Confinement> {
-        if landlock < self.least_landlock {
+        if landlock < self.min_landlock_abi {
             return Err(EngineError::Unconfined(format!(
                 "the site requires Landlock ABI {}, and the kernel here has {landlock}",
-                self.least_landlock
+                self.min_landlock_abi
             )));
         }
         Ok(Confinement { refused, landlock, ..Confinement::default() })
@@ -178,14 +178,14 @@ mod tests {
         hear(messages, 0).await
     }
 
-    async fn hear(messages: Vec<Message>, least_landlock: u32) -> (Result<Confinement>, usize) {
+    async fn hear(messages: Vec<Message>, min_landlock_abi: u32) -> (Result<Confinement>, usize) {
         let dest = tempfile::tempdir().unwrap();
         let (plan, cancel) = (Plan::default(), CancellationToken::new());
         let session = RunnerSession {
             engine: EngineKind::Kubernetes,
             plan: &plan,
             log: &(),
-            least_landlock,
+            min_landlock_abi,
             cancel: &cancel,
         };
         let heard = session.run(&mut messages.into_iter(), dest.path()).await;

@@ -103,7 +103,7 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
     }
 }
 
-/// For each module, its exports that an earlier module in the load order exports, too, with the name of the earlier module.
+/// For each module, its exports that an earlier module in the load order also exports, with the name of the earlier module.
 /// Ignores files of the same module, because only one of them is loaded.
 fn exported_earlier<'a>(modules: &'a [PayloadModule], order: &LoadOrder) -> Vec<BTreeMap<&'a str, &'a str>> {
     let mut earlier = vec![BTreeMap::new(); modules.len()];
@@ -157,7 +157,7 @@ fn propagate_verdicts(reports: &mut [ModuleReport], order: &LoadOrder, needs: &[
                 let message = match needed.verdict {
                     Verdict::Refused => format!("needs {name}, which the kernel refuses"),
                     Verdict::Loads | Verdict::Unknown => {
-                        format!("needs {name}, for which it is unknown whether it loads")
+                        format!("needs {name}, and farrier cannot tell whether {name} loads")
                     }
                 };
                 let remedy = format!("resolve the findings for {name}");

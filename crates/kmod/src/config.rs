@@ -12,7 +12,7 @@ pub struct KernelConfig {
 /// Error for a text that is not a kernel configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A line that is neither an option, a comment nor empty; with its number and text.
+    /// A line that is neither an option, a comment nor empty. Holds the line's number and text.
     #[error("line {0} of the kernel configuration is not an option: {1:?}")]
     Line(usize, String),
     /// The text sets no option.

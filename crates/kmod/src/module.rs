@@ -24,9 +24,9 @@ const VERSION_ENTRY: usize = 64;
 const NAME_OFFSET: usize = 24;
 /// Size of `name` in `struct module` on 64-bit machines (`MODULE_NAME_LEN`).
 const NAME_LENGTH: usize = 56;
-/// Maximum number of texts that are kept of a file: symbol names, and keys and values of `.modinfo`. Debian's amdgpu.ko has 4,000.
+/// Maximum number of strings that are kept of a file: symbol names, and keys and values of `.modinfo`. Debian's amdgpu.ko has 4,000.
 const MAX_ITEMS: usize = 65_536;
-/// Maximum total size of the kept texts in bytes.
+/// Maximum total size of these strings in bytes.
 const MAX_TEXT: usize = 8 << 20;
 /// Section that holds `struct module`.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
@@ -87,26 +87,29 @@ pub struct Layout {
     pub arm64_sections: Vec<&'static str>,
     /// Whether the module has an `init_module` function but no type hashes of functions (`__cfi_` symbols, `CONFIG_CFI_CLANG`).
     pub init_without_cfi: bool,
-    /// Names that several non-empty sections have in sysfs.
+    /// Section names that would occur more than once in sysfs, because several non-empty sections have them.
     pub duplicate_names: Vec<String>,
     /// Names of loaded sections whose bytes overlap the section headers, which the loader changes in place.
     pub header_overlaps: Vec<String>,
     /// Properties of the string tables.
     pub names: NameTables,
-    /// arm64: weak symbols with a PC-relative relocation, whose range does not reach the address 0 of a missing symbol.
+    /// arm64: weak symbols with a PC-relative relocation. If such a symbol is missing, its address is 0, which the relocation
+    /// cannot reach.
     pub weak_pc_relative: BTreeSet<String>,
     /// Symbols with a version of more than 32 bits in `__versions`, which is never the kernel's.
     pub oversized_crcs: BTreeSet<String>,
-    /// Names of sections whose alignment may place them outside of the module's memory, and of per-CPU data whose alignment is no
-    /// power of two.
+    /// Names of sections with an alignment that the loader does not support: it may place the section outside of the module's
+    /// memory, or it is the alignment of per-CPU data and no power of two.
     pub misaligned: Vec<String>,
-    /// Whether only a `.modinfo` that is not loaded exists, which kernels before Linux 6.4 do not read.
+    /// Whether no `.modinfo` section is loaded but another `.modinfo` section exists. Kernels before Linux 6.4 do not read the
+    /// latter.
     pub has_unloaded_info: bool,
-    /// Verdict about headers beyond the end of the file that belong to relocation sections. The loader for arm64 reads them.
+    /// Verdict about relocation sections that refer to a section header beyond the end of the file. The loader for arm64 reads
+    /// that header.
     pub targets_beyond_file: Verdict,
     /// Name of a loaded section of at least 1 GiB, and thus larger than the memory for modules.
     pub oversized: Option<String>,
-    /// Name of a relocation section that livepatch applies, without the name of an object.
+    /// Name of a livepatch relocation section whose name lacks the name of an object.
     pub misnamed_livepatch: Option<String>,
     /// Properties of the module's `struct module`.
     pub this_module: ThisModule,
@@ -119,14 +122,14 @@ pub struct Layout {
 pub struct NameTables {
     /// Error in the names of the symbols.
     pub symbols: Option<StringTableError>,
-    /// Verdict about names of symbols that do not end in the file, for kernels that do not look at the table's size.
+    /// Verdict about symbol names that extend beyond the end of the file, for kernels that do not check the table's size.
     pub unnamed_symbols: Verdict,
     /// Whether the name of a section that is not loaded lies outside of the section names.
     pub has_section_name_out_of_bounds: bool,
     /// Verdict about names of sections beyond the end of the file.
     pub sections_beyond_file: Verdict,
-    /// Whether the names of the sections or of the symbols are in a section of another type than `SHT_STRTAB`.
-    pub is_of_other_type: bool,
+    /// Whether the names of the sections or of the symbols are in a section whose type is not `SHT_STRTAB`.
+    pub has_wrong_type: bool,
 }
 
 /// Properties of a module's `struct module`.
@@ -145,7 +148,7 @@ pub struct ThisModule {
 pub struct ExportTables {
     /// `__ksymtab`, with its versions in `__kcrctab`.
     pub plain: ExportTable,
-    /// `__ksymtab_gpl`, with its versions in `__kcrctab_gpl`. Kernels with `__kflagstab` ignore both.
+    /// `__ksymtab_gpl`, with its versions in `__kcrctab_gpl`. Kernels that read `__kflagstab` ignore these two sections.
     pub gpl: ExportTable,
     /// Whether `__kflagstab` exists (Linux 7.2).
     pub has_flags: bool,
@@ -350,7 +353,7 @@ impl Layout {
                 unnamed_symbols: unnamed_symbols(elf, symbols),
                 has_section_name_out_of_bounds: elf.has_section_name_out_of_bounds(),
                 sections_beyond_file: elf.section_names_beyond_file(),
-                is_of_other_type: elf.has_names_of_other_type(),
+                has_wrong_type: elf.has_name_table_of_wrong_type(),
             },
             writable_executable: elf.writable_executable().collect(),
             per_cpu_size: size(".data..percpu"),
@@ -371,8 +374,9 @@ impl Layout {
     }
 }
 
-/// Returns the verdict about symbols whose names do not end in the file. The loader reads beyond the file to look up undefined symbols,
-/// and to copy the names of symbols that stay in memory. Of the other symbols, it may read the names to describe an address.
+/// Returns the verdict about symbols whose names extend beyond the end of the file. The loader reads such a name if the symbol is
+/// undefined or stays in memory. The kernel may read the name of a symbol in an init section or an unloaded section when it
+/// describes an address.
 fn unnamed_symbols<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbols: &Symbols<'d>) -> Verdict {
     let verdict = |(location, name)| match location {
         SymbolLocation::Absolute | SymbolLocation::Livepatch | SymbolLocation::Reserved(_) => Verdict::Loads,
@@ -388,7 +392,7 @@ fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Remaining budget for the texts that the parser keeps of a file.
+/// Remaining budget for the strings that the parser keeps of a file.
 struct ParseBudget {
     items: usize,
     bytes: usize,
@@ -401,7 +405,7 @@ impl Default for ParseBudget {
 }
 
 impl ParseBudget {
-    /// Converts a text and subtracts it from the budget.
+    /// Converts a string and subtracts its size from the budget.
     fn text(&mut self, bytes: &[u8]) -> Result<String> {
         // The conversion may triple the length, so check the length before.
         if bytes.len() > self.bytes {
@@ -441,8 +445,8 @@ fn read_info(bytes: &[u8], budget: &mut ParseBudget) -> Result<Vec<(String, Stri
     entries.map(|(key, value)| Ok((budget.text(key)?, budget.text(value)?))).collect()
 }
 
-/// Whether bytes of `struct module` other than the name are set. Compilers leave them zero: relocations set the pointers to
-/// functions.
+/// Whether bytes of `struct module` other than the name are set. In a regular module they are zero, because relocations set the
+/// function pointers.
 fn has_values(this_module: &[u8]) -> bool {
     let is_name = |offset: usize| (NAME_OFFSET..NAME_OFFSET + NAME_LENGTH).contains(&offset);
     this_module.iter().enumerate().any(|(offset, &byte)| byte != 0 && !is_name(offset))

@@ -69,9 +69,9 @@ impl SignatureHash {
         }
     }
 
-    /// Selects the digest for a kernel's modules. This is the digest of the kernel's own modules
-    /// (`CONFIG_MODULE_SIG_HASH`), unless that is SHA-1, SHA-224 or SHA-3. In that case it is another digest that the
-    /// kernel has built in, because the kernel uses the digest that the signature names. `None` for a kernel without
+    /// Selects the digest algorithm for a kernel's modules. Prefers the algorithm of the kernel's own modules
+    /// (`CONFIG_MODULE_SIG_HASH`). If that is SHA-1, SHA-224 or SHA-3, selects another algorithm that the kernel has built
+    /// in, because the kernel accepts any built-in algorithm that a signature names. Returns `None` for a kernel without
     /// `CONFIG_MODULE_SIG`, which ignores signatures.
     pub fn for_kernel(config: &KernelConfig, key: ModuleKey) -> Result<Option<Self>, CannotVerify> {
         if !config.is_set("MODULE_SIG") {

@@ -52,7 +52,7 @@ pub struct ExportedSymbol<'a> {
 /// Reason why a text is not a symbol table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolTableError {
-    /// A line does not have the table's columns; with its number and the problem.
+    /// A line does not have the table's columns. Holds the line's number and the problem.
     #[error("line {0} of the symbol table {1}")]
     Line(usize, &'static str),
     /// The table is larger than any kernel's.

@@ -16,7 +16,7 @@ pub(super) struct InheritedTaint {
     pub source: String,
     /// Whether that module is known to be proprietary; otherwise its license is unknown.
     pub known: bool,
-    /// Whether the module uses only weak symbols of that module, so that it loads without them.
+    /// Whether the module uses only weak symbols of that module, and thus also loads without that module.
     pub weak: bool,
 }
 

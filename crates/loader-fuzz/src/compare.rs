@@ -14,7 +14,7 @@ pub enum Comparison {
     /// The check expects the module to load, because it trusts the same content as the kernel. The kernel follows an address in
     /// that content, and crashes or finds unusable data. With the end of the console or the messages.
     Trusted(String),
-    /// The verdict is `unknown`; with the reason, without the numbers and names of this module.
+    /// The verdict is `unknown`. Holds the reason, without the numbers and names of this module.
     Unknown(String),
     /// The check and the kernel disagree; with both answers.
     Differs(String),

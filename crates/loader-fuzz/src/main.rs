@@ -210,7 +210,7 @@ fn answers(
 /// Digest of the mutants, for the name of the file with the answers.
 fn digest(loads: &[Load<'_>]) -> u64 {
     use std::hash::Hasher as _;
-    // The hasher of a `HashMap` has random keys; this one has fixed keys.
+    // Use a hasher with fixed keys. The hasher of a `HashMap` has random keys.
     let mut hasher = std::hash::DefaultHasher::new();
     for load in loads {
         hasher.write(load.bytes);

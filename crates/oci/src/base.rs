@@ -71,7 +71,7 @@ fn with_oci_media_type(layer: Descriptor) -> Result<Descriptor, ImageError> {
     }
 }
 
-/// Parses the digests in `rootfs.diff_ids`.
+/// Parses the digests in `rootfs.diff_ids`. Returns `None` if the field is missing or an entry is no digest.
 pub(super) fn diff_ids(config: &Map<String, Value>) -> Option<Vec<String>> {
     let ids = config.get("rootfs")?.get("diff_ids")?.as_array()?;
     ids.iter().map(|id| Some(id.as_str()?.parse::<Digest>().ok()?.to_string())).collect()

@@ -292,7 +292,8 @@ async fn a_bundle_counts_for_who_signed_it() {
     };
     assert_eq!(import(&[]).0, Some(2));
     let (code, said) = import(&["--key", stranger.to_str().unwrap()]);
-    let fingerprint = PublicKey::from_pem(&fs::read_to_string(&ours).unwrap()).unwrap().fingerprint();
+    let fingerprint =
+        PublicKey::image_key_from_pem(&fs::read_to_string(&ours).unwrap()).unwrap().fingerprint();
     let wrong = format!("is signed by {fingerprint}, which is not among the given keys");
     assert!(code == Some(1) && said.contains(&wrong), "{said}");
     let words = ["bundle", "inspect", &file, "--key", ours.to_str().unwrap()];

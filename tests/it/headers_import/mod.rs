@@ -127,7 +127,7 @@ async fn modules_without_headers_are_told_apart() {
     bench.write(&format!("packed/lib/modules/{RELEASE}/kernel/x.ko"), "");
     let packed = bench.tar(&[], "linux-6.1.192-x86.tar", "packed");
     let error = bench.refused(&packed).await;
-    assert!(error.to_string().ends_with("build leads to /home/me/linux, which does not exist"), "{error}");
+    assert!(error.to_string().ends_with("build points to /home/me/linux, which does not exist"), "{error}");
     assert!(error.hint().unwrap().contains("make tar-pkg"));
     bench.tree("linux");
     bench.import(&[&packed, &bench.path("linux")]).await.unwrap();
@@ -201,7 +201,7 @@ async fn a_node_has_what_its_packages_link_to() {
     bench.link("/etc/shadow", &format!("{build}/include/shadow"));
     let error = bench.fetcher("third").headers().import(node).await.unwrap_err();
     assert!(
-        error.to_string().ends_with("it leads to /etc/shadow, which is not part of the header set"),
+        error.to_string().ends_with("it points to /etc/shadow, which is not part of the header set"),
         "{error}"
     );
 }
@@ -255,7 +255,7 @@ async fn links_that_lead_out_are_refused() {
         bench.link(target, "linux/include/linux/out.h");
         for source in [bench.tar(&[], "out.tar", "linux"), bench.path("linux")] {
             let error = bench.refused(&source).await;
-            let said = format!(": it leads to {target}, which is not part of the header set");
+            let said = format!(": it points to {target}, which is not part of the header set");
             assert!(error.to_string().ends_with(&said), "{error}");
         }
     }

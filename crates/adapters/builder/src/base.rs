@@ -214,10 +214,10 @@ pub(super) fn missing_compiler(
     let (required, offered) = headers.compiler.zip(log.offered())?;
     let family = &build.family.metadata.name;
     let message = format!(
-        "the kernel was built with {required}, which the toolchain of family {family} lacks; it offers {offered}"
+        "the kernel was built with {required}, which the toolchain of family {family} lacks; the toolchain offers {offered}"
     );
     let hint = format!(
-        "add the package of {required} to the toolchain of kernels family {family}, or name an image that has it"
+        "add the package of {required} to the toolchain of kernel family {family}, or set a toolchain image that has the compiler"
     );
     Some(BuildError::problem(ProblemKind::Compile, message, Some(hint)))
 }
@@ -359,7 +359,8 @@ fn setup_step(text: String, argv: Vec<String>) -> Step {
     Step { line: 0, text, action: Action::Run(Run { argv, workdir: "/".to_owned(), ..Run::default() }) }
 }
 
-/// Returns a command that fails if the toolchain has no compiler of this major version, and prints the versions that it has.
+/// Returns a command that fails if the toolchain has no compiler of this major version. The command then prints the available
+/// versions.
 fn probe(Compiler { kind, major }: Compiler) -> String {
     let name = match kind {
         CompilerKind::Gcc => "gcc",

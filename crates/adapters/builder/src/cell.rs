@@ -18,7 +18,7 @@ use crate::{
 /// Returns the cell of one image for one kernel. Its needs must be published.
 pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
     let images = in_build_order(&services.definitions, find_image(&services.definitions, name)?);
-    let resolved = resolved(services, &images, target).await;
+    let resolved = resolve_target(services, &images, target).await;
     let location = image_location(
         services.images.needs_from.as_ref().map_or(&services.images.location, |from| &from.location),
     );
@@ -37,7 +37,7 @@ pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &Kern
             Err(reason) if image.metadata.name == *name => {
                 return Err(not_planned(subject(), reason, &resolved));
             }
-            // The image that needs this one reports the reason.
+            // The image that needs this image reports the reason.
             Err(_) => {}
         }
     }
@@ -47,14 +47,14 @@ pub async fn plan_cell(services: &BuildServices, name: &ImageName, target: &Kern
 /// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
 pub async fn dockerfile(services: &BuildServices, name: &ImageName, target: &KernelTarget) -> Result<String> {
     let image = find_image(&services.definitions, name)?;
-    let resolved = resolved(services, &[image], target).await;
+    let resolved = resolve_target(services, &[image], target).await;
     let location = image_location(&services.images.location);
     let inputs = CellInputs { definitions: &services.definitions, resolved: &resolved, location: &location };
     plan::dockerfile_for(&inputs, image, target)
         .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))
 }
 
-/// Error for a cell that cannot be built. If an external system was unreachable, the command is not at fault.
+/// Error for a cell that cannot be built: `Unresolved` if an unreachable system may be the cause, so that a retry can help.
 fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> BuildError {
     if resolved.unreachable && !reason.is_not_applicable() {
         BuildError::Unresolved(subject, reason)
@@ -63,7 +63,11 @@ fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> Buil
     }
 }
 
-async fn resolved(services: &BuildServices, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
+async fn resolve_target(
+    services: &BuildServices,
+    images: &[&DriverImage],
+    target: &KernelTarget,
+) -> Resolved {
     let targets = BTreeSet::from([target.clone()]);
     let mut resolved = resolve(services, images, &targets).await;
     look_up_sources(services, images, &targets, &mut resolved).await;

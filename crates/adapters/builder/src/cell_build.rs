@@ -53,8 +53,8 @@ impl<'a> CellBuild<'a> {
 }
 
 /// Fails if a fetched input is not the planned one, because the input hash would not describe the published image.
-pub(super) fn ensure_planned(is_same: bool, input: impl Into<String>) -> Result<()> {
-    if is_same { Ok(()) } else { Err(BuildError::Outdated(input.into())) }
+pub(super) fn ensure_planned(is_planned: bool, input: impl Into<String>) -> Result<()> {
+    if is_planned { Ok(()) } else { Err(BuildError::Outdated(input.into())) }
 }
 
 /// Inputs from other images and host trees: for compiling, for the check, and for loading.

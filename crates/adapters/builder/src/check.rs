@@ -38,8 +38,8 @@ pub(super) async fn ensure_boot_check_is_possible(build: &CellBuild<'_>) -> Resu
     ))
 }
 
-/// Checks a payload against its kernel's header set, signs its modules if the site signs modules, and boots them if the
-/// definition asks for it. `previous` is the signer of a reused payload.
+/// Checks a payload against the kernel's header set. Signs the modules if the site signs modules, and runs the boot check if
+/// the definition asks for one. `previous` is the signer of a reused payload.
 pub(super) async fn check(
     build: &CellBuild<'_>,
     compile_inputs: &CompileInputs,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use farrier_core::{
-    image::{BuildSpec, Digest, ImageName, Output, Period},
+    image::{Digest, ImageName, Output, Period},
     kernel::KernelRelease,
     provenance::Confinement,
 };
@@ -20,7 +20,7 @@ use farrier_definitions::read_patch;
 use farrier_engines::{BuildLog, BuildRequest, ContextEntry, EngineError, InPlace};
 use farrier_local::blocking::blocking;
 use farrier_payload as payload;
-use farrier_payload::DecompressionBudget;
+use farrier_payload::{ArchiveImage, DecompressionBudget};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +37,12 @@ use crate::{
     services::{BuildError, BuildProblem, ProblemKind, Result, Stage},
 };
 
-/// Runs the engine and returns the payload that it produced.
+/// Directory with the payload, below the scratch directory.
+const TREE: &str = "payload";
+/// Archive with an engine-made image, below the scratch directory.
+const ARCHIVE: &str = "image.tar";
+
+/// Runs the engine and returns the payload that the engine produced.
 pub(super) async fn compile(
     build: &CellBuild<'_>,
     base: &PreparedBase,
@@ -46,20 +51,13 @@ pub(super) async fn compile(
     let CellBuild { services, cell, image, .. } = build;
     let work = services.cache.scratch()?;
     let (mut context, sources) = build_context(build, work.path()).await?;
-    // Trees outside the cache are the user's own.
+    // Errors name the user's own source files. Only trees outside the cache are the user's own.
     let own_trees = context.iter().map(|entry| &entry.from);
     let own_trees: Vec<PathBuf> =
         own_trees.filter(|from| from.is_dir() && !from.starts_with(services.cache.root())).cloned().collect();
     context.extend(compile_inputs.needed.context.iter().cloned());
-    let log_path = log_path(&services.cache, cell)?;
-    let (reporter, subject) = (Arc::clone(&services.process.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
-    let live_probe = Arc::clone(&probe);
-    let live = move |line: &str| {
-        live_probe.line(line);
-        reporter.output(&subject, line);
-    };
-    let log = Arc::new(FileLog::create(&log_path, live)?);
+    let log = create_log(build, Arc::clone(&probe))?;
     let request = BuildRequest {
         id: request_id(build),
         dockerfile: cell.dockerfile.clone(),
@@ -67,78 +65,29 @@ pub(super) async fn compile(
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
         cancel: services.process.cancel.child_token(),
     };
-    let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
+    let tree = work.path().join(TREE);
     fs_err::create_dir(&tree)?;
-    // Canceled when the steps start. The deadline applies to the steps only, because a build may first wait for capacity.
+    // The deadline applies to the steps only, because a pod may first wait for capacity.
     let steps_started = CancellationToken::new();
     if !matches!(base, PreparedBase::InCluster(..)) {
         build.stage(Stage::Compile);
         steps_started.cancel();
     }
-    let run = async {
-        match (base, image.spec.output) {
-            (PreparedBase::InPlace(sandbox, base), _) => {
-                let scratch = work.path().join("sandbox");
-                let least_landlock = services.definitions.site.builds.landlock;
-                let in_place =
-                    in_place_build(base, request.clone(), scratch, image.spec.build, least_landlock);
-                Ok(sandbox.compile(in_place, &tree).await?)
-            }
-            (PreparedBase::InCluster(cluster, base, toolchain), _) => {
-                Box::pin(pod::compile(
-                    build,
-                    (cluster, base, toolchain),
-                    request.clone(),
-                    &steps_started,
-                    &tree,
-                ))
-                .await
-            }
-            (PreparedBase::Image(engine), Output::Payload) => {
-                engine.build_payload(&request, &tree).await?;
-                Ok(Confinement::default())
-            }
-            (PreparedBase::Image(engine), Output::Image) => {
-                engine.build_archive(&request, &archive).await?;
-                Ok(Confinement::default())
-            }
-        }
-    };
-    let deadline = image.spec.build.deadline;
-    let started_at = OnceLock::new();
-    let outcome = within(deadline, (&steps_started, &started_at), &request.cancel, run).await;
-    let elapsed = started_at.get().map(Instant::elapsed).unwrap_or_default();
-    let confinement = match outcome {
+    let (deadline, started_at) = (image.spec.build.deadline, OnceLock::new());
+    let run = run_engine(build, base, &request, &steps_started, work.path());
+    let confinement = match within(deadline, &steps_started, &started_at, &request.cancel, run).await {
         Some(Ok(confinement)) => confinement,
-        Some(Err(BuildError::Engine(EngineError::Step(message)))) => {
-            let cause = missing_compiler(build, &compile_inputs.headers, &probe);
-            return Err(cause.unwrap_or_else(|| {
-                step_failed(&log, message, (&log_path, &own_trees), (&cell.image, &cell.target.release))
-            }));
+        Some(Err(BuildError::Engine(error))) => {
+            let known_cause = || missing_compiler(build, &compile_inputs.headers, &probe);
+            return Err(explain(build, error, &log, &own_trees, known_cause));
         }
-        Some(Err(BuildError::Engine(EngineError::Limit(message)))) => {
-            return Err(over_limit(&log, &message, &log_path).into());
-        }
-        Some(Err(BuildError::Engine(error @ EngineError::Tampered(_)))) => {
-            return Err(tampered(&log, &error, &log_path).into());
-        }
-        Some(Err(other)) => return Err(other),
-        None => return Err(deadline_exceeded(&log, deadline, &log_path).into()),
+        Some(Err(error)) => return Err(error),
+        None => return Err(deadline_exceeded(&log, deadline).into()),
     };
-    let engine_image = match image.spec.output {
-        Output::Payload => None,
-        Output::Image => {
-            let (work, modules) = (work.path().to_owned(), tree.clone());
-            let import = move || {
-                payload::extract_modules(&archive, &modules)?;
-                payload::import_docker_archive(&archive, &work)
-            };
-            Some(blocking(import).await?)
-        }
-    };
+    let elapsed = started_at.get().map(Instant::elapsed).unwrap_or_default();
     let mut payload = Payload {
+        image: import_image(image.spec.output, work.path()).await?,
         tree,
-        image: engine_image,
         sources,
         toolchain: cell.toolchain.clone(),
         exposed: None,
@@ -151,30 +100,86 @@ pub(super) async fn compile(
     Ok(payload)
 }
 
+/// Creates the build's log, which also passes each line to `probe` and to the reporter.
+fn create_log(build: &CellBuild<'_>, probe: Arc<ProbeLog>) -> Result<Arc<FileLog>> {
+    let CellBuild { services, cell, .. } = build;
+    let (reporter, subject) = (Arc::clone(&services.process.reporter), cell.subject());
+    let live = move |line: &str| {
+        probe.line(line);
+        reporter.output(&subject, line);
+    };
+    Ok(Arc::new(FileLog::create(&log_path(&services.cache, cell)?, live)?))
+}
+
+/// Runs the `modules` stage. Writes the payload to [`TREE`], or an engine-made image to [`ARCHIVE`].
+async fn run_engine(
+    build: &CellBuild<'_>,
+    base: &PreparedBase,
+    request: &BuildRequest,
+    steps_started: &CancellationToken,
+    work: &Path,
+) -> Result<Confinement> {
+    let tree = work.join(TREE);
+    match (base, build.image.spec.output) {
+        (PreparedBase::InPlace(sandbox, base), _) => {
+            let in_place = in_place_build(build, base, request.clone(), work.join("sandbox"));
+            Ok(sandbox.compile(in_place, &tree).await?)
+        }
+        (PreparedBase::InCluster(cluster, base, toolchain), _) => {
+            let request = request.clone();
+            Box::pin(pod::compile(build, cluster, base, toolchain, request, steps_started, &tree)).await
+        }
+        (PreparedBase::Image(engine), Output::Payload) => {
+            engine.build_payload(request, &tree).await?;
+            Ok(Confinement::default())
+        }
+        (PreparedBase::Image(engine), Output::Image) => {
+            engine.build_archive(request, &work.join(ARCHIVE)).await?;
+            Ok(Confinement::default())
+        }
+    }
+}
+
 fn in_place_build(
+    build: &CellBuild<'_>,
     base: &InPlaceBase,
     request: BuildRequest,
     scratch: PathBuf,
-    spec: BuildSpec,
-    least_landlock: u32,
 ) -> InPlace {
     let BuildRequest { id: _, dockerfile: _, context, log, cancel } = request;
     InPlace {
-        plan: base.plan(spec),
+        plan: base.plan(build.image.spec.build),
         lowers: base.lowers.to_vec(),
         context,
         scratch,
         log,
-        least_landlock,
+        min_landlock_abi: build.services.definitions.site.builds.landlock,
         cancel,
     }
 }
 
-/// Awaits the engine's run and cancels it after the deadline. Returns `None` if the deadline canceled the run. The
+/// Imports an engine-made image from [`ARCHIVE`], and extracts the image's modules to [`TREE`].
+async fn import_image(output: Output, work: &Path) -> Result<Option<ArchiveImage>> {
+    match output {
+        Output::Payload => Ok(None),
+        Output::Image => {
+            let work = work.to_owned();
+            let import = move || {
+                let archive = work.join(ARCHIVE);
+                payload::extract_modules(&archive, &work.join(TREE))?;
+                payload::import_docker_archive(&archive, &work)
+            };
+            Ok(Some(blocking(import).await?))
+        }
+    }
+}
+
+/// Awaits the engine's run and cancels the run after the deadline. Returns `None` if the deadline canceled the run. The
 /// deadline starts when `steps_started` is canceled, and `started_at` records that time.
 async fn within<T>(
     deadline: Period,
-    (steps_started, started_at): (&CancellationToken, &OnceLock<Instant>),
+    steps_started: &CancellationToken,
+    started_at: &OnceLock<Instant>,
     cancel: &CancellationToken,
     run: impl Future<Output = Result<T>>,
 ) -> Option<Result<T>> {
@@ -193,12 +198,31 @@ async fn within<T>(
     Some(run.await).filter(|outcome| !matches!(outcome, Err(BuildError::Canceled)))
 }
 
-/// Error for a failed step of the Dockerfile.
+/// Returns the error for a failed run, with the decisive error from the log, the log's path and a hint.
+fn explain(
+    build: &CellBuild<'_>,
+    error: EngineError,
+    log: &FileLog,
+    own_trees: &[PathBuf],
+    known_cause: impl FnOnce() -> Option<BuildError>,
+) -> BuildError {
+    match error {
+        EngineError::Step(message) => known_cause().unwrap_or_else(|| {
+            step_failed(log, message, own_trees, &build.cell.image, &build.cell.target.release)
+        }),
+        EngineError::Limit(message) => over_limit(log, &message).into(),
+        EngineError::Tampered(_) => tampered(log, &error).into(),
+        other => BuildError::Engine(other),
+    }
+}
+
+/// Returns the error for a failed step of the Dockerfile.
 fn step_failed(
     log: &FileLog,
     message: String,
-    (log_path, own_trees): (&Path, &[PathBuf]),
-    (image, target): (&ImageName, &KernelRelease),
+    own_trees: &[PathBuf],
+    image: &ImageName,
+    release: &KernelRelease,
 ) -> BuildError {
     let (mut diagnosis, tail) = log.finish();
     if let Some(Diagnosis { file, message, .. }) = &mut diagnosis {
@@ -206,22 +230,23 @@ fn step_failed(
         *file = own.or(file.take());
         *message = with_own_paths(message, own_trees);
     }
-    let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
+    let advice = log.hint().and_then(|hint| hint.text(release.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
         Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
         None => (message, tail),
     };
     let hint = format!(
         "{}the full log is {}; correct the source or the definition and run again; to compile the same inputs again, first run \
-         `farrier retry {image} {target}`",
+         `farrier retry {image} {release}`",
         advice.unwrap_or_default(),
-        log_path.display()
+        log.path().display()
     );
     let message = format!("compile failed: {message}");
     BuildProblem { kind: ProblemKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
-/// Replaces absolute paths in a message by paths relative to the user's own source trees. An object file becomes its source file.
+/// Replaces paths of the build in a message by paths of the user's own source files. The path of an object file is replaced by the
+/// path of the object's source file.
 fn with_own_paths(message: &str, own_trees: &[PathBuf]) -> String {
     let own = |word: &str| {
         let source = word.strip_suffix(".o").map(|stem| format!("{stem}.c"));
@@ -231,7 +256,8 @@ fn with_own_paths(message: &str, own_trees: &[PathBuf]) -> String {
     message.split(' ').map(|word| own(word).unwrap_or_else(|| word.to_owned())).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the user's own file for a path that a step names, such as `/build/acme.c`: templates copy sources anywhere.
+/// Finds the user's own file for a path in a build, such as `/build/acme.c`. Compares only the ends of paths, because a template
+/// can copy sources to any directory.
 fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
     let names: Vec<Component<'_>> = Path::new(file)
         .components()
@@ -246,13 +272,13 @@ fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
     Some(path.canonicalize().unwrap_or(path).display().to_string())
 }
 
-/// BuildProblem for a build that exceeded a resource limit.
-fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> BuildProblem {
+/// Returns the problem of a build that exceeded a resource limit.
+fn over_limit(log: &FileLog, message: &str) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = format!(
         "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
          at least {} GiB",
-        log_path.display(),
+        log.path().display(),
         MIN_MEMORY >> 30
     );
     BuildProblem {
@@ -263,22 +289,22 @@ fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> BuildProblem {
     }
 }
 
-/// Problem of a step that forged runner messages.
-fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> BuildProblem {
+/// Returns the problem of a build with a step that forged runner messages.
+fn tampered(log: &FileLog, error: &EngineError) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = error.hint().unwrap_or_default();
-    let hint = Some(format!("{hint}: {}", log_path.display()));
+    let hint = Some(format!("{hint}: {}", log.path().display()));
     BuildProblem { kind: ProblemKind::Tampered, message: error.to_string(), detail, hint }
 }
 
-/// Problem of a build that exceeded its deadline.
-fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> BuildProblem {
+/// Returns the problem of a build that exceeded the deadline.
+fn deadline_exceeded(log: &FileLog, deadline: Period) -> BuildProblem {
     let (_, detail) = log.finish();
-    let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
+    let message = format!("the build was stopped: the steps did not end within the deadline of {deadline}");
     let hint = format!(
         "the log is {}; if the build needs more time, raise build.deadline in the definition: farrier does not retry until the \
          deadline or an input changes",
-        log_path.display()
+        log.path().display()
     );
     BuildProblem { kind: ProblemKind::TooLong, message, detail, hint: Some(hint) }
 }
@@ -348,8 +374,8 @@ mod tests {
             let log = FileLog::create(&path, |_: &str| ()).unwrap();
             log.line("  CC [M]  /build/acme.o");
             log.line(last);
-            let cell = (&"acme".parse().unwrap(), &"6.1.0-47-amd64".parse().unwrap());
-            step_failed(&log, "RUN make: exit code 2".to_owned(), (&path, &[]), cell)
+            let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
+            step_failed(&log, "RUN make: exit code 2".to_owned(), &[], &image, &release)
         };
         for said in [
             "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",
@@ -386,8 +412,8 @@ mod tests {
         assert_eq!(license, format!("missing MODULE_LICENSE() in {path}"));
         let log = FileLog::create(&dir.path().join("log"), |_: &str| ()).unwrap();
         log.line("/build/kernel/acme.c:3:1: error: expected ';'");
-        let cell = (&"acme".parse().unwrap(), &"6.1.0-47-amd64".parse().unwrap());
-        let failed = step_failed(&log, String::new(), (dir.path(), &[tree]), cell);
+        let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
+        let failed = step_failed(&log, String::new(), &[tree], &image, &release);
         assert_eq!(failed.to_string(), format!("compile failed: {path}:3:1: expected ';'"));
     }
 
@@ -406,12 +432,12 @@ mod tests {
         let any = OnceLock::new();
         steps_started.cancel();
         assert!(matches!(
-            within(deadline, (&steps_started, &any), &in_time, run(59, &in_time)).await,
+            within(deadline, &steps_started, &any, &in_time, run(59, &in_time)).await,
             Some(Ok(59))
         ));
         assert!(!in_time.is_cancelled());
         let late = CancellationToken::new();
-        assert!(within(deadline, (&steps_started, &any), &late, run(61, &late)).await.is_none());
+        assert!(within(deadline, &steps_started, &any, &late, run(61, &late)).await.is_none());
         // Canceling farrier cancels the run, which then does not count as late.
         let stopped = CancellationToken::new();
         let stop = async {
@@ -419,12 +445,12 @@ mod tests {
             stopped.cancel();
         };
         let (outcome, ()) =
-            tokio::join!(within(deadline, (&steps_started, &any), &stopped, run(61, &stopped)), stop);
+            tokio::join!(within(deadline, &steps_started, &any, &stopped, run(61, &stopped)), stop);
         assert!(matches!(outcome, Some(Err(BuildError::Canceled))));
         // The run succeeds while it is being canceled.
         let ends = CancellationToken::new();
         let started_at = OnceLock::new();
-        let outcome = within(deadline, (&steps_started, &started_at), &ends, async {
+        let outcome = within(deadline, &steps_started, &started_at, &ends, async {
             sleep(Duration::from_secs(61)).await;
             Ok(())
         });
@@ -434,7 +460,7 @@ mod tests {
         // A run that waits for capacity has not started its steps.
         let (waits, steps_started) = (CancellationToken::new(), CancellationToken::new());
         let started_at = OnceLock::new();
-        let outcome = within(deadline, (&steps_started, &started_at), &waits, run(600, &waits)).await;
+        let outcome = within(deadline, &steps_started, &started_at, &waits, run(600, &waits)).await;
         assert!(matches!(outcome, Some(Ok(600))) && started_at.get().is_none());
     }
 }

@@ -47,7 +47,7 @@ impl fmt::Display for Diagnosis {
 /// Kinds of messages, ordered by how close they are to the cause of the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// `make: *** [...] Error 2`, with the line before it, which the failed command may have printed.
+    /// `make: *** [...] Error 2`. The message includes the previous line, which may be output of the failed command.
     MakeStopped,
     /// A line of a script that begins with `ERROR` or the like.
     Script,
@@ -57,13 +57,13 @@ enum Rank {
     Consequence,
     /// A missing command, module or interpreter, or a host that cannot be reached.
     Missing,
-    /// An error of the compiler that made no make target fail. Scripts ignore many of these.
+    /// A compiler error without a failed make target. Scripts ignore many of these.
     Compiler,
     /// `error: ...`, which farrier's templates print before they end the build.
     Template,
     /// `... *** TEXT.  Stop.`: what `$(error TEXT)` prints, a missing rule, or an error in a makefile.
     Stop,
-    /// A patch that does not fit.
+    /// A patch that does not apply.
     Patch,
     /// An error of a configure script.
     Configure,
@@ -71,7 +71,7 @@ enum Rank {
     Linker,
     /// An error of modpost.
     Modpost,
-    /// An error of the compiler that made a make target fail.
+    /// A compiler error that caused the failure of a make target.
     Target,
 }
 
@@ -108,42 +108,54 @@ impl Diagnoser {
     }
 
     fn examine(&mut self, line: &str) {
+        self.hint = hints::hint_for(line).or(self.hint.take());
         if let Some(file) = included_from(line) {
             if self.included.len() == MAX_INCLUDING_FILES {
                 self.included.pop_front();
             }
             self.included.extend(stem(file));
         }
-        self.hint = hints::hint_for(line).or(self.hint.take());
         if line.starts_with("make") && line.ends_with("(ignored)") {
             self.best.take_if(|(rank, _)| *rank <= Rank::Compiler);
             self.compiler_errors.clear();
         }
-        if let Some((target, mut make_error)) = make_stopped(line) {
-            let cause = stem(target)
-                .and_then(|stem| self.compiler_errors.iter().find(|(stems, _)| stems.contains(&stem)));
-            if let Some((_, cause)) = cause {
-                let cause = cause.clone();
-                self.offer(Rank::Target, cause);
-            } else {
-                if let Some(previous) = self.tail.back().filter(|previous| is_command_output(previous)) {
-                    make_error.message = format!("{}, after: {}", make_error.message, previous.trim());
-                }
-                self.offer(Rank::MakeStopped, make_error);
-            }
+        if let Some((target, make_error)) = make_stopped(line) {
+            self.offer_failed_target(target, make_error);
         } else if let Some((rank, error)) = parse_line(line) {
-            if rank == Rank::Compiler && self.compiler_errors.len() < MAX_COMPILER_ERRORS {
-                let mut stems: Vec<String> = error.file.as_deref().and_then(stem).into_iter().collect();
-                stems.extend(self.included.iter().cloned());
-                self.compiler_errors.push((stems, error.clone()));
+            if rank == Rank::Compiler {
+                self.keep_compiler_error(&error);
             }
             self.offer(rank, error);
         }
     }
 
+    /// Offers the compiler error that caused the failure of a make target, or else make's own message.
+    fn offer_failed_target(&mut self, target: &str, mut make_error: Diagnosis) {
+        let cause = stem(target)
+            .and_then(|stem| self.compiler_errors.iter().find(|(stems, _)| stems.contains(&stem)))
+            .map(|(_, cause)| cause.clone());
+        if let Some(cause) = cause {
+            self.offer(Rank::Target, cause);
+            return;
+        }
+        if let Some(previous) = self.tail.back().filter(|previous| is_command_output(previous)) {
+            make_error.message = format!("{}, after: {}", make_error.message, previous.trim());
+        }
+        self.offer(Rank::MakeStopped, make_error);
+    }
+
+    fn keep_compiler_error(&mut self, error: &Diagnosis) {
+        if self.compiler_errors.len() < MAX_COMPILER_ERRORS {
+            let mut stems: Vec<String> = error.file.as_deref().and_then(stem).into_iter().collect();
+            stems.extend(self.included.iter().cloned());
+            self.compiler_errors.push((stems, error.clone()));
+        }
+    }
+
+    /// Keeps an error if it is closer to the cause than the best error so far.
     fn offer(&mut self, rank: Rank, error: Diagnosis) {
         let is_better = |best: Rank| match rank {
-            // The compiler runs only if the message before it was ignored.
+            // If the compiler runs after a `Stop.` message, make's failure was ignored.
             Rank::Compiler if best == Rank::Stop => true,
             _ => rank > best || rank == best && rank.prefers_last(),
         };
@@ -185,7 +197,8 @@ fn is_command_output(line: &str) -> bool {
     !line.trim().is_empty() && !line.starts_with(' ') && !word.starts_with("make")
 }
 
-/// Whether the engine quotes the Dockerfile in this line. The text of a step may contain the words of an error.
+/// Whether the engine quotes the Dockerfile in this line. Such a line is no error, even if the quoted step contains the
+/// word `error`.
 fn is_engine_echo(line: &str) -> bool {
     // Podman prefixes the stage: `[1/3] STEP 2/3: RUN make`.
     let step = match line.strip_prefix('[').and_then(|prefixed| prefixed.split_once("] ")) {
@@ -223,8 +236,8 @@ fn parse_template(message: &str) -> (Rank, Diagnosis) {
     (if is_consequence { Rank::Consequence } else { Rank::Template }, message_only(message))
 }
 
-/// Parses `file:line:column: error: message` of gcc and clang; the column is optional, and `fatal error` and the
-/// assembler's `Error` also count. `cc1: error: message` has no location.
+/// Parses `file:line:column: error: message` of gcc and clang. The column is optional, `error` can be `fatal error` or the
+/// assembler's `Error`, and `cc1: error: message` has no location.
 fn parse_compiler(line: &str) -> Option<(Rank, Diagnosis)> {
     let (location, message) = [": fatal error: ", ": error: ", ": Error: "]
         .iter()
@@ -242,7 +255,7 @@ fn parse_compiler(line: &str) -> Option<(Rank, Diagnosis)> {
     let lowercase = file.to_ascii_lowercase();
     let is_probe = number.is_some()
         && ["conftest", "<stdin>", "/tmp/", "<command-line>"].iter().any(|word| lowercase.contains(word));
-    // The assembler names its temporary file.
+    // The assembler reports errors in a temporary file below /tmp, so its errors are no probes.
     let rank = if is_probe && !line.contains(": Error: ") { Rank::Probe } else { Rank::Compiler };
     let message = message.trim_end().to_owned();
     (!file.is_empty())
@@ -309,23 +322,23 @@ fn parse_patch(line: &str) -> Option<Diagnosis> {
 /// Recognizes missing commands, files, interpreters and hosts.
 fn parse_missing(line: &str) -> Option<Diagnosis> {
     let line = line.trim();
-    let shell = line.ends_with(": not found")
+    let is_from_sh = line.ends_with(": not found")
         && (line.starts_with("/bin/")
             || line.starts_with("sh: ")
             || line.contains(": line ")
             || is_numbered(line));
-    let bash = [": command not found", ": Permission denied"].iter().any(|end| line.ends_with(end))
+    let is_from_bash = [": command not found", ": Permission denied"].iter().any(|end| line.ends_with(end))
         && !line.starts_with("find: ");
-    let make = line.starts_with("make") && line.ends_with(": No such file or directory");
+    let is_from_make = line.starts_with("make") && line.ends_with(": No such file or directory");
     let phrases = [
         "bad interpreter",
         "ModuleNotFoundError: ",
         "Can't locate ",
         "ERROR: Kernel configuration is invalid",
     ];
-    (shell
-        || bash
-        || make
+    (is_from_sh
+        || is_from_bash
+        || is_from_make
         || phrases.iter().any(|phrase| line.contains(phrase))
         || hints::says_unreachable(line))
     .then(|| message_only(line))
@@ -344,7 +357,7 @@ fn parse_script(line: &str) -> Option<Diagnosis> {
     ["error", "fatal"].iter().any(|known| word.eq_ignore_ascii_case(known)).then(|| message_only(line))
 }
 
-/// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores. Returns the target, too.
+/// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores. Also returns the target.
 fn make_stopped(line: &str) -> Option<(&str, Diagnosis)> {
     let (tool, message) = line.trim_start().split_once(": *** ")?;
     let target = message.strip_prefix('[')?.split_once(']')?.0;

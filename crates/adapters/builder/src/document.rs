@@ -129,7 +129,7 @@ async fn sources(build: &CellBuild<'_>) -> Result<Vec<Material>> {
     for source in &image.spec.sources {
         // The compile stage has compared the fetched source with this identity.
         let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
-        materials.push(source_material(image, source, identity, (&cell.version, &cell.target)));
+        materials.push(source_material(image, source, identity, &cell.version, &cell.target));
     }
     for patch in &cell.patches {
         let bytes = read_patch(&services.definitions, &image.spec.patches[patch.index].path).await?;
@@ -144,7 +144,8 @@ pub fn source_material(
     image: &DriverImage,
     source: &SourceSpec,
     identity: &str,
-    (version, target): (&str, &KernelTarget),
+    version: &str,
+    target: &KernelTarget,
 ) -> Material {
     let mut material = match &source.from {
         SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
@@ -214,7 +215,7 @@ async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
     if let Some((digest, list)) = toolchain_packages(build.services, cell.target.arch, &root, used).await? {
         material = Material { digest: Some(digest), ..material.with(list) };
     }
-    // Record the toolchain that was used: the registry may hold another one by now.
+    // Record the toolchain that was used: the registry may hold another toolchain by now.
     if let Some(used) = used
         && material.digest.as_ref() != Some(used)
     {
@@ -223,9 +224,9 @@ async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
     Ok(material)
 }
 
-/// Returns the digest and packages of the toolchain: of the published one, if it is as trusted as the toolchain that the
-/// build used, otherwise of the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
-/// longer than both. Nothing is fetched only for documentation.
+/// Returns the digest and packages of the toolchain that the build used. Reads the published toolchain if it is as trusted as
+/// the used toolchain, and the cached toolchain otherwise. Returns `None` if neither exists, because the engine may keep a
+/// toolchain for longer. Fetches nothing that only the documents need.
 async fn toolchain_packages(
     services: &BuildServices,
     arch: Architecture,
@@ -239,9 +240,11 @@ async fn toolchain_packages(
         let packages = packages_of(&services.images, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(made) = services.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
-    let packages = packages_in(&services.images, made.digest.hex(), vec![made.layer.clone()]).await?;
-    Ok(Some((made.digest, packages)))
+    let Some(local) = services.fetcher.root_fs().built_locally(&root.key(arch), arch)? else {
+        return Ok(None);
+    };
+    let packages = packages_in(&services.images, local.digest.hex(), vec![local.layer.clone()]).await?;
+    Ok(Some((local.digest, packages)))
 }
 
 async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {

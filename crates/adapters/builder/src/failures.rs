@@ -1,6 +1,9 @@
-//! Records failures and attempts. A permanent failure is recorded by input hash, so that the build is not retried
-//! until an input changes. A started attempt is recorded, so that a build that kills farrier is not restarted over and
-//! over. Both are kept in the cache, and losing them costs one more attempt.
+//! Records failures and attempts, by input hash, in the cache.
+//!
+//! - A recorded permanent failure stops retries until an input changes.
+//! - A recorded attempt without an outcome shows that farrier was killed during the build, and limits further attempts.
+//!
+//! If the records are lost, a failing build is attempted once more.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -33,8 +36,8 @@ pub async fn attempt(
     let services = &services.in_use();
     services.make_room().await;
     let began = Instant::now();
-    if let Some(usual) = build_times(&services.images).await.usual(&cell.image, cell.target.arch) {
-        services.process.reporter.usual(&cell.subject(), usual);
+    if let Some(usual) = build_times(&services.images).await.usual_duration(&cell.image, cell.target.arch) {
+        services.process.reporter.usual_duration(&cell.subject(), usual);
     }
     let attempts = Attempts::in_cache(&services.cache);
     let (outcome, note) = match attempts.begin(cell.input_hash) {
@@ -52,9 +55,8 @@ pub async fn attempt(
     Ok(outcome)
 }
 
-/// Attempts at builds, each recorded at its start and removed once its outcome is recorded. The remaining attempts
-/// belong to killed farrier processes. The build itself may be the cause: a compiler that exhausts memory takes farrier
-/// down with it.
+/// Attempts at builds. An attempt is recorded at the start and removed once the outcome is recorded. An attempt that
+/// remains belongs to a farrier process that was killed, perhaps because the build's compiler exhausted the memory.
 pub struct Attempts(Notes);
 
 impl Attempts {
@@ -68,16 +70,16 @@ impl Attempts {
         self.0.begin(&format!("{inputs}.{:016x}", fastrand::u64(..)))
     }
 
-    /// Removes an attempt that had an outcome, along with earlier attempts at the same inputs.
+    /// Removes an attempt that had an outcome, along with abandoned attempts at the same inputs.
     fn end(&self, inputs: InputHash, note: Note) {
-        note.forget();
-        self.forget(inputs);
+        note.remove();
+        self.remove_abandoned(inputs);
     }
 
-    /// Removes earlier attempts at these inputs.
-    fn forget(&self, inputs: InputHash) {
-        for (_, note) in self.0.dead().into_iter().filter(|(name, _)| inputs_of(name) == Some(inputs)) {
-            note.forget();
+    /// Removes attempts at these inputs that ended without an outcome.
+    fn remove_abandoned(&self, inputs: InputHash) {
+        for (_, note) in self.0.abandoned().into_iter().filter(|(name, _)| inputs_of(name) == Some(inputs)) {
+            note.remove();
         }
     }
 
@@ -87,31 +89,31 @@ impl Attempts {
             let modified = note.metadata().and_then(|metadata| metadata.modified()).ok()?;
             Some((inputs_of(&name)?, modified.try_into().ok()?))
         };
-        self.0.living().into_iter().flatten().filter_map(start_time).collect()
+        self.0.running().into_iter().flatten().filter_map(start_time).collect()
     }
 
     /// Returns the number of attempts that ended without an outcome, by inputs.
     pub fn without_outcome(&self) -> BTreeMap<InputHash, u32> {
         let mut counts = BTreeMap::new();
-        for inputs in self.0.dead().iter().filter_map(|(name, _)| inputs_of(name)) {
+        for inputs in self.0.abandoned().iter().filter_map(|(name, _)| inputs_of(name)) {
             *counts.entry(inputs).or_default() += 1;
         }
         counts
     }
 }
 
-/// Returns the activity of a plan's builds for a process without a controller loop: which builds other processes of
-/// this machine run, and how long builds usually take.
+/// Returns the activity of a plan's builds: which of them other processes of this machine run, and how long each build
+/// usually takes. For commands that run no controller loop.
 pub async fn builds_elsewhere(services: &BuildServices, plan: &Plan) -> Activity {
     let mut builds = plan.builds().peekable();
     if builds.peek().is_none() {
         return Activity::new();
     }
-    let (living, times) =
-        (Attempts::in_cache(&services.cache).under_way(), build_times(&services.images).await);
+    let running = Attempts::in_cache(&services.cache).under_way();
+    let times = build_times(&services.images).await;
     let activity = |cell: &std::sync::Arc<Cell>| {
-        let began = living.get(&cell.input_hash).copied();
-        let usual = times.usual(&cell.image, cell.target.arch);
+        let began = running.get(&cell.input_hash).copied();
+        let usual = times.usual_duration(&cell.image, cell.target.arch);
         let stage = began.map(|_| Stage::Elsewhere);
         let build = BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() };
         ((cell.image.clone(), cell.target.clone()), build)
@@ -135,7 +137,7 @@ pub fn known_failures(
 
 /// Removes the failure recorded for these inputs, and their attempts without an outcome.
 pub fn forget_failure(cache: &Cache, inputs: InputHash) -> Result<(), CacheError> {
-    Attempts::in_cache(cache).forget(inputs);
+    Attempts::in_cache(cache).remove_abandoned(inputs);
     cache.remove_record(KIND, &inputs.to_string())
 }
 

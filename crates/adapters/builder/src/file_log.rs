@@ -15,8 +15,8 @@ use super::diagnosis::{Diagnoser, Diagnosis, Hint};
 /// Limits of a log file: many times the output of a complete GPU driver build.
 const LIMITS: LogLimits = LogLimits { beginning: 32 << 20, end: 1 << 20 };
 
-/// Log of a build in a file, which keeps only the beginning and the end of an oversized log. Also finds the decisive
-/// error and forwards each line.
+/// File with a build's log. Forwards each line, finds the decisive error, and keeps only the beginning and the end of an
+/// oversized log.
 pub struct FileLog {
     path: PathBuf,
     live: Box<dyn Fn(&str) + Send + Sync>,
@@ -49,6 +49,11 @@ impl FileLog {
                 diagnoser: Diagnoser::default(),
             }),
         })
+    }
+
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Completes the file and returns the decisive error and the log's last lines. If the disk is full, the log is lost

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::services::{BuildError, Result, Stage};
 
-/// Returns the header set, fetching it if the cache lacks it. Fails if the header set differs from the planned one, for
-/// example because a user has imported another one since.
+/// Returns the header set of the kernel, from the cache if possible. Fails if the header set differs from the planned
+/// header set, for example because a user imported headers after the plan was made.
 pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<HeaderSet> {
     build.stage(Stage::Headers);
     let (services, target) = (build.services, &build.cell.target);

@@ -114,13 +114,13 @@ pub fn logs_for(cache: &Cache, image: &ImageName) -> Result<Vec<FoundLog>, Cache
 /// Parses the release and the platform from the name of an image's log; `None` for another image's log.
 fn parse_name(image: &ImageName, name: &str) -> Option<(KernelRelease, String)> {
     let stem = name.strip_prefix(image.as_str())?.strip_prefix('-')?.strip_suffix(".log")?;
-    // Search for the hash from the end: part of a release can look like a hash, part of a platform cannot.
+    // Search for the hash from the end, because a release can contain a word that looks like a hash. A platform cannot.
     let (release, platform) = stem.rmatch_indices('-').find_map(|(end, _)| {
         let (hash, platform) = stem[end + 1..].split_once('-')?;
         let is_hash = hash.len() == HASH_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_hash.then(|| (&stem[..end], platform))
     })?;
-    // Another image's name can begin with this image's name. Then `release` starts with the rest of that name.
+    // If another image's name begins with this image's name, `release` starts with the rest of that name instead of a number.
     let (major, _) = release.split_once('.')?;
     let release = release.parse().ok().filter(|_| major.bytes().all(|byte| byte.is_ascii_digit()))?;
     Some((release, platform.to_owned()))
@@ -158,9 +158,9 @@ impl LogReader {
         Ok(is_locked)
     }
 
-    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
-    /// lock.
-    pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
+    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds the
+    /// lock on the file.
+    pub fn read_new(&mut self) -> io::Result<(Vec<u8>, bool)> {
         // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
         let may_grow = self.is_being_written()?;
         let mut text = Vec::new();
@@ -254,13 +254,13 @@ mod tests {
         let path = directory.path().join("build.log");
         let log = FileLog::create(&path, |_| {}).unwrap();
         let mut reader = LogReader::open(&path, 0).unwrap();
-        assert_eq!(reader.more().unwrap(), (vec![], true));
+        assert_eq!(reader.read_new().unwrap(), (vec![], true));
         log.line("CC [M] a.o");
-        assert_eq!(reader.more().unwrap(), (b"CC [M] a.o\n".to_vec(), true));
-        assert_eq!(LogReader::open(&path, 7).unwrap().more().unwrap(), (b"a.o\n".to_vec(), true));
+        assert_eq!(reader.read_new().unwrap(), (b"CC [M] a.o\n".to_vec(), true));
+        assert_eq!(LogReader::open(&path, 7).unwrap().read_new().unwrap(), (b"a.o\n".to_vec(), true));
         log.line("LD [M] a.ko");
         drop(log);
-        assert_eq!(reader.more().unwrap(), (b"LD [M] a.ko\n".to_vec(), false));
-        assert_eq!(reader.more().unwrap(), (vec![], false));
+        assert_eq!(reader.read_new().unwrap(), (b"LD [M] a.ko\n".to_vec(), false));
+        assert_eq!(reader.read_new().unwrap(), (vec![], false));
     }
 }

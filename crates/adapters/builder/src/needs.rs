@@ -1,5 +1,5 @@
-//! The needs stage fetches the trees that an image is compiled against. Exposed trees of published images are fetched by digest
-//! and verified. Trees that the user provides hold, for example, the headers of a host's own driver.
+//! The needs stage fetches the trees that an image is compiled against: trees that published images expose, verified by
+//! digest, and host trees that the user provides, such as the headers of a driver that the host ships.
 
 use std::{
     collections::BTreeSet,
@@ -29,8 +29,9 @@ use crate::{
     services::{BuildError, BuildServices, ImageAccess, Result, Stage},
 };
 
-/// Kinds of cache entries: exposed trees keyed by their digest, modules keyed by their image's digest.
+/// Kind of the cache entries with exposed trees, keyed by the tree's digest.
 const EXPOSED: &str = "exposed";
+/// Kind of the cache entries with modules of needed images, keyed by the image's digest.
 const MODULES: &str = "needed-modules";
 
 /// A published image whose exposed trees are needed.
@@ -42,12 +43,17 @@ struct NeededImage {
     compiled_against: bool,
 }
 
-/// Error for a needed image that lacks the headers it claims to expose. The failure is not permanent: the needed image
-/// may be republished while the inputs of this build stay the same.
+/// Error for a needed image that lacks the headers it claims to expose.
 fn missing_headers_error(image: &str, why: &str) -> BuildError {
+    unusable_error(format!("needed image {image} does not hold the headers that it claims to expose: {why}"))
+}
+
+/// Error for the content of a needed image. The failure is not permanent: the needed image may be republished while the
+/// inputs of this build stay the same.
+fn unusable_error(message: String) -> BuildError {
     BuildError::unmet(
-        format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
-        "delete the needed image's tag: farrier then rebuilds and publishes it, and after it this image",
+        message,
+        "delete the needed image's tag: farrier then rebuilds the needed image first, and this image afterwards",
     )
 }
 
@@ -59,7 +65,7 @@ fn need_not_found(image: &ImageReference) -> BuildError {
     )
 }
 
-/// Fetches the needs of the cell that are not cached.
+/// Returns the inputs from the cell's needs, fetching those that the cache lacks.
 pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<NeedInputs> {
     let mut needed = NeedInputs::default();
     if build.cell.needs.is_empty() {
@@ -80,10 +86,11 @@ pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<NeedInputs> {
         if image_tables.is_empty() {
             build.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
         }
-        let boots = build.image.spec.check.boot;
-        if boots || !image_tables.is_empty() {
+        let boot_check = build.image.spec.check.boot;
+        // The boot check loads the modules. The symbol check needs their licenses.
+        if boot_check || !image_tables.is_empty() {
             let directory = modules_of(build, &image).await?;
-            if boots {
+            if boot_check {
                 needed.modules.push(directory.clone());
             }
             let budget = Arc::clone(&budget);
@@ -94,7 +101,7 @@ pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<NeedInputs> {
             needed.context.push(ContextEntry { dest: format!("needs/{}", image.name), from: tree });
         }
     }
-    // A module may inherit a taint from a module of another image.
+    // A module may inherit a taint from a module of another image, so each table gets the proprietary modules of all images.
     let proprietary = proprietary_modules(&modules);
     for table in tables {
         needed.tables.push(NeededTable { proprietary: Some(proprietary.clone()), ..table });
@@ -115,8 +122,8 @@ async fn add_host_trees(build: &CellBuild<'_>, needed: &mut NeedInputs) -> Resul
             }
         };
         let planned = cell.needs.iter().find(|planned| planned.name == *name);
-        let is_same = planned.is_some_and(|planned| planned.exposed == digest);
-        ensure_planned(is_same, format!("the tree of need {name}, now {origin},"))?;
+        let is_planned = planned.is_some_and(|planned| planned.exposed == digest);
+        ensure_planned(is_planned, format!("the tree of need {name} (now {origin})"))?;
         let mut texts = Vec::new();
         for path in symvers {
             let bytes = fs_err::tokio::read(root.join(&path)).await?;
@@ -153,7 +160,7 @@ async fn needed_images(build: &CellBuild<'_>) -> Result<Vec<NeededImage>> {
     Ok(images)
 }
 
-/// Looks up an indirect need. It was published, because the image that needs it could be built.
+/// Looks up an indirect need, which was published before the direct need could be built.
 async fn published_need(build: &CellBuild<'_>, name: &ImageName) -> Result<NeededImage> {
     let needed = plan_cell(build.services, name, &build.cell.target).await?;
     let mut image = needed.reference.clone();
@@ -222,7 +229,9 @@ async fn fetch_modules(
     fetch_payload(&services.images, image, &manifest, &blob).await?;
     let release = release.to_owned();
     let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &dest)).await;
-    unpacked.map_err(|error| missing_headers_error(&image.to_string(), &error_chain(&error)))
+    unpacked.map_err(|error| {
+        unusable_error(format!("cannot read the modules of needed image {image}: {}", error_chain(&error)))
+    })
 }
 
 async fn needed_manifest(access: &ImageAccess, image: &ImageReference) -> Result<ImageManifest> {
@@ -253,8 +262,8 @@ async fn read_tables(needed: &NeededImage, tree: &Path) -> Result<Vec<NeededTabl
 /// Parses the symbol tables of one need. Errors name `from` as their origin.
 fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result<Vec<NeededTable>> {
     let read = |(path, text): (PathBuf, String)| match SymbolTable::parse(&text) {
-        // A host tree has headers but no modules, so its modules' licenses are unknown. They are assumed not to be
-        // proprietary.
+        // `fetch` adds the proprietary modules of images. A host tree has no modules to read licenses from, so its symbols
+        // are assumed not to be proprietary.
         Ok(symbols) => {
             Ok(NeededTable { image: need.to_owned(), symbols, proprietary: Some(BTreeSet::new()) })
         }

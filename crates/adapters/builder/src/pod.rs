@@ -56,11 +56,13 @@ const PUSHES: &str = "pushes";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
-/// Runs the build in a pod and unpacks its payload into `tree`. Cancels the token `steps_started`, a signal to the
-/// caller, once the pod runs.
+/// Runs the build in a pod and unpacks the payload into `tree`. Cancels the token `steps_started` to tell the caller that the
+/// pod runs.
 pub(super) async fn compile(
     build: &CellBuild<'_>,
-    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
+    cluster: &Kubernetes,
+    base: &InPlaceBase,
+    toolchain: &BaseImage,
     request: BuildRequest,
     steps_started: &CancellationToken,
     tree: &Path,
@@ -74,7 +76,7 @@ pub(super) async fn compile(
         }
     }
     build.stage(Stage::Base);
-    let reference = publish(build, (cluster, base, toolchain), &request.context, &plan).await?;
+    let reference = publish(build, cluster, base, toolchain, &request.context, &plan).await?;
     build.stage(Stage::Waiting);
     let (reporter, subject, log) =
         (Arc::clone(&services.process.reporter), cell.subject(), Arc::clone(&request.log));
@@ -105,7 +107,7 @@ pub(super) async fn compile(
             build: spec,
             limits,
         },
-        least_landlock: services.definitions.site.builds.landlock,
+        min_landlock_abi: services.definitions.site.builds.landlock,
         plan,
         log: Arc::clone(&request.log),
         phases: &phases,
@@ -122,7 +124,9 @@ pub(super) async fn compile(
 /// Publishes the image and returns its reference by digest.
 async fn publish(
     build: &CellBuild<'_>,
-    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
+    cluster: &Kubernetes,
+    base: &InPlaceBase,
+    toolchain: &BaseImage,
     context: &[ContextEntry],
     plan: &Plan,
 ) -> Result<ImageReference> {
@@ -147,9 +151,8 @@ async fn publish(
     let new_layers: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
     // The tag protects the image from garbage collection, and shows users which build owns it.
     let tag: Tag = format!("{}-{}", cell.image, cell.declared_hash.short()).parse()?;
-    // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each
-    // cell a distinct image. It is the same for every replica that builds the cell, so a replica finds a Job that
-    // another one created.
+    // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each cell a
+    // distinct image. All replicas use the same label for a cell, so a replica finds a Job that another replica created.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
     let base = pod_base(&toolchain.image);
     let image = oci::assemble(&Assembly {

@@ -85,9 +85,9 @@ pub(super) async fn sign(build: &CellBuild<'_>, signing: Option<Signing>, payloa
 }
 
 impl Signing {
-    /// Gives the modules the signature that [`sign`] will add, unless they keep their own, so that the static check
-    /// treats them as signed. Returns the ID of the signing key, which the kernel trusts according to the site's
-    /// configuration.
+    /// Marks modules as signed before [`sign`] signs them, so that the static check treats them as signed. Modules that keep
+    /// their own signature stay unchanged. Returns the ID of the signing key, which the kernel trusts according to the
+    /// site's configuration.
     pub(super) fn mark_as_signed(&self, modules: &mut [PayloadModule]) -> String {
         let signer = kmod::signer(self.modules.certificate(), self.hash);
         for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {

@@ -326,7 +326,7 @@ impl Bench {
     /// Builds the image for a kernel, as the controller does. Compiling fails, because there is no engine.
     pub async fn build(&self, release: &str) -> Result<Built, BuildError> {
         let cell = self.cell(release).await;
-        // Boxed, because the large future would be part of the future of every test.
+        // Box the future, because its size would add to the future of every test.
         Box::pin(build(&self.services, &cell, BuildOptions { push: true, compile: false })).await
     }
 

@@ -25,7 +25,7 @@ pub trait Cluster: Send + Sync {
     /// [`ClusterError::is_conflict`] is true.
     async fn apply(&self, change: &Change) -> Result<(), ClusterError>;
 
-    /// Returns the images that an object of the cluster mentions. All visible objects count, not only rollout targets.
+    /// Returns the images that any visible object of the cluster mentions, including objects that are no rollout targets.
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
         let mut mentioned = BTreeSet::new();
         images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);

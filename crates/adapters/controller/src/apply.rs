@@ -70,7 +70,7 @@ pub(super) struct NodeLabelWrites {
     pub(super) steps: Vec<String>,
 }
 
-/// Writes the labels that tell nodes which kernel they may boot, where they are stale. Failures are logged once per
+/// Updates stale labels that tell nodes which kernel they may boot. Failures are logged once per
 /// distinct error and planned again by the next reconcile.
 pub(super) async fn label_nodes(
     cancel: &CancellationToken,

@@ -10,7 +10,8 @@ use farrier_builder as build;
 use farrier_builder::{
     BuildOptions, Built, add_needs,
     images::{
-        LastRecord, StoredImage, contents, look_up_root_fs, look_up_sources, publish_union, record_kernels,
+        LastRecord, StoredImage, look_up_contents, look_up_root_fs, look_up_sources, publish_union,
+        record_kernels,
     },
     resolve::{resolve_more, tracked_kernels, with_hint},
     services::{BuildError, BuildProblem, BuildServices, LazyEngine, ProblemKind, Result, image_location},
@@ -131,7 +132,7 @@ pub(super) async fn plan_for(
     // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
     // moved.
     lookup_cache.observed.failures.clear();
-    contents(
+    look_up_contents(
         &services.images,
         &images_in_use(&snapshot, &services.definitions),
         &mut lookup_cache.observed.contents,

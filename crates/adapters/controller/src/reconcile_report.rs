@@ -25,7 +25,7 @@ pub enum TargetReport {
         /// Bytes sent to the registry.
         pushed_bytes: u64,
     },
-    /// Another kernel's payload was published for this one, without a build.
+    /// Another kernel's payload was published for this kernel, without a build.
     Reused {
         /// `<image> for <kernel release>`.
         subject: String,

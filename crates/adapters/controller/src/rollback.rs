@@ -142,7 +142,7 @@ async fn roll_back_copies_of(
     let (mut rollback, mut conflicts) = (CopiesRollback::default(), 0);
     loop {
         let snapshot = cluster.snapshot().await?;
-        let changes = match plan::rollback_per_kernel(&snapshot, jiff::Timestamp::now(), (namespace, name)) {
+        let changes = match plan::rollback_per_kernel(&snapshot, jiff::Timestamp::now(), namespace, name) {
             Ok(changes) => changes,
             Err(hold) => {
                 rollback.failed = Some(hold.to_string());

@@ -124,8 +124,8 @@ impl Fetcher {
         }
     }
 
-    /// Returns the stored artifact of an input, unless it is untrusted. If only another trusted key signed it, signs it with the
-    /// site's key, too.
+    /// Returns the stored artifact of an input, unless it is untrusted. If only another trusted key signed the artifact, also
+    /// signs the artifact with the site's key.
     pub(super) async fn find_trusted(&self, input: &Input) -> Result<Option<StoredInput>> {
         let store = self.required_store()?;
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };

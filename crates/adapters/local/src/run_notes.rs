@@ -33,7 +33,7 @@ impl Notes {
     /// Writes the note of a run that is about to begin.
     pub fn begin(&self, run: &str) -> std::io::Result<Note> {
         fs::create_dir_all(&self.0)?;
-        // Give the note its name only once it is locked. Otherwise another farrier could treat the run as dead.
+        // Give the note its name only once it is locked. Otherwise another farrier could treat the run as abandoned.
         let new = NamedTempFile::with_prefix_in(".new-", &self.0)?;
         new.as_file().lock()?;
         let path = self.0.join(run);
@@ -41,36 +41,36 @@ impl Notes {
         Ok(Note { path, locked: lock })
     }
 
-    /// Returns the live runs in no particular order, each with its open note. The open file stays readable
+    /// Returns the runs that have not ended, in no particular order, each with its open note. The open file stays readable
     /// even if the note is removed.
-    pub fn living(&self) -> std::io::Result<impl Iterator<Item = (String, File)>> {
-        let living = |entry: fs::DirEntry| {
+    pub fn running(&self) -> std::io::Result<impl Iterator<Item = (String, File)>> {
+        let running = |entry: fs::DirEntry| {
             let (run, file) = (entry.file_name().into_string().ok()?, File::open(entry.path()).ok()?);
             // A note that is gone or unlocked belongs to a run that has ended.
             matches!(file.try_lock(), Err(TryLockError::WouldBlock)).then_some((run, file))
         };
-        Ok(fs::read_dir(&self.0)?.flatten().filter(is_note).filter_map(living))
+        Ok(fs::read_dir(&self.0)?.flatten().filter(is_note).filter_map(running))
     }
 
-    /// Returns the text that each live run has written to its note.
-    pub(crate) fn texts_of_living(&self) -> std::io::Result<Vec<String>> {
+    /// Returns the text that the running processes have written to their notes.
+    pub(crate) fn texts_of_running(&self) -> std::io::Result<Vec<String>> {
         let read = |(_, mut file): (String, File)| {
             let mut text = String::new();
             file.read_to_string(&mut text).map(|_| text)
         };
-        self.living()?.map(read).collect()
+        self.running()?.map(read).collect()
     }
 
     /// Returns the runs that ended without removing their notes. The caller takes over each note and its lock.
-    pub fn dead(&self) -> Vec<(String, Note)> {
+    pub fn abandoned(&self) -> Vec<(String, Note)> {
         let Ok(entries) = fs::read_dir(&self.0) else { return Vec::new() };
-        let dead = entries.flatten().filter(is_note).filter_map(|entry| {
+        let abandoned = entries.flatten().filter(is_note).filter_map(|entry| {
             let (path, run) = (entry.path(), entry.file_name().into_string().ok()?);
             let lock = File::open(&path).ok()?;
             lock.try_lock().ok()?;
             Some((run, Note { path, locked: lock }))
         });
-        dead.collect()
+        abandoned.collect()
     }
 }
 
@@ -86,7 +86,7 @@ impl Note {
     }
 
     /// Removes the note, once the run's outcome is known and all of the run's objects are removed.
-    pub fn forget(self) {
+    pub fn remove(self) {
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!(path = %self.path.display(), %error, "a run's note could not be removed; farrier reads it again later");
         }
@@ -98,18 +98,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_runs_that_are_over_are_dead() {
+    fn a_run_without_an_outcome_is_abandoned_once_its_process_ends() {
         let directory = tempfile::tempdir().unwrap();
         let notes = Notes::in_directory(directory.path().join("notes"));
-        assert!(notes.dead().is_empty());
+        assert!(notes.abandoned().is_empty());
         let alive = notes.begin("alive").unwrap();
-        assert_eq!(notes.living().unwrap().map(|(run, _)| run).collect::<Vec<_>>(), ["alive"]);
+        assert_eq!(notes.running().unwrap().map(|(run, _)| run).collect::<Vec<_>>(), ["alive"]);
         drop(notes.begin("dead").unwrap());
-        notes.begin("done").unwrap().forget();
-        let (name, note) = notes.dead().pop().unwrap();
-        assert_eq!((name.as_str(), notes.dead().len()), ("dead", 0), "only one caller takes over a note");
-        note.forget();
+        notes.begin("done").unwrap().remove();
+        let (name, note) = notes.abandoned().pop().unwrap();
+        assert_eq!(
+            (name.as_str(), notes.abandoned().len()),
+            ("dead", 0),
+            "only one caller takes over a note"
+        );
+        note.remove();
         drop(alive);
-        assert_eq!(notes.dead().len(), 1);
+        assert_eq!(notes.abandoned().len(), 1);
     }
 }

@@ -154,8 +154,8 @@ pub(super) fn is_link_into_usr(name: &Path, target: &Path) -> bool {
     target.strip_prefix("/").unwrap_or(target) == Path::new("usr").join(name)
 }
 
-/// Adapts a link that moves into `usr`. A relative target that climbs out of its top-level directory needs one more `..` at that
-/// point. If it then enters `lib` or `bin`, the base's links resolve it.
+/// Adapts a link that moves into `usr`. A relative target that leaves its top-level directory needs one more `..` there. If the
+/// target then enters `lib` or `bin`, the base's links resolve the path.
 fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
     // Number of directories between the image's root and the current path.
     let mut depth = link.components().count() - 1;

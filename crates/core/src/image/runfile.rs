@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_or_more_words() {
+    fn a_base_is_a_source_name_or_a_specification() {
         let read = |json| serde_json::from_value::<RunfileBase>(json).map_err(|error| error.to_string());
         let short = read(serde_json::json!("nvidia")).unwrap();
         let long = read(serde_json::json!({"source": "nvidia"})).unwrap();

@@ -22,7 +22,7 @@ pub struct TagInputs<'a> {
     pub target: &'a KernelTarget,
     /// System of the kernel's nodes, as they report it. An image has a tag for each `ostree_version`.
     pub system: &'a NodeSystem,
-    /// Versions of the images that this one is compiled against, by name of the need. Invalid characters become `_`, too.
+    /// Versions of the images that this one is compiled against, by name of the need. Invalid characters become `_`.
     pub needs: BTreeMap<&'a str, &'a str>,
     /// Commits of the sources from Git, by name of the source.
     pub commits: BTreeMap<&'a str, &'a str>,

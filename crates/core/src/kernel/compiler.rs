@@ -18,7 +18,7 @@ pub enum CompilerKind {
 pub struct Compiler {
     /// Kind of the compiler.
     pub kind: CompilerKind,
-    /// Major version. For gcc before 5 the minor version matters, too, but farrier treats every 4.8 as one compiler.
+    /// Major version. For gcc before 5 the minor version also matters, but farrier treats every 4.8 as one compiler.
     pub major: u32,
 }
 

@@ -60,7 +60,7 @@ pub fn missing_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> 
     let (required, name) = (join(&required, " or "), &family.metadata.name);
     let offered = if offered.is_empty() { "no compiler".to_owned() } else { join(&offered, ", ") };
     Some(format!(
-        "the kernel was built with {required}, which the toolchain of family {name} lacks; it offers {offered} (add the package of {required} to \
+        "the kernel was built with {required}, which the toolchain of family {name} lacks; the toolchain offers {offered} (add the package of {required} to \
          that toolchain, or name an image that has it)"
     ))
 }
@@ -233,7 +233,7 @@ mod tests {
         }
         insta::assert_snapshot!(
             missing_compiler(&family("", "{}", &[], "bookworm", &["gcc", "gcc-11"]), gcc(14)).unwrap(),
-            @"the kernel was built with gcc 14, which the toolchain of family acme lacks; it offers gcc 11, gcc 12 (add the package of gcc 14 to that toolchain, or name an image that has it)"
+            @"the kernel was built with gcc 14, which the toolchain of family acme lacks; the toolchain offers gcc 11, gcc 12 (add the package of gcc 14 to that toolchain, or name an image that has it)"
         );
     }
 

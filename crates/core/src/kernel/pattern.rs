@@ -87,7 +87,7 @@ mod tests {
         for not_ascii in ["6.1-.*", "6.1-\u{e9}", "6.1-[\u{e0}-\u{ff}]"] {
             assert!(pattern(not_ascii).unwrap().is_match("6.1-\u{e9}"), "{not_ascii}");
         }
-        // Alternatives are anchored at both ends, too.
+        // Anchor alternatives at both ends as well.
         assert!(!pattern("a|b").unwrap().is_match("ax"));
         assert!(!pattern("a|b").unwrap().is_match("xb"));
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     ClusterSnapshot, ExceededLimit, NEXT_KERNEL_ANNOTATION, NEXT_KERNEL_LABEL, NodeFacts, OS_ID_LABEL,
-    OS_VERSION_LABEL, reasons::and_more, skip_reason::explained,
+    OS_VERSION_LABEL, reasons::and_more, skip_reason::serialize_reason,
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, Period},
@@ -82,7 +82,7 @@ pub struct TrackedKernel {
 
 /// Returns the newest release of a flavor, with versions ordered by `compare`. Skips releases that belong to another
 /// family on this platform.
-pub fn newest(
+pub fn newest_tracked(
     definitions: &Definitions,
     family: &ImageName,
     platform: &Platform,
@@ -153,7 +153,7 @@ pub struct UnusedAnnouncement {
     /// Name of the node.
     pub node: String,
     /// Reason for not using the announcement.
-    #[serde(serialize_with = "explained")]
+    #[serde(serialize_with = "serialize_reason")]
     pub why: AnnouncementReason,
 }
 

@@ -32,7 +32,7 @@ impl BuildTimes {
     }
 
     /// Returns how long a build usually takes: the median of the kept builds.
-    pub fn usual(&self, image: &ImageName, arch: Architecture) -> Option<Duration> {
+    pub fn usual_duration(&self, image: &ImageName, arch: Architecture) -> Option<Duration> {
         let mut seconds: Vec<u64> = self.0.get(&key(image, arch))?.iter().map(|(_, took)| *took).collect();
         seconds.sort_unstable();
         seconds.get(seconds.len() / 2).copied().map(Duration::from_secs)
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn the_last_five_count_and_one_odd_one_out_does_not() {
         let usual = |times: &BuildTimes, arch| {
-            times.usual(&"mofed".parse().unwrap(), arch).map(|usual| usual.as_secs())
+            times.usual_duration(&"mofed".parse().unwrap(), arch).map(|usual| usual.as_secs())
         };
         let times = all(&[(1, 9000), (2, 9000), (3, 70), (4, 80), (5, 75), (6, 9000), (7, 74)]);
         assert_eq!(usual(&times, Architecture::Amd64), Some(75));

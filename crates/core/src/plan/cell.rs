@@ -66,7 +66,8 @@ pub struct CellPatch {
     pub sha256: String,
 }
 
-/// Hashed inputs that a build fetches itself. A build that gets other inputs than these is not a build of this cell.
+/// Hashed inputs that a build fetches itself. A build that gets different inputs fails, because it would not be a build
+/// of this cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FetchedInputs {
     /// Digest of headers that the user provides; `None` for headers from packages.
@@ -75,8 +76,8 @@ pub struct FetchedInputs {
     pub sources: BTreeMap<String, String>,
     /// Identity of the runtime base, where the image has one that is not a need.
     pub base: Option<String>,
-    /// Digests of inputs that only the registry's store vouches for, by kind, plus one digest over the inputs that the
-    /// nodes' system names.
+    /// Digests of inputs whose only source is unsigned content in the registry's store, by kind. Also one digest over the
+    /// inputs that the nodes' system names.
     pub unverified: BTreeMap<&'static str, Digest>,
 }
 
@@ -123,8 +124,8 @@ pub struct Cell {
     /// Signer of the modules, where they are signed.
     #[serde(skip)]
     pub signed_with: Option<SignedWith>,
-    /// Hash over the same inputs without those that differ between kernels (release, headers, toolchain). Images with
-    /// the same recipe may reuse each other's payload.
+    /// Hash over the same inputs, except for inputs that differ between kernels (release, headers, toolchain). Images
+    /// with the same recipe may reuse each other's payload.
     #[serde(skip)]
     pub recipe: InputHash,
     /// Inputs of the declared hash by name, for the provenance.

@@ -1,8 +1,8 @@
 //! The chains of each kernel, and whether they are complete.
 //!
 //! Drivers that are compiled against each other have to be replaced together: a new OFED refuses the symbols of the old
-//! peer memory driver. An image therefore counts as available, for rollouts and for nodes that are to boot a kernel,
-//! only when every image of its chain that the kernel calls for is available.
+//! peer memory driver. Rollouts and kernel boots therefore treat an image as available only if all images of its chain that
+//! the kernel calls for are available.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -81,8 +81,8 @@ impl<'a> ChainStates<'a> {
     }
 }
 
-/// Returns the images that each kernel calls for and that are meant for it, each with the reason why it is unavailable,
-/// if any.
+/// Returns the images that each kernel calls for and that are meant for the kernel. Each image has the reason why it is
+/// unavailable, if any.
 fn members<'a>(
     inputs: &PlanInputs<'_>,
     observed: &Observed,

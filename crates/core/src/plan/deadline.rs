@@ -10,9 +10,9 @@ use super::{
 };
 use crate::image::{Definitions, Period, RolloutSpec};
 
-/// Returns the time until the next deadline of any rollout: the deadline of its pods, the end of the time for which
-/// they must stay ready, the grace time of a kernel that no node runs, or the time after which the site ignores a node that is
-/// not ready. `None` where no deadline lies ahead.
+/// Returns the time until the next deadline of any rollout: the deadline for its pods to become ready, the end of the
+/// time for which pods must stay ready, the end of an unused kernel's grace time, or the time at which the site ignores
+/// a node that is not ready. `None` if there is no future deadline.
 ///
 /// Pods that become ready change the cluster and trigger a reconcile. Pods that never become ready do not, so their
 /// deadline needs a timer.

@@ -1,7 +1,10 @@
 //! Garbage collection: decides which published images belong to kernels that are gone and can be deleted.
 //!
-//! Any single reason keeps an image: an object in the cluster that names the image, a kernel that runs, is announced or
-//! was seen recently, or a kept image that is made from it. Only an image without any such reason is deleted.
+//! Any one of these reasons keeps an image:
+//!
+//! - an object in the cluster names the image
+//! - the image's kernel runs, is announced or was seen recently
+//! - a kept image is made from the image
 
 mod candidates;
 mod record;
@@ -22,7 +25,7 @@ pub use candidates::Candidates;
 pub use record::{KernelKey, KernelRecord};
 pub use registry_image::RegistryImage;
 
-/// Kernels that count as in use whatever the record says.
+/// Kernels in use, regardless of the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveKernels(BTreeMap<String, KernelUse>);
 
@@ -89,7 +92,7 @@ pub struct GcInputs<'a> {
 pub enum KeepReason {
     /// farrier did not publish the image, or it is for no kernel.
     NotOurs,
-    /// A rollout target, a pod or a record for rollback names the image by this word.
+    /// A rollout target, a pod or a rollback record contains this name of the image.
     Named { by: String },
     /// A node runs the image's kernel.
     Runs { kernel: String },

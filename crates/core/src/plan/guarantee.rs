@@ -16,8 +16,8 @@ pub(super) enum RequiredKernels<'a> {
     Members(InputHash),
 }
 
-/// Returns the image of a definition by digest, where its check passed, an accepted key signed it, and it was made for
-/// the nodes that it is to reach. `name` is the tag under which the image was found.
+/// Returns an image by digest, if rollouts may use the image: the check passed, an accepted key signed the image, and the
+/// image is for the nodes of the rollout. `name` is the tag under which the image was found.
 pub(super) fn admissible_image(
     inputs: &PlanInputs<'_>,
     observed: &Observed,

@@ -108,11 +108,11 @@ impl Observed {
 /// Known facts about a kernel's headers before they are fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderState {
-    /// The headers are available; with the compiler that built the kernel, where already known.
+    /// The headers are available. Holds the compiler that built the kernel, if known.
     Available(Option<Compiler>),
-    /// There are no headers; with a description of the search.
+    /// There are no headers. Holds a description of the search.
     Missing(String),
-    /// The headers cannot be obtained, and a retry would not help; with the reason and the remedy.
+    /// The headers cannot be obtained, and a retry would not help. Holds the reason and the remedy.
     Refused(String),
     /// The lookup failed this time.
     Unknown,
@@ -263,9 +263,9 @@ pub struct Resolved {
     pub toolchains: BTreeMap<ToolchainKey, Result<String, String>>,
     /// Digests of headers that users provide; `None` for headers from packages.
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, SkipReason>>,
-    /// Compilers that built the kernels whose headers users provide, where the headers name them.
+    /// Compilers that built the kernels, for kernels with user-provided headers that name the compiler.
     pub compilers: BTreeMap<KernelTarget, Compiler>,
-    /// Kernels whose family expects headers from users, and that have none; with a description of the search.
+    /// Kernels without headers whose family expects headers from users, with a description of the search.
     pub without_headers: BTreeMap<KernelTarget, String>,
     /// Results of an image's conditions on kernel headers ([`HeaderText`](crate::kernel::HeaderText)), by kernel and condition.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,
@@ -313,8 +313,8 @@ pub enum Unverified {
 /// differently.
 pub type RootFsKey = (&'static str, String, Architecture);
 
-/// Key of a toolchain: the kernel family, the packages that images add, and the toolchain image or distribution version
-/// where these differ between kernels.
+/// Key of a toolchain: the kernel family, and the packages that images add. If the toolchain image or the distribution version
+/// differs between kernels, the key also has the image or version.
 pub type ToolchainKey = (ImageName, Vec<PackageToInstall>, Option<String>);
 
 /// Returns the key of the toolchain that compiles an image for a kernel of a family.

@@ -13,7 +13,7 @@ use super::{
     new_cell::{CellDraft, CellRequest},
     node::{NodeGroup, group_nodes},
     outcome::Key,
-    skip_reason::explained,
+    skip_reason::serialize_reason,
     unused_image::UnusedImage,
 };
 use crate::{
@@ -63,11 +63,11 @@ pub struct SkippedNode {
     /// Name of the node.
     pub node: String,
     /// Reason for skipping the node.
-    #[serde(serialize_with = "explained")]
+    #[serde(serialize_with = "serialize_reason")]
     pub why: NodeReason,
 }
 
-/// Nodes that match an image but bring their own driver, as one of their labels says.
+/// Nodes that match an image, but have a label for a driver of their own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
 #[display("has its own driver: label {label}={value}")]

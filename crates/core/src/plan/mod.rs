@@ -69,8 +69,8 @@ mod write_namespaces;
 
 pub use activity::{Activity, BuildActivity, Stage};
 pub use announced::{
-    AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement, newest,
-    platforms_with_images, rpm_flavor,
+    AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement,
+    newest_tracked, platforms_with_images, rpm_flavor,
 };
 pub use budget::Budget;
 pub use build_times::{BuildTime, BuildTimes};

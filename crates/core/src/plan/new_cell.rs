@@ -161,8 +161,8 @@ impl<'a> CellRequest<'a, '_> {
         Ok(values)
     }
 
-    /// Returns the reason for not signing modules from these sources, on a site that signs: a third party compiled
-    /// them, and neither a trusted key nor an explicit setting vouches for them.
+    /// Returns the reason why a site that signs modules does not sign modules from these sources: a third party
+    /// compiled the modules, and neither a trusted key nor an explicit setting approves them.
     fn unvouched(&self, resolved: &ResolvedImage) -> Option<SkipReason> {
         if resolved.signed_with.is_none() && self.inputs.definitions.site.image_signing.is_none() {
             return None;
@@ -409,8 +409,8 @@ pub(super) fn looked_up<'a, K: Ord, T>(
     results.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
 }
 
-/// Returns the local name of the base image. The Dockerfile contains the name, so everything hashed here is in the
-/// input hash, too. The prefix `localhost/` keeps engines from looking for the image in a registry.
+/// Returns the local name of the base image. The Dockerfile contains the name, so the input hash also covers
+/// everything that is hashed here. The prefix `localhost/` keeps engines from looking for the image in a registry.
 fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
     let mut hasher = FieldHasher::new(BUILD_FORMAT);
     hasher

@@ -203,8 +203,8 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     }
 }
 
-/// Returns the kernel targets that nodes run, each with the facts that the nodes report about their system and the
-/// matching tags of the cluster's ImageStreams.
+/// Returns the kernel targets that nodes run. Each target has the facts about the nodes' system and the matching tags of the
+/// cluster's ImageStreams.
 pub fn node_systems(
     snapshot: &ClusterSnapshot,
     families: &[KernelFamily],

@@ -61,7 +61,7 @@ impl NodeWriteLimiter {
         self.0.insert(node.to_owned(), RecentWrite { change, times, since, reported: false });
     }
 
-    /// Removes node changes that another writer keeps reverting from a rollout's changes. Returns the nodes whose
+    /// Removes node changes from a rollout's changes if another writer keeps reverting them. Returns the nodes whose
     /// conflict was not reported before.
     pub fn drop_contested(&mut self, changes: &mut Vec<Change>, now: Duration) -> Vec<String> {
         self.forget_old(now);

@@ -7,14 +7,16 @@ use std::{
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, BuildProducts, BuildReason, Cell, Published, SkipReason, skip_reason::explained};
+use super::{
+    AnnouncedBy, BuildProducts, BuildReason, Cell, Published, SkipReason, skip_reason::serialize_reason,
+};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kernel::KernelTarget,
 };
 
-/// Returns the remedies for a conflict: a published tag never changes, so a changed driver needs another one. `products` are
-/// those in the image's sources.
+/// Returns the remedies for a conflict. A published tag never changes, so a changed driver needs another tag.
+/// `products` are build products in the image's sources.
 pub fn conflict_remedy(cell: &Cell, changed: &[String], products: &BuildProducts) -> String {
     let Cell { image, target: KernelTarget { release, .. }, .. } = cell;
     let is_changed =
@@ -69,7 +71,7 @@ pub enum Outcome {
         /// The cell.
         cell: Arc<Cell>,
         /// Reason for the build.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: BuildReason,
         /// Whether an image of the same recipe for another kernel may be reused instead, if the check allows it.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -129,7 +131,7 @@ pub enum Outcome {
     /// The image cannot be built.
     Skipped {
         /// Reason why not.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: SkipReason,
     },
 }

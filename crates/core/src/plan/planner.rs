@@ -10,8 +10,8 @@ use super::{
 };
 use crate::image::{Digest, ImageReference};
 
-/// Everything that farrier will do, everything that it will not do, and the reasons. The JSON form is stable: field and
-/// reason names keep their meaning within one `apiVersion` of the definitions; new ones may be added.
+/// Actions that farrier takes and declines, with the reasons. The JSON form is stable: field and reason names keep
+/// their meaning within one `apiVersion` of the definitions; new ones may be added.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {

@@ -82,7 +82,7 @@ pub struct DriverOwnership {
     name: String,
     /// Whether the operator assigns nodes. Older operators only follow the node selector.
     in_use: bool,
-    /// Names and node selectors of the other resources, without that with `spec.default`.
+    /// Names and node selectors of the other resources, except for the resource with `spec.default`.
     others: Vec<(String, BTreeMap<String, String>)>,
 }
 
@@ -104,7 +104,7 @@ impl DriverOwnership {
     }
 
     /// Returns the reason why the operator does not assign a node that the node selector matches. A node that another
-    /// resource still owns is about to change over, unless the other one selects it, too.
+    /// resource still owns is about to change over, unless the other one also selects it.
     fn exclusion<'a>(&'a self, node: &NodeFacts) -> Option<Exclusion<'a>> {
         if !self.in_use || node.labels.get(DRIVER_OWNER) == Some(&self.name) {
             return None;
@@ -284,7 +284,7 @@ pub enum Exclusion<'a> {
     #[error("it does not have the label {key}={value} of the node selector")]
     NodeSelector { key: &'a str, value: &'a str },
     /// The GPU Operator assigns the node to another NVIDIADriver.
-    #[error("NVIDIADriver {name} selects it, too")]
+    #[error("NVIDIADriver {name} also selects the node")]
     Owner { name: &'a str },
     /// The required node affinity does not match.
     #[error("the node affinity does not match it")]

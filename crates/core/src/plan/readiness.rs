@@ -15,7 +15,7 @@ use super::{
     guarantee::{RequiredKernels, admissible_image},
     outcome::{CellLookup, CellState, Outcome},
     rollout::RequestedRollouts,
-    skip_reason::maybe_explained,
+    skip_reason::serialize_optional_reason,
 };
 use crate::{
     image::{DriverImage, ImageName, ImageReference},
@@ -50,7 +50,7 @@ impl BootReadiness {
     }
 }
 
-/// Reason for not declaring that a node needs no driver image, although no definition's `nodes` match.
+/// Reason why a node is not marked as needing no driver image, although no definition's `nodes` match.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "reason")]
 pub enum Blocker {
@@ -70,11 +70,11 @@ pub enum Blocker {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
 pub enum Readiness {
-    /// Published and accepted by the definition's check policy; with the check's verdict.
+    /// Published and accepted by the definition's check policy. Holds the check's verdict.
     Ready { verdict: Verdict },
-    /// Missing or unsuitable; with the reason.
+    /// Missing or unsuitable, for this reason.
     Missing { message: String },
-    /// The registry lookup failed; with the error.
+    /// The registry lookup failed with this error.
     Unknown { message: String },
 }
 
@@ -101,7 +101,7 @@ pub struct NextKernel {
     /// Needed images, in name order.
     pub needs: Vec<RequiredImage>,
     /// Reason why images may be needed although `needs` is empty.
-    #[serde(serialize_with = "maybe_explained", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "serialize_optional_reason", skip_serializing_if = "Option::is_none")]
     pub doubt: Option<Blocker>,
 }
 

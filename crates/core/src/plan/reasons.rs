@@ -1,5 +1,5 @@
-//! The reasons for building or not building, rolling out or not rolling out. Each has a text for people (`Display`) and
-//! a stable kebab-case word for programs (the `reason` field of the JSON form).
+//! The reasons for building or not building, rolling out or not rolling out. Each has a human-readable text (`Display`)
+//! and a stable kebab-case identifier (the `reason` field of the JSON form).
 
 use std::collections::BTreeMap;
 
@@ -107,10 +107,10 @@ pub enum HoldReason {
         #[serde(skip_serializing_if = "Option::is_none")]
         not_ready: Option<NotReadyNode>,
     },
-    /// `count` nodes have no labels of NFD. Once they have, the rollout may reach them, and its image is not for their
-    /// kernel. `node` is the first of them.
+    /// `count` nodes have no labels of NFD and run a kernel that the image is not for. Once NFD has labeled the nodes, the
+    /// rollout may reach them. `node` is the first of the nodes.
     #[error(
-        "node {node}{}{} has no label {KERNEL_LABEL} and runs {kernel}, which the image is not for: it may be reached again once Node Feature Discovery has labeled it; label it, or let ignoreNodes in site.yaml ignore it{}", since_ready(*.ready_since), and_more(*.count), also(.not_ready.as_ref())
+        "node {node}{}{} has no label {KERNEL_LABEL} and runs {kernel}, which the image is not for: the rollout may reach the node once Node Feature Discovery has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), also(.not_ready.as_ref())
     )]
     Unlabeled {
         node: String,
@@ -157,22 +157,22 @@ pub enum HoldReason {
     BadRecord { detail: String },
     /// Another writer reverted farrier's value, and would do so again.
     #[error(
-        "another writer reverted it {times} times, so farrier stopped writing it; find that writer, then remove the annotation {RECORD_ANNOTATION}"
+        "another writer reverted the field {times} times, so farrier stopped writing the field; find that writer, then remove the annotation {RECORD_ANNOTATION}"
     )]
     ChangedBack { times: u32 },
     /// Another instance of farrier set it to another value, and would do so again.
     #[error(
-        "{name}, another farrier of this cluster, set it to another value: remove the rollout from the definitions of one of them; to take it over, remove the annotation {RECORD_ANNOTATION}"
+        "{name}, another farrier instance in this cluster, set the field to another value: remove the rollout from the definitions of one instance; to take over the field, remove the annotation {RECORD_ANNOTATION}"
     )]
     OtherInstance { name: String },
     /// Another instance of farrier set the images of the copies, and would do so again.
     #[error(
-        "{name}, another farrier of this cluster, owns the copies, such as DaemonSet {copy}: remove the rollout from the definitions of one of them; to take the copies over, remove the annotation {COPY_RECORD_ANNOTATION} from each"
+        "{name}, another farrier instance in this cluster, owns the copies, such as DaemonSet {copy}: remove the rollout from the definitions of one instance; to take over the copies, remove the annotation {COPY_RECORD_ANNOTATION} from each"
     )]
     OtherInstanceCopies { name: String, copy: String },
     /// The first pods with this image did not become ready, and the previous value was restored.
     #[error(
-        "the pods did not become ready with the image set at {at:.0}, and the previous image was restored: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+        "the pods did not become ready with the image set at {at:.0}, and the previous image was restored: {why}; farrier waits for another image, or for the removal of the annotation {RECORD_ANNOTATION}"
     )]
     RolloutFailed { at: jiff::Timestamp, why: String },
     /// The first pods with this image did not become ready, and the previous image is for another kernel.
@@ -182,7 +182,7 @@ pub enum HoldReason {
     NotRestored { at: jiff::Timestamp, why: String, kernel: String },
     /// `farrier rollback` restored the value from before this image.
     #[error(
-        "farrier rollback reverted what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+        "farrier rollback reverted what was set at {at:.0}; farrier waits for another image, or for the removal of the annotation {RECORD_ANNOTATION}"
     )]
     RolledBack { at: jiff::Timestamp },
     /// The cluster has no such operator's resource.
@@ -196,7 +196,7 @@ pub enum HoldReason {
     DriverOff { detail: String },
     /// The operator refuses precompiled drivers together with another component of the resource.
     #[error(
-        "the GPU Operator refuses precompiled drivers while {field} is true; build what it installs into the driver image, and disable it there"
+        "the GPU Operator refuses precompiled drivers while {field} is true; add the component to the driver image, and disable the component in the resource"
     )]
     RefusedTogether { field: &'static str },
     /// None of the image's tags has the form that the operator computes.
@@ -209,7 +209,7 @@ pub enum HoldReason {
     MixedVersions { versions: BTreeMap<String, Vec<String>> },
     /// A field of the resource does not fit precompiled drivers, and is immutable.
     #[error(
-        "its {field} is not {needed} and is immutable; create a new resource with {field}: {needed} and delete this one"
+        "{field} is not {needed} and is immutable; create a new resource with {field}: {needed} and delete the old resource"
     )]
     Immutable { field: &'static str, needed: bool },
     /// The operator is replacing drivers on `count` nodes, one by one; `node` is the first of them.
@@ -220,7 +220,7 @@ pub enum HoldReason {
     NotPullable,
     /// The target was rewritten several times within a minute. Set by the loop, which waits for the writes to cease.
     #[error(
-        "it was rewritten several times within a minute, by a flapping node or another writer; it waits until the writes stop"
+        "the target was rewritten several times within a minute, because of a flapping node or another writer; farrier waits until the writes stop"
     )]
     TooOften,
     /// The API server currently refuses to evict a pod. Set by the loop, which retries.

@@ -144,7 +144,7 @@ impl<'a> RequestedRollouts<'a> {
         Self { all, groups: group_nodes(&inputs.snapshot.nodes, labels) }
     }
 
-    /// Returns the rollouts that give one image to all nodes of a DaemonSet, which is for one kernel.
+    /// Returns the rollouts that give all nodes of a DaemonSet one image, and thus the modules for one kernel.
     pub(super) fn with_one_image(&self, inputs: &PlanInputs<'a>) -> Vec<OneImage<'_>> {
         let has_one_image = |rollout: &&RequestedRollout<'_>| {
             matches!(rollout.target.strategy, Strategy::Image | Strategy::File | Strategy::Git)
@@ -315,7 +315,8 @@ fn chain_holds(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usi
 pub fn rollback_per_kernel(
     snapshot: &ClusterSnapshot,
     now: jiff::Timestamp,
-    (namespace, name): (&str, &str),
+    namespace: &str,
+    name: &str,
 ) -> Result<Vec<Change>, HoldReason> {
     let mut all = snapshot.daemon_sets.iter();
     let daemon_set = all.find(|other| other.namespace == namespace && other.name == name);
@@ -387,8 +388,8 @@ fn planned_upgrade(
     }
 }
 
-/// Returns the image that a DaemonSet gets now, or once its rollout is no longer paused, so that the upgrade is visible
-/// before it starts.
+/// Returns the image that a DaemonSet gets now, or after a pause of its rollout ends. The plan can therefore show an upgrade
+/// before the upgrade starts.
 fn next_image(
     context: &Context<'_>,
     target: &RolloutTarget,

@@ -1,4 +1,4 @@
-//! Reasons for not building an image for a kernel target, with a text for people and a stable word for programs.
+//! Reasons for not building an image for a kernel target, each with a human-readable text and a stable identifier.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::image::{ImageName, ImageReference, InputHash};
 
-/// Reason for not building an image for a kernel target. A retry does not help with any of them.
+/// Reason for not building an image for a kernel target. Building again does not help unless an input changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum SkipReason {
@@ -25,27 +25,27 @@ pub enum SkipReason {
     /// The kernel's headers cannot be obtained, or the lookup of user-provided headers failed.
     #[error("headers: {detail}")]
     Headers { detail: String },
-    /// There are no headers for the kernel; with the remedy, and whether a kernel family knows the distribution.
+    /// There are no headers for the kernel. The text has the remedy, and says whether a kernel family knows the distribution.
     #[error("{detail}")]
     NoHeaders { detail: String },
     /// The family names an image or address by a fact that is unknown for the kernel's nodes: a label, or a tag of an
     /// ImageStream.
     #[error("{detail}")]
     UnknownSystem { detail: String },
-    /// The toolchain lacks the compiler that the kernel was built with; with the compilers that it has.
+    /// The toolchain lacks the compiler that the kernel was built with. The text lists the toolchain's compilers.
     #[error("{detail}")]
     NoCompiler { detail: String },
-    /// The modules cannot be compiled on this machine, which has another architecture; with the reason and the remedy.
+    /// The modules cannot be compiled on this machine, which has another architecture. The text has the reason and the remedy.
     #[error("{detail}")]
     ForeignArchitecture { detail: String },
     /// The engine has to build the whole image, and no daemon is available for that.
     #[error(
-        "the engine has to build the whole image (output: image), which requires Docker or Podman, but none \
-         of them is in use or answers: give farrier a daemon (--engine docker), or write a template for \
+        "the engine has to build the whole image (output: image), which requires Docker or Podman, but neither \
+         is configured and running: give farrier a daemon (--engine docker), or write a template for \
          output: payload"
     )]
     NoDaemon,
-    /// No trusted key signed an input in the registry's store; with the input, the reason and the remedy.
+    /// No trusted key signed an input in the registry's store. The text has the input, the reason and the remedy.
     #[error("{detail}")]
     Untrusted { detail: String },
     /// The site signs images or modules, and nothing allows it to sign third-party modules.
@@ -54,10 +54,10 @@ pub enum SkipReason {
     /// No template of the definitions has this name.
     #[error("there is no template {template:?}")]
     NoTemplate { template: String },
-    /// The template cannot be rendered for this target; with template, line and variable.
+    /// The template cannot be rendered for this target. The text names template, line and variable.
     #[error("{detail}")]
     Template { detail: String },
-    /// A tag pattern gives no valid tag for this target; with the pattern and its result.
+    /// A tag pattern gives no valid tag for this target. The text has the pattern and the invalid tag.
     #[error("{detail}")]
     Tag { detail: String },
     /// The image has no tag patterns, so farrier could not find it again.
@@ -70,15 +70,15 @@ pub enum SkipReason {
     #[error("{detail}")]
     Definition { detail: String },
     /// Other targets have the same tag, so one image would overwrite the other.
-    #[error("tag collision: {reference} would also be {}; add what distinguishes them to `tags`", .others.join(" and "))]
+    #[error("tag collision: {reference} is also the tag for {}; add a variable that distinguishes the kernels to `tags`", .others.join(" and "))]
     TagCollision { reference: ImageReference, others: Vec<String> },
     /// A need is not available and will not be.
-    #[error("it needs {need}: {why}")]
+    #[error("needs {need}: {why}")]
     Need {
         /// Name of the need.
         need: ImageName,
         /// Reason why the need is not available.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: NeedReason,
     },
 }
@@ -94,10 +94,10 @@ pub enum NeedReason {
     #[error("images need each other in a cycle")]
     Circle,
     /// The needed image cannot be built for the target.
-    #[error("it is not built for this kernel: {why}")]
+    #[error("not built for this kernel: {why}")]
     Skipped {
         /// Reason why not.
-        #[serde(serialize_with = "explained")]
+        #[serde(serialize_with = "serialize_reason")]
         why: Box<SkipReason>,
     },
     /// The needed image's tag points to an image with other inputs: `theirs`, absent for an image that farrier did not
@@ -105,7 +105,7 @@ pub enum NeedReason {
     #[error("{reference} {}", conflict_text(.theirs.as_ref()))]
     Conflict { reference: ImageReference, theirs: Option<InputHash> },
     /// An earlier build of the needed image with the same inputs failed.
-    #[error("it failed before with the same inputs: {detail}")]
+    #[error("an earlier build with the same inputs failed: {detail}")]
     Failed { detail: String },
     /// The needed image is published without exposed headers.
     #[error("{reference} has these inputs but exposes no headers; delete the tag to rebuild it")]
@@ -164,28 +164,28 @@ fn conflict_text(theirs: Option<&InputHash>) -> String {
     })
 }
 
-/// Serializes a reason's fields, plus its text for people as `message`.
-pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
+/// Serializes a reason's fields, and its human-readable text as `message`.
+pub(super) fn serialize_reason<R: Serialize + fmt::Display, S: Serializer>(
     reason: &R,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
-    struct Explained<'a, R> {
+    struct WithMessage<'a, R> {
         #[serde(flatten)]
         reason: &'a R,
         message: String,
     }
-    Explained { reason, message: reason.to_string() }.serialize(serializer)
+    WithMessage { reason, message: reason.to_string() }.serialize(serializer)
 }
 
-/// Serializes an optional reason as [`explained`] does.
+/// Serializes an optional reason as [`serialize_reason`] does.
 #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
-pub(super) fn maybe_explained<R: Serialize + fmt::Display, S: Serializer>(
+pub(super) fn serialize_optional_reason<R: Serialize + fmt::Display, S: Serializer>(
     reason: &Option<R>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     match reason {
-        Some(reason) => explained(reason, serializer),
+        Some(reason) => serialize_reason(reason, serializer),
         None => serializer.serialize_none(),
     }
 }

@@ -65,8 +65,8 @@ pub struct NodeFacts {
     pub operating_system: String,
     /// Index of the rule in `site.yaml` (`ignoreNodes`) that ignores the node.
     pub ignored_by: Option<usize>,
-    /// Whether the node has a label that describes its hardware ([`super::is_hardware_label`]), even if the snapshot
-    /// does not keep that label.
+    /// Whether the node has a label that describes its hardware ([`super::is_hardware_label`]). The snapshot need not contain
+    /// the label.
     pub has_hardware_labels: bool,
     /// Rejected claims of the node, as decided by [`super::NodeKernelLimiter`].
     pub rejected_claims: RejectedClaims,
@@ -353,8 +353,7 @@ impl NodeFacts {
         self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty)
     }
 
-    /// Whether the node has the labels that the image asks for, and none that says that the node has its own driver. An
-    /// ignored node is not selected.
+    /// Whether the node has the labels that the image requires, has no label for a driver of its own, and is not ignored.
     pub fn is_selected_by(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
         self.ignored_by.is_none() && nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()
@@ -405,7 +404,7 @@ impl DaemonSetFacts {
         self.namespace == *target.namespace && self.name == *target.daemon_set
     }
 
-    /// Whether this is a DaemonSet that farrier created for one kernel from another one.
+    /// Whether farrier created this DaemonSet for one kernel, as a copy of another DaemonSet.
     pub fn is_copy_of(&self, original: &Self) -> bool {
         let original_name = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
         self.namespace == original.namespace && original_name == Some(&original.name)

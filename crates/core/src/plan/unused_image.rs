@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use farrier_yaml::similar;
 use serde::Serialize;
 
-use super::{NodeFacts, node::NodeGroup, skip_reason::explained};
+use super::{NodeFacts, node::NodeGroup, skip_reason::serialize_reason};
 use crate::image::{ImageName, NodeSelector};
 
 /// Image whose `nodes` matches no node.
@@ -15,7 +15,7 @@ pub struct UnusedImage {
     /// Name of the image.
     pub image: ImageName,
     /// The first label that keeps nodes out.
-    #[serde(serialize_with = "explained")]
+    #[serde(serialize_with = "serialize_reason")]
     pub why: NoNodeReason,
 }
 

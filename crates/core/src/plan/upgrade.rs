@@ -22,7 +22,8 @@ pub use self::{
     wait::UpgradeWait,
 };
 use super::{
-    Change, Holder, NodeFacts, PodFacts, UPGRADE_CHECKED, WorkloadFacts, skip_reason::maybe_explained,
+    Change, Holder, NodeFacts, PodFacts, UPGRADE_CHECKED, WorkloadFacts,
+    skip_reason::serialize_optional_reason,
 };
 use crate::image::UpgradeSpec;
 
@@ -149,7 +150,7 @@ pub struct PlannedNodeUpgrade {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<UpgradeNote>,
     /// Condition that the node waits for.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "maybe_explained")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_optional_reason")]
     pub waits: Option<UpgradeWait>,
     /// Changes to make now, in this order. A refused change does not block changes of other nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -93,7 +93,7 @@ mod tests {
         let statement = Statement::parse(&envelope.payload).unwrap();
         assert_eq!(statement.predicate_type, SIGNED_PREDICATE);
         let image: Digest = format!("sha256:{}", statement.subjects[0]).parse().unwrap();
-        let key = PublicKey::from_pem(COSIGN_3_KEY).unwrap();
+        let key = PublicKey::image_key_from_pem(COSIGN_3_KEY).unwrap();
         let signature = ImageSignature::Statement(envelope.clone());
         assert!(signature.is_by(&image, &key));
         assert!(!signature.is_by(&Digest::of(b"other"), &key));

@@ -79,7 +79,7 @@ impl Envelope {
     /// Whether the envelope has a signature by this key.
     pub fn is_signed_by(&self, key: &PublicKey) -> bool {
         let signed = pre_authentication(&self.payload);
-        self.signatures.iter().any(|signature| key.verifies(&signed, signature))
+        self.signatures.iter().any(|signature| key.verify_sha256(&signed, signature))
     }
 }
 

@@ -27,19 +27,19 @@ const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// The text has no PEM block of a public key.
-    #[error("there is no PUBLIC KEY block in it")]
+    #[error("no PUBLIC KEY block found")]
     NoBlock,
     /// The text contains a private key instead.
-    #[error("it is a private key, not a public one")]
+    #[error("found a private key instead of a public key")]
     Private,
     /// The PEM block cannot be parsed.
-    #[error("its PUBLIC KEY block is not well-formed")]
+    #[error("the PUBLIC KEY block is malformed")]
     Damaged,
     /// The kind of key is not supported for image signatures.
-    #[error("it is neither an ECDSA key over P-256 nor an RSA key of 2048 to 8192 bits")]
+    #[error("the key is neither ECDSA over P-256 nor RSA of 2048 to 8192 bits")]
     Kind,
     /// The kind of key is not supported at all.
-    #[error("it is neither an RSA key nor an ECDSA key over P-256 or P-384")]
+    #[error("the key is neither RSA nor ECDSA over P-256 or P-384")]
     Unknown,
 }
 
@@ -83,12 +83,12 @@ pub struct PublicKey {
 
 impl PublicKey {
     /// Reads the first public key of a PEM file. The key must be supported for image signatures.
-    pub fn from_pem(text: &str) -> Result<Self, KeyError> {
+    pub fn image_key_from_pem(text: &str) -> Result<Self, KeyError> {
         Self::any_from_pem(text)?.for_images()
     }
 
     /// Reads a `SubjectPublicKeyInfo` in DER (RFC 5280, 4.1). The key must be supported for image signatures.
-    pub fn from_info(info: &[u8]) -> Result<Self, KeyError> {
+    pub fn image_key_from_info(info: &[u8]) -> Result<Self, KeyError> {
         Self::any_from_info(info)?.for_images()
     }
 
@@ -148,7 +148,7 @@ impl PublicKey {
         Digest::of(&self.info)
     }
 
-    /// Whether both are the same key, even if one point is encoded differently (RFC 5480, 2.2: uncompressed or compressed).
+    /// Whether two keys are equal. The point of an ECDSA key can have two encodings, compressed or not (RFC 5480, 2.2).
     pub fn is_same_key(&self, other: &Self) -> bool {
         let point = |key: &Self| p256::ecdsa::VerifyingKey::from_sec1_bytes(&key.key).ok();
         let same_point = || point(self).is_some_and(|own| point(other) == Some(own));
@@ -157,7 +157,7 @@ impl PublicKey {
     }
 
     /// Whether the signature is valid for these bytes and this key, with SHA-256.
-    pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+    pub fn verify_sha256(&self, message: &[u8], signature: &[u8]) -> bool {
         self.verify(SignatureHash::Sha256, message, signature)
     }
 
@@ -226,17 +226,17 @@ mod tests {
         for (key, signature, other) in
             [(P256_KEY, P256_SIGNATURE, RSA_SIGNATURE), (RSA_KEY, RSA_SIGNATURE, P256_SIGNATURE)]
         {
-            let key = PublicKey::from_pem(key).unwrap();
-            assert!(key.verifies(b"hello", signature));
-            assert!(!key.verifies(b"hellp", signature));
-            assert!(!key.verifies(b"hello", other));
-            assert!(!key.verifies(b"hello", b""));
+            let key = PublicKey::image_key_from_pem(key).unwrap();
+            assert!(key.verify_sha256(b"hello", signature));
+            assert!(!key.verify_sha256(b"hellp", signature));
+            assert!(!key.verify_sha256(b"hello", other));
+            assert!(!key.verify_sha256(b"hello", b""));
         }
     }
 
     #[test]
-    fn what_is_no_key() {
-        let error = |text: &str| PublicKey::from_pem(text).unwrap_err();
+    fn each_unusable_text_has_its_own_error() {
+        let error = |text: &str| PublicKey::image_key_from_pem(text).unwrap_err();
         assert_eq!(error(""), KeyError::NoBlock);
         assert_eq!(error("-----BEGIN EC PRIVATE KEY-----\n"), KeyError::Private);
         assert_eq!(error("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"), KeyError::Damaged);
@@ -247,7 +247,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_panics(bytes: Vec<u8>) {
-            let _ = PublicKey::from_info(&bytes);
+            let _ = PublicKey::image_key_from_info(&bytes);
         }
     }
 }

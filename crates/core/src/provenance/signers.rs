@@ -26,7 +26,7 @@ impl ImageSignature {
         match self {
             Self::Simple { payload, signature } => {
                 signed_digest(payload).is_some_and(|signed| signed == *image)
-                    && key.verifies(payload, signature)
+                    && key.verify_sha256(payload, signature)
             }
             Self::Statement(envelope) => {
                 Statement::parse(&envelope.payload).is_ok_and(|statement| {
@@ -208,7 +208,7 @@ impl fmt::Display for SignerCheck<'_> {
     }
 }
 
-/// Trusted keys of a site. They decide whether a published image may be an input of another one.
+/// Trusted keys of a site. They decide whether a published image may be an input of another image.
 #[derive(Clone, Copy, Debug)]
 pub struct Trust<'a> {
     /// The site's own key (`imageSigning`). Images signed with it were made by this site's farrier.
@@ -227,7 +227,7 @@ impl Trust<'_> {
     }
 
     /// Whether an image with these signatures may be used as an input. Anyone who may write to the registry can store any content
-    /// and any annotations under its tag. The policy's requirement for a rollout applies here, too.
+    /// and any annotations under its tag. The policy's requirement for a rollout also applies here.
     pub fn check(&self, signatures: &FoundSignatures) -> Result<(), String> {
         let Self { own, required, signs_modules } = self;
         match (own, required) {
@@ -246,7 +246,7 @@ mod tests {
     use crate::provenance::testing::{COSIGN_3_KEY, P256_COMPRESSED_KEY, P256_KEY, RSA_KEY};
 
     fn key(pem: &str) -> PublicKey {
-        PublicKey::from_pem(pem).unwrap()
+        PublicKey::image_key_from_pem(pem).unwrap()
     }
 
     fn required(at_least: usize, pems: &[&str]) -> Result<RequiredSigners, TooFewKeys> {

@@ -79,7 +79,7 @@ impl Run {
     }
 
     /// A run of a process that has ended. Its builder may still be working.
-    fn dead(nonce: String, note: Note) -> Self {
+    fn abandoned(nonce: String, note: Note) -> Self {
         Self { id: nonce.clone(), nonce, unobserved: AtomicBool::new(true), note: Some(note) }
     }
 }
@@ -112,12 +112,12 @@ impl DockerEngine {
         })
     }
 
-    /// Begins a run. First removes the leftovers of dead runs, because the daemon is reachable now.
+    /// Begins a run. First removes the leftovers of abandoned runs, because the daemon is reachable now.
     async fn begin(&self, id: &str) -> Result<Run> {
         let mut run = Run::new(id);
         if let Some(notes) = &self.notes {
-            for (nonce, note) in notes.dead() {
-                self.clean(Run::dead(nonce, note)).await;
+            for (nonce, note) in notes.abandoned() {
+                self.clean(Run::abandoned(nonce, note)).await;
             }
             run.note = Some(notes.begin(&run.nonce)?);
         }
@@ -243,7 +243,7 @@ impl DockerEngine {
     /// outcome matters more. The next run tries again.
     async fn clean(&self, run: Run) {
         match self.sweep(&run).await {
-            Ok(()) => run.note.into_iter().for_each(Note::forget),
+            Ok(()) => run.note.into_iter().for_each(Note::remove),
             Err(error) => {
                 tracing::warn!(build = %run.id, error = %error_chain(&error), "containers or images of this build remain in the engine; the next build removes them");
             }

@@ -83,7 +83,7 @@ pub struct InCluster<'a> {
     /// Inputs of its Job.
     pub job: JobSpec<'a>,
     /// Lowest Landlock ABI that the site accepts.
-    pub least_landlock: u32,
+    pub min_landlock_abi: u32,
     /// Steps and limits, as stored in the image.
     pub plan: Plan,
     pub log: Arc<dyn BuildLog>,
@@ -109,7 +109,7 @@ impl Kubernetes {
     /// Runs the build, unpacks `/out` into the empty directory `dest`, and deletes the Job. Returns the confinement of the
     /// build.
     pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Confinement> {
-        let InCluster { job, least_landlock, plan, log, phases, cancel, detach } = build;
+        let InCluster { job, min_landlock_abi, plan, log, phases, cancel, detach } = build;
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
         let name = job::name(job.driver, job.image);
@@ -121,7 +121,7 @@ impl Kubernetes {
             engine: EngineKind::Kubernetes,
             plan: &plan,
             log: log.as_ref(),
-            least_landlock,
+            min_landlock_abi,
             cancel: &cancel,
         };
         let outcome = session.run(&mut follower, dest).await;

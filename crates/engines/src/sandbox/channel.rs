@@ -20,7 +20,7 @@ use crate::{
     runner_session::{MessageSource, read_frame},
 };
 
-/// Connection to one runner, which requests its plan and context after it has created its namespaces.
+/// Connection to one runner. The runner requests the plan and the context once its namespaces exist.
 pub(super) struct SandboxChannel<'a> {
     owner: Owner,
     /// Process ID of the runner.

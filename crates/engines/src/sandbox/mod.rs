@@ -55,7 +55,7 @@ pub struct InPlace {
     pub scratch: PathBuf,
     pub log: Arc<dyn BuildLog>,
     /// Lowest Landlock ABI that the site accepts.
-    pub least_landlock: u32,
+    pub min_landlock_abi: u32,
     pub cancel: CancellationToken,
 }
 
@@ -109,7 +109,7 @@ impl Sandbox {
             context: Vec::new(),
             scratch: directory.path().join("scratch"),
             log: Arc::new(TrialLog),
-            least_landlock: 0,
+            min_landlock_abi: 0,
             cancel: CancellationToken::new(),
         };
         let dest = directory.path().join("payload");
@@ -122,7 +122,7 @@ impl Sandbox {
     /// Runs the steps, unpacks `/out` into the empty directory `dest`, and ends all processes of the sandbox. Returns the
     /// confinement of the build.
     pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Confinement> {
-        let InPlace { plan, lowers, context, scratch, log, least_landlock, cancel } = build;
+        let InPlace { plan, lowers, context, scratch, log, min_landlock_abi, cancel } = build;
         fs::create_dir(&scratch)?;
         self.owner.chown_directory(&scratch)?;
         let group = self.subtree.as_ref().map(|subtree| subtree.group(plan.limits)).transpose();
@@ -147,7 +147,7 @@ impl Sandbox {
             engine: EngineKind::Sandbox,
             plan: &plan,
             log: log.as_ref(),
-            least_landlock,
+            min_landlock_abi,
             cancel: &cancel,
         };
         let outcome = async {

@@ -14,7 +14,7 @@ use walkdir::WalkDir;
 /// "Users, Groups, UIDs and GIDs" in systemd's documentation).
 const SANDBOX_UID: u32 = 2_100_000_015;
 
-/// The only user of a sandbox, who is root inside it, and the ownership of the trees that the sandbox starts from.
+/// The only user of a sandbox, and thus the owner of the lower trees. Inside the sandbox, this user is root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     user: u32,

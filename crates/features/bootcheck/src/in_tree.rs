@@ -15,8 +15,8 @@ use kmod::{CachedFile, InTree, Module, module_name};
 
 use super::{BootError, Result};
 
-/// Limit in bytes for `modules.builtin`; Debian's has 20 kB.
-const MAX_INDEX: u64 = 16 << 20;
+/// Maximum size of `modules.builtin` in bytes. Debian's file has 20 kB.
+const MAX_BUILTIN_INDEX: u64 = 16 << 20;
 
 /// The kernel's in-tree modules.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl InTreeModules {
 /// Reads the names in `modules.builtin`, if the file exists.
 fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
     let mut index = InTree::default();
-    if let Some(text) = read_start(&directory.join("modules.builtin"), MAX_INDEX)? {
+    if let Some(text) = read_start(&directory.join("modules.builtin"), MAX_BUILTIN_INDEX)? {
         index.add_builtin(&String::from_utf8_lossy(&text));
     }
     Ok(index.builtin)
@@ -112,7 +112,7 @@ pub(super) fn dependencies(module: &Module) -> Vec<String> {
     names.filter(|name| !name.is_empty()).map(module_name).collect()
 }
 
-/// Opens a module file, decompressed.
+/// Opens a module file for reading its decompressed content.
 pub(super) fn open(path: &Path, budget: &DecompressionBudget) -> Result<File> {
     let reason = match payload::open_module(path, budget)? {
         Some(Ok(file)) => return Ok(file),

@@ -22,7 +22,7 @@ pub enum BundleError {
     /// The file is not a bundle: path and reason.
     #[error("{0} is not a bundle: {1}")]
     NotABundle(PathBuf, String),
-    /// The bundle is truncated, damaged or in a newer format; with a remedy.
+    /// The bundle is truncated, damaged or in a newer format. Holds a remedy.
     #[error("{path} {message}")]
     Unusable { path: PathBuf, message: String, hint: &'static str },
     /// The base of a delta is missing in the registry.
@@ -150,7 +150,7 @@ impl BundleError {
                 "pass the public key with this fingerprint with --key, if you trust its owner; nothing was pushed"
             }
             Self::Unsigned(..) => {
-                "copy the bundle's .sig file, too, or name it with --signature, and pass the public key of the exporting site (its \
+                "copy the bundle's .sig file as well, or name it with --signature, and pass the public key of the exporting site (its \
                  imageSigning) with --key; --insecure-no-signature imports the bundle unverified; nothing was pushed"
             }
             Self::Io(source) if source.kind() == io::ErrorKind::StorageFull => {

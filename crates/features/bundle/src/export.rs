@@ -70,7 +70,7 @@ pub async fn export(
     let fetched = fetch(&collection, resumed_blobs, &sender, meter.as_ref()).await;
     drop(sender);
     let written = writing.await.map_err(io::Error::from)?;
-    // The side that failed first has stopped the other one. If the writer failed, `fetched` has no error. If fetching
+    // The side that failed first has stopped the other side. If the writer failed, `fetched` has no error. If fetching
     // failed, its error is the cause, so return it first.
     fetched?;
     let (length, id) = written?;

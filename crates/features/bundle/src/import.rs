@@ -112,7 +112,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     let pushes: Vec<_> = blobs.iter().map(|push| target.push_blob(verified, push, meter)).collect();
     let sent: Vec<u64> =
         futures::stream::iter(pushes).buffer_unordered(MAX_CONCURRENT_UPLOADS).try_collect().await?;
-    // Before the first tag moves, so that an interrupted import rules out older bundles, too.
+    // Before the first tag moves, so that even an interrupted import rules out older bundles.
     target.accept(verified).await?;
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
     for content in pending.into_iter().filter(|content| content.is_image()) {

@@ -109,7 +109,7 @@ impl BundleIndex {
         self.blobs.iter().filter(|blob| blob.is_carried())
     }
 
-    /// Blobs, with their repositories, that a site has after it imported this bundle and its bases.
+    /// Returns the blobs that a site has after the import of this bundle and its bases, with their repositories.
     pub fn known(&self) -> BTreeMap<&Digest, &BTreeSet<String>> {
         let without_manifests = self.blobs.iter().filter(|blob| blob.manifest.is_none());
         without_manifests.map(|blob| (&blob.digest, &blob.repositories)).collect()

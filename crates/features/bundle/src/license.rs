@@ -45,8 +45,8 @@ impl License {
     }
 }
 
-/// Returns the licenses of the images among the contents. Definitions state them. A restriction in an image's bill of materials
-/// counts, too, so that a changed definition does not lift it.
+/// Returns the licenses of the images among the contents. Licenses come from the definitions, and restrictions also from the
+/// images' bills of materials, so that a changed definition does not lift a restriction.
 pub async fn licenses(services: &BuildServices, contents: &[Content]) -> Result<BTreeSet<License>> {
     let mut licenses = BTreeSet::new();
     for Content { repository: name, digest, .. } in contents.iter().filter(|content| content.is_image()) {

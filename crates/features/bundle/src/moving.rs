@@ -1,5 +1,5 @@
-//! Registries with immutable tags. An import moves few tags. Before the import changes anything that a running site
-//! uses, it checks that the registry lets these tags move.
+//! Registries with immutable tags. An import moves only a few tags, and checks that the registry allows this before it
+//! changes content in use.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ pub(super) const MOVING: &str = "`sha256-*` in all repositories, `declared-*` in
 
 impl Target {
     /// Writes one tag of each repository that the import will move again, with its present content. Registries with
-    /// immutable tags refuse this write, too. Tags with signatures are skipped: a concurrent signer writes them.
+    /// immutable tags also refuse this write. Tags with signatures are skipped: a concurrent signer writes them.
     pub(super) async fn check_moving_tags(&self, contents: &[Imported]) -> Result<()> {
         let mut tried = BTreeSet::new();
         for Imported { content, outcome } in contents {

@@ -1,5 +1,5 @@
-//! The order of one exporter's bundles. A registry records the newest order that was exported from it, and the newest
-//! of each exporter that was imported into it, so that no older bundle moves tags back unnoticed.
+//! The order of one exporter's bundles. A registry records the order of its newest export, and the order of the newest
+//! import from each exporter. An import of an older bundle, which would move tags back, is therefore noticed.
 //!
 //! Each order is one manifest in [`RECORDS`] with a separate tag. No tag moves, so concurrent writers need no lock.
 

@@ -65,7 +65,7 @@ impl Bundle {
         let signature = STANDARD.decode(text.trim());
         let signature = signature.map_err(|_| refused(format!("{} is not a signature", path.display())))?;
         let signed = self.signed_bytes()?;
-        if let Some(key) = keys.iter().find(|key| key.verifies(&signed, &signature)) {
+        if let Some(key) = keys.iter().find(|key| key.verify_sha256(&signed, &signature)) {
             return Ok(key.fingerprint());
         }
         let is_given = |signer: &&Digest| keys.iter().any(|key| key.fingerprint() == **signer);

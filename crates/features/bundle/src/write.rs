@@ -80,7 +80,7 @@ impl Writer {
         writer.write_all(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
         writer.write_all(&start)?;
         io::copy(&mut content.by_ref().take(blob.size - start.len() as u64), &mut writer)?;
-        // Read the end of the content, too: a surplus byte changes its size and digest.
+        // Also read the end of the content: a surplus byte changes its size and digest.
         io::copy(&mut content.by_ref().take(1), &mut io::sink())?;
         let (_, digest, size) = content.into_parts();
         if digest != blob.digest || size != blob.size {

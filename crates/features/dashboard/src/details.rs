@@ -193,7 +193,7 @@ impl Fleet<'_> {
         facts
     }
 
-    /// Returns links to the nodes that need the cell's image for the cell's kernel: their current one, or their next one.
+    /// Returns links to the nodes that need the cell's image for their current kernel or their next kernel.
     fn nodes_of_cell(&self, entry: &StatusEntry<'_>) -> Listed<Link> {
         let groups = self.facts.groups.iter();
         let running = groups

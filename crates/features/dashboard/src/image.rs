@@ -109,17 +109,17 @@ impl Images {
             let image = self.find(&previous.image).await;
             Some((previous, image))
         };
-        let (image, before, usual) = futures::join!(image, before, self.usual(planned));
+        let (image, before, usual) = futures::join!(image, before, self.usual_duration(planned));
         CellData { image, before, usual, ..CellData::default() }
     }
 
-    async fn usual(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
+    async fn usual_duration(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
         let cached = self.times.lock().clone().filter(|(since, _)| since.elapsed() < MAX_CACHE_AGE);
         if let Some((_, times)) = cached {
-            return times.usual(image, target.arch);
+            return times.usual_duration(image, target.arch);
         }
         let times = build_times(&self.services.images).await;
-        let usual = times.usual(image, target.arch);
+        let usual = times.usual_duration(image, target.arch);
         *self.times.lock() = Some((Instant::now(), times));
         usual
     }

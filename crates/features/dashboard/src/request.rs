@@ -18,7 +18,7 @@ pub fn take_fields(text: &[u8]) -> impl FnMut(&str) -> String + use<> {
     move |name| values.remove(name).unwrap_or_default()
 }
 
-/// Headers in which proxies name their client, in addition to those that begin with `x-forwarded` or `x-original-`.
+/// Headers in which proxies name their client. Headers that begin with `x-forwarded` or `x-original-` also do.
 const PROXY_HEADERS: [&str; 11] = [
     "cf-connecting-ip",
     "client-ip",

@@ -379,7 +379,7 @@ async fn serve_log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Respo
     };
     let appended = futures::stream::unfold(Some((reader, viewer)), |following| async {
         let (mut reader, viewer) = following?;
-        let (mut text, is_growing) = reader.more().ok()?;
+        let (mut text, is_growing) = reader.read_new().ok()?;
         if is_growing && viewer.is_none() {
             text.extend_from_slice(LOG_CUT_OFF);
             return Some((Ok(Bytes::from(text)), None));

@@ -83,7 +83,7 @@ fn modules(payload: &HostPayload) -> Result<Vec<HostModule>> {
     Ok(modules)
 }
 
-/// Sorts modules so that each follows those that it depends on.
+/// Sorts modules in load order: each module follows its dependencies.
 fn in_load_order(mut modules: Vec<HostModule>) -> Vec<HostModule> {
     let mut sorted = Vec::new();
     while !modules.is_empty() {

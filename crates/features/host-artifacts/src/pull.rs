@@ -29,7 +29,7 @@ pub struct Pulled {
     pub size: u64,
     /// Manifest digest of the output.
     pub artifact: Digest,
-    /// Whether the registry has the output. If not, it was made here, from the image.
+    /// Whether the registry has the output. If not, farrier built the output locally from the image.
     pub published: bool,
     /// Whether a signature was verified.
     pub verified: bool,
@@ -58,7 +58,7 @@ pub async fn pull(
         }
         let file = to.unwrap_or(Path::new(name)).to_owned();
         services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
-        return Ok(pulled(image, output, layer, &stored.digest, file, (true, signers.is_some())));
+        return Ok(pulled(image, output, layer, &stored.digest, file, true, signers.is_some()));
     }
     if !refused.is_empty() {
         let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
@@ -75,7 +75,7 @@ pub async fn pull(
     };
     let file = to.unwrap_or(Path::new(name)).to_owned();
     fs_err::tokio::write(&file, &artifact.content).await?;
-    Ok(pulled(image, output, layer, &artifact.digest, file, (false, signers.is_some())))
+    Ok(pulled(image, output, layer, &artifact.digest, file, false, signers.is_some()))
 }
 
 /// Whether enough of the keys signed a manifest. The inner error is the reason if not.
@@ -109,7 +109,8 @@ fn pulled(
     layer: &Descriptor,
     artifact: &Digest,
     file: PathBuf,
-    (published, verified): (bool, bool),
+    published: bool,
+    verified: bool,
 ) -> Pulled {
     Pulled {
         output: output.to_string(),

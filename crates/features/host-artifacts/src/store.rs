@@ -25,5 +25,5 @@ pub async fn store(image: StoredImage<'_>, artifact: &Digest, to: &BuildServices
         tag.ok_or_else(|| unmet(image, "has an output without a kernel", "publish the output again"))?;
     let name = services.images.location.name_of(repository).or(repository.as_str().rsplit('/').next());
     let place = to.images.location.repository(name.unwrap_or_default())?;
-    copy_artifact(to, services.images.registry.as_ref(), (repository, &found), (&place, tag)).await
+    copy_artifact(to, services.images.registry.as_ref(), repository, &found, &place, tag).await
 }

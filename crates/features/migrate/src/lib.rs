@@ -43,7 +43,7 @@ pub struct Context {
     pub nodes: Vec<NodeFacts>,
     /// The cluster's DaemonSets.
     pub daemon_sets: Vec<DaemonSetFacts>,
-    /// Whether the cluster, live or a directory of manifests, has the operators' resources that are read, so that a rollout can
+    /// Whether the operators' resources were read from the cluster (live or a directory of manifests), so that a rollout can
     /// write them.
     pub in_cluster: bool,
 }

@@ -437,7 +437,7 @@ fn a_name_that_is_built_in_and_one_that_is_in_tree() {
     assert_eq!((finding.rule, finding.verdict), (Rule::BuiltIn, Verdict::Unknown));
     assert_eq!(
         finding.message,
-        "6.1.0-9-amd64 has loop built in: modprobe loads no other, and the kernel refuses it if /sys/module/loop \
+        "6.1.0-9-amd64 has loop built in: modprobe does not load the module, and the kernel refuses the module if /sys/module/loop \
          exists"
     );
 }

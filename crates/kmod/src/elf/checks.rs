@@ -104,7 +104,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     }
 
     /// Whether the section names or the symbol names are in a section of another type than `SHT_STRTAB`.
-    pub fn has_names_of_other_type(&self) -> bool {
+    pub fn has_name_table_of_wrong_type(&self) -> bool {
         let tables = self.symbol_names_index().into_iter().chain([self.names_index]);
         tables.into_iter().any(|index| !self.is_of_type(index, elf::SHT_STRTAB))
     }
@@ -131,8 +131,8 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         (1..self.headers.len()).find(is_oversized).map(|index| self.label(index))
     }
 
-    /// Names of sections whose alignment may place them outside of the module's memory, and of per-CPU data whose alignment is no
-    /// power of two. The loader accepts other alignments.
+    /// Returns the names of sections with an alignment that the loader does not support: it may place the section outside of the
+    /// module's memory, or it is the alignment of per-CPU data and no power of two.
     pub fn misaligned(&self) -> Vec<String> {
         let tables = [self.symbol_table(), self.symbol_names_index()];
         let is_misaligned = |&index: &usize| {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use super::Subject;
 use crate::{Finding, Rule, Verdict, resolve::Provider};
 
-/// Checks that the module exports no symbol of the kernel, of a module that it needs, or of an earlier module of the payload
-/// (`verify_exported_symbols` in `kernel/module/main.c`). Other in-tree modules conflict only while they are loaded.
+/// Checks that no exported symbol of the module is already exported by the kernel, by a needed module, or by an earlier module of
+/// the payload (`verify_exported_symbols` in `kernel/module/main.c`). Other in-tree modules conflict only while they are loaded.
 pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    // Modules that are loaded before this one as its dependencies, with their names for people.
+    // Display names of the modules that are loaded before this module as its dependencies.
     let needed: BTreeMap<String, String> = subject
         .imports
         .iter()
@@ -35,7 +35,7 @@ pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             },
             (None, None) => continue,
         };
-        let message = format!("exports symbol {name}, which {owner} exports, too");
+        let message = format!("exports symbol {name}, which {owner} also exports");
         let finding = Finding::new(Rule::DuplicateExport, Verdict::Refused, name, message, remedy);
         findings.push(finding.with_kernel_message("ENOEXEC", format!("exports duplicate symbol {name}")));
     }
@@ -50,7 +50,7 @@ pub(super) fn built_in(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, name) = (subject.kernel, &subject.module.name);
     if kernel.beyond_headers.in_tree.as_ref().is_some_and(|known| known.value.builtin.contains(name)) {
         let message = format!(
-            "{} has {name} built in: modprobe loads no other, and the kernel refuses it if \
+            "{} has {name} built in: modprobe does not load the module, and the kernel refuses the module if \
              /sys/module/{name} exists",
             kernel.release
         );

@@ -26,8 +26,8 @@ pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks that the kernel supports livepatch if the module is a livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`), and
-/// that livepatch knows which object each of its relocation sections is for.
+/// Checks a livepatch module: the kernel must support livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`), and each
+/// livepatch relocation section must name its object.
 pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let module = subject.module;
     if subject.kernel.config.is_set("LIVEPATCH") {

@@ -276,7 +276,7 @@ pub(super) fn section_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) 
             remedy,
         ));
     }
-    let other_type = layout.names.is_of_other_type.then(|| verdict(kernel.has_checks_of_6_18()));
+    let other_type = layout.names.has_wrong_type.then(|| verdict(kernel.has_checks_of_6_18()));
     if let Some(verdict) = other_type.flatten() {
         let message = "a string table is not of type SHT_STRTAB";
         findings.push(Finding::new(Rule::Elf, verdict, ".strtab", message, remedy));

@@ -3,7 +3,7 @@
 use super::Subject;
 use crate::{Finding, Rule, Verdict};
 
-/// Name of the section with `struct module`; the kernel's own message names it, too.
+/// Name of the section with `struct module`; the kernel's own message also names the section.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
 
 /// Checks that the module is for the kernel's processor (`elf_check_arch`).

@@ -20,9 +20,9 @@ pub(crate) struct Blacklist<'a> {
 
 impl Blacklist<'_> {
     /// Writes the blacklist to the host's `/run/modprobe.d`. The operators' manifests mount the host's `/etc` but not
-    /// that directory. With those manifests the blacklist is a symlink whose target is on the node's volume, so that a
-    /// leftover symlink dangles after a reboot. A host whose directories are read-only gets none: the check after the
-    /// replacement finds modules that the host has loaded meanwhile.
+    /// that directory. With those manifests, writes a symlink to a file on the node's volume instead: after a reboot, a
+    /// leftover symlink dangles and has no effect. Writes nothing if the host's directories are read-only. The check after
+    /// the replacement then finds modules that the host has loaded.
     pub(crate) fn write(&self) {
         let Self { node, link, .. } = self;
         self.remove();

@@ -1,5 +1,6 @@
-//! The connection to API servers while drivers are replaced. A replacement is kept once those API servers answer again that
-//! answered before it. Otherwise the host's drivers come back, so that a driver without a working link does not cut the node off.
+//! The connection to API servers while drivers are replaced. A replacement is kept once the API servers that answered
+//! before the replacement answer again. Otherwise the host's drivers are restored, because a driver without a working
+//! link would cut the node off.
 
 use std::{
     fs,
@@ -24,9 +25,10 @@ const CONNECTIONS: u32 = 3;
 /// The API servers that have to answer before a replacement of drivers is kept.
 pub(crate) struct ApiServers<'a> {
     pub(crate) node: &'a Node<'a>,
-    /// File with their addresses, one per line. It outlives a container that is killed before they answer.
+    /// File with the servers' addresses, one per line. The file outlives a container that is killed before the servers
+    /// answer.
     pub(crate) file: String,
-    /// Time limit for all of them together. Zero disables the check.
+    /// Time limit for the answers of all servers. Zero disables the check.
     pub(crate) limit: Duration,
 }
 
@@ -41,8 +43,9 @@ pub(crate) fn read_limit(variable: impl Fn(&str) -> Option<String>) -> Result<Du
 }
 
 impl ApiServers<'_> {
-    /// Records the API servers that answer, and that the node reaches through interfaces of these modules. Called before the
-    /// modules are unloaded. Without an interface, a container that was killed has unloaded them, and its record is kept.
+    /// Records the API servers that answer, and that the node reaches through interfaces of these modules. Call this
+    /// before the modules are unloaded. If the modules have no interface, a killed container has already unloaded them,
+    /// so the record of that container is kept.
     pub(crate) fn record(&self, modules: &[String]) -> Result<(), Error> {
         let Self { node, file, limit } = self;
         let is_driven = |(module, path): (String, PathBuf)| modules.contains(&module).then_some(path);

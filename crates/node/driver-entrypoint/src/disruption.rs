@@ -54,7 +54,7 @@ impl Allowed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub(crate) disruption: Disruption,
-    /// UID of the pod that loses it; `None` for the node.
+    /// UID of the affected pod; `None` for the node.
     pub(crate) pod: Option<String>,
     pub(crate) resource: String,
 }

@@ -70,7 +70,7 @@ pub(crate) trait Kernel {
     fn propagation(&self, path: &Path, flags: MountPropagationFlags) -> io::Result<()>;
     /// Creates a character device node with this major number and minor 0, readable and writable by everyone.
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()>;
-    /// Whether a host answers at a TCP port. A refused connection is an answer, too.
+    /// Whether a host answers at a TCP port. A refused connection is also an answer.
     fn connects(&self, to: SocketAddr, timeout: Duration) -> bool;
     /// Sleeps, for example until devices come up or a reference is dropped.
     fn pause(&self, time: Duration);

@@ -23,7 +23,7 @@ impl Log {
         Self { sink: RefCell::new(sink), copy: RefCell::new(None) }
     }
 
-    /// Writes the lines from now on to another sink, too, or no longer.
+    /// Sets or removes a second sink for the following lines.
     pub(crate) fn copy_to(&self, sink: Option<Box<dyn Write>>) {
         self.copy.replace(sink);
     }

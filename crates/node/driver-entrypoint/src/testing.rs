@@ -450,7 +450,7 @@ impl Kernel for FakeKernel {
 
     fn pause(&self, _: Duration) {
         self.pauses.set(self.pauses.get() + 1);
-        // The closure may run the guard, which pauses, too.
+        // The closure may run the guard, which also pauses.
         if let Ok(mut others) = self.at_pause.try_borrow_mut()
             && let Some(others) = others.as_mut()
         {

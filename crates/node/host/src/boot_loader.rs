@@ -1,4 +1,4 @@
-//! Boot loaders: which kernel they boot by default, and which one they boot once.
+//! Reads and sets the kernel that a boot loader boots by default, and the kernel that it boots once.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,7 +7,7 @@ use std::{
 
 use crate::{Error, Result, commands::output_of};
 
-/// Boots the default kernel, unless another one was chosen for the next boot only.
+/// Boots the default kernel, unless another kernel was chosen for the next boot only.
 pub(crate) trait BootLoader {
     /// Returns the default kernel; `None` if the boot loader chooses by itself.
     fn default(&self) -> Result<Option<String>>;

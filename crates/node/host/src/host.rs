@@ -52,7 +52,7 @@ impl Host {
         let installed = kernels::installed(Path::new(ROOT))?;
         let (store, mut state) = (self.store(), State::read(&state_file())?);
         store.keep_only(&installed)?;
-        // The default kernel's drivers are fetched, too: the next boot loads them.
+        // Also fetch the default kernel's drivers, because the next boot loads them.
         for driver in &self.config.drivers {
             if let Err(why) = store.ensure_stored(driver, &default) {
                 print_error(format!("kernel {default}: no {driver}: {why}"));

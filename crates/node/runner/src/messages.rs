@@ -91,7 +91,7 @@ impl Write for StandardOutput {
     }
 }
 
-/// Unbuffered standard input, so that another program can continue to read where this one stops.
+/// Unbuffered standard input, so that another program can continue to read where this program stops.
 pub struct StandardInput;
 
 impl Read for StandardInput {

@@ -39,7 +39,7 @@ pub enum RegistryError {
     /// Any other unexpected status, or an invalid response. Permanent.
     #[error("{host} sent an unusable response to {action}: {reason}")]
     Protocol { host: String, action: String, reason: String },
-    /// The registry reports that a blob or manifest which a pushed manifest names is missing, although it was pushed before.
+    /// The registry reports that a part of a pushed manifest is missing, although the part was pushed before.
     /// Transient: docker-registry 2.8 writes its links in place, and can miss a link that another client is writing.
     #[error("{host} lost content that was pushed before, to {action}: {reason}")]
     Missed { host: String, action: String, reason: String },

@@ -278,7 +278,7 @@ impl Registry for LayoutRegistry {
         to: &Path,
     ) -> Result<()> {
         let action = format!("copy {} to {}", self.blob(digest).display(), to.display());
-        save(self.open_blob(repository, digest).await?, (digest, max_size), to, action).await
+        save(self.open_blob(repository, digest).await?, digest, max_size, to, action).await
     }
 
     async fn open_blob(&self, _repository: &Repository, digest: &Digest) -> Result<BlobStream> {

@@ -256,7 +256,7 @@ impl Registry for RemoteRegistry {
     ) -> Result<()> {
         let fetch = |location| async move {
             let action = fetch_action(&RemoteName::of(&location), digest);
-            save(self.blob_at(&location, digest).await?, (digest, max_size), to, action).await.map(Some)
+            save(self.blob_at(&location, digest).await?, digest, max_size, to, action).await.map(Some)
         };
         self.locations.first_of(repository, fetch).await.map(drop)
     }

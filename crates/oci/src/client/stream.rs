@@ -41,7 +41,8 @@ pub(super) fn read_source(
 /// Writes a blob to a file atomically: the file appears only after the whole content is verified.
 pub(super) async fn save(
     stream: BlobStream,
-    (digest, max_size): (&Digest, u64),
+    digest: &Digest,
+    max_size: u64,
     to: &Path,
     action: String,
 ) -> Result<()> {

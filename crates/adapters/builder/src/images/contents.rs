@@ -7,12 +7,12 @@ use farrier_store::registry::StoredManifest;
 use futures::{StreamExt, stream};
 use oci::AnyManifest;
 
-use crate::services::{BuildError, ImageAccess, MAX_CONCURRENT_REQUESTS, entries, image_location};
+use crate::services::{ImageAccess, MAX_CONCURRENT_REQUESTS, Result, entries, image_location};
 
-/// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
-/// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
-/// digest are reused. An image whose lookup fails is missing from `known`; all decisions about the image wait.
-pub async fn contents(
+/// Updates `known` to the contents of `images`. Reuses known contents of images by digest, and drops images that are no
+/// longer in use. Looks up only images below farrier's own prefix, because farrier contacts only registries that the
+/// configuration names. An image whose lookup fails stays unknown, and the plan leaves everything about it unchanged.
+pub async fn look_up_contents(
     access: &ImageAccess,
     images: &BTreeSet<String>,
     known: &mut BTreeMap<String, ImageContents>,
@@ -31,29 +31,26 @@ pub async fn contents(
 }
 
 async fn contents_of(access: &ImageAccess, reference: &ImageReference) -> Option<ImageContents> {
-    let ImageReference { repository, version } = reference;
-    let found = async {
-        let Some(stored) = access.registry.manifest(repository, version).await? else {
-            return Ok(None);
-        };
-        let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
-            return Ok(contents_of_one(&stored));
-        };
-        let entries = entries(access.registry.as_ref(), repository, &index, &stored.bytes).await?;
-        let platforms: Option<BTreeMap<_, _>> =
-            entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
-        let platforms = platforms.filter(|platforms| !platforms.is_empty());
-        Ok::<_, BuildError>(
-            platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }),
-        )
-    };
-    found.await.unwrap_or_else(|error| {
+    read_contents(access, reference).await.unwrap_or_else(|error| {
         tracing::debug!(%reference, %error, "cannot look up an image in use");
         None
     })
 }
 
-fn contents_of_one(stored: &StoredManifest) -> Option<ImageContents> {
+async fn read_contents(access: &ImageAccess, reference: &ImageReference) -> Result<Option<ImageContents>> {
+    let ImageReference { repository, version } = reference;
+    let Some(stored) = access.registry.manifest(repository, version).await? else { return Ok(None) };
+    let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
+        return Ok(contents_of_manifest(&stored));
+    };
+    let entries = entries(access.registry.as_ref(), repository, &index, &stored.bytes).await?;
+    let platforms: Option<BTreeMap<_, _>> =
+        entries.iter().map(|(arch, stored)| Some((*arch, contents_of_manifest(stored)?))).collect();
+    let platforms = platforms.filter(|platforms| !platforms.is_empty());
+    Ok(platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }))
+}
+
+fn contents_of_manifest(stored: &StoredManifest) -> Option<ImageContents> {
     let facts = ImageFacts::from_manifest(&stored.bytes).ok()?;
     Some(ImageContents::of(&facts, &stored.digest)).filter(|contents| !contents.kernels.is_empty())
 }

@@ -46,9 +46,9 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
-/// Copies the referrers of an image from the repository `from` of `source` to `mirror`, and the signatures and attestations that
-/// `cosign` stores under tags made from the image's digest. A failed lookup is only reported as a note, because the image is
-/// complete without them.
+/// Copies an image's referrers from the repository `from` of the registry `source` to `mirror`. Also copies the signatures and
+/// attestations that `cosign` stores under tags made from the image's digest. If the lookup of referrers fails, only reports a
+/// note, because the image is complete without referrers.
 async fn copy_referrers(
     services: &BuildServices,
     source: &dyn Registry,
@@ -64,11 +64,12 @@ async fn copy_referrers(
             return Ok(());
         }
     };
-    let here = services.images.registry.referrers(mirror, image, None).await?;
+    let existing = services.images.registry.referrers(mirror, image, None).await?;
     let versions = referrers.into_iter().map(|referrer| Version::Digest(referrer.digest));
     let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
     for version in versions.chain(tags.map(Version::Tag)) {
-        if matches!(&version, Version::Digest(digest) if here.iter().any(|copied| copied.digest == *digest)) {
+        if matches!(&version, Version::Digest(digest) if existing.iter().any(|copied| copied.digest == *digest))
+        {
             continue;
         }
         let Some(found) = source.manifest(from, &version).await? else { continue };
@@ -84,7 +85,7 @@ async fn copy_referrers(
             Version::Digest(_) => {
                 services.images.registry.push_referrer(mirror, &found.bytes).await?;
             }
-            // Keep the site's own signatures. Content of any other form is replaced.
+            // `join` keeps the site's own signatures under the tag. Replace content that is not a list of signatures.
             Version::Tag(tag) => {
                 let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
                 if !join(services.images.registry.as_ref(), mirror, tag, (kind, bytes)).await? {
@@ -100,19 +101,20 @@ async fn copy_referrers(
 pub async fn copy_artifact(
     services: &BuildServices,
     source: &dyn Registry,
-    from: (&Repository, &StoredManifest),
-    mirror: (&Repository, Tag),
+    from: &Repository,
+    artifact: &StoredManifest,
+    mirror: &Repository,
+    tag: Tag,
 ) -> Result<()> {
-    let ((repository, found), (mirror, tag)) = (from, mirror);
-    for blob in AnyManifest::parse(&found.bytes)?.blobs() {
-        copy_blob(&services.images, source, repository, mirror, blob).await?;
+    for blob in AnyManifest::parse(&artifact.bytes)?.blobs() {
+        copy_blob(&services.images, source, from, mirror, blob).await?;
     }
     services
         .images
         .registry
-        .push_manifest(mirror, &Version::Tag(tag), &found.media_type, &found.bytes)
+        .push_manifest(mirror, &Version::Tag(tag), &artifact.media_type, &artifact.bytes)
         .await?;
-    copy_referrers(services, source, repository, &found.digest, mirror).await
+    copy_referrers(services, source, from, &artifact.digest, mirror).await
 }
 
 /// Copies a manifest, after its children and blobs.
@@ -148,7 +150,7 @@ async fn copy_blob(
     // Non-distributable layers have their own URL; registries do not store them.
     let is_layer = media_type.contains(".layer.") || media_type.contains(".rootfs.");
     if is_layer && media_type::oci_layer(media_type).is_none() {
-        tracing::warn!(%from, %digest, media_type, "layer not copied: no registry has it");
+        tracing::warn!(%from, %digest, media_type, "layer not copied: registries do not store its type");
         return Ok(());
     }
     if access.registry.has_blob(mirror, digest).await? {

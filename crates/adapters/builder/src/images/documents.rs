@@ -106,7 +106,7 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Claims about the image that one of the keys signed, without duplicates.
+    /// Returns the claims about the image that are signed by one of the keys, without duplicates.
     pub(super) async fn signed_claims(self, keys: &[&PublicKey]) -> Result<Vec<Claim>> {
         let mut claims: Vec<Claim> = Vec::new();
         for statement in self.all_statements(keys).await? {
@@ -139,7 +139,8 @@ impl StoredImage<'_> {
         Ok(statement.map(|statement| provenance::named_inputs(&statement.predicate)).unwrap_or_default())
     }
 
-    /// Whether the list under the image's fallback tag names a referrer of this type that the registry has deleted.
+    /// Whether the registry has deleted a referrer of this type. Registries without the referrers API keep the list of an
+    /// image's referrers under a tag, and the list still names the deleted referrer.
     pub(super) async fn is_referrer_deleted(self, media_type: &str) -> Result<bool> {
         let Self { services, repository, digest } = self;
         let registry = services.images.registry_of(repository);
@@ -156,8 +157,8 @@ impl StoredImage<'_> {
         Ok(false)
     }
 
-    /// Reads a listed document. `None` if the entry is stale or about another image: clients maintain the lists of
-    /// referrers, and may leave such entries.
+    /// Reads a document from the list of referrers. Returns `None` if the entry is stale or about another image: clients
+    /// maintain these lists, and may leave such entries.
     async fn read_document(self, digest: &Digest, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { services, repository, digest: subject } = self;
         let version = Version::Digest(digest.clone());
@@ -166,13 +167,14 @@ impl StoredImage<'_> {
             return Ok(None);
         };
         let manifest = ImageManifest::parse(&stored.bytes)?;
-        // Other tools store statements as referrers, too.
         let predicate_type = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
-        let is_other = *kind == PROVENANCE && predicate_type != Some(kind.predicate_type);
-        let about = manifest.subject.as_ref().map(|subject| &subject.digest);
+        // Other tools use the media type of provenance for statements with other predicates.
+        let has_other_predicate = *kind == PROVENANCE && predicate_type != Some(kind.predicate_type);
+        if has_other_predicate || manifest.subject.as_ref().is_none_or(|other| other.digest != *subject) {
+            return Ok(None);
+        }
         let has_media_type = |layer: &&Descriptor| layer.media_type == kind.media_type;
-        let layer = manifest.layers.iter().find(has_media_type);
-        let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
+        let Some(layer) = manifest.layers.iter().find(has_media_type) else { return Ok(None) };
         services.images.small_blob(repository, layer, kind.name).await.map(Some)
     }
 }

@@ -35,7 +35,7 @@ impl ImageSigner {
         if let (Some(path), Some(public)) = (&path, &public) {
             signer.ensure_matches(public, path)?;
         }
-        let public = PublicKey::from_info(signer.public_key().info())
+        let public = PublicKey::image_key_from_info(signer.public_key().info())
             .map_err(|source| BuildError::image_key("imageSigning", source))?;
         ensure_not_revoked(&services.definitions, "imageSigning", &public).await?;
         Ok(Some(Self { signer: Arc::new(signer), public }))
@@ -176,5 +176,6 @@ pub async fn check_revoked_keys(services: &BuildServices) -> Result<usize> {
 
 async fn read_key(path: &Path) -> Result<PublicKey> {
     let text = fs_err::tokio::read_to_string(path).await?;
-    PublicKey::from_pem(&text).map_err(|source| BuildError::image_key(&path.display().to_string(), source))
+    PublicKey::image_key_from_pem(&text)
+        .map_err(|source| BuildError::image_key(&path.display().to_string(), source))
 }

@@ -16,7 +16,7 @@ mod stored_inputs;
 mod union;
 mod verify;
 
-pub use contents::contents;
+pub use contents::look_up_contents;
 pub use copies::{ImageCopy, copy_artifact, copy_image, copy_tag};
 pub(crate) use documents::Claim;
 pub use documents::{BILL_OF_MATERIALS, CHECK_REPORT, Documents, PROVENANCE};

@@ -1,5 +1,5 @@
-//! Root file systems made from packages, which the registry keeps as one-layer images, and the runtime bases of
-//! payloads.
+//! Root file systems made from packages, published as one-layer images. They are the runtime bases of payloads and the
+//! toolchains of builds.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -20,7 +20,8 @@ use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Repository of published root file systems, below the registry's prefix.
 pub(super) const ROOT_FS: &str = "farrier-rootfs";
-/// Annotation on a root file system's manifest: whether `/lib` is a symbolic link. It saves reading the layers.
+/// Annotation on a root file system's manifest: whether `/lib` is a symbolic link. Without the annotation, the layers must be
+/// read to find out.
 const USR_MERGED: &str = "farrier.dev/usr-merged";
 /// Debian's default `PATH` in containers.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -48,7 +49,7 @@ pub fn root_fs_tag(key: &str) -> Result<(&'static str, Tag)> {
     Ok((ROOT_FS, key[..32].parse()?))
 }
 
-/// Returns the runtime base of a cell, for a definition with these sources.
+/// Returns the runtime base `base` of a cell. `sources` are the sources of the cell's image.
 pub(crate) async fn runtime_base(
     services: &BuildServices,
     base: &RuntimeBase,
@@ -79,7 +80,7 @@ pub(crate) async fn runtime_base(
     base_image(&services.images, &reference, arch).await
 }
 
-/// Root file system of packages that serves as the base for a version of the driver; `None` for other bases.
+/// Returns the packages that make up a runtime base for a driver version; `None` for a base that is not made from packages.
 pub async fn base_root(
     services: &BuildServices,
     base: &RuntimeBase,
@@ -90,8 +91,8 @@ pub async fn base_root(
     services.process.retry("look up runtime base", look).await
 }
 
-/// Returns the digest and the file of the toolchain's layer. The root file system is taken from the registry, or
-/// created and published.
+/// Returns the digest and the file of the toolchain's layer. Builds and publishes the root file system if the registry
+/// lacks it.
 pub async fn root_fs_layer(
     services: &BuildServices,
     root: &PackageRoot,
@@ -109,7 +110,8 @@ fn reference_of_key(access: &ImageAccess, key: &str) -> Result<ImageReference> {
     Ok(ImageReference { repository: access.location.repository(name)?, version: Version::Tag(tag) })
 }
 
-/// Key over the whole specification, and over the package that a minimal root file system is made from.
+/// Returns the cache key of a root file system: a hash of the specification, and of the package for a minimal root file
+/// system.
 async fn key_of(services: &BuildServices, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String> {
     match spec {
         RootFsSpec::Packages(root) => Ok(root.key(arch)),
@@ -123,15 +125,15 @@ async fn key_of(services: &BuildServices, spec: RootFsSpec<'_>, arch: Architectu
 }
 
 /// A root file system in the registry.
-struct Published {
+struct PublishedRootFs {
     /// Reference by digest.
     reference: ImageReference,
-    /// Digest of the content, if neither a trusted key nor this machine vouches for it.
+    /// Digest of the content, unless a trusted key signed the image or this machine built the same content.
     unverified: Option<Digest>,
 }
 
-/// Digest of the root file system that a build would take from the registry, if it is unverified: the site has no keys,
-/// and this machine did not create it.
+/// Returns the digest of the root file system that a build would take from the registry, if the content is unverified:
+/// the site has no keys, and this machine did not build the content.
 pub(super) async fn unverified_root_fs(
     services: &BuildServices,
     spec: RootFsSpec<'_>,
@@ -141,15 +143,15 @@ pub(super) async fn unverified_root_fs(
     if let Some(root_fs) = published(services, &key, arch).await? {
         return Ok(root_fs.unverified);
     }
-    if services.fetcher.root_fs().made_here(&key, arch)?.is_some() {
+    if services.fetcher.root_fs().built_locally(&key, arch)?.is_some() {
         return Ok(None);
     }
     let stored = services.fetcher.root_fs().in_store(&key).await?;
     Ok(stored.filter(|stored| !stored.is_signed).map(|stored| stored.layer.digest))
 }
 
-/// Reference by digest of the image that a root file system of packages is published as. The second value is the digest
-/// of its content if the content is unverified.
+/// Returns the published image of a root file system, by digest. The second value is the digest of the content, if the
+/// content is unverified.
 pub(crate) async fn published_root_fs(
     services: &BuildServices,
     root: &PackageRoot,
@@ -166,54 +168,64 @@ pub(super) async fn unbuildable(
     root: &PackageRoot,
     arch: Architecture,
 ) -> Result<Option<BuildError>> {
-    let makes = services.fetcher.root_fs();
-    let Some(error) = makes.can_make(root, arch).err().filter(|error| !error.is_transient()) else {
+    let root_file_systems = services.fetcher.root_fs();
+    let Some(error) = root_file_systems.can_make(root, arch).err().filter(|error| !error.is_transient())
+    else {
         return Ok(None);
     };
     let key = root.key(arch);
     let ImageReference { repository, version } = reference_of_key(&services.images, &key)?;
-    let exists = makes.made_here(&key, arch)?.is_some()
+    let exists = root_file_systems.built_locally(&key, arch)?.is_some()
         || services.images.registry.manifest(&repository, &version).await?.is_some()
-        || makes.in_store(&key).await?.is_some();
+        || root_file_systems.in_store(&key).await?.is_some();
     Ok((!exists).then(|| error.into()))
 }
 
-/// Looks up the image that a root file system is published as.
-async fn published(services: &BuildServices, key: &str, arch: Architecture) -> Result<Option<Published>> {
+/// Looks up the published image of a root file system. Fails if the site has keys, and neither a key nor this machine
+/// verifies the content.
+async fn published(
+    services: &BuildServices,
+    key: &str,
+    arch: Architecture,
+) -> Result<Option<PublishedRootFs>> {
     let ImageReference { repository, version } = reference_of_key(&services.images, key)?;
     let Some(found) = services.images.registry.manifest(&repository, &version).await? else {
         return Ok(None);
     };
     let stored = StoredImage { services, repository: &repository, digest: &found.digest };
-    let signature_status = stored.signature_status().await?;
-    let unverified = if signature_status == SignatureStatus::Signed {
-        // Someone may have copied another signed image, with its signature, to this tag.
-        let identity = ImageManifest::parse(&found.bytes)?.annotations.remove(annotations::IDENTITY);
-        if identity.as_deref() != Some(key) {
-            let message = format!(
-                "{repository}:{version} is signed, but its annotations name another root file system"
-            );
-            return Err(BuildError::unmet(
-                message,
-                "delete the tag: farrier then builds and publishes the root file system again",
-            ));
+    let unverified = match stored.signature_status().await? {
+        SignatureStatus::Signed => {
+            let identity = ImageManifest::parse(&found.bytes)?.annotations.remove(annotations::IDENTITY);
+            // Someone may have copied another signed image, with its signature, to this tag.
+            if identity.as_deref() != Some(key) {
+                return Err(wrong_identity(&repository, &version));
+            }
+            None
         }
-        None
-    } else {
-        let content = content_digest(&services.images, &repository, &found.bytes, arch).await?;
-        let made = services.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
-        Some(content).filter(|content| made.as_ref() != Some(content))
+        status @ (SignatureStatus::NoKeys | SignatureStatus::Refused(_)) => {
+            let content = content_digest(&services.images, &repository, &found.bytes, arch).await?;
+            let local = services.fetcher.root_fs().built_locally(key, arch)?;
+            let is_local = local.is_some_and(|local| local.digest == content);
+            if !is_local && status != SignatureStatus::NoKeys {
+                stored.ensure_trusted("root file system").await?;
+            }
+            (!is_local).then_some(content)
+        }
     };
-    if unverified.is_some() && signature_status != SignatureStatus::NoKeys {
-        stored.ensure_trusted("root file system").await?;
-    }
     let reference = ImageReference { repository, version: Version::Digest(found.digest) };
-    Ok(Some(Published { reference, unverified }))
+    Ok(Some(PublishedRootFs { reference, unverified }))
 }
 
-/// Digest of a root file system's content: the layer's digest, if farrier would write the same manifest and
-/// configuration for the layer. Otherwise the manifest's digest, because build steps and containers may read other
-/// fields of the manifest or the configuration.
+fn wrong_identity(repository: &Repository, version: &Version) -> BuildError {
+    BuildError::unmet(
+        format!("{repository}{version} is signed, but its annotations name another root file system"),
+        "delete the tag: farrier then builds and publishes the root file system again",
+    )
+}
+
+/// Returns the digest that identifies a root file system's content. If farrier would write the same manifest and
+/// configuration for the layer, the layer's digest is enough. Otherwise returns the manifest's digest, because build steps
+/// and containers may read the fields that differ.
 async fn content_digest(
     access: &ImageAccess,
     repository: &Repository,
@@ -279,7 +291,7 @@ async fn publish(
     spec: RootFsSpec<'_>,
     arch: Architecture,
     key: &str,
-) -> Result<Published> {
+) -> Result<PublishedRootFs> {
     let action = "make root file system";
     let (made, title) = match spec {
         RootFsSpec::Packages(root) => {
@@ -317,12 +329,11 @@ async fn publish(
         registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
         StoredImage { services, repository: &repository, digest: &image.digest }.sign(&title, &[]).await?;
     }
-    // If the site has keys, content from the store was verified by signature, and any other content was created on this
-    // machine.
-    let is_vouched_for =
-        has_keys(&services.definitions) || services.fetcher.root_fs().made_here(key, arch)?.is_some();
+    // The content comes from the store or was built on this machine. With keys, the store only returns signed content.
+    let is_verified =
+        has_keys(&services.definitions) || services.fetcher.root_fs().built_locally(key, arch)?.is_some();
     let reference = ImageReference { repository, version: by_digest };
-    Ok(Published { reference, unverified: Some(layer.digest).filter(|_| !is_vouched_for) })
+    Ok(PublishedRootFs { reference, unverified: (!is_verified).then_some(layer.digest) })
 }
 
 /// Reads an image's manifest and configuration, and selects the architecture from an index.
@@ -341,7 +352,8 @@ pub(crate) async fn base_image(
     Ok(base)
 }
 
-/// Reads an image like [`base_image`], but not its layers, and returns the manifest's annotations with it.
+/// Reads an image like [`base_image`], and returns the manifest's annotations as well. Does not read the layers, so
+/// `usr_merged` is always false.
 pub(super) async fn read_image(
     access: &ImageAccess,
     reference: &ImageReference,
@@ -357,8 +369,8 @@ pub(super) async fn read_image(
     Ok((base, manifest.annotations))
 }
 
-/// A cell's toolchain as a tree in the cache, and its image. The image's configuration has the settings that a `FROM`
-/// inherits.
+/// Unpacks a cell's toolchain into a tree in the cache. Also returns the image, whose configuration has the settings that a
+/// `FROM` inherits.
 pub(crate) async fn toolchain_tree(
     services: &BuildServices,
     toolchain: &Toolchain,
@@ -389,7 +401,7 @@ pub(super) async fn image_tree(
     Ok((tree, base))
 }
 
-/// Files of a base's layers in the cache, lowest first.
+/// Returns the files of a base's layers in the cache, lowest first. Fetches files that the cache lacks.
 pub(crate) async fn layer_files(access: &ImageAccess, base: &BaseImage) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for layer in &base.image.layers {

@@ -38,8 +38,8 @@ pub struct RotatedArtifact {
     pub outcome: RotationOutcome,
 }
 
-/// Signs every tagged image and stored input that `accepted` keys signed, and the documents that these keys signed. Contacts only
-/// the registry of the published images. `further` are names of images without a definition.
+/// Signs all tagged images, stored inputs and documents that are signed by `accepted` keys. Contacts only the registry of the
+/// published images. `further` are names of images without a definition.
 pub async fn rotate(
     services: &BuildServices,
     accepted: &RequiredSigners,

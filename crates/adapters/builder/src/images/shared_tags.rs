@@ -14,11 +14,12 @@ use oci::{Descriptor, ImageIndex, Platform};
 use super::signatures::StoredImage;
 use crate::services::{BuildError, BuildServices, Result};
 
-/// Points a tag at an image of `title`. If the tag already names images for other architectures, it gets an index of
-/// all of them. A different image for the same architecture is an error, unless the definition allows overwriting.
+/// Points a tag at the image for one architecture. If the tag already names images for other architectures, pushes an
+/// index of all of them. A different image for the same architecture is an error, unless `overwrite` is set. An index is
+/// signed with `title` as its name.
 ///
-/// The registry protocol has no locks, so this function checks that the tag finally contains the image. An image that a
-/// concurrent writer drops appears as a missing tag in the next plan.
+/// The registry protocol has no locks, so this function reads the tag again after each write. If a concurrent writer
+/// drops the image later, the next plan finds the tag missing.
 pub(crate) async fn tag_beside_others(
     services: &BuildServices,
     title: &ImageName,
@@ -29,15 +30,14 @@ pub(crate) async fn tag_beside_others(
 ) -> Result<()> {
     let ImageReference { repository, version } = reference;
     for attempt in 0..=MAX_TRIES {
-        let there = services.look_up(reference).await?;
-        let current = there.as_ref().and_then(|there| there.for_architecture(arch));
-        match current {
+        let existing = services.look_up(reference).await?;
+        match existing.as_ref().and_then(|existing| existing.for_architecture(arch)) {
             Some(current) if current.digest == image.digest => return Ok(()),
             Some(_) if !overwrite => return Err(BuildError::tag_conflict(reference)),
             _ => {}
         }
         pause_before(attempt).await;
-        let mut others = there.map(|there| there.platforms).unwrap_or_default();
+        let mut others = existing.map(|existing| existing.platforms).unwrap_or_default();
         others.remove(&arch);
         services.process.ensure_may_write()?;
         if others.is_empty() {
@@ -50,8 +50,9 @@ pub(crate) async fn tag_beside_others(
             push_index(services, title, arch, reference, others, image).await?;
         }
     }
-    let message =
-        format!("{reference} lacks the image for {arch} after {MAX_TRIES} writes: other writers replace it");
+    let message = format!(
+        "{reference} lacks the image for {arch} after {MAX_TRIES} writes: other writers replace the tag"
+    );
     Err(BuildError::unmet(message, "run again; existing content is kept"))
 }
 

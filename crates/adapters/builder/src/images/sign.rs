@@ -24,7 +24,7 @@ impl StoredImage<'_> {
         let Self { services, repository, digest } = self;
         let Some(signer) = ImageSigner::load(services).await? else { return Ok(0) };
         let mut sent = self.attest(&signer, name, claims).await?;
-        if !self.is_tagged_by(&signer.public).await? {
+        if !self.has_tagged_signature(&signer.public).await? {
             let payload = provenance::simple_signing(repository.as_str(), digest);
             let signature = signer.sign(payload.clone()).await?;
             let layer = provenance::signature_layer(&payload, &signature);
@@ -40,15 +40,14 @@ impl StoredImage<'_> {
     pub(super) async fn sign_input_if_unsigned(self, name: &str) -> Result<bool> {
         let Some(own) = own_signers(self.services).await? else { return Ok(false) };
         for key in own.keys() {
-            if !self.is_tagged_by(key).await? {
+            if !self.has_tagged_signature(key).await? {
                 self.sign(name, &[]).await?;
             }
         }
         Ok(true)
     }
 
-    /// Signs each claim under the attestation tag and in a bundle. The signature of the image itself, in the form of cosign 3, is a
-    /// bundle, too.
+    /// Signs each claim under the attestation tag and in a bundle. Also signs the image itself in a bundle, the form of cosign 3.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { services, repository, digest } = self;
         let subject = self.manifest().await?.bytes;
@@ -63,6 +62,7 @@ impl StoredImage<'_> {
                     statement.predicate_type == *predicate_type && statement.predicate == *predicate
                 })
             };
+            // The image has its own signature tag (`sign`).
             let is_tagged = claim == &image_claim || contains_claim(&tagged);
             let is_bundled = contains_claim(&bundled);
             if is_tagged && is_bundled {
@@ -89,8 +89,8 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Adds layers to a tag's manifest, and repeats until a read shows the layers. The registry protocol has no locks,
-    /// so a writer that read the tag earlier may overwrite it without the layers.
+    /// Adds layers to a tag's manifest, and reads the tag again after each write. The registry protocol has no locks, so a
+    /// concurrent writer may replace the manifest with one that lacks the layers.
     async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64> {
         let Self { services, repository, .. } = self;
         let Some(tag) = tag else { return Ok(0) };
@@ -110,14 +110,13 @@ impl StoredImage<'_> {
             services.images.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
         }
         let message = format!(
-            "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers \
-                replace it"
+            "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers replace the tag"
         );
         Err(BuildError::unmet(message, "run again; existing content is kept"))
     }
 
-    /// Signs the published image, and again each of its documents that a key of the site has signed. Other documents may come from
-    /// anyone who can push, so they are not signed.
+    /// Signs the published image, and signs each document again that a key of the site has signed. Other documents are not
+    /// signed, because anyone with push access may have written them.
     pub async fn sign_published(self, name: &str) -> Result<()> {
         self.services.process.ensure_may_write()?;
         let (own, required) =
@@ -128,7 +127,7 @@ impl StoredImage<'_> {
         self.sign(name, &claims).await.map(drop)
     }
 
-    /// Signs an existing image without a signature by the site's key, if the site signs existing images.
+    /// Signs an existing image that has no signature by the site's key, if the site signs existing images.
     pub(crate) async fn sign_if_unsigned(self, name: &str) -> Result<()> {
         let Some(signing) = &self.services.definitions.site.image_signing else { return Ok(()) };
         let Some(own) = own_signers(self.services).await? else { return Ok(()) };

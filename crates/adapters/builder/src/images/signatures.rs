@@ -20,8 +20,8 @@ use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
-/// Maximum number of layers of one tag, and of bundles of one image.
-const MAX_LAYERS: usize = 100;
+/// Maximum number of signatures or statements that are read: layers of one tag, or bundles of one image.
+const MAX_SIGNATURES: usize = 100;
 
 /// An image in a repository.
 #[derive(Clone, Copy)]
@@ -43,19 +43,19 @@ impl StoredImage<'_> {
         match self.check_trusted().await {
             Ok(outcome) => Ok(outcome.map_or_else(SignatureStatus::Refused, |()| SignatureStatus::Signed)),
             Err(error) if error.is_unreachable() => Err(error),
-            // A process that cannot read a key may still publish, so the image only counts as refused.
+            // An unreadable key must not stop a process that publishes other images, so refuse only this image.
             Err(error) => Ok(SignatureStatus::Refused(error_chain(&error))),
         }
     }
 
-    /// Fetches the image's manifest. Fails if it does not exist.
+    /// Fetches the image's manifest. Fails if the image does not exist.
     pub(crate) async fn manifest(self) -> Result<StoredManifest> {
         let (repository, version) = (self.repository.clone(), Version::Digest(self.digest.clone()));
         self.services.images.existing_manifest(&ImageReference { repository, version }).await
     }
 
-    /// Manifest of a tag with signatures or attestations. `None` if the tag is absent or has other content, which the next signature
-    /// replaces.
+    /// Returns the manifest of a tag with signatures or attestations. Returns `None` if the tag is absent or has other content,
+    /// so that the next signature replaces the content.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
         let version = Version::Tag(tag.clone());
         let stored =
@@ -75,17 +75,18 @@ impl StoredImage<'_> {
         }
     }
 
-    /// Layers of one media type under a tag, with their content.
+    /// Returns the layers of one media type under a tag, with their content. Errors call a layer `name`.
     async fn layers_under(
         self,
         tag: Option<Tag>,
-        (media_type, name): (&str, &str),
+        media_type: &str,
+        name: &str,
     ) -> Result<Vec<(Descriptor, ReadResult<Vec<u8>>)>> {
         let mut contents = Vec::new();
         let Some(tag) = tag else { return Ok(contents) };
         let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(contents) };
         let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
-        for layer in layers.take(MAX_LAYERS) {
+        for layer in layers.take(MAX_SIGNATURES) {
             let read = self.read(&layer, name).await?;
             contents.push((layer, read));
         }
@@ -95,7 +96,7 @@ impl StoredImage<'_> {
     /// Signatures under the image's signature tag.
     async fn tagged_signatures(self) -> Result<Vec<ReadResult<ImageSignature>>> {
         let layers =
-            self.layers_under(provenance::signature_tag(self.digest), (SIMPLE_SIGNING, "signed payload"));
+            self.layers_under(provenance::signature_tag(self.digest), SIMPLE_SIGNING, "signed payload");
         let signature = |(layer, read): (Descriptor, ReadResult<Vec<u8>>)| {
             let signature = provenance::layer_signature(&layer)?;
             Some(read.map(|payload| ImageSignature::Simple { payload, signature }))
@@ -110,7 +111,7 @@ impl StoredImage<'_> {
         let mut envelopes = Vec::new();
         let referrers = registry.referrers(repository, digest, None).await?.into_iter();
         let candidates = referrers.filter(|referrer| provenance::may_be_bundle(referrer, predicate_type));
-        for candidate in candidates.take(MAX_LAYERS) {
+        for candidate in candidates.take(MAX_SIGNATURES) {
             // Clients maintain the lists of referrers, so an entry may be stale or of another kind.
             let stored = registry.manifest(repository, &Version::Digest(candidate.digest)).await?;
             let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
@@ -126,7 +127,7 @@ impl StoredImage<'_> {
     }
 
     /// Whether the signature tag has a signature by this key.
-    pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool> {
+    pub(super) async fn has_tagged_signature(self, key: &PublicKey) -> Result<bool> {
         let signatures = self.tagged_signatures().await?;
         Ok(signatures.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
     }
@@ -155,21 +156,21 @@ impl StoredImage<'_> {
         Ok(found)
     }
 
-    /// Statements about the image under the attestation tag that one of the keys signed.
+    /// Returns the statements under the attestation tag that are about the image and signed by one of the keys.
     pub(super) async fn tagged_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
         let tag = provenance::attestation_tag(self.digest);
-        let layers = self.layers_under(tag, (DSSE, "attestation")).await?;
+        let layers = self.layers_under(tag, DSSE, "attestation").await?;
         let envelopes = layers.iter().filter_map(|(_, bytes)| Envelope::parse(bytes.as_ref().ok()?).ok());
         Ok(self.signed_statements(envelopes, keys))
     }
 
-    /// Statements about the image in bundles that one of the keys signed.
+    /// Returns the statements in bundles that are about the image and signed by one of the keys.
     pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
         let envelopes = self.bundled_envelopes(None).await?;
         Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
     }
 
-    /// Statements about the image that one of the keys signed, in either form.
+    /// Returns the statements in either form that are about the image and signed by one of the keys.
     pub(super) async fn all_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
         let mut statements = self.tagged_statements(keys).await?;
         statements.extend(self.bundled_statements(keys).await?);
@@ -186,12 +187,12 @@ impl StoredImage<'_> {
         statements.filter(|statement| provenance::is_about(statement, self.digest)).collect()
     }
 
-    /// Checks the image's signatures with `judge`. The inner error is the reason why `judge` does not accept the
+    /// Checks the image's signatures with `check`. The inner error is the reason why `check` does not accept the
     /// signatures. Verified signatures are cached and not looked up again.
     async fn check_signatures<'k>(
         self,
         keys: impl Iterator<Item = &'k PublicKey>,
-        judge: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
+        check: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
     ) -> Result<Result<(), String>> {
         let keys: Vec<&PublicKey> = keys.collect();
         let mut cached = FoundSignatures::default();
@@ -201,10 +202,11 @@ impl StoredImage<'_> {
                 cached.add_signer(key);
             }
         }
-        if keys.is_empty() || judge(&cached).is_ok() {
-            return Ok(judge(&cached));
+        let outcome = check(&cached);
+        if keys.is_empty() || outcome.is_ok() {
+            return Ok(outcome);
         }
-        let mut found = self.find_signatures(&keys, &|found| judge(found).is_ok()).await?;
+        let mut found = self.find_signatures(&keys, &|found| check(found).is_ok()).await?;
         for key in found.signers() {
             // Best effort: without the record the next check repeats the lookup.
             let _ = self.remember_signature(key);
@@ -212,14 +214,14 @@ impl StoredImage<'_> {
         for key in cached.signers() {
             found.add_signer(key);
         }
-        match judge(&found) {
+        match check(&found) {
             Ok(()) => Ok(Ok(())),
-            Err(why) => Ok(Err(why + &self.revoked_signers().await?)),
+            Err(why) => Ok(Err(why + &self.revoked_signers_note().await?)),
         }
     }
 
-    /// Returns the end of a message, which names the revoked keys that signed the image.
-    pub(super) async fn revoked_signers(self) -> Result<String> {
+    /// Returns a suffix for a message that names the revoked keys that signed the image; empty if there are none.
+    pub(super) async fn revoked_signers_note(self) -> Result<String> {
         let revoked = revoked_keys(&self.services.definitions).await?;
         if revoked.is_empty() {
             return Ok(String::new());
@@ -231,12 +233,12 @@ impl StoredImage<'_> {
         Ok(names.map(|(name, _)| format!("; it is signed by {name}")).collect::<Vec<_>>().concat())
     }
 
-    /// Checks that enough of the keys signed the image. The inner error is the reason if not.
+    /// Checks that enough of the keys signed the image. The inner error says which signatures are missing.
     pub async fn check_signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
         self.check_signatures(required.keys(), &|found| required.check(found).accept()).await
     }
 
-    /// Fails like [`Self::check_signed_by`] if too few of the keys signed the image, and also on a registry error.
+    /// Checks like [`Self::check_signed_by`], but returns a registry error as the reason.
     pub(super) async fn ensure_signed_by(self, required: &RequiredSigners) -> Result<(), String> {
         flattened(self.check_signed_by(required).await)
     }
@@ -257,8 +259,8 @@ impl StoredImage<'_> {
         self.check_trusted().await?.map_err(|why| {
             BuildError::unmet(
                 format!("{what} {repository}@{digest} is not signed with a key of this site: {why}"),
-                "if farrier published it, delete its tag: farrier then builds and publishes it again, \
-                 before the images that depend on it; if another team published it, name its key in \
+                "if farrier published the image, delete the tag: farrier then builds and publishes the image again, \
+                 before the images that need it; if another team published the image, add the team's key to \
                  policy.requireSigned",
             )
         })
@@ -297,7 +299,7 @@ pub async fn look_up_signatures(
     if missing.is_empty() {
         return;
     }
-    // An unusable key counts as no signature; the attempt to sign reports the reason.
+    // With an unusable key, treat all images as unsigned. The attempt to sign them reports the key's error.
     let own = own_signers(services).await;
     let required = required_signers(&services.definitions).await.map_err(|error| error_chain(&error));
     let states = stream::iter(missing)

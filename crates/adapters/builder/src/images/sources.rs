@@ -170,7 +170,7 @@ impl PrebuiltImage {
                 );
                 BuildError::unmet(
                     message,
-                    "it was not used: contact its publisher, or name the key that signs it",
+                    "contact the publisher of the image, or add the key that signs the image to `signedBy`",
                 )
             })?;
         }

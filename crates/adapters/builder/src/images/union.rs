@@ -14,8 +14,8 @@ use oci::{Assembled, ImageManifest};
 use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
 use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
-/// Ensures that the registry has a union image. Pushes the manifest under its digest first, then under its tag, which
-/// also names the images for other architectures.
+/// Ensures that the registry has a union image. Pushes the manifest under its digest first. The tag comes last, and may
+/// also name union images for other architectures.
 pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Result<Published> {
     if let Some(found) = services.look_up_for(&union.reference, union.architecture).await? {
         return if found.input_hash == Some(union.input_hash) {
@@ -58,7 +58,7 @@ pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Re
     stored.ok_or_else(|| BuildError::no_such_image(&union.reference))
 }
 
-/// Creates the documents of a union image. They only list the members; the members' own documents have the details.
+/// Creates the documents of a union image. These documents only list the members, whose own documents have the details.
 fn documents(union: &PlannedUnion, built: &Assembled) -> Result<Documents> {
     let members = union.members.iter().map(|member| Material {
         version: Some(member.kernel.to_string()),
@@ -158,7 +158,7 @@ mod tests {
         publish_union(&bench.services, &union).await.unwrap();
 
         let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
-        let ours = RequiredSigners::one("ours", PublicKey::from_pem(&pem).unwrap());
+        let ours = RequiredSigners::one("ours", PublicKey::image_key_from_pem(&pem).unwrap());
         let report = verify(&bench.services, &union.reference, Some(&ours), true).await.unwrap();
         assert!(report.verified, "{:#?}", report.checks);
         let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
@@ -166,7 +166,7 @@ mod tests {
 
         openssl_dir.key(EC_256);
         let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
-        let strangers = RequiredSigners::one("theirs", PublicKey::from_pem(&pem).unwrap());
+        let strangers = RequiredSigners::one("theirs", PublicKey::image_key_from_pem(&pem).unwrap());
         let report = verify(&bench.services, &union.reference, Some(&strangers), false).await.unwrap();
         assert!(!report.verified, "{:#?}", report.checks);
     }

@@ -189,7 +189,7 @@ pub async fn verify(
                 return Ok(checks.report(name));
             }
             let report = Checks::default().report(name);
-            return verify_index(services, repository, &index, (signers, deep), report).await;
+            return verify_index(services, repository, &index, signers, deep, report).await;
         }
         Err(error) => {
             checks.add("manifest", Err(FailedCheck::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
@@ -223,7 +223,8 @@ async fn verify_index(
     services: &BuildServices,
     repository: &Repository,
     index: &ImageIndex,
-    (signers, deep): (Option<&RequiredSigners>, bool),
+    signers: Option<&RequiredSigners>,
+    deep: bool,
     mut report: VerifyReport,
 ) -> Result<VerifyReport> {
     for entry in &index.manifests {
@@ -305,7 +306,7 @@ async fn check_signature(subject: &Subject<'_>, checks: &mut Checks) -> Result<(
     // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
     let signer_check = signers.check(&found);
-    let revoked = if signer_check.is_enough() { String::new() } else { image.revoked_signers().await? };
+    let revoked = if signer_check.is_enough() { String::new() } else { image.revoked_signers_note().await? };
     let is_deleted = found.is_empty() && image.is_referrer_deleted(provenance::SIGSTORE_BUNDLE).await?;
     checks.add(
         "signature",

@@ -8,8 +8,8 @@ use futures::{StreamExt, stream};
 
 use farrier_core::{
     image::{
-        Digest, DriverImage, Need, Output, RuntimeBase, SourceOrigin, VersionSpec, checked::HeadersPath,
-        ended_branch,
+        Digest, DriverImage, DriverImageSpec, Need, Output, RuntimeBase, SourceOrigin, SourceSpec,
+        VersionSpec, checked::HeadersPath, ended_branch,
     },
     kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
     plan::{Resolved, ResolvedImage, SignedWith, SkipReason, TreeKey, Unverified, toolchain_key},
@@ -21,7 +21,10 @@ use farrier_inputs::{
 use oci::error_chain;
 pub use tracked::tracked_kernels;
 
-use crate::services::{BuildError, BuildServices, BuildTools, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
+use crate::{
+    images::base_root,
+    services::{BuildError, BuildServices, BuildTools, MAX_CONCURRENT_REQUESTS, ProblemKind, Result},
+};
 
 /// Resolves the given images, and the families of the given targets.
 pub async fn resolve(
@@ -42,59 +45,75 @@ pub async fn resolve_more(
     resolved: &mut Resolved,
 ) {
     let known = &resolved.images;
-    // Collected, because a closure held across an `await` would make the future not `Send`.
+    // Collect the lookups, because a closure that is held across an `await` makes the future not `Send`.
     let lookups: Vec<_> = images
         .iter()
         .copied()
         .filter(|image| !known.contains_key(&image.metadata.name))
         .map(|image| async move { (image.metadata.name.clone(), resolve_image(services, image).await) })
         .collect();
-    for (name, outcome) in stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
+    for (name, outcome) in concurrently(lookups).await {
         resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
     resolve_trees(services, images, targets, &mut resolved.trees).await;
-    let mut header_lookups = Vec::new();
+    resolve_headers(services, targets, resolved).await;
+    resolve_toolchains(services, images, targets, resolved).await;
+    resolve_header_texts(services, images, targets, resolved).await;
+}
+
+/// Awaits lookups that send requests to a registry, and returns their outcomes in order.
+async fn concurrently<F: Future>(lookups: Vec<F>) -> Vec<F::Output> {
+    stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect().await
+}
+
+async fn resolve_headers(
+    services: &BuildServices,
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    let mut lookups = Vec::new();
     for target in targets {
         let Some(family) = match_family(&services.definitions.families, target) else { continue };
         if !resolved.headers.contains_key(target) {
             let source = family.spec.headers_for(target, resolved.system(target));
-            header_lookups.push(async move {
+            lookups.push(async move {
                 let look = || services.fetcher.headers().identity(&source, target);
                 (target.clone(), services.process.retry("look up headers", look).await)
             });
         }
     }
-    // Each lookup sends requests to the store, so run them concurrently.
-    for (target, outcome) in
-        stream::iter(header_lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
-    {
-        resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
-        if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
-            match compiler {
-                Some(compiler) => drop(resolved.compilers.insert(target.clone(), *compiler)),
-                None => drop(resolved.compilers.remove(&target)),
-            }
-            resolved.without_headers.extend(missing.clone().map(|looked_for| (target.clone(), looked_for)));
-            let refused = refused.clone().map(Unverified::Refused);
-            let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
+    for (target, outcome) in concurrently(lookups).await {
+        record_headers(resolved, target, outcome);
+    }
+}
+
+fn record_headers(resolved: &mut Resolved, target: KernelTarget, outcome: Result<HeaderIdentity>) {
+    let headers = match outcome {
+        Ok(HeaderIdentity { identity, unverified, compiler, refused, missing }) => {
+            resolved.compilers.remove(&target);
+            resolved.compilers.extend(compiler.map(|compiler| (target.clone(), compiler)));
+            resolved.without_headers.extend(missing.map(|looked_for| (target.clone(), looked_for)));
+            let refused = refused.map(Unverified::Refused);
+            let unverified = refused.or_else(|| unverified.map(Unverified::Content));
             resolved.unverified_headers.extend(unverified.map(|unverified| (target.clone(), unverified)));
+            Ok(identity)
         }
-        let outcome = outcome.map(|headers| headers.identity).map_err(|error| {
+        Err(error) => {
+            resolved.unreachable |= error.is_unanswered();
             let detail = with_hint(&error);
-            match error {
+            Err(match error {
                 // The store failed, so it is unknown whether the headers exist.
                 BuildError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
                 _ => SkipReason::Headers { detail },
-            }
-        });
-        resolved.headers.insert(target, outcome);
-    }
-    resolve_toolchains(services, images, targets, resolved).await;
-    resolve_header_texts(services, images, targets, resolved).await;
+            })
+        }
+    };
+    resolved.headers.insert(target, headers);
 }
 
-/// Resolves the toolchains, after the headers, which can determine them.
+/// Resolves the toolchains. Must run after the headers are resolved, because the compiler that the headers name can select
+/// the kernel family and thus the toolchain.
 async fn resolve_toolchains(
     services: &BuildServices,
     images: &[&DriverImage],
@@ -110,7 +129,7 @@ async fn resolve_toolchains(
                 let outcome = match image.spec.toolchain(family) {
                     Ok(toolchain) => {
                         let identity =
-                            toolchain_identity(services, &toolchain, family, (target, &system)).await;
+                            toolchain_identity(services, &toolchain, family, target, &system).await;
                         identity.map_err(|error| {
                             resolved.unreachable |= error.is_unanswered();
                             with_hint(&error)
@@ -124,7 +143,7 @@ async fn resolve_toolchains(
     }
 }
 
-/// Reads the headers of kernels for which an image depends on their content. This fetches the headers.
+/// Fetches the headers of kernels and searches them for the texts that the images' conditions name.
 async fn resolve_header_texts(
     services: &BuildServices,
     images: &[&DriverImage],
@@ -147,14 +166,12 @@ async fn resolve_header_texts(
             });
         }
     }
-    for (target, texts, outcome) in
-        stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
-    {
+    for (target, texts, outcome) in concurrently(lookups).await {
         resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unanswered);
         let answers: Vec<Result<bool, String>> = match outcome {
             Ok(Lookup::Found(contained)) => contained.into_iter().map(Ok).collect(),
             Ok(Lookup::Missing { looked_for, hint }) => {
-                vec![Err(format!("there is no {looked_for} ({hint})")); texts.len()]
+                vec![Err(format!("there is no {looked_for}: {hint}")); texts.len()]
             }
             Err(error) => vec![Err(with_hint(&error)); texts.len()],
         };
@@ -171,18 +188,7 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
     for source in spec.sources.iter().filter(|source| !source.differs_by_kernel()) {
         let identity =
             services.process.retry("look up source", || services.fetcher.sources().identity(source)).await;
-        let identity = identity.map_err(|error| match &source.from {
-            SourceOrigin::Path { path, .. } if matches!(error, BuildError::Fetch(FetchError::Absent(_))) => {
-                let position = services
-                    .definitions
-                    .source_positions
-                    .get(&(image.metadata.name.clone(), path.to_path_buf()));
-                let position = position.map_or("a definition", String::as_str);
-                let message = format!("{position}: {}", error_chain(&error));
-                BuildError::problem(ProblemKind::Usage, message, error.hint())
-            }
-            _ => error,
-        })?;
+        let identity = identity.map_err(|error| with_position(services, image, source, error))?;
         if let Some(warning) = services.fetcher.sources().warning(source).await? {
             services.process.reporter.note(image.metadata.name.as_str(), &warning);
         }
@@ -211,21 +217,7 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
         let bytes = read_patch(&services.definitions, &patch.path).await?;
         patches.insert(index, Digest::of(&bytes).hex().to_owned());
     }
-    let base_identity = match &spec.runtime.base {
-        // A base that is another image is hashed with the needs.
-        None | Some(RuntimeBase::Need(_)) => None,
-        Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
-            let look = || services.fetcher.root_fs().packages_of_base(base, &spec.sources, &version);
-            services.process.retry("look up runtime base", look).await?.map(|root| root.identity())
-        }
-        Some(RuntimeBase::Minimal(base)) => Some(
-            services
-                .process
-                .retry("look up busybox", || services.fetcher.root_fs().minimal_identity(base))
-                .await?,
-        ),
-        Some(RuntimeBase::Image(reference)) => Some(services.resolve_reference(reference).await?.to_string()),
-    };
+    let base_identity = base_identity(services, spec, &version).await?;
     let entrypoints = if spec.contains_entrypoint() {
         services.tools.entrypoint.architectures().await?
     } else {
@@ -235,15 +227,56 @@ async fn resolve_image(services: &BuildServices, image: &DriverImage) -> Result<
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoints, signed_with })
 }
 
+/// Adds the position in the definition to the error about a source path that does not exist.
+fn with_position(
+    services: &BuildServices,
+    image: &DriverImage,
+    source: &SourceSpec,
+    error: BuildError,
+) -> BuildError {
+    match (&source.from, &error) {
+        (SourceOrigin::Path { path, .. }, BuildError::Fetch(FetchError::Absent(_))) => {
+            let key = (image.metadata.name.clone(), path.to_path_buf());
+            let position = services.definitions.source_positions.get(&key);
+            let position = position.map_or("a definition", String::as_str);
+            let message = format!("{position}: {}", error_chain(&error));
+            BuildError::problem(ProblemKind::Usage, message, error.hint())
+        }
+        _ => error,
+    }
+}
+
+/// Returns the identity of the runtime base. A base that is another image is hashed with the needs instead.
+async fn base_identity(
+    services: &BuildServices,
+    spec: &DriverImageSpec,
+    version: &str,
+) -> Result<Option<String>> {
+    let Some(base) = &spec.runtime.base else { return Ok(None) };
+    match base {
+        RuntimeBase::Need(_) => Ok(None),
+        RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
+            let root = base_root(services, base, &spec.sources, version).await?;
+            Ok(root.map(|root| root.identity()))
+        }
+        RuntimeBase::Minimal(minimal) => {
+            let look = || services.fetcher.root_fs().minimal_identity(minimal);
+            services.process.retry("look up busybox", look).await.map(Some)
+        }
+        RuntimeBase::Image(reference) => Ok(Some(services.resolve_reference(reference).await?.to_string())),
+    }
+}
+
 async fn toolchain_identity(
     services: &BuildServices,
     toolchain: &Toolchain,
     family: &KernelFamily,
-    (target, system): (&KernelTarget, &NodeSystem),
+    target: &KernelTarget,
+    system: &NodeSystem,
 ) -> Result<String> {
     if let Toolchain::Image(image) = toolchain {
         let image = family.spec.image_for(image, target, system).map_err(|missing| {
-            BuildError::unmet(format!("there is no {missing}"), "name it in the kernel family")
+            BuildError::unmet(format!("there is no {missing}"), "set it in the kernel family")
         })?;
         return Ok(services.resolve_reference(&image.to_string()).await?.to_string());
     }
@@ -251,7 +284,7 @@ async fn toolchain_identity(
     let root = PackageRoot::of_toolchain(toolchain, target);
     root.map(|root| root.identity()).ok_or_else(|| {
         let message = "the source of the toolchain's RPM packages is not defined".to_owned();
-        BuildError::unmet(message, "name `from` in the kernel family")
+        BuildError::unmet(message, "set `from` in the kernel family")
     })
 }
 

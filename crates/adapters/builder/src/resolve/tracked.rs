@@ -10,7 +10,7 @@ use farrier_core::{
         FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, debian_version,
         rpm_version,
     },
-    plan::{ClusterSnapshot, Platform, TrackedKernel, newest, platforms_with_images, rpm_flavor},
+    plan::{ClusterSnapshot, Platform, TrackedKernel, newest_tracked, platforms_with_images, rpm_flavor},
 };
 use farrier_inputs::Result;
 use oci::error_chain;
@@ -34,13 +34,13 @@ pub async fn tracked_kernels(
             if !family.spec.matches.may_match(&platform.os, &platform.os_version, platform.arch) {
                 continue;
             }
-            let newest = match track {
+            let found = match track {
                 KernelTrack::Apt(suites) => newest_in_suites(services, family, suites, platform).await,
                 KernelTrack::Rpm(packages) => {
                     newest_in_repositories(services, family, packages, platform).await
                 }
             };
-            match newest {
+            match found {
                 Ok(newest) => kernels.extend(newest),
                 Err(error) => {
                     let (family, hint) = (&family.metadata.name, error.hint());
@@ -60,9 +60,11 @@ async fn newest_in_suites(
 ) -> Result<Vec<TrackedKernel>> {
     let headers = services.fetcher.headers();
     let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
-    let newest =
-        |flavor| newest_kernel(services, family, platform, flavor, &releases, debian_version::compare);
-    Ok(suites.flavors.iter().filter_map(|flavor| newest(flavor)).collect())
+    let compare = debian_version::compare;
+    let flavors = suites.flavors.iter();
+    Ok(flavors
+        .filter_map(|flavor| newest_kernel(services, family, platform, flavor, &releases, compare))
+        .collect())
 }
 
 /// Returns the newest kernel of each flavor in each repository.
@@ -72,10 +74,11 @@ async fn newest_in_repositories(
     packages: &FurtherRpmPackages,
     platform: &Platform,
 ) -> Result<Vec<TrackedKernel>> {
-    // Repositories depend on the platform only, so the release is irrelevant.
-    let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
+    // The lookup needs a kernel target, but repositories depend only on the platform. Any release will do.
+    let Ok(placeholder) = "any".parse() else { return Ok(Vec::new()) };
+    let target = platform.with(placeholder);
     let headers = services.fetcher.headers();
-    let releases = match headers.rpm_releases(&family.spec.headers, packages, &platform.with(any)).await? {
+    let releases = match headers.rpm_releases(&family.spec.headers, packages, &target).await? {
         Ok(releases) => releases,
         Err(missing) => {
             let family = &family.metadata.name;
@@ -105,5 +108,5 @@ fn newest_kernel(
     order: fn(&str, &str) -> Ordering,
 ) -> Option<TrackedKernel> {
     let name = &family.metadata.name;
-    newest(&services.definitions, name, platform, flavor, releases.iter().cloned(), order)
+    newest_tracked(&services.definitions, name, platform, flavor, releases.iter().cloned(), order)
 }

@@ -26,8 +26,8 @@ use super::{
 /// Maximum number of concurrent requests to a registry for independent lookups.
 pub const MAX_CONCURRENT_REQUESTS: usize = 16;
 
-/// Services and settings that builds and image operations need, in groups: a function that needs one group takes this
-/// group. Clones share the engine, the registries and the cache.
+/// Services and settings of builds and image operations, in groups. A function that needs only one group takes the group as
+/// its parameter. Clones share the engine, the registries and the cache.
 #[derive(Clone)]
 pub struct BuildServices {
     /// Definitions in use.
@@ -53,8 +53,8 @@ pub fn image_location(location: &RegistryLocation) -> ImageLocation {
 }
 
 impl BuildServices {
-    /// Returns a clone for one piece of work. Cache entries that it uses are protected from eviction until the clone is
-    /// dropped.
+    /// Returns a clone for one piece of work. The cache entries that the work uses are protected from eviction until the
+    /// clone is dropped.
     #[must_use]
     pub fn in_use(&self) -> Self {
         let fetcher = self.fetcher.in_use();
@@ -89,7 +89,7 @@ impl BuildServices {
         matches!(outcome, Err(RegistryError::Denied { .. }))
     }
 
-    /// Looks up an image that farrier published, or a needed image.
+    /// Looks up a published image.
     pub async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>> {
         let ImageReference { repository, version } = reference;
         let registry = self.images.registry_of_needs(repository);
@@ -100,24 +100,32 @@ impl BuildServices {
                 let entries = entries(registry, repository, &index, &stored.bytes).await?.into_iter();
                 entries.map(|(architecture, stored)| (architecture, published(&stored))).collect()
             }
-            // Tags of union images are shared between architectures, whatever the tag patterns of other images are.
+            // Architectures may share this tag: the tag patterns do not contain the architecture, or the image is a union.
             Ok(AnyManifest::Image(image))
                 if self.shares_tags(repository) || image.annotations.contains_key(annotations::MEMBERS) =>
             {
-                match fetch_small(&self.images.cache, registry, repository, &image.config, "configuration")
-                    .await
-                {
-                    Err(error) if error.is_unreachable() => return Err(error),
-                    config => {
-                        let name = config.ok().and_then(|config| oci::architecture_of(&config));
-                        let architecture = name.and_then(|name| name.parse().ok());
-                        architecture.map(|architecture| (architecture, found.clone())).into_iter().collect()
-                    }
-                }
+                let architecture = self.architecture_of(registry, repository, &image).await?;
+                architecture.map(|architecture| (architecture, found.clone())).into_iter().collect()
             }
             _ => BTreeMap::new(),
         };
         Ok(Some(found))
+    }
+
+    /// Returns the architecture in an image's configuration; `None` if the configuration is missing or invalid.
+    async fn architecture_of(
+        &self,
+        registry: &dyn Registry,
+        repository: &Repository,
+        image: &ImageManifest,
+    ) -> Result<Option<Architecture>> {
+        let config =
+            fetch_small(&self.images.cache, registry, repository, &image.config, "configuration").await;
+        match config {
+            Ok(config) => Ok(oci::architecture_of(&config).and_then(|name| name.parse().ok())),
+            Err(error) if error.is_unreachable() => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Looks up the image for one architecture.
@@ -147,7 +155,7 @@ impl BuildServices {
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(Some(reference));
         }
-        // Its own registry is authoritative, because the tag may have moved there. Offline, use the latest copy.
+        // Ask the reference's own registry, because the tag may have moved there. Offline, use the mirror copy.
         let copy = if self.fetcher.is_offline() { self.images.copy_of(&reference).await? } else { None };
         let digest = match copy {
             Some((_, digest)) => Some(digest),
@@ -175,9 +183,9 @@ fn published(stored: &StoredManifest) -> Published {
     }
 }
 
-/// Returns the images of an index by architecture. Returns none if farrier did not publish an entry, or if the bytes
-/// are not in the form that farrier writes. Container runtimes parse the whole index, and must find these images in it
-/// and no others.
+/// Returns the images of an index that farrier wrote, by architecture. Returns no images if the bytes are not in the form
+/// that farrier writes, or if farrier did not publish one of the entries: a container runtime that parses the index must
+/// find exactly the returned images.
 pub async fn entries(
     registry: &dyn Registry,
     repository: &Repository,

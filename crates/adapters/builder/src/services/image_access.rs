@@ -30,7 +30,7 @@ pub struct ImageAccess {
     pub location: RegistryLocation,
     /// Client for `location`.
     pub registry: Arc<dyn Registry>,
-    /// Registry for looking up needed images, if not `registry`; set for a build that publishes nothing.
+    /// Registry for looking up needed images instead of `registry`. Set for builds that publish nothing.
     pub needs_from: Option<NeedsRegistry>,
     /// Client of the distribution protocol, for base images in other registries.
     pub remote: Arc<dyn Registry>,
@@ -61,7 +61,7 @@ impl ImageAccess {
         Ok(self.registry_of(repository).manifest(repository, version).await?)
     }
 
-    /// Returns the manifest of a reference. Fails if it does not exist.
+    /// Returns the manifest of a reference. Fails if the reference does not exist.
     pub async fn existing_manifest(&self, reference: &ImageReference) -> Result<StoredManifest> {
         self.manifest(reference).await?.ok_or_else(|| BuildError::no_such_image(reference))
     }
@@ -70,7 +70,7 @@ impl ImageAccess {
     /// prefix.
     pub fn mirror_repository(&self, reference: &ImageReference) -> Result<Option<Repository>> {
         let location = match &self.needs_from {
-            // A layout directory only provides images to compile against.
+            // A layout directory provides images to compile against, and has no mirror copies.
             Some(NeedsRegistry { location: RegistryLocation::Layout(_), .. }) => return Ok(None),
             Some(NeedsRegistry { location, .. }) => location,
             None => &self.location,
@@ -113,7 +113,7 @@ impl ImageAccess {
         }
         let file = fs_err::tokio::File::open(self.blob_file(repository, blob).await?).await?;
         let mut bytes = Vec::new();
-        // The cached blob of this digest may have another size than this descriptor states.
+        // The cache identifies the blob by digest only, so the descriptor's size may be wrong.
         file.take(blob.size).read_to_end(&mut bytes).await?;
         Ok(bytes)
     }

@@ -95,7 +95,7 @@ impl LazyEntrypoint {
     }
 
     /// Returns the binary for an architecture, reading it on first use. If only a binary for another architecture
-    /// exists, that one is returned.
+    /// exists, returns that binary.
     pub async fn binary(&self, arch: Architecture) -> Result<&Arc<Entrypoint>> {
         let read = || async {
             let path = find_entrypoint(self.path.as_deref(), arch)?;

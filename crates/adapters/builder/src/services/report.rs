@@ -7,7 +7,7 @@ pub use farrier_core::plan::Stage;
 /// Receives progress as it happens. `subject` is `<image> for <kernel release>`.
 pub trait Reporter: Send + Sync {
     /// Reports the usual duration of the build that starts, if it is known.
-    fn usual(&self, _subject: &str, _usual: Duration) {}
+    fn usual_duration(&self, _subject: &str, _usual: Duration) {}
     /// Reports the start of a stage.
     fn stage(&self, subject: &str, stage: Stage);
     /// Reports one line of a build's output.

@@ -206,7 +206,7 @@ fn components_and_loops_end() {
     assert_eq!(only(&directory).containers[0].image, "vendor/mofed:2");
     let other = ("overlays/b/kustomization.yaml", "resources: [../a, ../a, ../../base]\n");
     let (_root, directory) = overlay("resources: [../b, ../b]\n", &[other]);
-    assert!(directory.read().unwrap().daemon_sets.is_empty(), "Kustomize refuses a loop, too");
+    assert!(directory.read().unwrap().daemon_sets.is_empty(), "Kustomize also refuses a loop");
 }
 
 fn chart(file: &str, path: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Directory) {

@@ -1,5 +1,5 @@
-//! Reads names from a live cluster, for shell completion. The server renders them as tables, so that each object takes a few
-//! bytes of the response, whatever its size.
+//! Reads names from a live cluster, for shell completion. Requests tables from the server, so that the response has only a
+//! few bytes per object.
 
 use http::{Request, header::ACCEPT};
 use kube::Client;

@@ -123,9 +123,9 @@ pub(super) struct BuildReporter {
 }
 
 impl Reporter for BuildReporter {
-    fn usual(&self, subject: &str, usual: Duration) {
+    fn usual_duration(&self, subject: &str, usual: Duration) {
         self.activity.update(&self.key, |activity| activity.usual = Some(usual));
-        self.next.usual(subject, usual);
+        self.next.usual_duration(subject, usual);
     }
 
     fn stage(&self, subject: &str, stage: Stage) {
@@ -191,7 +191,7 @@ mod tests {
         shared.record_queued(&key());
         assert_eq!(now().stage, Some(Stage::Queued));
         shared.record_start(&key());
-        reporter.usual("x", Duration::from_secs(74));
+        reporter.usual_duration("x", Duration::from_secs(74));
         reporter.stage("x", Stage::Compile);
         assert_eq!((now().stage, now().attempts), (Some(Stage::Compile), 1));
         let time = now().time(now().began.unwrap() + Duration::from_mins(1)).unwrap();

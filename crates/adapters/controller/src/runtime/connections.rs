@@ -162,7 +162,7 @@ impl Connections {
 struct Connection {
     all: Connections,
     number: u64,
-    /// Canceled when the connection must close in favor of another one.
+    /// Canceled when the connection must close in favor of another connection.
     closed: CancellationToken,
 }
 

@@ -90,7 +90,8 @@ pub(super) fn write(
     mut command: Command,
     entries: &BTreeMap<PathBuf, Entry>,
     ids: &Path,
-    (output, mtime): (&Path, u64),
+    output: &Path,
+    mtime: u64,
     what: &str,
     stop: &AtomicBool,
 ) -> Result<()> {

@@ -83,7 +83,7 @@ impl Checkout<'_> {
         let command = git.command(&["cat-file", "--batch"]).into_std();
         let what = format!("{url} at {}", self.commit);
         let (ids, output) = (scratch.path().join("ids"), output.to_owned());
-        stoppable(move |stop| archive::write(command, &entries, &ids, (&output, time), &what, stop)).await
+        stoppable(move |stop| archive::write(command, &entries, &ids, &output, time, &what, stop)).await
     }
 
     /// Fetches a commit by its branch or tag `name`, or else by its ID, which not every server allows.

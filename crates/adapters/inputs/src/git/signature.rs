@@ -31,48 +31,43 @@ impl Checkout<'_> {
             return Err(FetchError::Absent(file));
         }
         let keys = Keys::read(&file, scratch).await?;
-        let tag_problem = match self.tag_object(git).await {
-            Ok(tag) => match keys.signature_problem(git, &["verify-tag", "--", &tag]).await? {
-                None => return Ok(()),
-                Some(problem) => format!("tag: {problem}; "),
-            },
-            Err(problem) => problem,
-        };
-        match keys.signature_problem(git, &["verify-commit", "--", self.commit]).await? {
-            None => Ok(()),
-            Some(problem) => {
-                let what = format!("{} of {}", self.commit, git.url);
-                Err(FetchError::Signature {
-                    what,
-                    keys: file.display().to_string(),
-                    reason: format!("{tag_problem}commit: {problem}"),
-                })
-            }
+        let mut problems = Vec::new();
+        if let Some(name) = self.source.reference.as_ref().and_then(|name| name.strip_prefix("refs/tags/")) {
+            let problem = match self.tag_object(git, name).await {
+                Ok(tag) => keys.signature_problem(git, &["verify-tag", "--", &tag]).await?,
+                Err(problem) => Some(problem),
+            };
+            let Some(problem) = problem else { return Ok(()) };
+            problems.push(format!("tag: {problem}"));
         }
+        let problem = keys.signature_problem(git, &["verify-commit", "--", self.commit]).await?;
+        let Some(problem) = problem else { return Ok(()) };
+        problems.push(format!("commit: {problem}"));
+        Err(FetchError::Signature {
+            what: format!("{} of {}", self.commit, git.url),
+            keys: file.display().to_string(),
+            reason: problems.join("; "),
+        })
     }
 
-    /// Returns the tag object of the source, or why its signature does not count for the commit. The name inside the tag object
-    /// must be the source's: an old tag under a new name has a valid signature.
-    async fn tag_object(&self, git: &Git) -> Result<String, String> {
-        let Some(name) = self.source.reference.as_ref().and_then(|name| name.strip_prefix("refs/tags/"))
-        else {
-            return Err(String::new());
-        };
+    /// Returns the object of a tag, or the reason why a signature of the tag does not cover the commit. The tag object must contain
+    /// the tag's own name, because an old tag object under a new name still has a valid signature.
+    async fn tag_object(&self, git: &Git, name: &str) -> Result<String, String> {
         let read = |rev: String| async move {
             git.run(&["rev-parse", "--verify", "--quiet", &rev], "read the tag").await.unwrap_or_default()
         };
         let (tag, commit) = (read(format!("{REF}^{{tag}}")).await, read(format!("{REF}^{{commit}}")).await);
         if tag.is_empty() {
-            return Err("tag: it is not a tag object; ".to_owned());
+            return Err("it is not a tag object".to_owned());
         }
         if commit.trim() != self.commit {
-            return Err(format!("tag: it names {}; ", commit.trim()));
+            return Err(format!("it points to {}", commit.trim()));
         }
         let content = git.run(&["cat-file", "tag", tag.trim()], "read the tag").await;
         let content = content.unwrap_or_default();
         match content.lines().find_map(|line| line.strip_prefix("tag ")) {
             Some(signed_name) if signed_name == name => Ok(tag.trim().to_owned()),
-            signed_name => Err(format!("tag: it was signed as {:?}; ", signed_name.unwrap_or_default())),
+            signed_name => Err(format!("it was signed as {:?}", signed_name.unwrap_or_default())),
         }
     }
 }
@@ -95,7 +90,7 @@ impl Keys {
         Ok(Self { gnupg, allowed_signers: PathBuf::from("/dev/null") })
     }
 
-    /// Returns `None` if the signature is valid, otherwise the first lines of the program's messages.
+    /// Returns `None` if the signature is valid, otherwise the first lines of git's error messages.
     async fn signature_problem(&self, git: &Git, arguments: &[&str]) -> Result<Option<String>> {
         let signers = format!("gpg.ssh.allowedSignersFile={}", self.allowed_signers.display());
         let settings = ["-c", &signers, "-c", "gpg.program=gpg", "-c", "gpg.x509.program=false"];

@@ -84,7 +84,7 @@ pub(super) fn merge_usr(tree: &Path) -> Result<()> {
                 make_dirs(tree, "usr")?;
                 merge(tree, Path::new(name))?;
             }
-            // On a merged system, this is the link into `usr`. The root file system below the header set has the link, too.
+            // On a merged system, this is the link into `usr`. The root file system below the header set also has the link.
             Ok(metadata) if metadata.is_symlink() => fs::remove_file(&path)?,
             _ => {}
         }

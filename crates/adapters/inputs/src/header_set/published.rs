@@ -153,7 +153,7 @@ async fn at_address(
     let urls = fetcher.net.url_candidates(&url);
     let checksum = match recorded {
         Some(recorded) => recorded,
-        None => match verified_checksum(fetcher, keys, (&url, &urls), &proof_url).await? {
+        None => match verified_checksum(fetcher, keys, &url, &urls, &proof_url).await? {
             Ok(checksum) => {
                 cache.write_record(RECORDS, &key, &checksum)?;
                 checksum
@@ -171,7 +171,8 @@ async fn at_address(
 async fn verified_checksum(
     fetcher: &Fetcher,
     keys: Option<Keys>,
-    (url, urls): (&Url, &[Url]),
+    url: &Url,
+    urls: &[Url],
     proof_url: &str,
 ) -> Result<Result<Checksum, String>> {
     let scratch = fetcher.scratch()?;
@@ -296,7 +297,8 @@ fn part(stop: &AtomicBool, whole: &Path, path: &str, raw: &Path, what: &str) -> 
     }
 }
 
-/// Creates an error that lists the existing names next to a missing path, which shows that an image is for another kernel.
+/// Creates an error for a missing path that lists the existing names in the same directory. The names show if an image is for
+/// another kernel.
 fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
     let parent = path.parent().unwrap_or(path);
     let directory = links::resolve(whole, parent)?.map(|directory| whole.join(directory));

@@ -73,9 +73,9 @@ impl RootFileSystems<'_> {
         Ok(self.0.cache.get_or_make(TREES, &key, make).await?.join(TREE))
     }
 
-    /// Returns the root file system that was made on this machine, if it is still in the cache. A root file system from the store has
-    /// a separate entry.
-    pub fn made_here(self, key: &str, arch: Architecture) -> Result<Option<RootFs>> {
+    /// Returns the root file system that this machine built, if the cache still has it. Root file systems from the store have
+    /// separate entries.
+    pub fn built_locally(self, key: &str, arch: Architecture) -> Result<Option<RootFs>> {
         for kind in [packages::KIND, minimal::KIND] {
             if let Some(entry) = self.0.cache.get(kind, key)? {
                 return layer::read(&entry, arch).map(Some);

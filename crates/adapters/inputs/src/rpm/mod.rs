@@ -268,7 +268,7 @@ impl Repositories {
             RepositoryUrls::Direct(urls) => urls.clone(),
             RepositoryUrls::MirrorList(urls) => Box::pin(self.mirrors(urls)).await?,
         };
-        // Boxed: many futures contain this one, and it makes up much of their size.
+        // Box this future, because it makes up much of the size of the many futures that contain it.
         let listing = Box::pin(self.fetch_listing(&urls, recorded)).await?;
         cache.write_record(KIND, &key, &listing)?;
         Ok((listing, true))
@@ -398,8 +398,8 @@ impl Repositories {
 }
 
 /// Separates errors: returns the repositories that the site may not use, for messages, and the first other error. An entitlement
-/// need not cover all repositories, and another repository may have the kernel. If no repository answered, a refusal counts as an
-/// error, too.
+/// need not cover all repositories, and another repository may have the kernel. If no repository answered, a refusal also
+/// counts as an error.
 fn split_errors(errors: Vec<FetchError>, none_answered: bool) -> (Vec<String>, Option<FetchError>) {
     let (mut refused, mut first_error) = (Vec::new(), None);
     for error in errors {

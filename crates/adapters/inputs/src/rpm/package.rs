@@ -48,7 +48,7 @@ impl RpmPackage {
         self.epoch.cmp(&other.epoch).then_with(|| rpm_version::compare(&self.version, &other.version))
     }
 
-    /// Falls back to the package's own version as its kernel release, if neither its provides nor its files name a release.
+    /// Uses the package's version as the kernel release if neither the package's provides nor its files name a release.
     pub(crate) fn fill_missing_releases(&mut self) {
         if self.releases.is_empty() {
             let Self { version, arch, .. } = self;

@@ -195,7 +195,7 @@ impl Cache {
         if let Some(path) = self.get(kind, key)? {
             return Ok(path);
         }
-        // Declared before the temporary directory, so that the lock is released after the directory's removal.
+        // Declare the lock before the temporary directory, so that the directory is removed before the lock is released.
         let _lock = self.lock(kind, key, LockMode::Exclusive).await?;
         if let Some(path) = self.get(kind, key)? {
             return Ok(path);

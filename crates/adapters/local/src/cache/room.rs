@@ -207,7 +207,7 @@ impl Cache {
 
     /// Removes leftovers of killed farrier processes. A running farrier is recognized by its locks.
     fn sweep(&self) -> Result<(), CacheError> {
-        self.uses.forget_dead();
+        self.uses.remove_abandoned();
         // Sweep the quarantine before the steps below move files into it, whose removal has just failed.
         self.quarantine().sweep()?;
         let work = self.root.join(super::WORK);

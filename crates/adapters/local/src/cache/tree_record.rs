@@ -1,5 +1,5 @@
-//! Detects changes of cached trees since farrier made them. Where build steps run as the user who owns the cache, a step that
-//! escapes its sandbox could change the trees that later builds start from.
+//! Detects changes of cached trees since farrier made them. If build steps run as the cache's owner, a step that escapes the
+//! sandbox could change the trees of later builds.
 
 use std::{
     ffi::{CStr, CString},

@@ -1,7 +1,8 @@
 //! Tracks which entries are in use across all farrier processes that share the cache.
 //!
-//! Each user has a note with the names of its entries, locked while the user lives. A gate lock separates users from eviction: a user
-//! holds the lock shared while it marks an entry as in use, and an evicting farrier holds it exclusively while it moves entries away.
+//! Each user has a note with the names of its entries, locked while the user lives. A gate lock separates users from
+//! eviction. A user shares the lock while it marks an entry as in use. An evicting farrier holds the lock exclusively
+//! while moving entries away.
 
 use std::{collections::HashSet, io, path::PathBuf};
 
@@ -67,12 +68,12 @@ impl Uses {
     /// Returns all entries currently in use by any user.
     pub(super) fn all(&self) -> io::Result<HashSet<String>> {
         private_directory(&self.directory)?;
-        Ok(self.notes.texts_of_living()?.iter().flat_map(|text| text.lines()).map(str::to_owned).collect())
+        Ok(self.notes.texts_of_running()?.iter().flat_map(|text| text.lines()).map(str::to_owned).collect())
     }
 
     /// Removes the notes of killed processes.
-    pub(super) fn forget_dead(&self) {
-        self.notes.dead().into_iter().for_each(|(_, note)| note.forget());
+    pub(super) fn remove_abandoned(&self) {
+        self.notes.abandoned().into_iter().for_each(|(_, note)| note.remove());
     }
 
     fn gate(&self) -> io::Result<File> {
@@ -84,7 +85,7 @@ impl Uses {
 impl Drop for Uses {
     fn drop(&mut self) {
         if let Some(open_note) = self.open_note.lock().take() {
-            open_note.note.forget();
+            open_note.note.remove();
         }
     }
 }

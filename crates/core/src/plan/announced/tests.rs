@@ -168,7 +168,7 @@ fn the_newest_release_of_a_flavor_is_found_as_versions_go() {
     let newest = |flavor, releases: &[&str]| {
         let releases = releases.iter().map(|release| release.parse().unwrap());
         let compare = crate::kernel::debian_version::compare;
-        newest(&world.definitions, &name("debian-12"), &platform, flavor, releases, compare)
+        newest_tracked(&world.definitions, &name("debian-12"), &platform, flavor, releases, compare)
             .map(|found| found.target.release.to_string())
     };
     assert_eq!(newest("amd64", &releases[..5]).as_deref(), Some("6.1.0-47-amd64"));
@@ -198,7 +198,7 @@ fn versions_are_no_flavors() {
     let platform = Platform::of(&world.snapshot.nodes[0]).unwrap();
     let releases = ["5.10.0-acme.3", "5.10.0-acme.12", "6.12.90"].map(|release| release.parse().unwrap());
     let compare = crate::kernel::rpm_version::compare;
-    let found = newest(&world.definitions, &name("debian-12"), &platform, "acme", releases, compare);
+    let found = newest_tracked(&world.definitions, &name("debian-12"), &platform, "acme", releases, compare);
     assert_eq!(found.as_ref().unwrap().target.release.as_str(), "5.10.0-acme.12");
     world.tracked.extend(found);
     let next = world.announcements().next_kernel_of(&world.snapshot.nodes[0]);

@@ -35,7 +35,8 @@ impl FromStr for KernelKey {
     }
 }
 
-/// Kernels with the day (UTC) on which a node last ran them, they were last announced, or they were first noticed.
+/// Kernels, each with the latest day (UTC) on which a node ran the kernel, the kernel was announced, or farrier first saw the
+/// kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelRecord(BTreeMap<KernelKey, Date>);
 

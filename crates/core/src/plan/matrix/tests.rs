@@ -119,8 +119,8 @@ fn two_kernels_with_one_tag_block_each_other() {
     assert_eq!(world.cells().len(), 1);
     let reasons: Vec<_> = world.skipped().iter().map(|(_, why)| why.to_string()).collect();
     insta::assert_snapshot!(reasons.join("\n"), @r"
-    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme~ (debian 12, amd64); add what distinguishes them to `tags`
-    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme+ (debian 12, amd64); add what distinguishes them to `tags`
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 is also the tag for 6.1.0-acme~ (debian 12, amd64); add a variable that distinguishes the kernels to `tags`
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 is also the tag for 6.1.0-acme+ (debian 12, amd64); add a variable that distinguishes the kernels to `tags`
     ");
 }
 

@@ -1,9 +1,9 @@
 //! Writes to a cluster, as data.
 //!
-//! Where a change depends on the state that the plan saw, it names that state. An adapter either makes the change or
+//! A change that depends on the state that the plan saw contains that state. An adapter either makes the change or
 //! reports a conflict because the object has changed; [`crate::plan`] then decides again. Changes of DaemonSets and
-//! resources are server-side applies with the field manager `farrier`: if a change
-//! omits a field that farrier set before, farrier gives up the field.
+//! resources are server-side applies with the field manager `farrier`: if a change omits a field that farrier set
+//! before, farrier gives up the field.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 use super::{
     super::{
         HoldReason, Observed, PlanInputs, Published, node::NodeGroup, outcome::CellLookup,
-        skip_reason::explained,
+        skip_reason::serialize_reason,
     },
     Change, RolloutTarget, RolloutWarning,
 };
@@ -43,7 +43,7 @@ pub enum RolloutDecision {
 fn held<S: Serializer>(why: &HoldReason, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Held<'a> {
-        #[serde(flatten, serialize_with = "explained")]
+        #[serde(flatten, serialize_with = "serialize_reason")]
         why: &'a HoldReason,
         #[serde(skip_serializing_if = "Option::is_none")]
         hint: Option<&'static str>,

@@ -109,7 +109,7 @@ pub(super) struct DesiredCopy<'a> {
     pub(super) unused_since: Option<Timestamp>,
 }
 
-/// Returns the name of the DaemonSet that this one is a copy of, if any.
+/// Returns the name of the original DaemonSet, if this DaemonSet is a copy.
 pub(super) fn original_of(live: &LiveDaemonSet) -> Option<String> {
     live.labels.get(COPY_OF_LABEL)?;
     let owners = live.manifest.pointer("/metadata/ownerReferences")?.as_array()?;

@@ -1,5 +1,5 @@
-//! Warnings before the first write of an image field: about other writers of the DaemonSet, missing pull secrets, and pods that
-//! restart.
+//! Warns before farrier writes an image field for the first time. The warnings are about other writers of the DaemonSet, missing
+//! pull secrets, and pods that restart.
 
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ const CLOUD_REGISTRIES: [&str; 4] = [".amazonaws.com", ".azurecr.io", ".pkg.dev"
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
 #[display("warning[{code}]: {message}\n-> {hint}")]
 pub struct RolloutWarning {
-    /// Stable word for programs.
+    /// Stable identifier, such as `no-pull-secrets`.
     pub code: &'static str,
     /// Consequence of the write.
     pub message: String,
@@ -37,7 +37,7 @@ impl RolloutWarning {
     }
 }
 
-/// Returns the warnings about a rollout to a DaemonSet of a cluster that farrier has never written.
+/// Returns the warnings about a rollout to a live DaemonSet that farrier has not written yet.
 pub(super) fn warnings(context: &Context<'_>, target: &RolloutTarget) -> Vec<RolloutWarning> {
     let Some(live) = unwritten(context, target) else { return Vec::new() };
     let in_cluster = target.location.is_none();
@@ -63,7 +63,7 @@ fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a Li
 fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
     let annotation = |key: &str| live.manifest["metadata"]["annotations"][key].as_str();
     let label = |key: &str| live.labels.get(key).map(String::as_str);
-    // Only an id that names the object itself counts; a copied annotation names another one.
+    // Ignore a tracking ID that names another object: the annotation was copied from that object.
     let tracked = annotation("argocd.argoproj.io/tracking-id").and_then(|id| {
         let (application, object) = id.split_once(':')?;
         let [namespace, name] = ["namespace", "name"].map(|key| live.manifest["metadata"][key].as_str());
@@ -73,7 +73,7 @@ fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
         return Some(RolloutWarning::new(
             "argo-cd",
             format!(
-                "Argo CD application {application} manages it: its next sync, or selfHeal at once, reverts the write"
+                "Argo CD application {application} manages the DaemonSet: the next sync reverts the write, or selfHeal does so at once"
             ),
             format!(
                 "use strategy git, or add {{group: apps, kind: DaemonSet, managedFieldsManagers: [{manager}]}} to \
@@ -85,7 +85,7 @@ fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
         return Some(RolloutWarning::new(
             "helm",
             format!(
-                "Helm release {release} manages it: the next upgrade or rollback of the release reverts the write"
+                "Helm release {release} manages the DaemonSet: the next upgrade or rollback of the release reverts the write"
             ),
             "set the image in the release's values: strategy git or file, with `values`",
         ));
@@ -94,15 +94,15 @@ fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
         let instance = label("app.kubernetes.io/instance").unwrap_or("unknown");
         RolloutWarning::new(
             "helm",
-            format!("its labels say that it comes from a Helm chart (instance {instance}): who applies the chart reverts the write"),
+            format!("the labels name a Helm chart as the DaemonSet's origin (instance {instance}): the next deployment of the chart reverts the write"),
             "set the image in the chart's values: strategy git or file, with `values`; where Argo CD renders the chart, see \
              ignoreDifferences",
         )
     })
 }
 
-/// Returns the warning about pods that have no credentials for the registry. A pod shows the pull secrets of its ServiceAccount,
-/// too; without a pod nothing is known.
+/// Returns the warning about pods that have no credentials for the registry. Looks at running pods, because only a pod's
+/// specification also contains the pull secrets of the ServiceAccount.
 fn no_pull_secrets(context: &Context<'_>, live: &LiveDaemonSet) -> Option<RolloutWarning> {
     let prefix = &context.inputs.cells.location.prefix;
     let host = prefix.split('/').next().unwrap_or_default();
@@ -120,7 +120,7 @@ fn no_pull_secrets(context: &Context<'_>, live: &LiveDaemonSet) -> Option<Rollou
     has_none.then(|| {
         RolloutWarning::new(
             RolloutWarning::PULL_SECRETS,
-            format!("its pods have no imagePullSecrets, and {host} refuses pulls without credentials"),
+            format!("the DaemonSet's pods have no imagePullSecrets, and {host} refuses pulls without credentials"),
             "add imagePullSecrets to the pod template or to its ServiceAccount, unless the nodes have credentials of their own",
         )
     })
@@ -134,18 +134,22 @@ fn restarts(context: &Context<'_>, live: &LiveDaemonSet) -> Option<RolloutWarnin
         _ if pods == 0 || context.spec.upgrade().is_some() => None,
         UpdateStrategy::OnDelete => Some(RolloutWarning::new(
             "restarts-no-pod",
-            format!("updateStrategy OnDelete keeps its {pods} pods on their image until each is deleted"),
+            format!(
+                "updateStrategy OnDelete keeps the {pods} pods on their current image until each pod is deleted"
+            ),
             "add `upgrade` to the rollout, or delete the pods",
         )),
         UpdateStrategy::RollingUpdate if limit >= pods && pods > 1 => Some(RolloutWarning::new(
             "restarts-all-pods",
-            format!("its updateStrategy restarts all {pods} pods at once, each with its node's driver"),
+            format!(
+                "the updateStrategy restarts all {pods} pods at once, and each restart reloads a node's driver"
+            ),
             format!("lower rollingUpdate.maxUnavailable; {in_order}"),
         )),
         UpdateStrategy::RollingUpdate => Some(RolloutWarning::new(
             "restarts-pods",
             format!(
-                "its updateStrategy restarts its {pods} pods, {limit} at a time, each with its node's driver"
+                "the updateStrategy restarts {pods} pods, {limit} at a time, and each restart reloads a node's driver"
             ),
             in_order,
         )),

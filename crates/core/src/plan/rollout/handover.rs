@@ -1,5 +1,5 @@
-//! Decides which of two DaemonSets a node belongs to, by a label on the node and a requirement (the fence) in the
-//! original DaemonSet that keeps it off nodes with that label.
+//! Decides which of two DaemonSets a node belongs to. A label on the node selects the copy. A requirement in the original
+//! DaemonSet (the fence) excludes nodes with that label.
 //!
 //! One write of the label to a node moves the node from the original to its kernel's copy, or back, so that at every
 //! moment exactly one of the two DaemonSets selects the node.

@@ -68,8 +68,8 @@ pub(super) fn decide_for(
     set_image(context, daemon_set, name, image.ok_or(HoldReason::NoNodes)?, tag)
 }
 
-/// Returns the tag that the images for all these kernels share, where they are for different architectures; `None` for
-/// a single kernel.
+/// Returns the common tag of the images for these kernels, if the kernels have different architectures. Returns `None` for a
+/// single kernel.
 fn common_tag<'a>(
     context: &Context<'a>,
     kernels: &NodesByKernel<'a>,

@@ -1,5 +1,5 @@
-//! Objects in manifests, which the strategies `file` and `git` change. The image is chosen for the nodes that the live
-//! DaemonSet reaches, where the cluster has it.
+//! Objects in manifests, which the strategies `file` and `git` change. If the cluster has the DaemonSet, the image is chosen
+//! for the nodes that the live DaemonSet reaches.
 
 use std::collections::BTreeSet;
 

@@ -14,8 +14,8 @@ use crate::plan::{
     clear_failures, labels::has_pause_annotation,
 };
 
-/// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears its record
-/// of rewrites that failed, were rolled back or were given up, so that the rollout can try again.
+/// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears the record of
+/// failed, rolled back and abandoned rewrites, so that the rollout can try again.
 fn annotations_for(object: LiveObject<'_>, paused: bool, record: &RewriteRecord) -> BTreeMap<String, String> {
     let mut annotations = object.annotations().clone();
     if paused != object.is_paused() {

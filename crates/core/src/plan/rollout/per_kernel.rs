@@ -78,7 +78,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let mut steps = Steps::default();
     return_failed_nodes(&fleet, &images, &mut steps);
     let upgrade = order::planned(context, &fleet);
-    update_copies(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
+    update_copies(context, &fleet, &images, upgrade.as_ref(), *watch, *retire_after, &mut steps)?;
     if !fleet.original.is_fenced() {
         let fenced = fence(context, &fleet, &images, note, &mut steps);
         // Other steps do not wait for the fence.
@@ -171,7 +171,8 @@ fn update_copies(
     fleet: &Fleet<'_>,
     images: &BTreeMap<KernelTarget, Image>,
     upgrade: Option<&PlannedUpgrade>,
-    (watch, retire_after): (Watch, Period),
+    watch: Watch,
+    retire_after: Period,
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
     let now = context.inputs.now;
@@ -182,7 +183,7 @@ fn update_copies(
             continue;
         }
         let image = images.get(kernel).and_then(Image::ready);
-        let Some(record) = next_record(context, fleet, copy, image, (watch, upgrade)) else { continue };
+        let Some(record) = next_record(context, fleet, copy, image, watch, upgrade) else { continue };
         let unused_since = match copy {
             Some(copy) if !fleet.is_used(context.groups, kernel) => Some(copy.unused_since.unwrap_or(now)),
             _ => None,
@@ -283,8 +284,8 @@ fn fence(
     Ok(())
 }
 
-/// Hands nodes over, first those where the original's pod does not work anyway. Skips nodes that would get no pod,
-/// because the rollout would wait for them forever, and nodes that are not Ready, because they would count against the
+/// Hands nodes over, starting with nodes whose original pod does not work. Skips nodes that would get no pod, because the
+/// rollout would wait for them forever. Skips nodes that are not Ready, because their pods would count as failures of the
 /// image.
 fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     let limit = handover::unavailable_limit(fleet.original.live.max_unavailable, fleet.members.len());

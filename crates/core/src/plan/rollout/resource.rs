@@ -1,23 +1,24 @@
-//! The strategy `custom-resource`, and `file` and `git` for an operator's resource: sets repository, image and version. The
-//! operator creates the DaemonSets from the resource and computes the rest of each tag. `module` has the fields of KMM.
+//! Sets repository, image and version in an operator's resource, for the strategies `custom-resource`, `file` and `git`.
+//! The operator creates the DaemonSets from the resource, and computes the rest of each tag from the node. The submodule
+//! `module` sets the fields of KMM's `Module`.
 //!
-//! A version `sha256:...` would pin a NicClusterPolicy's image, but pin the same image for every pool of nodes. Nodes
-//! with a second kernel, or with the next one, would get modules that they cannot load. Versions therefore stay tags
-//! here, and a tag never changes its content (guarantee 3).
+//! Versions are tags and not digests. A NicClusterPolicy accepts a digest as its version, but then every node gets the
+//! same image, and nodes with another kernel cannot load its modules. A tag never changes its content (guarantee 3).
 
 mod module;
+mod version;
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use self::version::{CommonVersion, VersionChoice, common_version};
 use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, ResourceChange, RewriteRecord,
     RolloutDecision, RolloutTarget,
     field::{self, Field, FieldDecision},
     manifest::reaches_differently,
-    no_image,
-    operator::{self, TagForm, Versions},
+    operator::{self, TagForm},
     reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
     single::single,
@@ -29,7 +30,6 @@ use crate::{
         Cell, NodeFacts, Placement, ReachingObject, ResourceFacts,
         labels::{is_in_progress, stall_remedy},
         operator_resources::OperatorResources,
-        outcome::CellState,
         reach::Reach,
         reasons::and_more,
     },
@@ -50,7 +50,7 @@ enum DesiredField<'a> {
     Pending(&'a ImageReference),
 }
 
-/// Returns the node labels that affect the resources that rollouts name.
+/// Returns the node labels that decide which nodes the resources of rollouts reach.
 pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
     let mut keys: Vec<String> = Vec::new();
     for image in inputs.definitions().images.values() {
@@ -79,7 +79,7 @@ pub(super) fn decide(
     let (inputs, kind) = (context.inputs, name.resource);
     let resource = single(inputs, target, name)?;
     let driver = driver_section(resource)?;
-    allows_precompiled(resource)?;
+    check_precompiled_allowed(resource)?;
     let resources = context.resources();
     if let Some(detail) = ignored_by_operator(resource, resources) {
         return Err(HoldReason::DriverOff { detail });
@@ -89,6 +89,7 @@ pub(super) fn decide(
     }
     let placement = resources.placement_of(resource);
     check_supported(&placement)?;
+    // Only a resource from the cluster has a version. A manifest must reach the same nodes as the live resource.
     let live = inputs.snapshot.resources.iter().find(|live| live.is_named(name) && live.version.is_some());
     if let Some(live) = live.filter(|_| resource.version.is_none())
         && let Some(why) = reaches_differently(context, &live.placement_in(inputs.snapshot), &placement)
@@ -130,7 +131,7 @@ fn driver_section(resource: &ResourceFacts) -> Result<&Map<String, Value>, HoldR
             Err(off("spec.driver.enabled is false"))
         }
         OperatorResource::ClusterPolicy if flag("useNvidiaDriverCRD") == Some(true) => {
-            Err(off("spec.driver.useNvidiaDriverCRD is true, so that NVIDIADriver resources decide"))
+            Err(off("spec.driver.useNvidiaDriverCRD is true, so NVIDIADriver resources define the driver"))
         }
         OperatorResource::ClusterPolicy => section.ok_or_else(|| off("spec.driver is absent")),
         OperatorResource::NvidiaDriver if flag("usePrecompiled") == Some(true) => {
@@ -146,7 +147,7 @@ fn driver_section(resource: &ResourceFacts) -> Result<&Map<String, Value>, HoldR
 
 /// Checks that the GPU Operator accepts precompiled drivers: it installs GPUDirect Storage and GDRCopy only with drivers that it
 /// compiles itself (`controllers/object_controls.go`, `controllers/nvidiadriver_controller.go`).
-fn allows_precompiled(resource: &ResourceFacts) -> Result<(), HoldReason> {
+fn check_precompiled_allowed(resource: &ResourceFacts) -> Result<(), HoldReason> {
     let fields = [("gds", "spec.gds.enabled"), ("gdrcopy", "spec.gdrcopy.enabled")];
     let refused = fields.into_iter().find(|(component, _)| resource.spec[*component]["enabled"] == true);
     match refused {
@@ -169,7 +170,7 @@ fn ignored_by_operator(resource: &ResourceFacts, resources: OperatorResources<'_
             format!("the Network Operator ignores a NicClusterPolicy that is not named {NIC_CLUSTER_POLICY}: rename it")
         }),
         OperatorResource::ClusterPolicy => Some(format!(
-            "the GPU Operator ignores a ClusterPolicy beside GPUCluster {}: name an NVIDIADriver in the rollout, or delete the GPUCluster",
+            "the GPU Operator ignores a ClusterPolicy while GPUCluster {} exists: name an NVIDIADriver in the rollout, or delete the GPUCluster",
             cluster?.name
         )),
         OperatorResource::NvidiaDriver => {
@@ -179,7 +180,7 @@ fn ignored_by_operator(resource: &ResourceFacts, resources: OperatorResources<'_
                     "ClusterPolicy {policy} manages the driver: set spec.driver.useNvidiaDriverCRD: true there"
                 ),
                 Some(ResourceFacts { name, .. }) => format!(
-                    "ClusterPolicy {policy} manages the driver, and GPUCluster {name} excludes it: delete the ClusterPolicy"
+                    "ClusterPolicy {policy} manages the driver and conflicts with GPUCluster {name}: delete the ClusterPolicy"
                 ),
             })
         }
@@ -207,7 +208,7 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
     let groups = context.groups.iter().filter(|group| !is_skipped(group));
     let (selected, others): (Vec<_>, Vec<_>) = groups.partition(is_selected);
     let mut nodes = Reached::by(&object, selected);
-    // The operator's own label is derived from NFD's.
+    // The operator derives its own label from NFD's labels, so it may still select a node that NFD has not labeled yet.
     for group in others.into_iter().filter(|group| group.sample.is_unlabeled()) {
         let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
         nodes.undetermined.extend(reached.into_iter().chain(undetermined));
@@ -223,8 +224,8 @@ fn desired_fields<'a>(
 ) -> Result<DesiredField<'a>, HoldReason> {
     let CommonVersion { version, reference, required_images } =
         match common_version(context, kind, kernels, None)? {
-            Ok(common) => common,
-            Err(on) => return Ok(DesiredField::Pending(on)),
+            VersionChoice::Ready(common) => common,
+            VersionChoice::Pending(on) => return Ok(DesiredField::Pending(on)),
         };
     // An image without a host is in a layout directory.
     let (repository, image) =
@@ -237,75 +238,6 @@ fn desired_fields<'a>(
     }
     let version = format!("version {version}");
     Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), required_images })
-}
-
-/// Version that leads to an image for each of several kernels.
-struct CommonVersion<'a> {
-    version: Cow<'a, str>,
-    /// Name of the image for one of the kernels.
-    reference: &'a ImageReference,
-    required_images: Vec<ImageReference>,
-}
-
-/// Returns the single version for these kernels, or the reference that must be published first. Prefers `current`, as
-/// `repository:version`, where it is one of several such versions.
-fn common_version<'a>(
-    context: &Context<'a>,
-    kind: OperatorResource,
-    kernels: &NodesByKernel<'_>,
-    current: Option<&str>,
-) -> Result<Result<CommonVersion<'a>, &'a ImageReference>, HoldReason> {
-    let mut cells: Vec<(&Cell, Versions<'_>)> = Vec::new();
-    let mut required_images = Vec::new();
-    let mut pending = None;
-    for kernel in kernels.keys() {
-        let state = context.cells.state(context.image, kernel);
-        let cell = match &state {
-            CellState::Published(cell, _) | CellState::Building(cell) => Some(*cell),
-            CellState::Absent(absence) => absence.cell,
-        };
-        let versions =
-            cell.map(|cell| operator::versions(kind, cell, context.resources())).unwrap_or_default();
-        if let Some(cell) = cell.filter(|_| versions.is_empty()) {
-            return Err(tag_form(kind, cell, context.resources()));
-        }
-        match state {
-            CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
-            CellState::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
-            CellState::Published(cell, published) => {
-                required_images.push(context.admissible_image(cell, published)?);
-            }
-        }
-        cells.extend(cell.map(|cell| (cell, versions)));
-    }
-    let has = |versions: &[(Cow<'_, str>, &ImageReference)], version: &str| {
-        versions.iter().any(|(other, _)| *other == version)
-    };
-    let candidates = cells.first().map(|(_, versions)| versions.as_slice()).unwrap_or_default();
-    let is_current = |(version, reference): &&(Cow<'_, str>, &ImageReference)| {
-        current == Some(&format!("{}:{version}", reference.repository))
-    };
-    let is_common = |(version, _): &&(Cow<'_, str>, _)| cells.iter().all(|(_, own)| has(own, version));
-    let unchanged = candidates.iter().filter(is_common).find(is_current);
-    let Some((version, reference)) = unchanged.or_else(|| candidates.iter().find(is_common)).cloned() else {
-        let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (cell, own) in &cells {
-            let version = own.first().map_or("", |(version, _)| &**version);
-            versions.entry(version.to_owned()).or_default().push(cell.target.to_string());
-        }
-        return Err(HoldReason::MixedVersions { versions });
-    };
-    if let Some(on) = pending {
-        return Ok(Err(on));
-    }
-    for (cell, own) in &cells {
-        let Some((_, name)) = own.iter().find(|(other, _)| *other == version) else { continue };
-        if !is_published(context, cell, name) {
-            return Ok(Err(name));
-        }
-        required_images.push((*name).clone());
-    }
-    Ok(Ok(CommonVersion { version, reference, required_images }))
 }
 
 /// Whether this name already points to the cell's image.
@@ -328,19 +260,19 @@ pub(super) fn tag_form(kind: OperatorResource, cell: &Cell, resources: OperatorR
 /// Returns the hold while the operator upgrades drivers. A rewrite makes the operator drain nodes one by one, and another
 /// rewrite would restart these upgrades. A node whose upgrade is only requested causes no hold.
 fn upgrade_in_progress(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<HoldReason> {
-    let (node, state, count) = first_in(kind, kernels, is_in_progress)?;
+    let (node, state, count) = first_node_in_state(kind, kernels, is_in_progress)?;
     Some(HoldReason::UpgradeInProgress { node: node.clone(), state: state.clone(), count })
 }
 
 /// Describes a node whose upgrade the operator does not continue, with the remedy.
 fn stalled_node(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<String> {
-    let (node, state, count) = first_in(kind, kernels, |state| stall_remedy(state).is_some())?;
+    let (node, state, count) = first_node_in_state(kind, kernels, |state| stall_remedy(state).is_some())?;
     let label = operator::upgrade_label(kind)?.replace("-state", ".skip");
     Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), stall_remedy(state)?))
 }
 
 /// Returns the first node whose upgrade state matches, its state, and the number of such nodes.
-fn first_in<'a>(
+fn first_node_in_state<'a>(
     kind: OperatorResource,
     kernels: &NodesByKernel<'a>,
     matches: impl Fn(&str) -> bool,
@@ -364,8 +296,8 @@ fn decide_field(
     let current = values(desired, driver);
     let instance = context.inputs.instance;
     let field = Field { record: record.0.get(FIELD), current: &current, desired, now, instance };
-    // The operator watches its own pods. A value that stayed for an hour counts as good when the desired value changes;
-    // nothing is recorded until then.
+    // The operator watches its pods, so farrier does not. When the desired value changes, a value that stayed for an hour
+    // (`is_quiet`) is recorded as good.
     Ok(field::decide(&field, |set| {
         let is_good = set.is_quiet(now) && current != *desired;
         if is_good { Progress::Good } else { Progress::Waiting }
@@ -432,8 +364,8 @@ pub(super) fn change(
         // Fields that were absent before are omitted, and thus removed.
         writable(value).collect()
     } else {
-        // The field is left to another writer, who may have changed only some of its parts. The other parts stay named,
-        // because an apply removes a field without an owner.
+        // Another writer owns the field now, but may have changed only some of its keys. Keep applying the unchanged keys,
+        // because a server-side apply removes keys that no manager owns.
         let written = record.0.get(FIELD).and_then(FieldRecord::written);
         let owned = written.into_iter().flat_map(writable);
         owned.filter(|(key, value)| driver.get(key) == Some(value)).collect()

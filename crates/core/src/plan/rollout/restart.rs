@@ -3,6 +3,8 @@
 //! A pod that survives a reboot starts again with its old image. A pod is evicted only if its image is known to lack
 //! modules for its node's kernel and the DaemonSet's image has them. All other pods are left running.
 
+use std::collections::BTreeSet;
+
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
     handover::{is_in_maintenance, unavailable_limit},
@@ -39,13 +41,12 @@ pub(super) fn restarts(
         if !new.has(arch, kernel) {
             continue;
         }
-        let mut names: Vec<&str> =
-            reached.iter().filter(|node| !is_in_maintenance(node)).map(|node| node.name.as_str()).collect();
-        names.sort_unstable();
+        let in_service = reached.iter().filter(|node| !is_in_maintenance(node));
+        let nodes_in_service: BTreeSet<&str> = in_service.map(|node| node.name.as_str()).collect();
         let lacks = |pod: &&PodFacts| {
             let current = pod.images.get(container).and_then(|image| contents.get(image));
             !pod.deleting
-                && names.binary_search(&pod.node.as_str()).is_ok()
+                && nodes_in_service.contains(pod.node.as_str())
                 && current.is_some_and(|current| !current.has(arch, kernel))
         };
         outdated.extend(pods().filter(lacks).map(|pod| (pod, kernel)));
@@ -57,7 +58,8 @@ pub(super) fn restarts(
     outdated.iter().take(not_ready + allowed).map(|(pod, kernel)| restart(pod, kernel)).collect()
 }
 
-/// Describes the pods that run an image with unknown contents, and that `OnDelete` keeps until someone deletes them.
+/// Describes the pods that still run another image, if `OnDelete` leaves the restart to the user and farrier does not know
+/// the image's contents.
 pub(super) fn unknown_images(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
@@ -75,7 +77,7 @@ pub(super) fn unknown_images(
         pods.iter().min_by_key(|pod| &pod.node).filter(|_| live.update == UpdateStrategy::OnDelete)?;
     let (name, node, more) = (&first.name, &first.node, and_more(pods.len()));
     Some(format!(
-        "pod {name} of node {node}{more} still runs another image, and updateStrategy OnDelete keeps it: delete it, or add `upgrade` to the rollout"
+        "pod {name} of node {node}{more} still runs another image, and updateStrategy OnDelete does not restart the pod: delete the pod, or add `upgrade` to the rollout"
     ))
 }
 

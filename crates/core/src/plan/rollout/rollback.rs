@@ -22,7 +22,7 @@ use crate::plan::{ClusterSnapshot, RECORD_ANNOTATION};
 pub enum RollbackOutcome {
     /// The previous value (`to`) is restored.
     Restored { from: String, to: String },
-    /// Another writer has set the field since: its value stays, and farrier leaves the field, too.
+    /// Another writer has set the field since: the value stays, and farrier gives up the field.
     Released { holds: String },
     /// Nothing is to be done, with the reason.
     Nothing { why: String },

@@ -1,6 +1,6 @@
-//! The strategy `union`: one image holds the modules for every kernel that the DaemonSet's nodes run, that was
-//! announced, or that left only recently. Nodes of several architectures get an index with one such image per
-//! architecture.
+//! The strategy `union`: one image holds the modules for all kernels of the DaemonSet. These are the kernels that nodes run,
+//! announced kernels, and kernels that no node has run for a short time. Nodes of several architectures get an index with
+//! one such image per architecture.
 
 use std::{
     cmp::Reverse,
@@ -29,12 +29,11 @@ use crate::{
     },
 };
 
-/// On the DaemonSet: kernels of its image that no node runs, each with the time since which it is unused, as JSON. In an image for
-/// several architectures, each kernel is prefixed with its own: `arm64/6.8.0-45-generic`.
+/// On the DaemonSet: kernels of its image that no node runs, each with the time of the last use, as JSON. In an image
+/// for several architectures, each kernel has its architecture as a prefix: `arm64/6.8.0-45-generic`.
 const UNION_LEFT: &str = "farrier.dev/union-left";
 
-/// Returns the kernels that a DaemonSet's next union may keep although no node runs them, each with the time since
-/// which it is unused.
+/// Returns the unused kernels that a DaemonSet's next union may keep, each with the time of the last use.
 pub(in crate::plan) fn unused_kernels(annotations: &BTreeMap<String, String>) -> BTreeMap<String, Timestamp> {
     annotations.get(UNION_LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }

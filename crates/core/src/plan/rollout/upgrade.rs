@@ -210,7 +210,7 @@ impl<'a> Workloads<'a> {
         Self { by_node, namespace }
     }
 
-    /// Returns the pods that must leave the node before its driver does, and the holders that its forecast found last.
+    /// Returns the pods that must leave the node before the driver is unloaded, and the holders in the node's latest forecast.
     fn on(
         &mut self,
         node: &NodeFacts,

@@ -29,7 +29,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Whether every node that should get the target's driver has it, and at least one node was upgraded to it.
+    /// Whether the upgrade is complete: all nodes have the new driver or are skipped, and at least one node was upgraded.
     pub(in crate::plan) fn is_over(&self) -> bool {
         self.seconds_per_node.is_some() && self.under_way + self.waiting + self.failed == 0
     }

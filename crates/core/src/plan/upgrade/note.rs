@@ -162,7 +162,7 @@ pub fn release_uncovered<'a>(
     nodes.into_iter().filter_map(release).collect()
 }
 
-/// Returns the changes that clear a rollout's failures on its nodes, so that an upgrade that stopped because of them continues.
+/// Returns the changes that clear a rollout's failures on its nodes. A stopped upgrade then continues.
 pub fn clear_failures<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>, rollout: &str) -> Vec<Change> {
     let is_failure = |note: &UpgradeNote| note.state == UpgradeState::Failed && note.rollout == rollout;
     let failed = nodes.into_iter().filter(|node| UpgradeNote::of(node).as_ref().is_some_and(is_failure));

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, fmt};
 use super::{PlannedNodeUpgrade, PlannedUpgrade};
 use crate::plan::{Table, table::table};
 
-/// Returns a table with one row per node: its stage, its state, the time of that state, and the reason why it waits.
+/// Returns a table with one row per node. The row has the upgrade's stage and state, when the node entered the state, and
+/// why the node waits or failed.
 pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
     let rows = plan.nodes.iter().map(|node_upgrade| {
         let PlannedNodeUpgrade { node, stage, note, .. } = node_upgrade;
@@ -39,7 +40,7 @@ impl PlannedUpgrade {
         let Self { rollout, nodes, forecast } = self;
         let images: BTreeSet<&str> =
             nodes.iter().map(|node_upgrade| node_upgrade.to.as_str()).filter(|to| !to.is_empty()).collect();
-        let gets = match (images.len(), images.first()) {
+        let image_text = match (images.len(), images.first()) {
             (1, Some(image)) => format!(" gets {image}"),
             (0, _) | (_, None) => String::new(),
             (count, _) => format!(" gets {count} images"),
@@ -56,12 +57,12 @@ impl PlannedUpgrade {
             .filter(|(count, _)| *count > 0)
             .map(|(count, name)| format!("{count} {name}"))
             .collect();
-        let ends = match (forecast.ends, forecast.seconds_per_node) {
+        let end_text = match (forecast.ends, forecast.seconds_per_node) {
             (None, _) => String::new(),
             (Some(ends), None) => format!("; not done before {ends:.0}"),
             (Some(ends), Some(_)) => format!("; done at about {ends:.0}"),
         };
         let nodes = if counts.is_empty() { "no nodes".to_owned() } else { counts.join(", ") };
-        format!("{rollout}{gets}: {nodes}{ends}")
+        format!("{rollout}{image_text}: {nodes}{end_text}")
     }
 }

@@ -1,4 +1,4 @@
-//! The reasons why a node waits, with a text for people and a stable word for programs.
+//! The reasons why a node waits, each with a human-readable text and a stable identifier.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -10,7 +10,7 @@ pub enum UpgradeWait {
     /// Under way: pods must leave first.
     #[error("pods that must leave first: {count}")]
     Users { count: usize },
-    /// Under way: the forecast that the node's driver can be unloaded; with its current holders, as far as known.
+    /// Under way: the forecast that the node's driver can be unloaded. Names the driver's current holders, if known.
     #[error("waits until its driver can be unloaded{}", .holders.as_ref().map(|holders| format!(": {holders}")).unwrap_or_default())]
     Forecast {
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -65,7 +65,7 @@ fn a_module_exports_a_name_of_a_module_that_it_needs() {
     assert_eq!(findings(&kernel(&[], table), &file.build()), [""; 0], "ib_core need not be loaded");
     assert_eq!(
         findings(&kernel(&[], table), &file.needs("other", 1).build()),
-        ["refused DuplicateExport: exports symbol verb, which the kernel's ib_core exports, too"]
+        ["refused DuplicateExport: exports symbol verb, which the kernel's ib_core also exports"]
     );
 }
 

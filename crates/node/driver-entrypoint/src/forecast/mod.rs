@@ -65,7 +65,7 @@ pub(crate) struct UnloadForecast {
     name: String,
     /// Holders that prevent the unload.
     holders: Vec<Holder>,
-    /// Losses of the node or of a pod that are not allowed.
+    /// Disruptions of the node or of a pod that are not allowed.
     losses: Vec<Loss>,
     /// Network interfaces that go down with the module.
     down: Vec<String>,
@@ -163,7 +163,7 @@ pub(crate) fn announce(
     Ok(forecasts)
 }
 
-/// Fails if an unload would take something from the node or a pod that is not allowed.
+/// Fails if an unload would cause a disruption that is not allowed.
 fn refuse_disruption(forecasts: &[UnloadForecast]) -> Result<(), Error> {
     let losses: Vec<Loss> = forecasts.iter().flat_map(|forecast| forecast.losses.clone()).collect();
     if losses.is_empty() {
@@ -249,8 +249,8 @@ impl<'a> NodeState<'a> {
         losses
     }
 
-    /// Lists the users that prevent the unload of a module. References without a visible process count only if the module has
-    /// no losses, which may explain them.
+    /// Lists the users that prevent the unload of a module. Counts references without a visible process only if the
+    /// module has no losses, because a loss may explain such references.
     fn holders(&self, module: &str, has_losses: bool, driver_pod: Option<&str>) -> Vec<Holder> {
         let mut holders = Vec::new();
         let in_use = [unload::in_use, unload::virtual_functions_in_use];

@@ -29,7 +29,8 @@ use crate::{
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Polls without a guard before the container gives up: systemd starts a guard that was killed after a second.
+/// Number of polls without a running guard before the container gives up. systemd restarts a killed guard after one
+/// second.
 const POLLS_WITHOUT_GUARD: u32 = 300;
 
 /// The guard of the node, as a driver container uses it.
@@ -50,7 +51,7 @@ pub(crate) struct Swap<'a> {
     pub(crate) unload: &'a [String],
     /// Loader and names of the new modules. Those in the second list are optional.
     pub(crate) new_modules: (&'a Loader<'a>, Vec<String>, Vec<String>),
-    /// Loader and names of the modules that come back if the swap fails.
+    /// Loader and names of the modules that are restored if the swap fails.
     pub(crate) old_modules: (&'a Loader<'a>, Vec<String>),
 }
 
@@ -65,13 +66,13 @@ pub(crate) fn read_directory(variable: impl Fn(&str) -> Option<String>) -> Resul
 }
 
 impl GuardClient<'_> {
-    /// Whether the guard still works on a request of this container. It does until it has left the directory: the next
-    /// request takes the same place.
+    /// Whether the guard still works on a request of this container. The next request uses the same directory, so the
+    /// guard must have left the directory first.
     pub(crate) fn is_busy(&self) -> bool {
         self.at(REQUEST).exists() && !self.at(DONE).exists()
     }
 
-    /// Waits for the end of a swap that a container requested which was killed.
+    /// Waits for the end of a swap that a killed container requested.
     pub(crate) fn await_earlier(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         if !self.is_busy() {
             return Ok(());
@@ -156,8 +157,8 @@ impl GuardClient<'_> {
         Ok(modules)
     }
 
-    /// Parameters to restore a module with: those configured and those in force; only those configured; none. A module may
-    /// refuse a value that it shows.
+    /// Parameter strings to try when a module is restored, in this order: the configured parameters with the current
+    /// values, the configured parameters, no parameters. A module may refuse a value that it reports.
     fn restore_parameters(&self, loader: &Loader<'_>, name: &str) -> Vec<String> {
         let configured = loader.parameters.of(name);
         let directory = self.node.paths.at(&format!("/sys/module/{name}/parameters"));
@@ -179,7 +180,7 @@ impl GuardClient<'_> {
         let Self { node, directory, .. } = self;
         let (mut logged, mut polls_without_guard) = (0, 0);
         loop {
-            // The journal is read last: it has its last phase before the guard leaves.
+            // Read the journal last, because the guard records the last phase before it leaves.
             let has_left = !self.is_busy();
             let journal = self.journal();
             self.log_messages(&mut logged);
@@ -225,7 +226,7 @@ impl GuardClient<'_> {
         File::open(lock).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
     }
 
-    /// Takes back a request that no guard has begun. Returns whether it did.
+    /// Withdraws a request that no guard has begun. Returns whether the request was withdrawn.
     fn withdraw(&self) -> bool {
         !self.at(JOURNAL).exists() && fs::remove_file(self.at(REQUEST)).is_ok()
     }

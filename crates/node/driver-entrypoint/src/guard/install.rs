@@ -1,5 +1,5 @@
-//! `swap-guard install`: runs the guard on the host with systemd, and keeps it there. Runs in a container of its own, whose
-//! rights no driver container has.
+//! `swap-guard install`: runs the guard on the host with systemd, and keeps the guard running. The command runs in a separate
+//! container, with privileges that no driver container has.
 
 use std::{
     fs,
@@ -32,7 +32,7 @@ const UNIT: &str = "farrier-swap-guard.service";
 /// First argument of the process that runs a program of the host; the host's root and the program's arguments follow.
 pub(crate) const ON_HOST: &str = "run-on-host";
 
-/// Interval at which the container looks whether the guard runs.
+/// Interval at which the container checks that the guard runs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of intervals between two looks.
 const CHECKS: u32 = 30;
@@ -61,7 +61,8 @@ pub(crate) fn host_root<'a>(arguments: &[&'a str]) -> Option<&'a str> {
     }
 }
 
-/// Installs and starts the guard, and starts it again when it is gone, until a signal arrives. The guard stays.
+/// Installs and starts the guard, and restarts a guard that has ended, until a signal arrives. The guard itself keeps
+/// running after the signal.
 pub(crate) fn install(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
     check_systemd(node, root)?;
     let is_new = copy_program(node, root)?;
@@ -97,7 +98,7 @@ fn check_systemd(node: &Node<'_>, root: &str) -> Result<(), Error> {
     ))
 }
 
-/// Copies this program to the host. Returns whether the host had another one.
+/// Copies this program to the host. Returns whether the host had another version.
 fn copy_program(node: &Node<'_>, root: &str) -> Result<bool, Error> {
     let path = node.paths.at(&format!("{root}{PROGRAM}"));
     let bytes = fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))?;
@@ -137,7 +138,7 @@ fn start(root: &str) -> Result<(), Error> {
     on_host(root, "systemd-run", &arguments)
 }
 
-/// Waits until the guard performs no swap, for a while.
+/// Waits a limited time until the guard performs no swap.
 fn await_idle(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
     let is_busy = || {
         let requests = entries(node.paths.at(&format!("{root}{DIRECTORY}"))).into_iter();

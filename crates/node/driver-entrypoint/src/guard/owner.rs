@@ -16,7 +16,7 @@ use crate::{
 
 /// Maximum time for a program of an owner.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Polls for an interface that a new driver creates.
+/// Maximum number of polls for an interface that a new driver creates.
 const POLLS: u32 = 100;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -39,7 +39,7 @@ impl Owner {
         Self::ALL.iter().find(|(owner, _)| *owner == self).map_or("", |(_, name)| name)
     }
 
-    /// Finds the owner of an interface by the state that owners keep below `/run`.
+    /// Finds the owner of an interface in the state files that the network managers keep below `/run`.
     fn of(node: &Node<'_>, interface: &Path) -> Option<Self> {
         let name = name_of(interface);
         let index = text(interface.join("ifindex"))?;
@@ -65,7 +65,7 @@ impl Owner {
     fn command(self, interface: &str) -> (&'static str, Vec<&str>) {
         match self {
             Self::Networkd => ("networkctl", vec!["reconfigure", interface]),
-            // Like networkctl, it does not wait: the replay waits for all owners together.
+            // Do not wait here (networkctl does not either): the replay waits for all owners together.
             Self::NetworkManager => ("nmcli", vec!["--wait", "0", "device", "connect", interface]),
             Self::Ifupdown => ("ifup", vec!["--force", interface]),
         }
@@ -83,7 +83,7 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
     files::write(node, file, &lines.join("\n"))
 }
 
-/// Has the owners in a file configure their interfaces again. Returns whether there are any.
+/// Has the owners in a file configure their interfaces again. Returns whether any interface has an owner.
 pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     let text = text(node.paths.at(file)).unwrap_or_default();
     let owned = text.lines().filter_map(|line| {
@@ -124,7 +124,7 @@ pub(super) fn run(node: &Node<'_>, program: &str, arguments: &[&str]) -> Result<
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(status.to_string()),
         None => {
-            // It is not waited for: its end does not matter here, and may take long.
+            // Do not wait for the killed program to end: waiting may take long and has no use here.
             let killed = child.kill().map_err(|error| error.to_string());
             killed.and(Err(format!("killed after {} s", LIMIT.as_secs())))
         }

@@ -1,4 +1,4 @@
-//! The phases of a swap on the host. Each one may be the repetition of a phase that was interrupted.
+//! The phases of a swap on the host. Each phase can run again after an interruption, and then only does the remaining work.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     signals::Signals,
 };
 
-/// Time that the network's owner has to configure the interfaces before the saved settings are replayed.
+/// Time that the owner of the interfaces (a network manager) has to configure them before the saved settings are replayed.
 const OWNER_SECONDS: u32 = 10;
 /// Time before the replay if no network manager owns an interface: udev may still rename devices.
 const NO_OWNER_SECONDS: u32 = 3;
@@ -39,7 +39,7 @@ pub(super) struct SwapHost<'a> {
     pub(super) request: Request,
 }
 
-/// A guard does not end during a swap.
+/// Signals of a guard during a swap: none, because the guard must not end before the swap does.
 struct NoSignals;
 
 impl Signals for NoSignals {
@@ -122,7 +122,10 @@ impl SwapHost<'_> {
             }
             if Loaded::read(&node.paths)?.contains(&module.name) {
                 return Err(Error::new(
-                    format!("something else on the node has loaded another {}", module.name),
+                    format!(
+                        "another program on the node has loaded a {} that is not the image's",
+                        module.name
+                    ),
                     "mount the host's /run/modprobe.d in the driver's container: the blacklist there keeps udev from loading it",
                 ));
             }
@@ -138,12 +141,12 @@ impl SwapHost<'_> {
         devices::check_bound(node, &bound)
     }
 
-    /// Unloads the new modules, users first. A module that stays does not keep the others.
+    /// Unloads the new modules, users first. If a module cannot be unloaded, still unloads the others.
     fn unload_new(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         let mut names = Vec::new();
         for module in request.load.iter().rev() {
-            // A module that both sides have in the same version stays.
+            // A module that is the same before and after the swap stays loaded.
             let is_same =
                 request.restore.iter().any(|old| old.name == module.name) && self.is_loaded(module, OLD)?;
             if self.is_loaded(module, NEW)? && !is_same {
@@ -157,7 +160,7 @@ impl SwapHost<'_> {
         result
     }
 
-    /// Loads the old modules again. A module that does not load does not keep the others.
+    /// Loads the old modules again. If a module cannot be loaded, still loads the others.
     fn load_old(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         let mut result = Ok(());
@@ -174,7 +177,8 @@ impl SwapHost<'_> {
         result
     }
 
-    /// Loads a module from the host's own tree. LoadPin and IMA may refuse the file of the request.
+    /// Loads a module from the host's own tree, because LoadPin and IMA may refuse the copy in the request's directory.
+    /// Returns `error`, the reason of that refusal, if `modprobe` fails too.
     fn modprobe(&self, module: &Module, error: Error) -> Result<(), Error> {
         let log = &self.node.log;
         log.warn(format!("{error}; trying the host's modprobe"));
@@ -190,7 +194,7 @@ impl SwapHost<'_> {
         }
     }
 
-    /// Loads a module with the first parameters that the kernel accepts.
+    /// Loads a module. Tries each of the request's parameter strings until the kernel accepts one.
     fn load(&self, module: &Module, directory: &str, limit: Duration) -> Result<(), Error> {
         let Self { node, .. } = self;
         let path = self.module_path(module, directory);
@@ -236,7 +240,7 @@ impl SwapHost<'_> {
                 "dmesg on the node has the kernel's messages",
             )),
             Err(IsolatedRefusal::TimedOut { ended }) => {
-                let end = if ended { "was killed" } else { "cannot be killed, so that only a boot ends it" };
+                let end = if ended { "was killed" } else { "cannot be killed and ends only with a reboot" };
                 Err(Error::new(
                     format!("load {name}: not done within {} s; the load {end}", limit.as_secs()),
                     "dmesg on the node has the kernel's messages",
@@ -263,8 +267,8 @@ impl SwapHost<'_> {
         self.file(&module.file(directory))
     }
 
-    /// Lets the network's owner configure the interfaces, and restores what it does not. What cannot be restored is logged:
-    /// the answers of the API servers decide.
+    /// Lets the interfaces' owner configure them, and then restores the remaining settings. Only logs failures, because the next
+    /// phase decides by the answers of the API servers.
     fn replay(&self) {
         let node = self.node;
         let Some(network) = NetworkState::load(node, &self.file("network")) else { return };

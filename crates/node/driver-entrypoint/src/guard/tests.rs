@@ -283,7 +283,7 @@ fn a_swap_counts_whose_guard_cannot_say_that_it_has_left() {
     assert_eq!(bench.loaded_versions(), HOST, "{}", bench.log());
 }
 
-/// The end of a container takes the uplink's driver away, too.
+/// The end of a container also takes the uplink's driver away.
 #[test]
 fn the_end_of_a_container_is_undone_if_the_host_s_module_has_no_link() {
     let bench = bench();

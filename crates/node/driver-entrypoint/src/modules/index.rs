@@ -101,8 +101,7 @@ impl Index {
 
 /// Lists the module files of a tree in order of precedence. `modules.dep` already has depmod's order, and spares
 /// reading thousands of directory entries; its entries without a file are skipped. In an image `modules.dep` may come
-/// from the topmost layer and list only that layer's modules. Files that it does not list follow after those that it
-/// lists.
+/// from the topmost layer and list only that layer's modules. Unlisted files follow after the listed files.
 fn module_files(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     if let Some(list) = read_text(&directory.join("modules.dep"))? {

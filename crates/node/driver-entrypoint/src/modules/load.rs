@@ -193,7 +193,7 @@ impl DependencyWalk<'_> {
             return Ok(());
         }
         if self.path.iter().any(|other| other == name) {
-            // Soft dependencies may form cycles, which modprobe tolerates, too.
+            // Soft dependencies may form cycles, which modprobe also tolerates.
             if optional {
                 return Ok(());
             }

@@ -1,5 +1,5 @@
 //! Checks that a module was compiled against the loaded drivers. Compares the module's symbol versions with the
-//! `Module.symvers` that the drivers expose. The kernel refuses a mismatch, too, but only after it has loaded the module's
+//! `Module.symvers` that the drivers expose. The kernel also refuses a mismatch, but only after it has loaded the module's
 //! dependencies, and without a hint.
 
 use std::{
@@ -102,7 +102,8 @@ impl ExportedVersions {
     }
 }
 
-/// Refuses a module if it, or a module to be loaded for it, was compiled against drivers other than the loaded ones.
+/// Refuses a module that was compiled against drivers other than the loaded drivers. Also checks the module's dependencies that are
+/// not loaded yet.
 pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Result<(), Error> {
     let Loader { node, .. } = loader;
     let live = Loaded::read(&node.paths)?;

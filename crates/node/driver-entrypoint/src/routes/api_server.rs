@@ -15,7 +15,7 @@ use crate::{
 
 /// Default port of API servers.
 const API_PORT: u16 = 6443;
-/// HTTPS port, which API servers of managed clusters use, and other servers, too.
+/// HTTPS port, which API servers of managed clusters use, as other servers do.
 const HTTPS_PORT: u16 = 443;
 /// Programs that are or contain a kubelet.
 const KUBELETS: [&str; 5] = ["kubelet", "k3s-agent", "k3s-server", "rke2", "kubelite"];

@@ -86,7 +86,7 @@ async fn each_kernel_has_the_toolchain_image_of_its_release() {
     assert_eq!(toolchains[..2], [1, 2].map(|number| Ok(format!("127.0.0.1:1/toolkit@{}", digest(number)))));
     assert_eq!(
         toolchains[2..],
-        [Err(format!("there is no value of {{{{digest}}}} for {K11} (name it in the kernel family)"))]
+        [Err(format!("there is no value of {{{{digest}}}} for {K11} (set it in the kernel family)"))]
     );
 }
 

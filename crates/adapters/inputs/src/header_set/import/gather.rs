@@ -112,7 +112,7 @@ impl Gatherer<'_> {
         let mut links = Vec::new();
         let trees: Vec<&Tree> = source.iter().chain(std::iter::once(build)).collect();
         for tree in &trees {
-            // A separate build directory has a Makefile and a link that only lead to the source tree.
+            // A separate build directory has a Makefile and a link that only point to the source tree.
             let is_separate_build = source.is_some() && *tree == build;
             let is_selected = |path: &Path| {
                 let leads_to_source =
@@ -136,7 +136,7 @@ impl Gatherer<'_> {
             let resolved = resolved.or_else(|| Some(dest.join(part()?)));
             let target = match resolved {
                 Some(resolved) if self.has(&resolved) => links::relative(parent(&path), &resolved),
-                // The link leads to a part of the kernel that no module needs.
+                // The link points to a part of the kernel that no module needs.
                 Some(_) => continue,
                 None if link.resolved.is_none() && stays_below(&tree.path, &link.path, &link.target) => {
                     continue;
@@ -265,7 +265,7 @@ fn package_of(path: &Path) -> Option<PathBuf> {
 fn escapes(link: &LinkInTree) -> FetchError {
     let (link, target) = (link.path.display(), link.target.display());
     FetchError::unusable(
-        format!("cannot use link {link}: it leads to {target}, which is not part of the header set"),
+        format!("cannot use link {link}: it points to {target}, which is not part of the header set"),
         "add the target as another source, or remove the link; the header set was not stored",
     )
 }

@@ -40,7 +40,7 @@ use crate::{FetchError, Result, TREE, header_tree};
 pub enum ImportSource {
     /// A tarball, a directory, or a Debian or RPM package.
     Path(PathBuf),
-    /// A node's file system: `/lib/modules/<release>/build` and the trees that it leads to.
+    /// A node's file system: `/lib/modules/<release>/build` and the trees that its links point to.
     Node(PathBuf),
 }
 

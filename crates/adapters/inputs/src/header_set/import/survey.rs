@@ -60,7 +60,7 @@ fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree> {
         return Ok(only.clone());
     }
     let reason = match staged.rooted.as_ref().and_then(|root| build_link(root, release)) {
-        Some((link, target)) => format!("{link} leads to {target}, which does not exist"),
+        Some((link, target)) => format!("{link} points to {target}, which does not exist"),
         None => format!("there is neither lib/modules/{release}/build nor a configured kernel tree"),
     };
     Err(FetchError::unusable(

@@ -46,7 +46,7 @@ fn missing(root: &Path, path: &Path, tool: &str) -> FetchError {
     if let Some((link, target)) = broken_link(root, path) {
         let (link, target) = (link.display(), target.display());
         return FetchError::unusable(
-            format!("cannot find {tool} in the header set: /{link} leads to {target}, which does not exist"),
+            format!("cannot find {tool} in the header set: /{link} points to {target}, which does not exist"),
             "install the package that contains it (Debian: linux-kbuild-*), or name it as a further \
              source; a Job that collects headers sees only the directories of the node that it mounts \
              (Helm: headers.collect.hostPaths)",
@@ -81,7 +81,7 @@ mod tests {
         fs_err::os::unix::fs::symlink(target, root.path().join(build).join("scripts")).unwrap();
         let said =
             || missing(root.path(), &build.join("scripts/basic/fixdep"), "scripts/basic/fixdep").to_string();
-        insta::assert_snapshot!(said(), @"cannot find scripts/basic/fixdep in the header set: /usr/src/linux-headers-6.1.0-47-amd64/scripts leads to ../../lib/linux-kbuild-6.1/scripts, which does not exist");
+        insta::assert_snapshot!(said(), @"cannot find scripts/basic/fixdep in the header set: /usr/src/linux-headers-6.1.0-47-amd64/scripts points to ../../lib/linux-kbuild-6.1/scripts, which does not exist");
         fs::create_dir_all(root.path().join("usr/lib/linux-kbuild-6.1/scripts")).unwrap();
         insta::assert_snapshot!(said(), @"cannot find scripts/basic/fixdep in the header set: kbuild runs it for every module");
     }

@@ -77,11 +77,11 @@ fn each_warning_has_a_code_a_message_and_a_remedy() {
     world.snapshot.pods = vec![vendor_pod(&world)];
     let Table { rows, .. } = &tables(&world.plan())[1];
     insta::assert_snapshot!(rows[0][3].split_once('\n').unwrap().1, @r"
-    warning[argo-cd]: Argo CD application prod manages it: its next sync, or selfHeal at once, reverts the write
+    warning[argo-cd]: Argo CD application prod manages the DaemonSet: the next sync reverts the write, or selfHeal does so at once
     -> use strategy git, or add {group: apps, kind: DaemonSet, managedFieldsManagers: [farrier]} to ignoreDifferences of the application, with the sync option RespectIgnoreDifferences=true
-    warning[no-pull-secrets]: its pods have no imagePullSecrets, and registry.test refuses pulls without credentials
+    warning[no-pull-secrets]: the DaemonSet's pods have no imagePullSecrets, and registry.test refuses pulls without credentials
     -> add imagePullSecrets to the pod template or to its ServiceAccount, unless the nodes have credentials of their own
-    warning[restarts-pods]: its updateStrategy restarts its 3 pods, 1 at a time, each with its node's driver
+    warning[restarts-pods]: the updateStrategy restarts 3 pods, 1 at a time, and each restart reloads a node's driver
     -> to choose order and time, use updateStrategy OnDelete, and `upgrade` in the rollout
     ");
     let json = serde_json::to_value(&world.plan().rollouts[0]).unwrap();

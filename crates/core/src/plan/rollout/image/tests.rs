@@ -301,7 +301,7 @@ fn what_cannot_be_known_holds() {
     ");
 }
 
-/// Guarantee 1 holds for a restore, too: after a kernel upgrade the previous image is for the previous kernel.
+/// Guarantee 1 also holds for a restore: after a kernel upgrade the previous image is for the previous kernel.
 #[test]
 fn an_image_for_another_kernel_is_not_restored() {
     let mut world = world();
@@ -543,7 +543,7 @@ fn a_tag_beside_the_digest_stays_and_is_the_new_images() {
         .unwrap();
     assert!(!tag.is_empty(), "{}", world.image_of("driver"));
     is_quiet(&mut world);
-    // The same image under another tag is right, too.
+    // The same image under another tag is also right.
     world.set_by_another(&format!("{repository}:stable{digest}"));
     world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
     is_quiet(&mut world);

@@ -183,8 +183,8 @@ impl<'a> Fleet<'a> {
         copy.facts.placement.reach(&node, false) == NodeReach::Reached
     }
 
-    /// Whether a node needs the kernel's copy, or may need it. A node of unknown kernel may need it if its nodeInfo or
-    /// its kernel label names this kernel.
+    /// Whether a node needs the kernel's copy, or may need the copy. A node whose kernel is unknown may need the copy if the
+    /// nodeInfo or the kernel label names this kernel.
     pub(super) fn is_used(&self, groups: &[NodeGroup<'_>], kernel: &KernelTarget) -> bool {
         let label = KernelLabel::of(&kernel.release);
         let may_run = |node: &NodeFacts| {

@@ -56,7 +56,8 @@ pub(super) fn next_record(
     fleet: &Fleet<'_>,
     copy: Option<&LiveCopy<'_>>,
     image: Option<&ReadyImage>,
-    (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
+    watched: Watch,
+    upgrade: Option<&PlannedUpgrade>,
 ) -> Option<CopyRecord> {
     let (now, by) = (context.inputs.now, context.inputs.instance);
     let desired = image.map(|image| image.text.clone());
@@ -68,7 +69,7 @@ pub(super) fn next_record(
         None => CopyRecord::new(copy.image(&fleet.containers)?, None, now, by),
     };
     if !record.good {
-        watch(context, fleet, copy, &mut record, (watched, upgrade));
+        watch(context, fleet, copy, &mut record, watched, upgrade);
     }
     let has_failed = |image: &String| record.failed.as_ref().is_some_and(|failed| failed.image == *image);
     match desired {
@@ -88,7 +89,8 @@ fn watch(
     fleet: &Fleet<'_>,
     copy: &LiveCopy<'_>,
     record: &mut CopyRecord,
-    (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
+    watched: Watch,
+    upgrade: Option<&PlannedUpgrade>,
 ) {
     let (limits, now) = (Limits::of(watched, copy.live), context.inputs.now);
     let pods = || fleet.pods_of(&copy.live.version.uid);

@@ -99,7 +99,7 @@ fn copies_of_another_instance_are_left_to_it() {
     }
     cluster.publish();
     cluster.converge();
-    insta::assert_snapshot!(now(&mut cluster), @"hold: farrier, another farrier of this cluster, owns the copies, such as DaemonSet mft-6-1-0-47-amd64-a9f97555: remove the rollout from the definitions of one of them; to take the copies over, remove the annotation farrier.dev/rollout from each");
+    insta::assert_snapshot!(now(&mut cluster), @"hold: farrier, another farrier instance in this cluster, owns the copies, such as DaemonSet mft-6-1-0-47-amd64-a9f97555: remove the rollout from the definitions of one instance; to take over the copies, remove the annotation farrier.dev/rollout from each");
     assert_eq!(cluster.writes, writes);
     cluster.world.instance = own;
     settled(&mut cluster);
@@ -368,7 +368,7 @@ fn a_rollback_ends_with_the_original_as_it_was() {
     for round in 0.. {
         assert!(round < 10);
         let world = &cluster.world;
-        let changes = rollback_per_kernel(&world.snapshot, world.now, ("kube-system", "mft")).unwrap();
+        let changes = rollback_per_kernel(&world.snapshot, world.now, "kube-system", "mft").unwrap();
         if changes.is_empty() {
             break;
         }

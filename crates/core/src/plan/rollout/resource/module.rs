@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 
 use super::{
     super::{Context, HoldReason, reached::NodesByKernel},
-    CommonVersion, DesiredField, FIELD, ResourceFacts, common_version, field_path, record_of,
+    DesiredField, FIELD, ResourceFacts, field_path, record_of,
+    version::{CommonVersion, VersionChoice, common_version},
 };
 use crate::{
     image::{OperatorResource, Output},
@@ -22,8 +23,8 @@ pub(super) const MAPPINGS: &str = "kernelMappings";
 /// Sections that make KMM build or sign images itself.
 const IMAGE_BUILD_SECTIONS: [&str; 2] = ["build", "sign"];
 
-/// Returns the images for these kernels. If an image changes, the Module's `version` changes, too, where it is set: KMM
-/// needs it for ordered upgrades.
+/// Returns the images for these kernels. If an image changes and the Module sets `version`, the `version` changes as
+/// well, because KMM's ordered upgrades compare it.
 pub(super) fn desired_fields<'a>(
     context: &Context<'a>,
     resource: &ResourceFacts,
@@ -58,8 +59,8 @@ pub(super) fn desired_fields<'a>(
         let current = index.map_or(container.get(IMAGE), |index| mappings[index].get(IMAGE));
         let current = current.and_then(Value::as_str);
         let common = match common_version(context, OperatorResource::Module, kernels, current)? {
-            Ok(common) => common,
-            Err(on) => return Ok(DesiredField::Pending(on)),
+            VersionChoice::Ready(common) => common,
+            VersionChoice::Pending(on) => return Ok(DesiredField::Pending(on)),
         };
         let CommonVersion { version, reference, required_images: images } = common;
         let image = format!("{}:{version}", reference.repository);

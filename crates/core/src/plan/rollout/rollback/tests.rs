@@ -72,7 +72,7 @@ fn what_was_before_is_restored_and_stays() {
     assert!(!plan.has_failures());
     insta::assert_snapshot!(
         HoldReason::RolledBack { at: world.now },
-        @"farrier rollback reverted what was set at 1970-01-01T00:00:00Z; it waits for another image, or for the annotation farrier.dev/record to be removed"
+        @"farrier rollback reverted what was set at 1970-01-01T00:00:00Z; farrier waits for another image, or for the removal of the annotation farrier.dev/record"
     );
     assert!(
         roll_back(&mut world, &[]).iter().all(|step| step.change.is_none()),

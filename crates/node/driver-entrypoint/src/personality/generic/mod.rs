@@ -276,7 +276,7 @@ impl Container<'_> {
     }
 
     /// Unloads the modules in `loaded` that nothing else uses. A killed container also leaves the image's dependencies
-    /// that it had loaded; they are unloaded, too, except after a failed start, when `modules` is empty.
+    /// that it had loaded; they are also unloaded, except after a failed start, when `modules` is empty.
     fn unload_dependencies(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
         let node = self.node;
         let state = Loaded::read(&node.paths)?;

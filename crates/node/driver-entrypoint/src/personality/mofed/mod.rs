@@ -117,7 +117,7 @@ impl Container<'_> {
         if NetworkState::load_if_unloaded(node, &self.state_file("sriov")).is_none() {
             files::remove(node, &self.state_file("sriov"))?;
         }
-        // A container that was killed while loading left the remaining modules to this one.
+        // An earlier container was killed while loading, so this container loads the remaining modules.
         let unfinished = node.paths.at(&self.state_file("replacing")).exists();
         stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
         files::remove(node, &self.state_file("replacing"))?;
@@ -191,7 +191,7 @@ impl Container<'_> {
         self.blacklist().write();
         let result = match &guard {
             Some(guard) => {
-                self.replace_by_guard(guard, loaded, (&to_unload, &unloaded), failure.image.clone(), signals)
+                self.replace_by_guard(guard, loaded, &to_unload, &unloaded, failure.image.clone(), signals)
             }
             None => self.swap_drivers(loaded, &to_unload, &unloaded, signals),
         };
@@ -211,7 +211,8 @@ impl Container<'_> {
         &self,
         guard: &GuardClient<'_>,
         loaded: &Loaded,
-        (to_unload, unloaded): (&[String], &[String]),
+        to_unload: &[String],
+        unloaded: &[String],
         digest: String,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {

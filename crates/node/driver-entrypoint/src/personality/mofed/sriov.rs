@@ -256,7 +256,7 @@ impl PhysicalFunction {
         let number = number.unwrap_or_default();
         let representors = interface.iter().flat_map(|interface| representors(node, interface));
         let representors: Vec<Representor> = representors.map(|(_, representor)| representor).collect();
-        // mlx5 has a switch ID in legacy mode, too (since Linux 5.10), but representors only in switchdev mode.
+        // mlx5 also has a switch ID in legacy mode (since Linux 5.10), but representors only in switchdev mode.
         let mode = devlink.and_then(|devlink| devlink.is_switchdev(device));
         let attribute = |name: &str| interface.as_ref().and_then(|path| text(path.join(name)));
         let compat_mode = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");

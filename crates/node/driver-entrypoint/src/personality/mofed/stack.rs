@@ -11,7 +11,7 @@ use crate::{
     node::Node,
 };
 
-/// Modules that OFED's own start script loads, in its order, if the image has them. Their dependencies are loaded, too.
+/// Modules that OFED's own start script loads, in its order, if the image has them. Their dependencies are also loaded.
 const START_MODULES: [&str; 8] =
     ["mlx5_core", "mlx5_ib", "ib_umad", "ib_uverbs", "ib_ipoib", "rdma_cm", "rdma_ucm", "ib_cm"];
 

@@ -83,7 +83,7 @@ pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
 /// Other drivers of GPUs.
 const OTHER_DRIVERS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
 
-/// Checks, before the old driver is unloaded, that it leaves a GPU that no other driver holds.
+/// Checks, before the old driver is unloaded, that at least one GPU is held by no other driver.
 pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
     let gpus = devices::gpus(&node.paths);
     let describe_holder = |gpu: &Gpu| {

@@ -95,7 +95,7 @@ fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) ->
     signals.check()
 }
 
-/// The order matters: if the driver is in use and stays loaded, its user space must stay, too.
+/// The order matters: if the driver is in use and stays loaded, its user space must also stay.
 fn stop(node: &Node<'_>) -> Result<(), Error> {
     state::set_not_ready(node)?;
     daemons::stop(node)?;

@@ -42,7 +42,7 @@ fn a_node_that_lost_its_labels_is_not_gone() {
     unlabel(&mut world, 0);
     let (why, wrote) = held(&mut world);
     assert!(!wrote && !why.is_failure());
-    insta::assert_snapshot!(why, @"node n0 has no label feature.node.kubernetes.io/kernel-version.full and runs 6.1.0-47-amd64, which the image is not for: it may be reached again once Node Feature Discovery has labeled it; label it, or let ignoreNodes in site.yaml ignore it");
+    insta::assert_snapshot!(why, @"node n0 has no label feature.node.kubernetes.io/kernel-version.full and runs 6.1.0-47-amd64, which the image is not for: the rollout may reach the node once Node Feature Discovery has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
     for node in 1..3 {
         unlabel(&mut world, node);
     }
@@ -77,7 +77,7 @@ fn a_ready_node_that_holds_a_rollout_is_named_with_the_time() {
     unlabel(&mut world, 0);
     let why = held(&mut world).0.to_string();
     assert!(why.starts_with("node n0, ready since 2026-06-01T12:00:00Z, has no label"), "{why}");
-    assert!(why.contains("label it, or let ignoreNodes"), "{why}");
+    assert!(why.contains("add the label, or add the node to ignoreNodes"), "{why}");
     let mut world = labeled_world();
     world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
     world.snapshot.nodes[0].labels.insert(crate::plan::KERNEL_LABEL.to_owned(), "other".to_owned());

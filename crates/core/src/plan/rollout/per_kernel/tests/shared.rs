@@ -3,7 +3,7 @@
 use super::*;
 use crate::plan::fixtures::name;
 
-/// Returns a cluster whose DaemonSet has a second container, for the image `gpu` or for `mft`, too.
+/// Returns a cluster whose DaemonSet has a second container, for the image `gpu` or also for `mft`.
 fn cluster(second: &str, upgrade: Option<serde_json::Value>) -> Cluster {
     let mut cluster = match upgrade {
         Some(upgrade) => Cluster::in_order(&[K47, K47, K48], &[K47], &upgrade),

@@ -58,7 +58,7 @@ fn gpu_cluster() -> ResourceFacts {
 fn a_cluster_policy_beside_a_gpu_cluster_is_held() {
     let mut world = world(OperatorResource::ClusterPolicy);
     world.snapshot.resources.push(gpu_cluster());
-    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: the GPU Operator ignores a ClusterPolicy beside GPUCluster gpu-cluster: name an NVIDIADriver in the rollout, or delete the GPUCluster");
+    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: the GPU Operator ignores a ClusterPolicy while GPUCluster gpu-cluster exists: name an NVIDIADriver in the rollout, or delete the GPUCluster");
     assert!(!world.plan().has_failures());
 }
 
@@ -84,7 +84,7 @@ fn an_nvidia_driver_beside_a_gpu_cluster_is_rolled_out_to_the_nodes_with_gpus() 
     // A ClusterPolicy that manages the driver still disables the resource.
     let policy = resource(OperatorResource::ClusterPolicy, "policy", json!({"driver": {}}));
     world.snapshot.resources.push(policy);
-    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: ClusterPolicy policy manages the driver, and GPUCluster gpu-cluster excludes it: delete the ClusterPolicy");
+    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: ClusterPolicy policy manages the driver and conflicts with GPUCluster gpu-cluster: delete the ClusterPolicy");
 }
 
 /// Moves the resources of the cluster to a directory, whose NVIDIADriver is then the target.

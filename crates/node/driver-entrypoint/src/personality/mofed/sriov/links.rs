@@ -158,7 +158,7 @@ pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, saved: &[Link]
 }
 
 /// Restores the missing settings of interfaces. First polls up to `polls` times, because a network manager may restore them. A
-/// poll runs `ip` several times, which takes long on a slow node; the time of `polls` intervals is a limit, too.
+/// poll runs `ip` several times, which takes long on a slow node, so polling also ends after the time of `polls` intervals.
 pub(super) fn restore(node: &Node<'_>, saved: &[Saved<'_>], polls: u32) {
     let ip = Ip::of(node);
     let start = Instant::now();

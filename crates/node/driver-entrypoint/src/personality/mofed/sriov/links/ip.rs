@@ -167,7 +167,7 @@ fn parse_route(line: &str, name: &str, addresses: &[String]) -> Option<String> {
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
         match word {
-            // Nexthop objects are lost with their interface; the route has their gateway and interface, too.
+            // Nexthop objects are lost with their interface; the route also has their gateway and interface.
             "nhid" => _ = words.next(),
             "dev" if !has_nexthops => _ = words.next(),
             "" => {}
