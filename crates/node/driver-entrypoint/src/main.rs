@@ -29,6 +29,7 @@ mod mounts;
 mod node;
 mod personality;
 mod pods;
+mod program;
 mod routes;
 mod signals;
 mod storage;

@@ -15,7 +15,8 @@ use swap_guard::{
 
 use super::{
     LOCK, VARIABLE,
-    files_of_request::{DONE, JOURNAL, LOG, REQUEST},
+    files_of_request::{JOURNAL, LOG, REQUEST},
+    is_open, lock_request,
 };
 use crate::{
     error::Error,
@@ -68,7 +69,7 @@ impl GuardClient<'_> {
     /// Whether the guard still works on a request of this container. It does until it has left the directory: the next
     /// request takes the same place.
     pub(crate) fn is_busy(&self) -> bool {
-        self.at(REQUEST).exists() && !self.at(DONE).exists()
+        is_open(&self.at(""))
     }
 
     /// Waits for the end of a swap that a container requested which was killed.
@@ -104,8 +105,10 @@ impl GuardClient<'_> {
         for old in [&new, &request] {
             files::if_exists(fs::remove_dir_all(old)).map_err(&write)?;
         }
-        self.fill(&new, swap)?;
-        fs::rename(&new, &request).map_err(&write)?;
+        let filled = self.fill(&new, swap);
+        let filled = filled.and_then(|()| fs::rename(&new, &request).map_err(&write));
+        // The modules' files take memory, which may be what is missing.
+        filled.inspect_err(|_| drop(fs::remove_dir_all(&new))).map_err(as_transient)?;
         node.log.step(format!("asked the guard for the swap: {directory}/{name}"));
         self.follow(signals)
     }
@@ -186,7 +189,7 @@ impl GuardClient<'_> {
             let is_over = has_left || polls_without_guard > POLLS_WITHOUT_GUARD;
             if let Some(phase) = journal.phase().filter(|phase| phase.is_final() && is_over) {
                 self.log_messages(&mut logged);
-                return result_of(phase, journal.failure());
+                return result_of(phase, &journal);
             }
             if has_left {
                 return Err(Error::Guard {
@@ -197,6 +200,11 @@ impl GuardClient<'_> {
             }
             signals.check()?;
             polls_without_guard = if self.has_guard() { 0 } else { polls_without_guard + 1 };
+            if polls_without_guard > 0 && polls_without_guard % POLLS_WITHOUT_GUARD == 0 {
+                node.log.warn(format!(
+                    "no guard works on {directory}: waiting until the DaemonSet of the guard starts it"
+                ));
+            }
             if polls_without_guard > POLLS_WITHOUT_GUARD && self.withdraw() {
                 return Err(Error::Guard {
                     message: format!("no guard serves {directory}"),
@@ -226,12 +234,13 @@ impl GuardClient<'_> {
     }
 
     /// Takes back a request that no guard has begun. Returns whether it did.
-    fn withdraw(&self) -> bool {
-        !self.at(JOURNAL).exists() && fs::remove_file(self.at(REQUEST)).is_ok()
+    pub(super) fn withdraw(&self) -> bool {
+        let lock = lock_request(&self.at(""));
+        lock.is_some() && self.journal().phase().is_none() && fs::remove_file(self.at(REQUEST)).is_ok()
     }
 
     fn journal(&self) -> Journal {
-        Journal::parse(&fs::read_to_string(self.at(JOURNAL)).unwrap_or_default())
+        Journal::parse(&fs::read(self.at(JOURNAL)).unwrap_or_default())
     }
 
     fn at(&self, file: &str) -> PathBuf {
@@ -239,18 +248,40 @@ impl GuardClient<'_> {
     }
 }
 
-fn result_of(phase: Phase, failure: Option<&Failure>) -> Result<(), Error> {
-    let reason = failure.map(|failure| failure.reason.as_str()).unwrap_or_default();
-    let message = match phase {
+fn result_of(phase: Phase, journal: &Journal) -> Result<(), Error> {
+    let reason =
+        |failure: Option<&Failure>| failure.map(|failure| failure.reason.clone()).unwrap_or_default();
+    let (cause, state) = (reason(journal.failure()), reason(journal.last_failure()));
+    let is_transient = journal.failure().is_some_and(|failure| failure.transient);
+    let (message, transient) = match phase {
         Phase::Committed => return Ok(()),
-        Phase::Refused => format!("the guard refused the swap: {reason}"),
-        Phase::Lost => format!(
-            "the guard undid the swap, and the API server does not answer with the host's drivers either: {reason}"
+        // Nothing was tried.
+        Phase::Refused => (format!("the guard refused the swap: {cause}"), true),
+        Phase::PartlyUndone => {
+            (format!("the guard could not undo the swap: {state}. The swap had failed: {cause}"), false)
+        }
+        Phase::Lost => (
+            format!(
+                "the node is cut off, although the guard undid the swap: {state}. The swap had failed: {cause}"
+            ),
+            false,
         ),
-        _ => format!("the guard undid the swap: {reason}"),
+        _ => (format!("the guard undid the swap: {cause}"), is_transient),
     };
     let hint = "the guard's messages are above, and on the node: journalctl --unit farrier-swap-guard";
-    Err(Error::Guard { message, hint, transient: failure.is_some_and(|failure| failure.transient) })
+    Err(Error::Guard { message, hint, transient })
+}
+
+/// Marks a failure as one that says nothing about the image.
+fn as_transient(error: Error) -> Error {
+    match error {
+        Error::Io { .. } => Error::Guard {
+            message: error.to_string(),
+            hint: "the swap was not begun: make room in /run, or check the volumes of the pod",
+            transient: true,
+        },
+        error => error,
+    }
 }
 
 /// Plans the load of several modules, each once.

@@ -12,10 +12,7 @@ use std::{
 
 use rustix::process::{chdir, chroot};
 
-use super::{
-    DIRECTORY,
-    files_of_request::{DONE, JOURNAL},
-};
+use super::{DIRECTORY, files_of_request::JOURNAL, is_open};
 use crate::{
     error::Error,
     files::entries,
@@ -64,11 +61,15 @@ pub(crate) fn host_root<'a>(arguments: &[&'a str]) -> Option<&'a str> {
 /// Installs and starts the guard, and starts it again when it is gone, until a signal arrives. The guard stays.
 pub(crate) fn install(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
     check_systemd(node, root)?;
-    let is_new = copy_program(node, root)?;
-    if is_new && is_active(root)? {
-        await_idle(node, root, signals)?;
-        node.log.step("stopping the guard of another version");
-        on_host(root, "systemctl", &["stop", UNIT])?;
+    let program = read_program(node)?;
+    if !has_program(node, root, &program) {
+        // Before the copy: a container that is killed in between would leave the guard of another version running.
+        if is_active(root)? {
+            await_idle(node, root, signals)?;
+            node.log.step("stopping the guard of another version");
+            on_host(root, "systemctl", &["stop", UNIT])?;
+        }
+        copy_program(node, root, &program)?;
     }
     loop {
         if !is_active(root)? {
@@ -97,26 +98,31 @@ fn check_systemd(node: &Node<'_>, root: &str) -> Result<(), Error> {
     ))
 }
 
-/// Copies this program to the host. Returns whether the host had another one.
-fn copy_program(node: &Node<'_>, root: &str) -> Result<bool, Error> {
+fn read_program(node: &Node<'_>) -> Result<Vec<u8>, Error> {
+    fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))
+}
+
+/// Whether the host has this program already.
+fn has_program(node: &Node<'_>, root: &str, program: &[u8]) -> bool {
+    fs::read(node.paths.at(&format!("{root}{PROGRAM}"))).is_ok_and(|old| old == program)
+}
+
+/// Copies this program to the host.
+fn copy_program(node: &Node<'_>, root: &str, program: &[u8]) -> Result<(), Error> {
     let path = node.paths.at(&format!("{root}{PROGRAM}"));
-    let bytes = fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))?;
-    if fs::read(&path).is_ok_and(|old| old == bytes) {
-        return Ok(false);
-    }
     let temp = path.with_extension("new");
     let write = || -> io::Result<()> {
         fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
         let mut options = fs::OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o700).open(&temp)?;
-        file.write_all(&bytes)?;
+        file.write_all(program)?;
         file.sync_all()?;
         drop(file);
         fs::rename(&temp, &path)
     };
     write().map_err(Error::on("write", format!("{root}{PROGRAM}")))?;
     node.log.step(format!("copied this program to {PROGRAM} of the host"));
-    Ok(true)
+    Ok(())
 }
 
 fn is_active(root: &str) -> Result<bool, Error> {
@@ -137,14 +143,16 @@ fn start(root: &str) -> Result<(), Error> {
     on_host(root, "systemd-run", &arguments)
 }
 
+/// Whether the guard has begun a swap and not left it.
+fn is_busy(node: &Node<'_>, root: &str) -> bool {
+    let requests = entries(node.paths.at(&format!("{root}{DIRECTORY}")));
+    requests.iter().any(|request| is_open(request) && request.join(JOURNAL).exists())
+}
+
 /// Waits until the guard performs no swap, for a while.
 fn await_idle(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
-    let is_busy = || {
-        let requests = entries(node.paths.at(&format!("{root}{DIRECTORY}"))).into_iter();
-        requests.filter(|path| path.join(JOURNAL).exists()).any(|path| !path.join(DONE).exists())
-    };
     for _ in 0..IDLE_CHECKS {
-        if !is_busy() {
+        if !is_busy(node, root) {
             break;
         }
         signals.check()?;
@@ -205,6 +213,23 @@ mod tests {
         let error = install(&bench.node(), "/host", &mut EndsWhenReady(&mut || {})).unwrap_err();
         assert_eq!(error.to_string(), "this host does not run systemd: /host/run/systemd/system is missing");
         assert_eq!(text(bench.at("/host/var/lib/farrier/swap-guard")), None);
+    }
+
+    /// The guard drops a request whose journal it cannot write. Such a request must not delay an upgrade of the guard.
+    #[test]
+    fn only_a_swap_that_the_guard_still_performs_delays_its_replacement() {
+        for (files, expected) in [
+            (&["request", "journal"][..], true),
+            (&["request"], false),
+            (&["journal"], false),
+            (&["request", "journal", "done"], false),
+        ] {
+            let bench = Bench::new();
+            for file in files {
+                bench.write(&format!("/host{DIRECTORY}/acme/{file}"), "");
+            }
+            assert_eq!(is_busy(&bench.node(), "/host"), expected, "{files:?}");
+        }
     }
 
     #[test]

@@ -10,6 +10,11 @@ mod swap_host;
 #[cfg(test)]
 mod tests;
 
+use std::{fs::File, os::unix::fs::MetadataExt as _, path::Path};
+
+use rustix::fs::{FlockOperation, flock};
+
+use files_of_request::{DONE, REQUEST};
 pub(crate) use serve::serve;
 
 /// Directory of the guard, which driver containers mount at the same path. It is below `/run`, so a boot clears it.
@@ -41,3 +46,18 @@ mod files_of_request {
 
 /// File below [`DIRECTORY`] that a running guard holds locked.
 const LOCK: &str = "lock";
+
+/// Whether a guard has to work on a request: it removes a request that it cannot begin, and writes `done` at its end.
+fn is_open(directory: &Path) -> bool {
+    directory.join(REQUEST).exists() && !directory.join(DONE).exists()
+}
+
+/// Locks a request, for the guard that begins it or the container that takes it back. `None` if the other one has locked or
+/// removed it.
+fn lock_request(directory: &Path) -> Option<File> {
+    let request = File::open(directory.join(REQUEST)).ok()?;
+    flock(&request, FlockOperation::NonBlockingLockExclusive).ok()?;
+    // The container may have removed the request since this process opened it.
+    let is_there = request.metadata().is_ok_and(|data| data.nlink() > 0);
+    is_there.then_some(request)
+}

@@ -22,6 +22,7 @@ use swap_guard::{
 use super::{
     DIRECTORY, LOCK,
     files_of_request::{DONE, JOURNAL, LOG, REQUEST},
+    is_open, lock_request,
     swap_host::SwapHost,
 };
 use crate::{
@@ -73,17 +74,20 @@ impl<'a> Guard<'a> {
     /// Performs the swaps that are requested now, and completes those of a guard that was killed.
     pub(super) fn serve_once(&mut self) {
         for directory in entries(self.node.paths.at(DIRECTORY)) {
-            let is_request = directory.join(REQUEST).exists() && !directory.join(DONE).exists();
             // A container fills `NAME.new`, and then renames it.
             let is_incomplete = directory.extension().is_some_and(|extension| extension == "new");
             let inode = fs::symlink_metadata(&directory).map(|data| data.ino()).unwrap_or_default();
-            if !is_request || is_incomplete || self.ignored.contains(&inode) {
+            if !is_open(&directory) || is_incomplete || self.ignored.contains(&inode) {
                 continue;
             }
             if let Err(reason) = check_owner(&directory) {
                 self.node.log.warn(format!("ignoring {}: {reason}", directory.display()));
                 self.ignored.insert(inode);
-            } else if let Err(reason) = self.swap(&directory) {
+                continue;
+            }
+            // Without a request, its container has taken it back: the directory may already have the next one.
+            let Some(_lock) = lock_request(&directory) else { continue };
+            if let Err(reason) = self.swap(&directory) {
                 // Nothing has changed. Without its request, the container does not wait for this swap.
                 self.node.log.warn(format!("dropping {}: {reason}", directory.display()));
                 self.node.log.warn_of(fs::remove_file(directory.join(REQUEST)));
@@ -93,7 +97,9 @@ impl<'a> Guard<'a> {
 
     fn swap(&self, directory: &Path) -> Result<(), String> {
         let log = OpenOptions::new().append(true).create(true).open(directory.join(LOG));
-        self.node.log.copy_to(Some(Box::new(log.map_err(|error| error.to_string())?)));
+        // An earlier guard may have begun the swap, which ends without a log, too.
+        let log = log.inspect_err(|error| self.node.log.warn(format!("open {LOG}: {error}")));
+        self.node.log.copy_to(log.ok().map(|log| Box::new(log) as Box<dyn io::Write>));
         let result = self.swap_with_log(directory);
         self.node.log.copy_to(None);
         result
@@ -110,15 +116,16 @@ impl<'a> Guard<'a> {
         let mut host = SwapHost { node, directory: node.paths.container_path(directory), request };
         node.log.step(format!("swap for {}", name_of(directory)));
         swap::run(&mut host, &mut journal, limit).map_err(|error| format!("write the journal: {error}"))?;
-        let phase = journal.journal().phase();
-        node.log.step(format!(
-            "the swap has ended: {}",
-            phase.map(|phase| phase.to_string()).unwrap_or_default()
-        ));
-        match (phase, journal.journal().failure()) {
-            (Some(Phase::Committed), _) => host.failure_record().update(&Ok(())),
-            (Some(Phase::Undone | Phase::Lost), Some(Failure { reason, transient })) => {
-                let error = Error::Guard { message: reason.clone(), hint: "", transient: *transient };
+        let journal = journal.journal();
+        let Some(phase) = journal.phase() else { return Err("no phase was recorded".to_owned()) };
+        let state = journal.last_failure().filter(|_| phase.is_undo_end());
+        let state = state.map(|failure| format!(": {}", failure.reason)).unwrap_or_default();
+        node.log.step(format!("the swap has ended: {phase}{state}"));
+        match journal.failure() {
+            _ if phase == Phase::Committed => host.failure_record().update(&Ok(())),
+            Some(Failure { reason, transient }) if phase.is_undo_end() => {
+                let transient = *transient && phase == Phase::Undone;
+                let error = Error::Guard { message: reason.clone(), hint: "", transient };
                 host.failure_record().update(&Err(error));
             }
             _ => {}

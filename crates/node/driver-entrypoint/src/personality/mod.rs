@@ -1,7 +1,7 @@
 //! Personalities of driver containers. Each has a start that ends with writing a ready file, a wait for a signal, and a
 //! stop.
 
-use std::process::ExitCode;
+use std::{fs, process::ExitCode};
 
 use crate::{
     error::Error,
@@ -15,6 +15,9 @@ pub(crate) mod generic;
 pub(crate) mod mofed;
 pub(crate) mod nvidia;
 
+/// File that the kubelet bind-mounts into each container (`terminationMessagePath`).
+const TERMINATION_MESSAGE: &str = "/dev/termination-log";
+
 /// Runs a personality on the real node. The exit code is 0, or 1 after an error, which is logged.
 pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut ProcessSignals) -> Result<(), Error>) -> ExitCode {
     let node = Node { paths: Paths::new("/"), kernel: &Linux, log: Log::stderr() };
@@ -26,7 +29,37 @@ pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut ProcessSignals) -> Result<()
             if !error.hint().is_empty() {
                 node.log.error(format!("hint: {}", error.hint()));
             }
+            write_termination_message(&node, &error);
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes the error where the kubelet reads it, so that the pod's status and farrier show it. `forecast` has written a message
+/// of its own.
+fn write_termination_message(node: &Node<'_>, error: &Error) {
+    let path = node.paths.at(TERMINATION_MESSAGE);
+    if fs::metadata(&path).is_ok_and(|data| data.is_file() && data.len() == 0) {
+        let written = fs::write(path, format!("{error}\n"));
+        node.log.warn_of(written.map_err(Error::on("write", TERMINATION_MESSAGE)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn the_error_is_the_termination_message_unless_there_is_one() {
+        let bench = Bench::new();
+        let error = Error::new("the node is cut off", "hint");
+        write_termination_message(&bench.node(), &error);
+        assert_eq!(bench.read(TERMINATION_MESSAGE), None, "outside a pod");
+        for (before, after) in [("", "the node is cut off\n"), ("holders\n", "holders\n")] {
+            bench.write(TERMINATION_MESSAGE, before);
+            write_termination_message(&bench.node(), &error);
+            assert_eq!(bench.read(TERMINATION_MESSAGE).as_deref(), Some(after));
         }
     }
 }
