@@ -37,7 +37,7 @@ impl FailureRecord<'_> {
         match replaced {
             Ok(()) => node.log.warn_of(files::remove(node, file)),
             Err(error) if error.is_transient() => {}
-            Err(error) => node.log.warn_of(files::write(node, file, &format!("{image}\n{error}"))),
+            Err(error) => node.log.warn_of(files::write(node, file, &format!("{image}\n{}", error.cause()))),
         }
     }
 }

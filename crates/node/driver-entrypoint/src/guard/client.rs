@@ -94,6 +94,7 @@ impl GuardClient<'_> {
         let lock = format!("{directory}/{LOCK}");
         if !node.paths.at(&lock).exists() {
             return Err(Error::Guard {
+                state: None,
                 message: format!("{VARIABLE} names {directory}, where no guard has been: {lock} is missing"),
                 hint: "install the guard on the node, and mount its directory in this container at the same path",
                 transient: true,
@@ -193,6 +194,7 @@ impl GuardClient<'_> {
             }
             if has_left {
                 return Err(Error::Guard {
+                    state: None,
                     message: "the guard could not begin the swap, and nothing was touched".to_owned(),
                     hint: "journalctl --unit farrier-swap-guard on the node has the reason: /run may be full",
                     transient: true,
@@ -207,6 +209,7 @@ impl GuardClient<'_> {
             }
             if polls_without_guard > POLLS_WITHOUT_GUARD && self.withdraw() {
                 return Err(Error::Guard {
+                    state: None,
                     message: format!("no guard serves {directory}"),
                     hint: "systemctl status farrier-swap-guard on the node shows why; the DaemonSet of the guard starts it again",
                     transient: true,
@@ -252,30 +255,32 @@ fn result_of(phase: Phase, journal: &Journal) -> Result<(), Error> {
     let reason =
         |failure: Option<&Failure>| failure.map(|failure| failure.reason.clone()).unwrap_or_default();
     let (cause, state) = (reason(journal.failure()), reason(journal.last_failure()));
-    let is_transient = journal.failure().is_some_and(|failure| failure.transient);
-    let (message, transient) = match phase {
+    let (state, message) = match phase {
         Phase::Committed => return Ok(()),
-        // Nothing was tried.
-        Phase::Refused => (format!("the guard refused the swap: {cause}"), true),
+        Phase::Refused => (None, format!("the guard refused the swap: {cause}")),
         Phase::PartlyUndone => {
-            (format!("the guard could not undo the swap: {state}. The swap had failed: {cause}"), false)
+            (Some(format!("the guard could not undo the swap: {state}")), format!("the swap failed: {cause}"))
         }
         Phase::Lost => (
+            None,
             format!(
-                "the node is cut off, although the guard undid the swap: {state}. The swap had failed: {cause}"
+                "the node was cut off even after the guard undid the swap: {state}; the swap failed: {cause}"
             ),
-            false,
         ),
-        _ => (format!("the guard undid the swap: {cause}"), is_transient),
+        _ => (None, format!("the guard undid the swap: {cause}")),
     };
+    let may_succeed = phase == Phase::Undone && journal.failure().is_some_and(|failure| failure.transient);
+    // After a refusal, nothing was tried.
+    let transient = may_succeed || phase == Phase::Refused;
     let hint = "the guard's messages are above, and on the node: journalctl --unit farrier-swap-guard";
-    Err(Error::Guard { message, hint, transient })
+    Err(Error::Guard { state, message, hint, transient })
 }
 
 /// Marks a failure as one that says nothing about the image.
 fn as_transient(error: Error) -> Error {
     match error {
         Error::Io { .. } => Error::Guard {
+            state: None,
             message: error.to_string(),
             hint: "the swap was not begun: make room in /run, or check the volumes of the pod",
             transient: true,

@@ -125,7 +125,7 @@ impl<'a> Guard<'a> {
             _ if phase == Phase::Committed => host.failure_record().update(&Ok(())),
             Some(Failure { reason, transient }) if phase.is_undo_end() => {
                 let transient = *transient && phase == Phase::Undone;
-                let error = Error::Guard { message: reason.clone(), hint: "", transient };
+                let error = Error::Guard { state: None, message: reason.clone(), hint: "", transient };
                 host.failure_record().update(&Err(error));
             }
             _ => {}

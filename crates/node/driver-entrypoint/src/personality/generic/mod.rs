@@ -78,7 +78,8 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
         Err(error) => {
             node.log.warn_of(container.end(&[], &loaded, signals));
             node.log.warn_of(container.api_servers().forget());
-            Err(error)
+            let is_restored = container.host_modules.are_back(&container.loader);
+            Err(if is_restored { error.without_state() } else { error })
         }
     }
 }

@@ -64,7 +64,8 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
         node.log.warn_of(container.repair());
-        return Err(error);
+        let is_restored = container.host_modules.are_back(&container.stack.loader);
+        return Err(if is_restored { error.without_state() } else { error });
     }
     let signal = signals.wait();
     node.log.step(format!("{signal}: stopping"));
