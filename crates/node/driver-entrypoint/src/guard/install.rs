@@ -12,7 +12,7 @@ use std::{
 
 use rustix::process::{chdir, chroot};
 
-use super::{DIRECTORY, files_of_request::JOURNAL, is_open};
+use super::{DIRECTORY, REBOOT, files_of_request::JOURNAL, is_open};
 use crate::{
     error::Error,
     files::entries,
@@ -38,8 +38,7 @@ const IDLE_CHECKS: u32 = 900;
 
 /// Properties of the unit. The guard is the last process that the kernel kills for memory. systemd waits for the end of a swap
 /// before it kills the guard, and does not wait for a load that cannot be killed before it starts the next guard.
-const PROPERTIES: [&str; 8] = [
-    "Description=farrier's guard of driver swaps",
+const PROPERTIES: [&str; 7] = [
     "Restart=on-failure",
     "RestartSec=1",
     "StartLimitIntervalSec=0",
@@ -49,31 +48,56 @@ const PROPERTIES: [&str; 8] = [
     "KillMode=process",
 ];
 
-/// Parses the arguments after `install`: the place where the host's root is mounted. `None` if they are invalid.
-pub(crate) fn host_root<'a>(arguments: &[&'a str]) -> Option<&'a str> {
-    match *arguments {
-        [] => Some(HOST),
-        ["--host", root] if is_plain_path(root) => Some(root),
-        _ => None,
+/// Arguments of `install`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Installation<'a> {
+    /// Place where the host's root is mounted.
+    root: &'a str,
+    /// Whether the guard may reboot the node.
+    reboots: bool,
+}
+
+impl<'a> Installation<'a> {
+    /// Parses the arguments after `install`; `None` if they are invalid.
+    pub(crate) fn parse(arguments: &[&'a str]) -> Option<Self> {
+        match *arguments {
+            [] => Some(Self { root: HOST, reboots: false }),
+            [ref rest @ .., REBOOT] => Some(Self { reboots: true, ..Self::parse(rest)? }),
+            ["--host", root] if is_plain_path(root) => Some(Self { root, reboots: false }),
+            _ => None,
+        }
+    }
+
+    /// Description of the unit. It also tells a guard with other arguments apart.
+    fn description(&self) -> &'static str {
+        if self.reboots {
+            "farrier's guard of driver swaps, which reboots a node that is cut off"
+        } else {
+            "farrier's guard of driver swaps"
+        }
     }
 }
 
 /// Installs and starts the guard, and starts it again when it is gone, until a signal arrives. The guard stays.
-pub(crate) fn install(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
+pub(crate) fn install(
+    node: &Node<'_>,
+    installation: Installation<'_>,
+    signals: &mut dyn Signals,
+) -> Result<(), Error> {
+    let root = installation.root;
     check_systemd(node, root)?;
     let program = read_program(node)?;
-    if !has_program(node, root, &program) {
-        // Before the copy: a container that is killed in between would leave the guard of another version running.
-        if is_active(root)? {
-            await_idle(node, root, signals)?;
-            node.log.step("stopping the guard of another version");
-            on_host(root, "systemctl", &["stop", UNIT])?;
-        }
-        copy_program(node, root, &program)?;
+    let is_same = has_program(node, root, &program) && is_described(&installation)?;
+    // Before the copy: a container that is killed in between would leave the guard of another version running.
+    if !is_same && is_active(root)? {
+        await_idle(node, root, signals)?;
+        node.log.step("stopping the guard of another version");
+        on_host(root, "systemctl", &["stop", UNIT])?;
     }
+    copy_program(node, root, &program)?;
     loop {
         if !is_active(root)? {
-            start(root)?;
+            start(&installation)?;
             node.log.step(format!("started {UNIT} on the host"));
         }
         for _ in 0..CHECKS {
@@ -107,8 +131,11 @@ fn has_program(node: &Node<'_>, root: &str, program: &[u8]) -> bool {
     fs::read(node.paths.at(&format!("{root}{PROGRAM}"))).is_ok_and(|old| old == program)
 }
 
-/// Copies this program to the host.
+/// Copies this program to the host, unless the host has it.
 fn copy_program(node: &Node<'_>, root: &str, program: &[u8]) -> Result<(), Error> {
+    if has_program(node, root, program) {
+        return Ok(());
+    }
     let path = node.paths.at(&format!("{root}{PROGRAM}"));
     let temp = path.with_extension("new");
     let write = || -> io::Result<()> {
@@ -131,15 +158,24 @@ fn is_active(root: &str) -> Result<bool, Error> {
     Ok(matches!(state.trim(), "active" | "activating" | "reloading" | "deactivating"))
 }
 
-fn start(root: &str) -> Result<(), Error> {
+/// Whether the unit on the host is that of this installation.
+fn is_described(installation: &Installation<'_>) -> Result<bool, Error> {
+    let arguments = ["show", "--property=Description", "--value", UNIT];
+    Ok(on_host_output(installation.root, "systemctl", &arguments)?.trim() == installation.description())
+}
+
+fn start(installation: &Installation<'_>) -> Result<(), Error> {
+    let Installation { root, reboots } = *installation;
     // A unit that failed keeps its name.
     on_host_output(root, "systemctl", &["reset-failed", UNIT])?;
     let properties: Vec<String> =
         PROPERTIES.iter().map(|property| format!("--property={property}")).collect();
-    let unit = format!("--unit={UNIT}");
-    let mut arguments = vec![unit.as_str(), "--quiet", "--collect"];
+    let (unit, description) =
+        (format!("--unit={UNIT}"), format!("--description={}", installation.description()));
+    let mut arguments = vec![unit.as_str(), &description, "--quiet", "--collect"];
     arguments.extend(properties.iter().map(String::as_str));
     arguments.extend([PROGRAM, "swap-guard", "serve"]);
+    arguments.extend(reboots.then_some(REBOOT));
     on_host(root, "systemd-run", &arguments)
 }
 
@@ -210,7 +246,8 @@ mod tests {
     fn a_host_without_systemd_is_refused() {
         let bench = Bench::new();
         std::fs::create_dir_all(bench.at("/host/run")).unwrap();
-        let error = install(&bench.node(), "/host", &mut EndsWhenReady(&mut || {})).unwrap_err();
+        let installation = Installation::parse(&[]).unwrap();
+        let error = install(&bench.node(), installation, &mut EndsWhenReady(&mut || {})).unwrap_err();
         assert_eq!(error.to_string(), "this host does not run systemd: /host/run/systemd/system is missing");
         assert_eq!(text(bench.at("/host/var/lib/farrier/swap-guard")), None);
     }
@@ -233,10 +270,16 @@ mod tests {
     }
 
     #[test]
-    fn the_host_s_root_is_an_absolute_path() {
-        assert_eq!(host_root(&[]), Some("/host"));
-        assert_eq!(host_root(&["--host", "/mnt"]), Some("/mnt"));
-        assert_eq!(host_root(&["--host", "../mnt"]), None);
-        assert_eq!(host_root(&["--host"]), None);
+    fn arguments_are_the_host_s_root_and_whether_the_guard_reboots() {
+        let parse = |arguments: &[&'static str]| {
+            Installation::parse(arguments).map(|Installation { root, reboots }| (root, reboots))
+        };
+        assert_eq!(parse(&[]), Some(("/host", false)));
+        assert_eq!(parse(&["--reboot"]), Some(("/host", true)));
+        assert_eq!(parse(&["--host", "/mnt"]), Some(("/mnt", false)));
+        assert_eq!(parse(&["--host", "/mnt", "--reboot"]), Some(("/mnt", true)));
+        for wrong in [&["--host", "../mnt"][..], &["--host"], &["--host", "--reboot"], &["--force"]] {
+            assert_eq!(parse(wrong), None, "{wrong:?}");
+        }
     }
 }

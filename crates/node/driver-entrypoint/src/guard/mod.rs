@@ -5,6 +5,7 @@
 pub(crate) mod client;
 pub(crate) mod install;
 mod owner;
+mod reboot;
 mod serve;
 mod swap_host;
 #[cfg(test)]
@@ -25,12 +26,17 @@ pub(crate) const VARIABLE: &str = "SWAP_GUARD";
 
 /// Usage text of `swap-guard`.
 pub(crate) const USAGE: &str = "\
-usage: driver-entrypoint swap-guard install [--host ROOT]
-       driver-entrypoint swap-guard serve
+usage: driver-entrypoint swap-guard install [--host ROOT] [--reboot]
+       driver-entrypoint swap-guard serve [--reboot]
 
 install   copy this program to the host, whose root is mounted at ROOT (default: /host), run it there with systemd, and
           start it again if it is gone
-serve     swap drivers for the containers that ask for it in /run/farrier/swap; runs on the host";
+serve     swap drivers for the containers that ask for it in /run/farrier/swap; runs on the host
+
+--reboot  reboot the node if it is cut off after a swap was undone, or if a swap hangs";
+
+/// Option that lets the guard reboot the node.
+pub(crate) const REBOOT: &str = "--reboot";
 
 /// Files in the directory of a request.
 mod files_of_request {

@@ -23,6 +23,7 @@ use super::{
     DIRECTORY, LOCK,
     files_of_request::{DONE, JOURNAL, LOG, REQUEST},
     is_open, lock_request,
+    reboot::{self, Watchdog},
     swap_host::SwapHost,
 };
 use crate::{
@@ -35,9 +36,9 @@ use crate::{
 /// Interval at which the guard looks for requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Serves requests until a signal arrives between two swaps.
-pub(crate) fn serve(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
-    let mut guard = Guard::start(node)?;
+/// Serves requests until a signal arrives between two swaps. `reboots` is whether a node that is cut off is rebooted.
+pub(crate) fn serve(node: &Node<'_>, reboots: bool, signals: &mut dyn Signals) -> Result<(), Error> {
+    let mut guard = Guard { reboots, ..Guard::start(node)? };
     node.log.step(format!("the guard waits for requests in {DIRECTORY}"));
     loop {
         guard.serve_once();
@@ -52,6 +53,8 @@ pub(crate) fn serve(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Er
 /// A running guard.
 pub(super) struct Guard<'a> {
     node: &'a Node<'a>,
+    /// Whether the guard reboots a node that is cut off.
+    pub(super) reboots: bool,
     /// Inode numbers of directories that are not requests. Each is logged once.
     ignored: BTreeSet<u64>,
     _lock: File,
@@ -68,7 +71,7 @@ impl<'a> Guard<'a> {
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             Error::new("another guard serves this node", "systemctl status farrier-swap-guard shows it")
         })?;
-        Ok(Self { node, ignored: BTreeSet::new(), _lock: lock })
+        Ok(Self { node, reboots: false, ignored: BTreeSet::new(), _lock: lock })
     }
 
     /// Performs the swaps that are requested now, and completes those of a guard that was killed.
@@ -112,17 +115,22 @@ impl<'a> Guard<'a> {
             Ok(request) => request,
             Err(reason) => return refuse(directory, &mut journal, reason).map_err(|error| error.to_string()),
         };
-        let limit = request.limit;
+        let (limit, image) = (request.limit, request.digest.clone());
+        let watchdog = self.reboots.then(|| Watchdog::of_swap(&node.paths, &request));
         let mut host = SwapHost { node, directory: node.paths.container_path(directory), request };
         node.log.step(format!("swap for {}", name_of(directory)));
         swap::run(&mut host, &mut journal, limit).map_err(|error| format!("write the journal: {error}"))?;
+        drop(watchdog);
         let journal = journal.journal();
         let Some(phase) = journal.phase() else { return Err("no phase was recorded".to_owned()) };
         let state = journal.last_failure().filter(|_| phase.is_undo_end());
         let state = state.map(|failure| format!(": {}", failure.reason)).unwrap_or_default();
         node.log.step(format!("the swap has ended: {phase}{state}"));
         match journal.failure() {
-            _ if phase == Phase::Committed => host.failure_record().update(&Ok(())),
+            _ if phase == Phase::Committed => {
+                host.failure_record().update(&Ok(()));
+                reboot::record(node, image).update(&Ok(()));
+            }
             Some(Failure { reason, transient }) if phase.is_undo_end() => {
                 let transient = *transient && phase == Phase::Undone;
                 let error = Error::Guard { state: None, message: reason.clone(), hint: "", transient };
@@ -130,7 +138,11 @@ impl<'a> Guard<'a> {
             }
             _ => {}
         }
-        finish(directory).map_err(|error| error.to_string())
+        let finished = finish(directory).map_err(|error| error.to_string());
+        if phase == Phase::Lost && self.reboots {
+            reboot::reboot(node, host.request.digest, &format!("the node is cut off{state}"));
+        }
+        finished
     }
 }
 

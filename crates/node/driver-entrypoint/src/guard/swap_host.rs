@@ -9,7 +9,7 @@ use swap_guard::{
     swap::Host,
 };
 
-use super::{DIRECTORY, owner};
+use super::{DIRECTORY, owner, reboot};
 use crate::{
     connectivity::ApiServers,
     devices,
@@ -101,6 +101,7 @@ impl SwapHost<'_> {
     fn save(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         self.failure_record().check()?;
+        reboot::record(node, request.digest.clone()).check()?;
         let servers = self.api_servers(request.limit);
         let silent = servers.record(&request.unload)?;
         if !silent.is_empty() && servers.recorded().is_empty() {

@@ -587,6 +587,45 @@ fn a_node_that_is_cut_off_is_reported_as_such_and_not_tried_again() {
     assert_eq!(bench.calls(), Vec::<String>::new(), "the same image is not tried again");
 }
 
+#[test]
+fn a_guard_that_may_reboots_a_node_that_is_cut_off_and_does_not_try_the_image_after_the_boot() {
+    for reboots in [false, true] {
+        let bench = bench();
+        let said = bench.at("/said");
+        bench.program("systemctl", &format!("echo \"$@\" >> {}", said.display()));
+        drop(Guard::start(&bench.node()).unwrap());
+        let other = Rc::clone(&bench);
+        bench.kernel.at_pause.replace(Some(Box::new(move || {
+            let node = other.node();
+            let mut guard = Guard::start(&node).unwrap();
+            guard.reboots = reboots;
+            guard.serve_once();
+        })));
+        bench.kernel.after_unload.replace(Some(Box::new(|kernel, _| {
+            kernel.silent_servers.borrow_mut().push("10.0.0.9:6443".parse().unwrap());
+        })));
+        run_container(&bench, || panic!("must not become ready")).unwrap_err();
+        let expected = reboots.then_some("--force reboot\n--force --force reboot");
+        assert_eq!(files::text(said).as_deref(), expected, "{}", bench.log());
+        // The node boots.
+        fs::remove_dir_all(bench.at("/run")).unwrap();
+        bench.kernel.silent_servers.borrow_mut().clear();
+        bench.kernel.after_unload.replace(None);
+        drop(Guard::start(&bench.node()).unwrap());
+        let result = run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log()));
+        assert_eq!(result.is_err(), reboots, "{}", bench.log());
+        if let Err(error) = result {
+            let expected = "the guard refused the swap: this image's drivers failed on this node, and are not tried \
+                            again: the node is cut off: the API server at 10.0.0.9:6443";
+            assert!(error.to_string().starts_with(expected), "{error}");
+            // Another image replaces the record.
+            bench.module("/lib/modules/6.1.0-56-amd64/updates/acme.ko", "", "second-acme");
+            run_container(&bench, || assert_eq!(bench.loaded_versions(), ["second-acme"])).unwrap();
+            assert_eq!(bench.read("/var/lib/farrier/swap-failed"), None);
+        }
+    }
+}
+
 /// Without `srcversion` and build ID, modules of the same name cannot be told apart.
 #[test]
 fn new_modules_without_an_identity_make_way_too() {
