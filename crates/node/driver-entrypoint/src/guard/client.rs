@@ -117,7 +117,10 @@ impl GuardClient<'_> {
     /// Writes the modules' files, and then the request.
     fn fill(&self, directory: &Path, swap: &Swap<'_>) -> Result<(), Error> {
         let Swap { digest, limit, unload, new_modules, old_modules } = swap;
-        let staying = Loaded::read(&self.node.paths)?.without(unload);
+        let current = Loaded::read(&self.node.paths)?;
+        let staying = current.without(unload);
+        let expected =
+            unload.iter().filter_map(|name| Some((name.clone(), current.identity(&self.node.paths, name)?)));
         let (loader, names, optional) = new_modules;
         let all: Vec<String> = names.iter().chain(optional).cloned().collect();
         let required = plan(loader, names, &staying)?;
@@ -132,8 +135,14 @@ impl GuardClient<'_> {
         let restore = self.write_modules(&directory.join(OLD), &steps, |step| {
             (step.optional, self.restore_parameters(loader, &step.name))
         })?;
-        let request =
-            Request { digest: digest.clone(), limit: *limit, unload: unload.to_vec(), load, restore };
+        let request = Request {
+            digest: digest.clone(),
+            limit: *limit,
+            unload: unload.to_vec(),
+            expect: expected.collect(),
+            load,
+            restore,
+        };
         let path = directory.join(REQUEST);
         fs::write(&path, request.to_text()).map_err(Error::on("write", path.to_string_lossy()))
     }

@@ -100,6 +100,7 @@ impl SwapHost<'_> {
 
     fn save(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
+        self.check_expected()?;
         self.failure_record().check()?;
         reboot::record(node, request.digest.clone()).check()?;
         let servers = self.api_servers(request.limit);
@@ -118,6 +119,20 @@ impl SwapHost<'_> {
         }
         node.log.step(format!("saved {}", network.summary()));
         network.save(node, &self.file("network"))
+    }
+
+    /// Fails if the modules to unload are not those for which the container has planned the swap: the guard may have performed
+    /// the swap of another container in between.
+    fn check_expected(&self) -> Result<(), Error> {
+        let paths = &self.node.paths;
+        let loaded = Loaded::read(paths)?;
+        let is_other =
+            |(name, identity): &&(String, String)| loaded.identity(paths, name).as_ref() != Some(identity);
+        let Some((name, _)) = self.request.expect.iter().find(is_other) else { return Ok(()) };
+        Err(Error::new(
+            format!("module {name} is not the one for which the swap was planned"),
+            "another container has replaced it meanwhile: only one may replace a module",
+        ))
     }
 
     /// Network interfaces of the modules to unload.

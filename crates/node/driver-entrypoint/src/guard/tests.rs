@@ -826,6 +826,25 @@ fn a_second_image_waits_for_the_swap_of_the_first() {
     assert_eq!(bench.loaded_versions(), HOST, "{}", bench.log());
 }
 
+/// The guard performs the swap of another container between the plan of this one and its request.
+#[test]
+fn a_swap_that_was_planned_for_other_modules_is_refused() {
+    let bench = bench();
+    run_guard_at_pauses(&bench);
+    let other = Rc::clone(&bench);
+    let mut guard = bench.kernel.at_pause.take().unwrap();
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        if other.loaded_versions() == HOST {
+            other.write("/sys/module/acme/srcversion", "others-acme\n");
+        }
+        guard();
+    })));
+    let error = run_container(&bench, || panic!("must not become ready")).unwrap_err();
+    let expected = "the guard refused the swap: module acme is not the one for which the swap was planned";
+    assert_eq!((error.to_string().as_str(), error.is_transient()), (expected, true));
+    assert_eq!(bench.calls(), Vec::<String>::new());
+}
+
 #[test]
 fn names_with_hyphens_are_those_of_the_kernel() {
     let bench = bench();
