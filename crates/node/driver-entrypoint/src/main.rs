@@ -96,7 +96,7 @@ fn run(arguments: &[&str]) -> ExitCode {
         },
         ["forecast", ref rest @ ..] => match Allowed::read(variable) {
             Ok(allowed) => match forecast::ForecastRequest::parse(rest, variable(DRIVER_POD), allowed) {
-                Some(request) => personality::run(|node, _| forecast::run(node, &request)),
+                Some(request) => personality::run_with_message(|node, _| forecast::run(node, &request)),
                 None => usage_error(forecast::USAGE),
             },
             Err(message) => usage_error(&message),

@@ -16,7 +16,7 @@ use swap_guard::{
 use super::{
     LOCK, VARIABLE,
     files_of_request::{JOURNAL, LOG, REQUEST},
-    is_open, lock_request,
+    is_open, lock_request, remove_modules,
 };
 use crate::{
     error::Error,
@@ -248,7 +248,12 @@ impl GuardClient<'_> {
     /// Takes back a request that no guard has begun. Returns whether it did.
     pub(super) fn withdraw(&self) -> bool {
         let lock = lock_request(&self.at(""));
-        lock.is_some() && self.journal().phase().is_none() && fs::remove_file(self.at(REQUEST)).is_ok()
+        let is_taken_back =
+            lock.is_some() && self.journal().phase().is_none() && fs::remove_file(self.at(REQUEST)).is_ok();
+        if is_taken_back {
+            self.node.log.warn_of(remove_modules(&self.at("")));
+        }
+        is_taken_back
     }
 
     fn journal(&self) -> Journal {

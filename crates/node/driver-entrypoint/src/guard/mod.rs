@@ -11,12 +11,20 @@ mod swap_host;
 #[cfg(test)]
 mod tests;
 
-use std::{fs::File, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
 
 use rustix::fs::{FlockOperation, flock};
 
 use files_of_request::{DONE, REQUEST};
 pub(crate) use serve::serve;
+use swap_guard::request::{NEW, OLD};
+
+use crate::files;
 
 /// Directory of the guard, which driver containers mount at the same path. It is below `/run`, so a boot clears it.
 pub(crate) const DIRECTORY: &str = "/run/farrier/swap";
@@ -66,4 +74,12 @@ fn lock_request(directory: &Path) -> Option<File> {
     // The container may have removed the request since this process opened it.
     let is_there = request.metadata().is_ok_and(|data| data.nlink() > 0);
     is_there.then_some(request)
+}
+
+/// Removes the modules' files of a request, which take memory.
+fn remove_modules(directory: &Path) -> io::Result<()> {
+    for name in [NEW, OLD] {
+        files::if_exists(fs::remove_dir_all(directory.join(name)))?;
+    }
+    Ok(())
 }

@@ -24,6 +24,7 @@ use super::{
     files_of_request::{DONE, JOURNAL, LOG, REQUEST},
     is_open, lock_request,
     reboot::{self, Watchdog},
+    remove_modules,
     swap_host::SwapHost,
 };
 use crate::{
@@ -93,6 +94,7 @@ impl<'a> Guard<'a> {
             if let Err(reason) = self.swap(&directory) {
                 // Nothing has changed. Without its request, the container does not wait for this swap.
                 self.node.log.warn(format!("dropping {}: {reason}", directory.display()));
+                self.node.log.warn_of(remove_modules(&directory));
                 self.node.log.warn_of(fs::remove_file(directory.join(REQUEST)));
             }
         }
@@ -146,14 +148,9 @@ impl<'a> Guard<'a> {
     }
 }
 
-/// Ends the work on a request: removes the modules' files, which take memory.
+/// Ends the work on a request.
 fn finish(directory: &Path) -> io::Result<()> {
-    for name in [NEW, OLD] {
-        match fs::remove_dir_all(directory.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
+    remove_modules(directory)?;
     fs::write(directory.join(DONE), "")
 }
 

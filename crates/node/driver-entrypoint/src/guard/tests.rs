@@ -348,6 +348,7 @@ fn without_a_guard_nothing_is_swapped() {
     let error = run_container(&bench, || panic!("must not become ready")).unwrap_err();
     assert_eq!(error.to_string(), "no guard serves /run/farrier/swap");
     assert_eq!(bench.calls(), Vec::<String>::new());
+    assert_eq!(files::entries(bench.at(REQUEST)), Vec::<std::path::PathBuf>::new(), "modules take memory");
     // A guard that starts later must not begin the swap that the container has given up.
     let node = bench.node();
     Guard::start(&node).unwrap().serve_once();
@@ -367,6 +368,7 @@ fn a_guard_that_cannot_write_its_journal_touches_nothing() {
     })));
     let error = run_container(&bench, || panic!("must not become ready")).unwrap_err();
     assert_eq!(error.to_string(), "the guard could not begin the swap, and nothing was touched");
+    assert!(!bench.at(&format!("{REQUEST}/new")).exists(), "modules take memory");
     assert!(error.is_transient());
     assert_eq!(bench.calls(), Vec::<String>::new());
     assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());

@@ -18,8 +18,18 @@ pub(crate) mod nvidia;
 /// File that the kubelet bind-mounts into each container (`terminationMessagePath`).
 const TERMINATION_MESSAGE: &str = "/dev/termination-log";
 
-/// Runs a personality on the real node. The exit code is 0, or 1 after an error, which is logged.
+/// Runs a personality on the real node. The exit code is 0, or 1 after an error, which is logged and the container's termination
+/// message.
 pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut ProcessSignals) -> Result<(), Error>) -> ExitCode {
+    run_with_message(|node, signals| {
+        work(node, signals).inspect_err(|error| write_termination_message(node, error))
+    })
+}
+
+/// Like [`run`], for a command with a termination message of its own.
+pub(crate) fn run_with_message(
+    work: impl FnOnce(&Node<'_>, &mut ProcessSignals) -> Result<(), Error>,
+) -> ExitCode {
     let node = Node { paths: Paths::new("/"), kernel: &Linux, log: Log::stderr() };
     let signals = ProcessSignals::catch().map_err(Error::on("catch", "signals"));
     match signals.and_then(|mut signals| work(&node, &mut signals)) {
@@ -29,14 +39,12 @@ pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut ProcessSignals) -> Result<()
             if !error.hint().is_empty() {
                 node.log.error(format!("hint: {}", error.hint()));
             }
-            write_termination_message(&node, &error);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Writes the error where the kubelet reads it, so that the pod's status and farrier show it. `forecast` has written a message
-/// of its own.
+/// Writes the error where the kubelet reads it, so that the pod's status and farrier show it.
 fn write_termination_message(node: &Node<'_>, error: &Error) {
     let path = node.paths.at(TERMINATION_MESSAGE);
     if fs::metadata(&path).is_ok_and(|data| data.is_file() && data.len() == 0) {
