@@ -57,15 +57,23 @@ pub(super) fn record<'a>(node: &'a Node<'a>, image: String) -> FailureRecord<'a>
     FailureRecord { node, file: RECORD.to_owned(), image }
 }
 
-/// Records the image, and has systemd reboot the node: first in order, then at once.
+/// Records the image, and has systemd reboot the node: in order, and at once if that takes too long. Does not wait, because systemd
+/// waits for the end of this process.
 pub(super) fn reboot(node: &Node<'_>, image: String, reason: &str) {
     node.log.error(format!("{reason}: rebooting the node"));
     record(node, image).update(&Err(Error::new(reason, "")));
-    for arguments in [&["--force", "reboot"][..], &["--force", "--force", "reboot"]] {
-        match owner::run(node, "systemctl", arguments) {
-            Ok(()) => node.kernel.pause(REBOOT_TIME),
-            Err(error) => node.log.warn(format!("systemctl {}: {error}", arguments.join(" "))),
-        }
+    run_systemctl(node, &["--force", "reboot"]);
+    let paths = node.paths.clone();
+    thread::spawn(move || {
+        thread::sleep(REBOOT_TIME);
+        let node = Node { paths, kernel: &Linux, log: Log::stderr() };
+        run_systemctl(&node, &["--force", "--force", "reboot"]);
+    });
+}
+
+fn run_systemctl(node: &Node<'_>, arguments: &[&str]) {
+    if let Err(error) = owner::run(node, "systemctl", arguments) {
+        node.log.warn(format!("systemctl {}: {error}", arguments.join(" ")));
     }
 }
 
