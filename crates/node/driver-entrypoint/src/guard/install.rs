@@ -158,7 +158,7 @@ fn is_active(root: &str) -> Result<bool, Error> {
     Ok(matches!(state.trim(), "active" | "activating" | "reloading" | "deactivating"))
 }
 
-/// Whether the unit on the host is that of this installation.
+/// Whether the unit on the host was started with these options.
 fn is_described(installation: &Installation<'_>) -> Result<bool, Error> {
     let arguments = ["show", "--property=Description", "--value", UNIT];
     Ok(on_host_output(installation.root, "systemctl", &arguments)?.trim() == installation.description())

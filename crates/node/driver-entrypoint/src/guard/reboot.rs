@@ -21,7 +21,7 @@ use crate::{
 /// Record of the image that was loaded when the node was cut off. It outlives a boot.
 const RECORD: &str = "/var/lib/farrier/swap-failed";
 
-/// Time for the parts of a swap that have limits of their own: loads of old modules, programs of the network's owners.
+/// Time for the steps of a swap with separate limits: loads of old modules, programs of the network's owners.
 const ALLOWANCE: Duration = Duration::from_mins(10);
 /// Time for an orderly reboot.
 const REBOOT_TIME: Duration = Duration::from_mins(3);

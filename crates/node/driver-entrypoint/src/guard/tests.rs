@@ -497,7 +497,7 @@ fn a_request_that_is_taken_back_does_not_delay_the_next() {
     assert!(!bench.log().contains("an earlier container"), "{}", bench.log());
 }
 
-/// Has the link of the new module come up as soon as the guard is in a phase.
+/// Brings up the link of the new module as soon as the guard is in a phase.
 fn bring_link_up_in(bench: &Rc<Bench>, phase: &'static str) {
     bench.kernel.without_link.borrow_mut().push("image-acme".to_owned());
     let other = Rc::clone(bench);
