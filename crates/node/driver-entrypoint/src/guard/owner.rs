@@ -5,7 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -125,8 +125,11 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
 /// Renames interfaces whose devices have another name than before: without rules of udev, the order in which a driver finds its
 /// devices decides, and drivers differ in what udev makes names of.
 fn restore_names(node: &Node<'_>, saved: &[SavedInterface<'_>]) {
+    let start = Instant::now();
     let current = |saved: &SavedInterface<'_>| {
-        let interface = sriov::await_interface(node, &format!("pci/{}", saved.device), POLLS)?;
+        // All interfaces share one wait: some devices may have none with the new driver.
+        let polls = if start.elapsed() < POLL_INTERVAL * POLLS { POLLS } else { 0 };
+        let interface = sriov::await_interface(node, &format!("pci/{}", saved.device), polls)?;
         Some(name_of(&interface)).filter(|name| name != saved.name)
     };
     let on_pci = saved.iter().filter(|saved| saved.device != "-");
