@@ -51,6 +51,8 @@ mod node;
 mod personality;
 #[path = "../../crates/node/driver-entrypoint/src/pods.rs"]
 mod pods;
+#[path = "../../crates/node/driver-entrypoint/src/program.rs"]
+mod program;
 #[path = "../../crates/node/driver-entrypoint/src/routes/mod.rs"]
 mod routes;
 #[path = "../../crates/node/driver-entrypoint/src/signals.rs"]

@@ -45,39 +45,49 @@ pub(crate) fn read_limit(variable: impl Fn(&str) -> Option<String>) -> Result<Du
 impl ApiServers<'_> {
     /// Records the API servers that answer, and that the node reaches through interfaces of these modules. Call this
     /// before the modules are unloaded. If the modules have no interface, a killed container has already unloaded them,
-    /// so the record of that container is kept.
-    pub(crate) fn record(&self, modules: &[String]) -> Result<(), Error> {
+    /// so the record of that container is kept. Returns the servers that do not answer.
+    pub(crate) fn record(&self, modules: &[String]) -> Result<Vec<SocketAddr>, Error> {
         let Self { node, file, limit } = self;
-        let is_driven = |(module, path): (String, PathBuf)| modules.contains(&module).then_some(path);
-        let interfaces: Vec<PathBuf> = forecast::interfaces(node).into_iter().filter_map(is_driven).collect();
+        let interfaces = interfaces_of(node, modules);
         if limit.is_zero() || interfaces.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let network = Network::read(&node.paths);
-        let mut servers: Vec<SocketAddr> =
-            interfaces.iter().flat_map(|interface| network.servers_through(interface)).collect();
-        servers.sort();
-        servers.dedup();
+        let mut servers = servers_through(node, &interfaces);
         if !servers.is_empty() && !self.is_in_host_network() {
             node.log.warn(
                 "this container is not in the host's network: it cannot check that the API server answers. Set hostNetwork: true",
             );
             servers.clear();
         }
-        servers.retain(|server| {
-            let answers = node.kernel.connects(*server, CONNECT_TIMEOUT);
-            if !answers {
-                node.log.step(format!(
-                    "the API server at {server} does not answer now, and is not waited for later"
-                ));
-            }
-            answers
-        });
-        if servers.is_empty() {
-            return self.forget();
+        let (answering, silent): (Vec<SocketAddr>, Vec<SocketAddr>) =
+            servers.into_iter().partition(|server| node.kernel.connects(*server, CONNECT_TIMEOUT));
+        for server in &silent {
+            node.log
+                .step(format!("the API server at {server} does not answer now, and is not waited for later"));
         }
-        let lines: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
-        files::write(node, file, &lines.join("\n"))
+        if answering.is_empty() {
+            self.forget()?;
+        } else {
+            let lines: Vec<String> = answering.iter().map(SocketAddr::to_string).collect();
+            files::write(node, file, &lines.join("\n"))?;
+        }
+        Ok(silent)
+    }
+
+    /// Finds an API server that answers and was not recorded, because the node has connected to it since. With
+    /// `with_recorded`, also a recorded one.
+    pub(crate) fn find_other(&self, modules: &[String], with_recorded: bool) -> Option<SocketAddr> {
+        let Self { node, .. } = self;
+        let recorded = self.recorded();
+        let mut servers = servers_through(node, &interfaces_of(node, modules));
+        servers.retain(|server| !recorded.contains(server));
+        servers.extend(recorded.into_iter().filter(|_| with_recorded));
+        servers.into_iter().find(|server| {
+            (0..CONNECTIONS).all(|_| {
+                node.kernel.pause(PAUSE);
+                node.kernel.connects(*server, CONNECT_TIMEOUT)
+            })
+        })
     }
 
     /// Waits until each recorded server answers. Fails at the time limit.
@@ -111,7 +121,8 @@ impl ApiServers<'_> {
         Ok(())
     }
 
-    fn recorded(&self) -> Vec<SocketAddr> {
+    /// Servers that have to answer.
+    pub(crate) fn recorded(&self) -> Vec<SocketAddr> {
         let text = files::text(self.node.paths.at(&self.file)).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
@@ -122,6 +133,22 @@ impl ApiServers<'_> {
             |process: &str| fs::read_link(self.node.paths.at(&format!("/proc/{process}/ns/net"))).ok();
         namespace("self") == namespace("1")
     }
+}
+
+/// Network interfaces that these modules drive.
+fn interfaces_of(node: &Node<'_>, modules: &[String]) -> Vec<PathBuf> {
+    let is_driven = |(module, path): (String, PathBuf)| modules.contains(&module).then_some(path);
+    forecast::interfaces(node).into_iter().filter_map(is_driven).collect()
+}
+
+/// API servers that the node reaches through these interfaces.
+fn servers_through(node: &Node<'_>, interfaces: &[PathBuf]) -> Vec<SocketAddr> {
+    let network = Network::read(&node.paths);
+    let mut servers: Vec<SocketAddr> =
+        interfaces.iter().flat_map(|interface| network.servers_through(interface)).collect();
+    servers.sort();
+    servers.dedup();
+    servers
 }
 
 fn no_answer(server: SocketAddr, limit: Duration) -> Error {

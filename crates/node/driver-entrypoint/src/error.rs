@@ -27,8 +27,9 @@ pub(crate) enum Error {
     InUse { name: String, references: usize, users: Vec<User> },
     /// An operation on a file, a directory or a mount failed.
     Io { action: &'static str, object: String, source: io::Error },
-    /// The guard on the host refused a swap, undid it, or is missing. `transient` is whether the same swap may succeed later.
-    Guard { message: String, hint: &'static str, transient: bool },
+    /// The guard on the host refused a swap, undid it, or is missing. `state` is how the node differs now from before; the next
+    /// container may change that. `transient` is whether the same swap may succeed later.
+    Guard { state: Option<String>, message: String, hint: &'static str, transient: bool },
     /// A signal ended the start.
     Interrupted(&'static str),
     /// Any other error; the hint is empty where there is nothing to do.
@@ -55,6 +56,24 @@ impl Error {
                 | Self::Interrupted(_)
                 | Self::Guard { transient: true, .. }
         )
+    }
+
+    /// Returns the failure without the state of the node at that time.
+    pub(crate) fn without_state(self) -> Self {
+        match self {
+            Self::Guard { state: _, message, hint, transient } => {
+                Self::Guard { state: None, message, hint, transient }
+            }
+            other => other,
+        }
+    }
+
+    /// Describes the failure without the state of the node at that time.
+    pub(crate) fn cause(&self) -> String {
+        match self {
+            Self::Guard { message, .. } => message.clone(),
+            other => other.to_string(),
+        }
     }
 
     /// The kernel refused to unload a module that has no known users.
@@ -105,6 +124,7 @@ impl fmt::Display for Error {
             }
             Self::Io { action, object, source } => write!(f, "{action} {object}: {source}"),
             Self::Interrupted(signal) => write!(f, "received {signal} before the drivers were ready"),
+            Self::Guard { state: Some(state), message, .. } => write!(f, "{state}; {message}"),
             Self::Guard { message, .. } | Self::Other { message, .. } => f.write_str(message),
         }
     }

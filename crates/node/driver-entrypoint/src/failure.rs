@@ -1,5 +1,5 @@
 //! Record of a replacement of drivers that failed on this node. A container that is started again and again would
-//! otherwise take the node's interfaces down twice each time. The record is below `/run`, so a boot removes it.
+//! otherwise take the node's interfaces down twice each time. A boot removes a record below `/run`.
 
 use sha2::{Digest as _, Sha256};
 
@@ -22,8 +22,9 @@ impl FailureRecord<'_> {
             Some((failed, reason)) if failed == image => Err(Error::new(
                 format!("this image's drivers failed on this node, and are not tried again: {reason}"),
                 format!(
-                    "roll out another image, or change the parameters; a boot of the node allows another try, and so does \
-                     the removal of {file} on the node"
+                    "roll out another image, or change the parameters; the removal of {file} on the node allows another \
+                     try{}",
+                    if file.starts_with("/run/") { ", and so does a boot" } else { "" }
                 ),
             )),
             _ => Ok(()),
@@ -37,7 +38,7 @@ impl FailureRecord<'_> {
         match replaced {
             Ok(()) => node.log.warn_of(files::remove(node, file)),
             Err(error) if error.is_transient() => {}
-            Err(error) => node.log.warn_of(files::write(node, file, &format!("{image}\n{error}"))),
+            Err(error) => node.log.warn_of(files::write(node, file, &format!("{image}\n{}", error.cause()))),
         }
     }
 }

@@ -24,6 +24,14 @@ impl HostModules<'_> {
         names.lines().map(str::to_owned).collect()
     }
 
+    /// Whether the saved modules are loaded, and are not those of the image.
+    pub(crate) fn are_back(&self, image: &Loader<'_>) -> bool {
+        let is_back =
+            |loaded: &Loaded, name: &str| loaded.contains(name) && !image.is_image_build(loaded, name);
+        Loaded::read(&self.host.node.paths)
+            .is_ok_and(|loaded| self.names().iter().all(|name| is_back(&loaded, name)))
+    }
+
     /// Saves the names of modules before they are unloaded. Returns all saved names.
     pub(crate) fn save(&self, names: &[String]) -> Result<Vec<String>, Error> {
         let mut all = self.names();

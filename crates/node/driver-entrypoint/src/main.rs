@@ -29,6 +29,7 @@ mod mounts;
 mod node;
 mod personality;
 mod pods;
+mod program;
 mod routes;
 mod signals;
 mod storage;
@@ -95,7 +96,7 @@ fn run(arguments: &[&str]) -> ExitCode {
         },
         ["forecast", ref rest @ ..] => match Allowed::read(variable) {
             Ok(allowed) => match forecast::ForecastRequest::parse(rest, variable(DRIVER_POD), allowed) {
-                Some(request) => personality::run(|node, _| forecast::run(node, &request)),
+                Some(request) => personality::run_with_message(|node, _| forecast::run(node, &request)),
                 None => usage_error(forecast::USAGE),
             },
             Err(message) => usage_error(&message),
@@ -128,9 +129,12 @@ fn run(arguments: &[&str]) -> ExitCode {
 /// Runs the guard or its installation.
 fn run_guard(arguments: &[&str]) -> ExitCode {
     match *arguments {
-        ["serve"] => personality::run(|node, signals| guard::serve(node, signals)),
-        ["install", ref rest @ ..] => match install::host_root(rest) {
-            Some(root) => personality::run(|node, signals| install::install(node, root, signals)),
+        ["serve"] => personality::run(|node, signals| guard::serve(node, false, signals)),
+        ["serve", guard::REBOOT] => personality::run(|node, signals| guard::serve(node, true, signals)),
+        ["install", ref rest @ ..] => match install::Installation::parse(rest) {
+            Some(installation) => {
+                personality::run(|node, signals| install::install(node, installation, signals))
+            }
             None => usage_error(guard::USAGE),
         },
         [install::ON_HOST, root, program, ref rest @ ..] => install::run_on_host(root, program, rest),

@@ -57,6 +57,8 @@ pub(crate) struct FakeKernel {
     pub(crate) after_unload: RefCell<Option<Box<AfterUnload>>>,
     /// Called at each pause, to change the node.
     pub(crate) at_pause: RefCell<Option<Box<dyn FnMut()>>>,
+    /// Called at each connection, to change the node.
+    pub(crate) at_connect: RefCell<Option<Box<dyn FnMut()>>>,
     /// Number of calls before the call that kills the container, and whether that call takes effect.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
@@ -64,6 +66,8 @@ pub(crate) struct FakeKernel {
     pub(crate) refused_parameters: RefCell<Vec<String>>,
     /// `srcversion` of drivers with which no host answers.
     pub(crate) without_link: RefCell<Vec<String>>,
+    /// Servers that do not answer.
+    pub(crate) silent_servers: RefCell<Vec<SocketAddr>>,
     /// Whether new mounts are private instead of shared.
     pub(crate) private_mounts: Cell<bool>,
 }
@@ -115,10 +119,12 @@ impl Bench {
             permanent: RefCell::default(),
             after_unload: RefCell::default(),
             at_pause: RefCell::default(),
+            at_connect: RefCell::default(),
             killed_at: Cell::default(),
             pauses: Cell::default(),
             refused_parameters: RefCell::default(),
             without_link: RefCell::default(),
+            silent_servers: RefCell::default(),
             private_mounts: Cell::default(),
         };
         let bench = Self { directory, kernel, log: Rc::default() };
@@ -439,13 +445,16 @@ impl Kernel for FakeKernel {
         Ok(())
     }
 
-    fn connects(&self, _: SocketAddr, _: Duration) -> bool {
+    fn connects(&self, server: SocketAddr, _: Duration) -> bool {
+        if let Some(others) = self.at_connect.borrow_mut().as_mut() {
+            others();
+        }
         let is_without_link = |name: &String| {
             let version = fs::read_to_string(self.paths.at(&format!("/sys/module/{name}/srcversion")));
             version
                 .is_ok_and(|version| self.without_link.borrow().iter().any(|other| other == version.trim()))
         };
-        !self.modules().keys().any(is_without_link)
+        !self.silent_servers.borrow().contains(&server) && !self.modules().keys().any(is_without_link)
     }
 
     fn pause(&self, _: Duration) {

@@ -3,7 +3,8 @@
 use std::{
     fmt,
     fs::{File, OpenOptions},
-    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    io::{self, Read as _},
+    os::unix::fs::FileExt as _,
     path::Path,
 };
 
@@ -32,7 +33,9 @@ pub enum Phase {
     UndoConfirming,
     /// The old modules are back, and the API servers answer.
     Undone,
-    /// The old modules are back as far as possible, and an API server does not answer.
+    /// The API servers answer, but not all old modules are back. The failure of the entry names the loaded ones.
+    PartlyUndone,
+    /// No API server answers. The failure of the entry names the modules that are not back.
     Lost,
     /// Nothing was changed.
     Refused,
@@ -40,7 +43,7 @@ pub enum Phase {
 
 impl Phase {
     /// Phases with their names in the journal.
-    pub const ALL: [(Self, &str); 13] = [
+    pub const ALL: [(Self, &str); 14] = [
         (Self::Saving, "saving"),
         (Self::Unloading, "unloading"),
         (Self::Loading, "loading"),
@@ -52,13 +55,19 @@ impl Phase {
         (Self::UndoReplaying, "undo-replaying"),
         (Self::UndoConfirming, "undo-confirming"),
         (Self::Undone, "undone"),
+        (Self::PartlyUndone, "partly-undone"),
         (Self::Lost, "lost"),
         (Self::Refused, "refused"),
     ];
 
     /// Whether the swap has ended.
     pub fn is_final(self) -> bool {
-        matches!(self, Self::Committed | Self::Undone | Self::Lost | Self::Refused)
+        matches!(self, Self::Committed | Self::Refused) || self.is_undo_end()
+    }
+
+    /// Whether the swap has ended on its way back.
+    pub fn is_undo_end(self) -> bool {
+        matches!(self, Self::Undone | Self::PartlyUndone | Self::Lost)
     }
 
     /// Whether the phase leads to the new modules, and has changed the node.
@@ -126,9 +135,20 @@ pub struct Journal(pub Vec<Entry>);
 
 impl Journal {
     /// Parses a journal up to the first damaged or incomplete line: a guard may have been killed while it wrote.
-    pub fn parse(text: &str) -> Self {
-        let lines = text.split_inclusive('\n').map_while(|line| line.strip_suffix('\n'));
-        Self(lines.map_while(Entry::parse).collect())
+    pub fn parse(text: &[u8]) -> Self {
+        Self::parse_prefix(text).0
+    }
+
+    /// Like [`parse`](Self::parse). Also returns the length of the parsed lines in bytes.
+    fn parse_prefix(text: &[u8]) -> (Self, usize) {
+        let (mut entries, mut length) = (Vec::new(), 0);
+        for line in text.split_inclusive(|&byte| byte == b'\n') {
+            let whole = line.strip_suffix(b"\n").and_then(|line| str::from_utf8(line).ok());
+            let Some(entry) = whole.and_then(Entry::parse) else { break };
+            entries.push(entry);
+            length += line.len();
+        }
+        (Self(entries), length)
     }
 
     /// Returns the phase that began last.
@@ -139,6 +159,11 @@ impl Journal {
     /// Returns the failure that made the guard undo or refuse the swap. Later failures are its consequences.
     pub fn failure(&self) -> Option<&Failure> {
         self.0.iter().find_map(|entry| entry.failure.as_ref())
+    }
+
+    /// Returns the failure with which the swap ended: how the node differs from before.
+    pub fn last_failure(&self) -> Option<&Failure> {
+        self.0.last().and_then(|entry| entry.failure.as_ref())
     }
 
     /// Returns the first time at which a phase began, in seconds since the node's boot.
@@ -159,26 +184,28 @@ impl Journal {
 pub struct JournalFile {
     file: File,
     journal: Journal,
+    /// Length of the file's whole lines in bytes.
+    length: u64,
+    /// Lines that could not be written yet.
+    pending: String,
 }
 
 impl JournalFile {
     /// Opens the journal, and removes an incomplete last line.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text)?;
-        let journal = Journal::parse(&text);
-        let length: usize = journal.0.iter().map(|entry| entry.to_line().len()).sum();
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        let (journal, length) = Journal::parse_prefix(&text);
         file.set_len(length as u64)?;
-        file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, journal })
+        Ok(Self { file, journal, length: length as u64, pending: String::new() })
     }
 
     /// Opens the journal so that writes fail.
     #[cfg(test)]
     pub(crate) fn read_only(path: &Path) -> Self {
-        let journal = Journal::parse(&std::fs::read_to_string(path).unwrap());
-        Self { file: File::open(path).unwrap(), journal }
+        let (journal, length) = Journal::parse_prefix(&std::fs::read(path).unwrap());
+        Self { file: File::open(path).unwrap(), journal, length: length as u64, pending: String::new() }
     }
 
     /// Returns the phases so far.
@@ -186,12 +213,16 @@ impl JournalFile {
         &self.journal
     }
 
-    /// Appends an entry, in memory also if the file cannot be written.
+    /// Appends an entry, in memory also if the file cannot be written. A later call writes the line again: a part of the line may be in
+    /// the file.
     pub fn append(&mut self, entry: Entry) -> io::Result<()> {
-        let line = entry.to_line();
+        self.pending.push_str(&entry.to_line());
         self.journal.0.push(entry);
-        self.file.write_all(line.as_bytes())?;
-        self.file.sync_all()
+        self.file.write_all_at(self.pending.as_bytes(), self.length)?;
+        self.file.sync_all()?;
+        self.length += self.pending.len() as u64;
+        self.pending.clear();
+        Ok(())
     }
 }
 
@@ -211,7 +242,7 @@ mod tests {
         let path = directory.path().join("journal");
         let entries = [
             Entry { uptime: 1, phase: Phase::Saving, failure: None },
-            Entry { uptime: 2, phase: Phase::UndoUnloading, failure: Some(failure("load m: no", false)) },
+            Entry { uptime: 2, phase: Phase::UndoUnloading, failure: Some(failure("load m: né", false)) },
             Entry { uptime: 3, phase: Phase::Undone, failure: Some(failure("in use", true)) },
         ];
         let mut journal = JournalFile::open(&path).unwrap();
@@ -219,21 +250,40 @@ mod tests {
             journal.append(entry.clone()).unwrap();
         }
         let text = fs::read_to_string(&path).unwrap();
-        assert_eq!(text, "1 saving\n2 undo-unloading lasting load m: no\n3 undone transient in use\n");
+        assert_eq!(text, "1 saving\n2 undo-unloading lasting load m: né\n3 undone transient in use\n");
+        let text = text.as_bytes();
         for length in 0..text.len() {
             fs::write(&path, &text[..length]).unwrap();
             let mut journal = JournalFile::open(&path).unwrap();
-            let whole = text[..length].matches('\n').count();
+            let whole = text[..length].split(|&byte| byte == b'\n').count() - 1;
             assert_eq!(journal.journal().0, entries[..whole], "{length}");
             journal.append(entries[whole].clone()).unwrap();
-            assert_eq!(Journal::parse(&fs::read_to_string(&path).unwrap()).0, entries[..=whole], "{length}");
+            assert_eq!(Journal::parse(&fs::read(&path).unwrap()).0, entries[..=whole], "{length}");
         }
+    }
+
+    /// A full file system takes a part of a line, and later has room again.
+    #[test]
+    fn a_line_that_could_not_be_written_is_written_with_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal");
+        let mut journal = JournalFile::open(&path).unwrap();
+        let append =
+            |journal: &mut JournalFile, uptime, phase| journal.append(Entry { uptime, phase, failure: None });
+        append(&mut journal, 1, Phase::Saving).unwrap();
+        let writable = std::mem::replace(&mut journal.file, File::open(&path).unwrap());
+        append(&mut journal, 2, Phase::Unloading).unwrap_err();
+        fs::write(&path, "1 saving\n2 unlo").unwrap();
+        journal.file = writable;
+        append(&mut journal, 3, Phase::Loading).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1 saving\n2 unloading\n3 loading\n");
+        assert_eq!(JournalFile::open(&path).unwrap().journal(), journal.journal());
     }
 
     #[test]
     fn repeated_phases_are_interruptions() {
         let journal = Journal::parse(
-            "1 saving\n2 saving\n3 unloading\n4 loading\n9 loading\n12 loading\n13 replaying\n",
+            b"1 saving\n2 saving\n3 unloading\n4 loading\n9 loading\n12 loading\n13 replaying\n",
         );
         assert_eq!(journal.interruptions(), 2);
         assert_eq!(journal.begin_of(Phase::Loading), Some(4));
@@ -242,7 +292,9 @@ mod tests {
 
     #[test]
     fn a_damaged_line_ends_the_journal() {
-        let journal = Journal::parse("1 saving\n2 unknown\n3 loading\n");
-        assert_eq!(journal.phase(), Some(Phase::Saving));
+        for damaged in [&b"unknown"[..], b"loading lasting \xff"] {
+            let journal = Journal::parse(&[b"1 saving\n2 ", damaged, b"\n3 loading\n"].concat());
+            assert_eq!(journal.phase(), Some(Phase::Saving));
+        }
     }
 }

@@ -19,6 +19,9 @@ pub struct Request {
     pub limit: Duration,
     /// Names of the modules to unload, users first.
     pub unload: Vec<String>,
+    /// Builds of these modules for which the container has planned the swap: names and identities. A module without an identity
+    /// is not in the list.
+    pub expect: Vec<(String, String)>,
     /// Modules to load in their place, in load order.
     pub load: Vec<Module>,
     /// Modules that come back if the swap fails, in load order.
@@ -56,10 +59,11 @@ impl fmt::Display for ParseError {
 impl Request {
     /// Formats the request.
     pub fn to_text(&self) -> String {
-        let Self { digest, limit, unload, load, restore } = self;
+        let Self { digest, limit, unload, expect, load, restore } = self;
         let mut lines =
             vec![HEADER.to_owned(), format!("digest {digest}"), format!("limit {}", limit.as_secs())];
         lines.extend(unload.iter().map(|name| format!("unload {name}")));
+        lines.extend(expect.iter().map(|(name, identity)| format!("expect {name} {identity}")));
         for (keyword, modules) in [("load", load), ("restore", restore)] {
             for Module { name, optional, parameters } in modules {
                 let kind = if *optional { "optional" } else { "required" };
@@ -90,6 +94,15 @@ impl Request {
                     request.limit = Duration::from_secs(seconds);
                 }
                 "unload" if is_module_name(rest) => request.unload.push(rest.to_owned()),
+                "expect" => {
+                    let is_valid =
+                        |(name, identity): &(&str, &str)| is_module_name(name) && is_file_name(identity);
+                    let (name, identity) = rest
+                        .split_once(' ')
+                        .filter(is_valid)
+                        .ok_or_else(|| fail("not a module and its identity"))?;
+                    request.expect.push((name.to_owned(), identity.to_owned()));
+                }
                 "load" | "restore" => {
                     is_restore = keyword == "restore";
                     let module = Module::parse(rest).ok_or_else(|| fail("not a module"))?;
@@ -163,6 +176,7 @@ mod tests {
             digest: "1f".to_owned(),
             limit: Duration::from_secs(90),
             unload: vec!["mlx5_ib".to_owned(), "mlx5_core".to_owned()],
+            expect: vec![("mlx5_ib".to_owned(), "A1B2".to_owned())],
             load: vec![module("mlxfw", true, &[]), module("mlx5_core", false, &["a=1 b=\"x y\""])],
             restore: vec![module("mlx5_core", false, &["prof_sel=2", ""])],
         }
@@ -191,6 +205,8 @@ mod tests {
             ("unload mlx5_ib", "unload mlx5/ib"),
             ("unload mlx5_ib", "unload -f"),
             ("required", "perhaps"),
+            ("expect mlx5_ib A1B2", "expect mlx5_ib ../A1"),
+            ("expect mlx5_ib A1B2", "expect mlx5_ib"),
             ("limit 90", "limit 1m"),
             ("digest 1f", "digest ../1f"),
             ("farrier swap 1", "farrier swap 2"),

@@ -16,6 +16,8 @@ pub trait Host {
     fn uptime(&self) -> u64;
     /// Performs a phase, or completes it after an interruption.
     fn perform(&mut self, phase: Phase, time_left: Duration) -> Result<(), Failure>;
+    /// Fails unless the old modules are loaded. The reason names those that are loaded instead.
+    fn check_restored(&self) -> Result<(), Failure>;
     /// Reports that the journal could not be written.
     fn warn(&mut self, error: &io::Error);
 }
@@ -41,7 +43,7 @@ pub fn run(host: &mut dyn Host, journal: &mut JournalFile, limit: Duration) -> i
         }
         let time_left = time_left(journal.journal(), limit, host.uptime());
         let result = host.perform(phase, time_left);
-        entry = Some(after(phase, result, host.uptime()));
+        entry = Some(after(host, phase, result));
     }
     Ok(())
 }
@@ -61,7 +63,8 @@ pub fn resume(journal: &Journal, uptime: u64) -> Option<Entry> {
 }
 
 /// Returns the phase after one that has ended.
-pub fn after(phase: Phase, result: Result<(), Failure>, uptime: u64) -> Entry {
+fn after(host: &dyn Host, phase: Phase, result: Result<(), Failure>) -> Entry {
+    let uptime = host.uptime();
     let next = match (phase, &result) {
         (Phase::Saving, Ok(())) => Phase::Unloading,
         (Phase::Saving | Phase::Refused, _) => Phase::Refused,
@@ -76,10 +79,23 @@ pub fn after(phase: Phase, result: Result<(), Failure>, uptime: u64) -> Entry {
         (Phase::UndoUnloading, _) => Phase::UndoLoading,
         (Phase::UndoLoading, _) => Phase::UndoReplaying,
         (Phase::UndoReplaying, _) => Phase::UndoConfirming,
-        (Phase::UndoConfirming, Ok(())) | (Phase::Undone, _) => Phase::Undone,
-        (Phase::UndoConfirming, Err(_)) | (Phase::Lost, _) => Phase::Lost,
+        (Phase::UndoConfirming, _) => return after_undo(result, host.check_restored(), uptime),
+        (Phase::Undone | Phase::PartlyUndone | Phase::Lost, _) => phase,
     };
     Entry { uptime, phase: next, failure: result.err() }
+}
+
+/// Returns the end of an undone swap: `answer` is whether the API servers answer, `restored` whether the old modules are loaded.
+fn after_undo(answer: Result<(), Failure>, restored: Result<(), Failure>, uptime: u64) -> Entry {
+    let (phase, failures) = match (answer, restored) {
+        (Ok(()), Ok(())) => (Phase::Undone, vec![]),
+        (Ok(()), Err(other)) => (Phase::PartlyUndone, vec![other]),
+        (Err(silent), Ok(())) => (Phase::Lost, vec![silent]),
+        (Err(silent), Err(other)) => (Phase::Lost, vec![other, silent]),
+    };
+    let reasons: Vec<String> = failures.into_iter().map(|failure| failure.reason).collect();
+    let failure = Failure { reason: reasons.join("; "), transient: false };
+    Entry { uptime, phase, failure: (!reasons.is_empty()).then_some(failure) }
 }
 
 /// Returns the time that the current phase may take. The limit counts from the first unload, and again from the begin of
@@ -124,6 +140,7 @@ mod tests {
         driver: Driver,
         has_settings: bool,
         broken: Option<Phase>,
+        broken_undo: Option<Phase>,
         steps_left: Cell<Option<(usize, Kill)>>,
         performed: Vec<Phase>,
         has_full_disk: bool,
@@ -136,6 +153,7 @@ mod tests {
                 driver: Driver::Old,
                 has_settings: true,
                 broken,
+                broken_undo: None,
                 steps_left: Cell::new(None),
                 performed: Vec::new(),
                 has_full_disk: false,
@@ -178,7 +196,7 @@ mod tests {
             if kill == Some(Kill::Before) {
                 panic_any(());
             }
-            if self.broken == Some(phase) {
+            if [self.broken, self.broken_undo].contains(&Some(phase)) {
                 return Err(Failure { reason: format!("{phase} is broken"), transient: false });
             }
             self.change(phase);
@@ -186,6 +204,11 @@ mod tests {
                 panic_any(());
             }
             Ok(())
+        }
+
+        fn check_restored(&self) -> Result<(), Failure> {
+            let reason = format!("driver: {:?}", self.driver);
+            if self.driver == Driver::Old { Ok(()) } else { Err(Failure { reason, transient: false }) }
         }
 
         fn warn(&mut self, error: &io::Error) {
@@ -295,18 +318,40 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_an_answer_after_the_way_back_is_lost() {
-        let entry = after(
-            Phase::UndoConfirming,
-            Err(Failure { reason: "no answer".to_owned(), transient: false }),
-            1,
+    fn the_end_of_a_failed_way_back_says_what_is_true() {
+        for (broken_undo, phase, reason) in [
+            (None, Phase::Undone, None),
+            (Some(Phase::UndoUnloading), Phase::PartlyUndone, Some("driver: New")),
+            (Some(Phase::UndoLoading), Phase::PartlyUndone, Some("driver: None")),
+            (Some(Phase::UndoReplaying), Phase::Undone, None),
+            (Some(Phase::UndoConfirming), Phase::Lost, Some("undo-confirming is broken")),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut host = FakeHost::new(Some(Phase::Confirming));
+            host.broken_undo = broken_undo;
+            let journal = run_with_kill(&mut host, directory.path(), None);
+            assert_eq!(journal.phase(), Some(phase), "{journal:?}");
+            assert_eq!(journal.failure().unwrap().reason, "confirming is broken");
+            assert_eq!(journal.last_failure().map(|failure| failure.reason.as_str()), reason, "{journal:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_without_an_answer_and_without_the_old_modules_lacks_both() {
+        let mut host = FakeHost::new(None);
+        host.driver = Driver::New;
+        let silent = Failure { reason: "no answer".to_owned(), transient: false };
+        let entry = after(&host, Phase::UndoConfirming, Err(silent));
+        assert_eq!(
+            (entry.phase, entry.failure.unwrap().reason.as_str()),
+            (Phase::Lost, "driver: New; no answer")
         );
-        assert_eq!(entry.phase, Phase::Lost);
     }
 
     #[test]
     fn the_limit_counts_from_the_first_unload_and_again_for_the_way_back() {
-        let seconds = |text: &str, uptime| time_left(&Journal::parse(text), LIMIT, uptime).as_secs();
+        let seconds =
+            |text: &str, uptime| time_left(&Journal::parse(text.as_bytes()), LIMIT, uptime).as_secs();
         assert_eq!(seconds("", 1000), 120);
         assert_eq!(seconds("5 saving\n10 unloading\n20 loading\n70 loading\n", 70), 60);
         assert_eq!(seconds("10 unloading\n20 loading\n", 500), 10);

@@ -15,7 +15,8 @@ use swap_guard::{
 
 use super::{
     LOCK, VARIABLE,
-    files_of_request::{DONE, JOURNAL, LOG, REQUEST},
+    files_of_request::{JOURNAL, LOG, REQUEST},
+    is_open, lock_request, remove_modules,
 };
 use crate::{
     error::Error,
@@ -69,7 +70,7 @@ impl GuardClient<'_> {
     /// Whether the guard still works on a request of this container. The next request uses the same directory, so the
     /// guard must have left the directory first.
     pub(crate) fn is_busy(&self) -> bool {
-        self.at(REQUEST).exists() && !self.at(DONE).exists()
+        is_open(&self.at(""))
     }
 
     /// Waits for the end of a swap that a killed container requested.
@@ -94,6 +95,7 @@ impl GuardClient<'_> {
         let lock = format!("{directory}/{LOCK}");
         if !node.paths.at(&lock).exists() {
             return Err(Error::Guard {
+                state: None,
                 message: format!("{VARIABLE} names {directory}, where no guard has been: {lock} is missing"),
                 hint: "install the guard on the node, and mount its directory in this container at the same path",
                 transient: true,
@@ -105,8 +107,10 @@ impl GuardClient<'_> {
         for old in [&new, &request] {
             files::if_exists(fs::remove_dir_all(old)).map_err(&write)?;
         }
-        self.fill(&new, swap)?;
-        fs::rename(&new, &request).map_err(&write)?;
+        let filled = self.fill(&new, swap);
+        let filled = filled.and_then(|()| fs::rename(&new, &request).map_err(&write));
+        // The modules' files take memory, which may be what is missing.
+        filled.inspect_err(|_| drop(fs::remove_dir_all(&new))).map_err(as_transient)?;
         node.log.step(format!("asked the guard for the swap: {directory}/{name}"));
         self.follow(signals)
     }
@@ -114,7 +118,10 @@ impl GuardClient<'_> {
     /// Writes the modules' files, and then the request.
     fn fill(&self, directory: &Path, swap: &Swap<'_>) -> Result<(), Error> {
         let Swap { digest, limit, unload, new_modules, old_modules } = swap;
-        let staying = Loaded::read(&self.node.paths)?.without(unload);
+        let current = Loaded::read(&self.node.paths)?;
+        let staying = current.without(unload);
+        let expected =
+            unload.iter().filter_map(|name| Some((name.clone(), current.identity(&self.node.paths, name)?)));
         let (loader, names, optional) = new_modules;
         let all: Vec<String> = names.iter().chain(optional).cloned().collect();
         let required = plan(loader, names, &staying)?;
@@ -129,8 +136,14 @@ impl GuardClient<'_> {
         let restore = self.write_modules(&directory.join(OLD), &steps, |step| {
             (step.optional, self.restore_parameters(loader, &step.name))
         })?;
-        let request =
-            Request { digest: digest.clone(), limit: *limit, unload: unload.to_vec(), load, restore };
+        let request = Request {
+            digest: digest.clone(),
+            limit: *limit,
+            unload: unload.to_vec(),
+            expect: expected.collect(),
+            load,
+            restore,
+        };
         let path = directory.join(REQUEST);
         fs::write(&path, request.to_text()).map_err(Error::on("write", path.to_string_lossy()))
     }
@@ -187,10 +200,11 @@ impl GuardClient<'_> {
             let is_over = has_left || polls_without_guard > POLLS_WITHOUT_GUARD;
             if let Some(phase) = journal.phase().filter(|phase| phase.is_final() && is_over) {
                 self.log_messages(&mut logged);
-                return result_of(phase, journal.failure());
+                return result_of(phase, &journal);
             }
             if has_left {
                 return Err(Error::Guard {
+                    state: None,
                     message: "the guard could not begin the swap, and nothing was touched".to_owned(),
                     hint: "journalctl --unit farrier-swap-guard on the node has the reason: /run may be full",
                     transient: true,
@@ -198,8 +212,14 @@ impl GuardClient<'_> {
             }
             signals.check()?;
             polls_without_guard = if self.has_guard() { 0 } else { polls_without_guard + 1 };
+            if polls_without_guard > 0 && polls_without_guard % POLLS_WITHOUT_GUARD == 0 {
+                node.log.warn(format!(
+                    "no guard works on {directory}: waiting until the DaemonSet of the guard starts it"
+                ));
+            }
             if polls_without_guard > POLLS_WITHOUT_GUARD && self.withdraw() {
                 return Err(Error::Guard {
+                    state: None,
                     message: format!("no guard serves {directory}"),
                     hint: "systemctl status farrier-swap-guard on the node shows why; the DaemonSet of the guard starts it again",
                     transient: true,
@@ -227,12 +247,18 @@ impl GuardClient<'_> {
     }
 
     /// Withdraws a request that no guard has begun. Returns whether the request was withdrawn.
-    fn withdraw(&self) -> bool {
-        !self.at(JOURNAL).exists() && fs::remove_file(self.at(REQUEST)).is_ok()
+    pub(super) fn withdraw(&self) -> bool {
+        let lock = lock_request(&self.at(""));
+        let is_taken_back =
+            lock.is_some() && self.journal().phase().is_none() && fs::remove_file(self.at(REQUEST)).is_ok();
+        if is_taken_back {
+            self.node.log.warn_of(remove_modules(&self.at("")));
+        }
+        is_taken_back
     }
 
     fn journal(&self) -> Journal {
-        Journal::parse(&fs::read_to_string(self.at(JOURNAL)).unwrap_or_default())
+        Journal::parse(&fs::read(self.at(JOURNAL)).unwrap_or_default())
     }
 
     fn at(&self, file: &str) -> PathBuf {
@@ -240,18 +266,42 @@ impl GuardClient<'_> {
     }
 }
 
-fn result_of(phase: Phase, failure: Option<&Failure>) -> Result<(), Error> {
-    let reason = failure.map(|failure| failure.reason.as_str()).unwrap_or_default();
-    let message = match phase {
+fn result_of(phase: Phase, journal: &Journal) -> Result<(), Error> {
+    let reason =
+        |failure: Option<&Failure>| failure.map(|failure| failure.reason.clone()).unwrap_or_default();
+    let (cause, state) = (reason(journal.failure()), reason(journal.last_failure()));
+    let (state, message) = match phase {
         Phase::Committed => return Ok(()),
-        Phase::Refused => format!("the guard refused the swap: {reason}"),
-        Phase::Lost => format!(
-            "the guard undid the swap, and the API server does not answer with the host's drivers either: {reason}"
+        Phase::Refused => (None, format!("the guard refused the swap: {cause}")),
+        Phase::PartlyUndone => {
+            (Some(format!("the guard could not undo the swap: {state}")), format!("the swap failed: {cause}"))
+        }
+        Phase::Lost => (
+            None,
+            format!(
+                "the node was cut off even after the guard undid the swap: {state}; the swap failed: {cause}"
+            ),
         ),
-        _ => format!("the guard undid the swap: {reason}"),
+        _ => (None, format!("the guard undid the swap: {cause}")),
     };
+    let may_succeed = phase == Phase::Undone && journal.failure().is_some_and(|failure| failure.transient);
+    // After a refusal, nothing was tried.
+    let transient = may_succeed || phase == Phase::Refused;
     let hint = "the guard's messages are above, and on the node: journalctl --unit farrier-swap-guard";
-    Err(Error::Guard { message, hint, transient: failure.is_some_and(|failure| failure.transient) })
+    Err(Error::Guard { state, message, hint, transient })
+}
+
+/// Marks a failure as one that says nothing about the image.
+fn as_transient(error: Error) -> Error {
+    match error {
+        Error::Io { .. } => Error::Guard {
+            state: None,
+            message: error.to_string(),
+            hint: "the swap was not begun: make room in /run, or check the volumes of the pod",
+            transient: true,
+        },
+        error => error,
+    }
 }
 
 /// Plans the load of several modules, each once.

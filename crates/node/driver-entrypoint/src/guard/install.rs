@@ -12,10 +12,7 @@ use std::{
 
 use rustix::process::{chdir, chroot};
 
-use super::{
-    DIRECTORY,
-    files_of_request::{DONE, JOURNAL},
-};
+use super::{DIRECTORY, REBOOT, files_of_request::JOURNAL, is_open};
 use crate::{
     error::Error,
     files::entries,
@@ -41,8 +38,7 @@ const IDLE_CHECKS: u32 = 900;
 
 /// Properties of the unit. The guard is the last process that the kernel kills for memory. systemd waits for the end of a swap
 /// before it kills the guard, and does not wait for a load that cannot be killed before it starts the next guard.
-const PROPERTIES: [&str; 8] = [
-    "Description=farrier's guard of driver swaps",
+const PROPERTIES: [&str; 7] = [
     "Restart=on-failure",
     "RestartSec=1",
     "StartLimitIntervalSec=0",
@@ -52,28 +48,57 @@ const PROPERTIES: [&str; 8] = [
     "KillMode=process",
 ];
 
-/// Parses the arguments after `install`: the place where the host's root is mounted. `None` if they are invalid.
-pub(crate) fn host_root<'a>(arguments: &[&'a str]) -> Option<&'a str> {
-    match *arguments {
-        [] => Some(HOST),
-        ["--host", root] if is_plain_path(root) => Some(root),
-        _ => None,
+/// Arguments of `install`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Installation<'a> {
+    /// Place where the host's root is mounted.
+    root: &'a str,
+    /// Whether the guard may reboot the node.
+    reboots: bool,
+}
+
+impl<'a> Installation<'a> {
+    /// Parses the arguments after `install`; `None` if they are invalid.
+    pub(crate) fn parse(arguments: &[&'a str]) -> Option<Self> {
+        match *arguments {
+            [] => Some(Self { root: HOST, reboots: false }),
+            [ref rest @ .., REBOOT] => Some(Self { reboots: true, ..Self::parse(rest)? }),
+            ["--host", root] if is_plain_path(root) => Some(Self { root, reboots: false }),
+            _ => None,
+        }
+    }
+
+    /// Description of the unit. It also tells a guard with other arguments apart.
+    fn description(&self) -> &'static str {
+        if self.reboots {
+            "farrier's guard of driver swaps, which reboots a node that is cut off"
+        } else {
+            "farrier's guard of driver swaps"
+        }
     }
 }
 
 /// Installs and starts the guard, and restarts a guard that has ended, until a signal arrives. The guard itself keeps
 /// running after the signal.
-pub(crate) fn install(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
+pub(crate) fn install(
+    node: &Node<'_>,
+    installation: Installation<'_>,
+    signals: &mut dyn Signals,
+) -> Result<(), Error> {
+    let root = installation.root;
     check_systemd(node, root)?;
-    let is_new = copy_program(node, root)?;
-    if is_new && is_active(root)? {
+    let program = read_program(node)?;
+    let is_same = has_program(node, root, &program) && is_described(&installation)?;
+    // Before the copy: a container that is killed in between would leave the guard of another version running.
+    if !is_same && is_active(root)? {
         await_idle(node, root, signals)?;
         node.log.step("stopping the guard of another version");
         on_host(root, "systemctl", &["stop", UNIT])?;
     }
+    copy_program(node, root, &program)?;
     loop {
         if !is_active(root)? {
-            start(root)?;
+            start(&installation)?;
             node.log.step(format!("started {UNIT} on the host"));
         }
         for _ in 0..CHECKS {
@@ -98,26 +123,34 @@ fn check_systemd(node: &Node<'_>, root: &str) -> Result<(), Error> {
     ))
 }
 
-/// Copies this program to the host. Returns whether the host had another version.
-fn copy_program(node: &Node<'_>, root: &str) -> Result<bool, Error> {
-    let path = node.paths.at(&format!("{root}{PROGRAM}"));
-    let bytes = fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))?;
-    if fs::read(&path).is_ok_and(|old| old == bytes) {
-        return Ok(false);
+fn read_program(node: &Node<'_>) -> Result<Vec<u8>, Error> {
+    fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))
+}
+
+/// Whether the host has this program already.
+fn has_program(node: &Node<'_>, root: &str, program: &[u8]) -> bool {
+    fs::read(node.paths.at(&format!("{root}{PROGRAM}"))).is_ok_and(|old| old == program)
+}
+
+/// Copies this program to the host, unless the host has it.
+fn copy_program(node: &Node<'_>, root: &str, program: &[u8]) -> Result<(), Error> {
+    if has_program(node, root, program) {
+        return Ok(());
     }
+    let path = node.paths.at(&format!("{root}{PROGRAM}"));
     let temp = path.with_extension("new");
     let write = || -> io::Result<()> {
         fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
         let mut options = fs::OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o700).open(&temp)?;
-        file.write_all(&bytes)?;
+        file.write_all(program)?;
         file.sync_all()?;
         drop(file);
         fs::rename(&temp, &path)
     };
     write().map_err(Error::on("write", format!("{root}{PROGRAM}")))?;
     node.log.step(format!("copied this program to {PROGRAM} of the host"));
-    Ok(true)
+    Ok(())
 }
 
 fn is_active(root: &str) -> Result<bool, Error> {
@@ -126,26 +159,37 @@ fn is_active(root: &str) -> Result<bool, Error> {
     Ok(matches!(state.trim(), "active" | "activating" | "reloading" | "deactivating"))
 }
 
-fn start(root: &str) -> Result<(), Error> {
+/// Whether the unit on the host was started with these options.
+fn is_described(installation: &Installation<'_>) -> Result<bool, Error> {
+    let arguments = ["show", "--property=Description", "--value", UNIT];
+    Ok(on_host_output(installation.root, "systemctl", &arguments)?.trim() == installation.description())
+}
+
+fn start(installation: &Installation<'_>) -> Result<(), Error> {
+    let Installation { root, reboots } = *installation;
     // A unit that failed keeps its name.
     on_host_output(root, "systemctl", &["reset-failed", UNIT])?;
     let properties: Vec<String> =
         PROPERTIES.iter().map(|property| format!("--property={property}")).collect();
-    let unit = format!("--unit={UNIT}");
-    let mut arguments = vec![unit.as_str(), "--quiet", "--collect"];
+    let (unit, description) =
+        (format!("--unit={UNIT}"), format!("--description={}", installation.description()));
+    let mut arguments = vec![unit.as_str(), &description, "--quiet", "--collect"];
     arguments.extend(properties.iter().map(String::as_str));
     arguments.extend([PROGRAM, "swap-guard", "serve"]);
+    arguments.extend(reboots.then_some(REBOOT));
     on_host(root, "systemd-run", &arguments)
+}
+
+/// Whether the guard has begun a swap and not left it.
+fn is_busy(node: &Node<'_>, root: &str) -> bool {
+    let requests = entries(node.paths.at(&format!("{root}{DIRECTORY}")));
+    requests.iter().any(|request| is_open(request) && request.join(JOURNAL).exists())
 }
 
 /// Waits a limited time until the guard performs no swap.
 fn await_idle(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
-    let is_busy = || {
-        let requests = entries(node.paths.at(&format!("{root}{DIRECTORY}"))).into_iter();
-        requests.filter(|path| path.join(JOURNAL).exists()).any(|path| !path.join(DONE).exists())
-    };
     for _ in 0..IDLE_CHECKS {
-        if !is_busy() {
+        if !is_busy(node, root) {
             break;
         }
         signals.check()?;
@@ -203,16 +247,40 @@ mod tests {
     fn a_host_without_systemd_is_refused() {
         let bench = Bench::new();
         std::fs::create_dir_all(bench.at("/host/run")).unwrap();
-        let error = install(&bench.node(), "/host", &mut EndsWhenReady(&mut || {})).unwrap_err();
+        let installation = Installation::parse(&[]).unwrap();
+        let error = install(&bench.node(), installation, &mut EndsWhenReady(&mut || {})).unwrap_err();
         assert_eq!(error.to_string(), "this host does not run systemd: /host/run/systemd/system is missing");
         assert_eq!(text(bench.at("/host/var/lib/farrier/swap-guard")), None);
     }
 
+    /// The guard drops a request whose journal it cannot write. Such a request must not delay an upgrade of the guard.
     #[test]
-    fn the_host_s_root_is_an_absolute_path() {
-        assert_eq!(host_root(&[]), Some("/host"));
-        assert_eq!(host_root(&["--host", "/mnt"]), Some("/mnt"));
-        assert_eq!(host_root(&["--host", "../mnt"]), None);
-        assert_eq!(host_root(&["--host"]), None);
+    fn only_a_swap_that_the_guard_still_performs_delays_its_replacement() {
+        for (files, expected) in [
+            (&["request", "journal"][..], true),
+            (&["request"], false),
+            (&["journal"], false),
+            (&["request", "journal", "done"], false),
+        ] {
+            let bench = Bench::new();
+            for file in files {
+                bench.write(&format!("/host{DIRECTORY}/acme/{file}"), "");
+            }
+            assert_eq!(is_busy(&bench.node(), "/host"), expected, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_the_host_s_root_and_whether_the_guard_reboots() {
+        let parse = |arguments: &[&'static str]| {
+            Installation::parse(arguments).map(|Installation { root, reboots }| (root, reboots))
+        };
+        assert_eq!(parse(&[]), Some(("/host", false)));
+        assert_eq!(parse(&["--reboot"]), Some(("/host", true)));
+        assert_eq!(parse(&["--host", "/mnt"]), Some(("/mnt", false)));
+        assert_eq!(parse(&["--host", "/mnt", "--reboot"]), Some(("/mnt", true)));
+        for wrong in [&["--host", "../mnt"][..], &["--host"], &["--host", "--reboot"], &["--force"]] {
+            assert_eq!(parse(wrong), None, "{wrong:?}");
+        }
     }
 }

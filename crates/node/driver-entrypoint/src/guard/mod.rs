@@ -5,12 +5,26 @@
 pub(crate) mod client;
 pub(crate) mod install;
 mod owner;
+mod reboot;
 mod serve;
 mod swap_host;
 #[cfg(test)]
 mod tests;
 
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
+
+use rustix::fs::{FlockOperation, flock};
+
+use files_of_request::{DONE, REQUEST};
 pub(crate) use serve::serve;
+use swap_guard::request::{NEW, OLD};
+
+use crate::files;
 
 /// Directory of the guard, which driver containers mount at the same path. It is below `/run`, so a boot clears it.
 pub(crate) const DIRECTORY: &str = "/run/farrier/swap";
@@ -20,12 +34,17 @@ pub(crate) const VARIABLE: &str = "SWAP_GUARD";
 
 /// Usage text of `swap-guard`.
 pub(crate) const USAGE: &str = "\
-usage: driver-entrypoint swap-guard install [--host ROOT]
-       driver-entrypoint swap-guard serve
+usage: driver-entrypoint swap-guard install [--host ROOT] [--reboot]
+       driver-entrypoint swap-guard serve [--reboot]
 
 install   copy this program to the host, whose root is mounted at ROOT (default: /host), run it there with systemd, and
           start it again if it is gone
-serve     swap drivers for the containers that ask for it in /run/farrier/swap; runs on the host";
+serve     swap drivers for the containers that ask for it in /run/farrier/swap; runs on the host
+
+--reboot  reboot the node if it is cut off after a swap was undone, or if a swap hangs";
+
+/// Option that lets the guard reboot the node.
+pub(crate) const REBOOT: &str = "--reboot";
 
 /// Files in the directory of a request.
 mod files_of_request {
@@ -41,3 +60,26 @@ mod files_of_request {
 
 /// File below [`DIRECTORY`] that a running guard holds locked.
 const LOCK: &str = "lock";
+
+/// Whether a guard has to work on a request: it removes a request that it cannot begin, and writes `done` at its end.
+fn is_open(directory: &Path) -> bool {
+    directory.join(REQUEST).exists() && !directory.join(DONE).exists()
+}
+
+/// Locks a request, for the guard that begins it or the container that takes it back. `None` if the other one has locked or
+/// removed it.
+fn lock_request(directory: &Path) -> Option<File> {
+    let request = File::open(directory.join(REQUEST)).ok()?;
+    flock(&request, FlockOperation::NonBlockingLockExclusive).ok()?;
+    // The container may have removed the request since this process opened it.
+    let is_there = request.metadata().is_ok_and(|data| data.nlink() > 0);
+    is_there.then_some(request)
+}
+
+/// Removes the modules' files of a request, which take memory.
+fn remove_modules(directory: &Path) -> io::Result<()> {
+    for name in [NEW, OLD] {
+        files::if_exists(fs::remove_dir_all(directory.join(name)))?;
+    }
+    Ok(())
+}

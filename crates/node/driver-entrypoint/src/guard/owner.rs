@@ -1,17 +1,19 @@
 //! The program that owns a network interface: systemd-networkd, NetworkManager or ifupdown. It configures an interface
-//! that a new driver has created, before the guard replays saved settings.
+//! that a new driver has created, before the guard replays saved settings. Interfaces have their names from before by then.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
     error::Error,
-    files::{self, name_of, text},
+    files::{self, entries, name_of, text},
     isolated::wait_within,
     node::Node,
+    personality::mofed::sriov,
 };
 
 /// Maximum time for a program of an owner.
@@ -72,27 +74,43 @@ impl Owner {
     }
 }
 
-/// Writes the owners of interfaces to a file.
+/// An interface as it was before the swap.
+struct SavedInterface<'a> {
+    name: &'a str,
+    /// Address of its PCI device; `-` on another bus, or if the device has other interfaces, too.
+    device: &'a str,
+    owner: Option<Owner>,
+}
+
+/// Writes the names, devices and owners of interfaces to a file.
 pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Result<(), Error> {
-    let owned = interfaces.iter().filter_map(|interface| Some((Owner::of(node, interface)?, interface)));
-    let lines: Vec<String> =
-        owned.map(|(owner, interface)| format!("{} {}", owner.name(), name_of(interface))).collect();
-    if !lines.is_empty() {
-        node.log.step(format!("owners of interfaces: {}", lines.join(", ")));
+    let mut lines = Vec::new();
+    for interface in interfaces {
+        let name = name_of(interface);
+        let device = fs::read_link(interface.join("device")).map(|link| name_of(&link));
+        let is_only = |device: &String| {
+            entries(node.paths.at("/sys/bus/pci/devices").join(device).join("net")).len() == 1
+        };
+        let device = device.ok().filter(is_only).unwrap_or_else(|| "-".to_owned());
+        let owner = Owner::of(node, interface).map_or("-", Owner::name);
+        node.log.step(format!("interface {name}, device {device}, owner {owner}"));
+        lines.push(format!("{name} {device} {owner}"));
     }
     files::write(node, file, &lines.join("\n"))
 }
 
-/// Has the owners in a file configure their interfaces again. Returns whether any interface has an owner.
+/// Gives the interfaces in a file their names again, and has their owners configure them. Returns whether there are owners.
 pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     let text = text(node.paths.at(file)).unwrap_or_default();
-    let owned = text.lines().filter_map(|line| {
-        let (name, interface) = line.split_once(' ')?;
-        let (owner, _) = Owner::ALL.into_iter().find(|(_, other)| *other == name)?;
-        Some((owner, interface))
+    let saved = text.lines().filter_map(|line| {
+        let [name, device, owner] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
+        let owner = Owner::ALL.into_iter().find(|(_, other)| *other == owner).map(|(owner, _)| owner);
+        Some(SavedInterface { name, device, owner })
     });
+    let saved: Vec<SavedInterface<'_>> = saved.collect();
+    restore_names(node, &saved);
     let mut has_owner = false;
-    for (owner, interface) in owned {
+    for (owner, interface) in saved.iter().filter_map(|saved| Some((saved.owner?, saved.name))) {
         has_owner = true;
         await_interface(node, interface);
         let (program, arguments) = owner.command(interface);
@@ -102,6 +120,45 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
         }
     }
     has_owner
+}
+
+/// Renames interfaces whose devices have another name than before: without rules of udev, the order in which a driver finds its
+/// devices decides, and drivers differ in what udev makes names of.
+fn restore_names(node: &Node<'_>, saved: &[SavedInterface<'_>]) {
+    let start = Instant::now();
+    let current = |saved: &SavedInterface<'_>| {
+        // All interfaces share one wait: some devices may have none with the new driver.
+        let polls = if start.elapsed() < POLL_INTERVAL * POLLS { POLLS } else { 0 };
+        let interface = sriov::await_interface(node, &format!("pci/{}", saved.device), polls)?;
+        Some(name_of(&interface)).filter(|name| name != saved.name)
+    };
+    let on_pci = saved.iter().filter(|saved| saved.device != "-");
+    let renamed: Vec<(String, &str)> =
+        on_pci.filter_map(|saved| Some((current(saved)?, saved.name))).collect();
+    // Two interfaces may have each other's names.
+    let temporary = |index: usize| format!("farrier{index}");
+    for (index, (name, _)) in renamed.iter().enumerate() {
+        node.log.warn_of(rename(node, name, &temporary(index)));
+    }
+    for (index, (name, wanted)) in renamed.iter().enumerate() {
+        match rename(node, &temporary(index), wanted) {
+            Ok(()) => node.log.step(format!("renamed {name} to {wanted}, as before the swap")),
+            Err(reason) => {
+                node.log.warn(format!("{name} was {wanted} before the swap: {reason}"));
+                node.log.warn_of(rename(node, &temporary(index), name));
+            }
+        }
+    }
+}
+
+/// Renames an interface. Before Linux 6.2, only one that is down can be renamed.
+fn rename(node: &Node<'_>, from: &str, to: &str) -> Result<(), String> {
+    let set = |arguments: &[&str]| {
+        let words = [&["link", "set", "dev", from], arguments].concat();
+        run(node, "ip", &words).map_err(|reason| format!("ip {}: {reason}", words.join(" ")))
+    };
+    set(&["down"])?;
+    set(&["name", to])
 }
 
 fn await_interface(node: &Node<'_>, interface: &str) {
@@ -168,8 +225,8 @@ mod tests {
         let said = bench.at("/said");
         bench.program("nmcli", &format!("echo \"$@\" > {}", said.display()));
         let node = bench.node();
-        save(&node, "/run/owners", &[interface]).unwrap();
-        assert!(configure(&node, "/run/owners"));
+        save(&node, "/run/interfaces", &[interface]).unwrap();
+        assert!(configure(&node, "/run/interfaces"));
         assert_eq!(text(said).as_deref(), Some("--wait 0 device connect eth0"), "{}", bench.log());
     }
 
@@ -181,10 +238,90 @@ mod tests {
         let said = bench.at("/said");
         bench.program("ifup", &format!("echo \"$@\" > {}", said.display()));
         let node = bench.node();
-        save(&node, "/run/owners", &[interface]).unwrap();
-        assert!(configure(&node, "/run/owners"));
+        save(&node, "/run/interfaces", &[interface]).unwrap();
+        assert!(configure(&node, "/run/interfaces"));
         assert_eq!(text(said).as_deref(), Some("--force eth0"), "{}", bench.log());
-        bench.write("/run/owners", "");
-        assert!(!configure(&node, "/run/owners"));
+        bench.write("/run/interfaces", "");
+        assert!(!configure(&node, "/run/interfaces"));
+    }
+    /// An `ip` that renames interfaces in the directories of the bench.
+    fn add_ip(bench: &Bench) {
+        let (sys, said) = (bench.at("/sys"), bench.at("/said"));
+        bench.program(
+            "ip",
+            &format!(
+                "echo \"$*\" >> {}\n[ $5 = name ] || exit 0\n[ ! -e {sys}/class/net/$6 ] || exit 2\n\
+                 device=$(echo {sys}/bus/pci/devices/*/net/$4)\n\
+                 mv $device ${{device%/*}}/$6\nrm {sys}/class/net/$4\nln -s ${{device%/*}}/$6 {sys}/class/net/$6",
+                said.display(),
+                sys = sys.display(),
+            ),
+        );
+    }
+
+    fn pci_interface(bench: &Bench, address: &str, name: &str) -> PathBuf {
+        let device = bench.at(&format!("/sys/bus/pci/devices/{address}"));
+        let (interface, link) = (device.join("net").join(name), bench.at(&format!("/sys/class/net/{name}")));
+        fs::create_dir_all(&interface).unwrap();
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&device, interface.join("device")).unwrap();
+        std::os::unix::fs::symlink(&interface, &link).unwrap();
+        link
+    }
+
+    /// Without udev's rules, the kernel numbers interfaces in the order in which the driver finds its devices.
+    #[test]
+    fn interfaces_that_swapped_their_names_have_them_again() {
+        let bench = Bench::new();
+        let before =
+            ["eth0", "eth1"].map(|name| pci_interface(&bench, &format!("0000:00:0{}.0", &name[3..]), name));
+        bench.write("/run/network/ifstate.eth0", "eth0\n");
+        bench.write("/sys/class/net/eth0/ifindex", "7\n");
+        let node = bench.node();
+        save(&node, "/run/interfaces", &before).unwrap();
+        fs::remove_dir_all(bench.at("/sys")).unwrap();
+        pci_interface(&bench, "0000:00:00.0", "eth1");
+        pci_interface(&bench, "0000:00:01.0", "eth0");
+        add_ip(&bench);
+        bench.program(
+            "ifup",
+            &format!(
+                "readlink {}/eth0/device > {}",
+                bench.at("/sys/class/net").display(),
+                bench.at("/configured").display()
+            ),
+        );
+        assert!(configure(&node, "/run/interfaces"));
+        let device = text(bench.at("/configured"));
+        assert_eq!(
+            device.map(|path| name_of(Path::new(&path))).as_deref(),
+            Some("0000:00:00.0"),
+            "{}",
+            bench.log()
+        );
+        assert!(bench.at("/sys/bus/pci/devices/0000:00:01.0/net/eth1").exists(), "{}", bench.log());
+        // Names that are right are left alone.
+        fs::remove_file(bench.at("/said")).unwrap();
+        configure(&node, "/run/interfaces");
+        assert_eq!(text(bench.at("/said")), None);
+    }
+
+    #[test]
+    fn a_name_that_another_interface_has_is_not_taken() {
+        let bench = Bench::new();
+        let before = pci_interface(&bench, "0000:00:00.0", "eth0");
+        let node = bench.node();
+        save(&node, "/run/interfaces", &[before]).unwrap();
+        fs::remove_dir_all(bench.at("/sys")).unwrap();
+        pci_interface(&bench, "0000:00:00.0", "ens1");
+        pci_interface(&bench, "0000:00:09.0", "eth0");
+        add_ip(&bench);
+        assert!(!configure(&node, "/run/interfaces"));
+        assert!(bench.at("/sys/bus/pci/devices/0000:00:00.0/net/ens1").exists(), "{}", bench.log());
+        assert!(
+            bench.log().contains("ens1 was eth0 before the swap: ip link set dev farrier0 name eth0"),
+            "{}",
+            bench.log()
+        );
     }
 }

@@ -22,6 +22,9 @@ use swap_guard::{
 use super::{
     DIRECTORY, LOCK,
     files_of_request::{DONE, JOURNAL, LOG, REQUEST},
+    is_open, lock_request,
+    reboot::{self, Watchdog},
+    remove_modules,
     swap_host::SwapHost,
 };
 use crate::{
@@ -34,9 +37,9 @@ use crate::{
 /// Interval at which the guard looks for requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Serves requests until a signal arrives between two swaps.
-pub(crate) fn serve(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
-    let mut guard = Guard::start(node)?;
+/// Serves requests until a signal arrives between two swaps. `reboots` is whether a node that is cut off is rebooted.
+pub(crate) fn serve(node: &Node<'_>, reboots: bool, signals: &mut dyn Signals) -> Result<(), Error> {
+    let mut guard = Guard { reboots, ..Guard::start(node)? };
     node.log.step(format!("the guard waits for requests in {DIRECTORY}"));
     loop {
         guard.serve_once();
@@ -51,6 +54,8 @@ pub(crate) fn serve(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Er
 /// A running guard.
 pub(super) struct Guard<'a> {
     node: &'a Node<'a>,
+    /// Whether the guard reboots a node that is cut off.
+    pub(super) reboots: bool,
     /// Inode numbers of directories that are not requests. Each is logged once.
     ignored: BTreeSet<u64>,
     _lock: File,
@@ -67,25 +72,29 @@ impl<'a> Guard<'a> {
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             Error::new("another guard serves this node", "systemctl status farrier-swap-guard shows it")
         })?;
-        Ok(Self { node, ignored: BTreeSet::new(), _lock: lock })
+        Ok(Self { node, reboots: false, ignored: BTreeSet::new(), _lock: lock })
     }
 
     /// Performs the swaps that are requested now, and completes those of a guard that was killed.
     pub(super) fn serve_once(&mut self) {
         for directory in entries(self.node.paths.at(DIRECTORY)) {
-            let is_request = directory.join(REQUEST).exists() && !directory.join(DONE).exists();
             // A container fills `NAME.new`, and then renames it.
             let is_incomplete = directory.extension().is_some_and(|extension| extension == "new");
             let inode = fs::symlink_metadata(&directory).map(|data| data.ino()).unwrap_or_default();
-            if !is_request || is_incomplete || self.ignored.contains(&inode) {
+            if !is_open(&directory) || is_incomplete || self.ignored.contains(&inode) {
                 continue;
             }
             if let Err(reason) = check_owner(&directory) {
                 self.node.log.warn(format!("ignoring {}: {reason}", directory.display()));
                 self.ignored.insert(inode);
-            } else if let Err(reason) = self.swap(&directory) {
+                continue;
+            }
+            // Without a request, its container has taken it back: the directory may already have the next one.
+            let Some(_lock) = lock_request(&directory) else { continue };
+            if let Err(reason) = self.swap(&directory) {
                 // Nothing has changed. Without its request, the container does not wait for this swap.
                 self.node.log.warn(format!("dropping {}: {reason}", directory.display()));
+                self.node.log.warn_of(remove_modules(&directory));
                 self.node.log.warn_of(fs::remove_file(directory.join(REQUEST)));
             }
         }
@@ -93,7 +102,9 @@ impl<'a> Guard<'a> {
 
     fn swap(&self, directory: &Path) -> Result<(), String> {
         let log = OpenOptions::new().append(true).create(true).open(directory.join(LOG));
-        self.node.log.copy_to(Some(Box::new(log.map_err(|error| error.to_string())?)));
+        // An earlier guard may have begun the swap, which ends without a log, too.
+        let log = log.inspect_err(|error| self.node.log.warn(format!("open {LOG}: {error}")));
+        self.node.log.copy_to(log.ok().map(|log| Box::new(log) as Box<dyn io::Write>));
         let result = self.swap_with_log(directory);
         self.node.log.copy_to(None);
         result
@@ -106,35 +117,40 @@ impl<'a> Guard<'a> {
             Ok(request) => request,
             Err(reason) => return refuse(directory, &mut journal, reason).map_err(|error| error.to_string()),
         };
-        let limit = request.limit;
+        let (limit, image) = (request.limit, request.digest.clone());
+        let watchdog = self.reboots.then(|| Watchdog::of_swap(&node.paths, &request));
         let mut host = SwapHost { node, directory: node.paths.container_path(directory), request };
         node.log.step(format!("swap for {}", name_of(directory)));
         swap::run(&mut host, &mut journal, limit).map_err(|error| format!("write the journal: {error}"))?;
-        let phase = journal.journal().phase();
-        node.log.step(format!(
-            "the swap has ended: {}",
-            phase.map(|phase| phase.to_string()).unwrap_or_default()
-        ));
-        match (phase, journal.journal().failure()) {
-            (Some(Phase::Committed), _) => host.failure_record().update(&Ok(())),
-            (Some(Phase::Undone | Phase::Lost), Some(Failure { reason, transient })) => {
-                let error = Error::Guard { message: reason.clone(), hint: "", transient: *transient };
+        drop(watchdog);
+        let journal = journal.journal();
+        let Some(phase) = journal.phase() else { return Err("no phase was recorded".to_owned()) };
+        let state = journal.last_failure().filter(|_| phase.is_undo_end());
+        let state = state.map(|failure| format!(": {}", failure.reason)).unwrap_or_default();
+        node.log.step(format!("the swap has ended: {phase}{state}"));
+        match journal.failure() {
+            _ if phase == Phase::Committed => {
+                host.failure_record().update(&Ok(()));
+                reboot::record(node, image).update(&Ok(()));
+            }
+            Some(Failure { reason, transient }) if phase.is_undo_end() => {
+                let transient = *transient && phase == Phase::Undone;
+                let error = Error::Guard { state: None, message: reason.clone(), hint: "", transient };
                 host.failure_record().update(&Err(error));
             }
             _ => {}
         }
-        finish(directory).map_err(|error| error.to_string())
+        let finished = finish(directory).map_err(|error| error.to_string());
+        if phase == Phase::Lost && self.reboots {
+            reboot::reboot(node, host.request.digest, &format!("the node is cut off{state}"));
+        }
+        finished
     }
 }
 
-/// Ends the work on a request: removes the modules' files, which take memory.
+/// Ends the work on a request.
 fn finish(directory: &Path) -> io::Result<()> {
-    for name in [NEW, OLD] {
-        match fs::remove_dir_all(directory.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
+    remove_modules(directory)?;
     fs::write(directory.join(DONE), "")
 }
 

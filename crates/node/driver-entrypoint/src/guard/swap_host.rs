@@ -1,6 +1,6 @@
 //! The phases of a swap on the host. Each phase can run again after an interruption, and then only does the remaining work.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use rustix::io::Errno;
 use swap_guard::{
@@ -9,7 +9,7 @@ use swap_guard::{
     swap::Host,
 };
 
-use super::{DIRECTORY, owner};
+use super::{DIRECTORY, owner, reboot};
 use crate::{
     connectivity::ApiServers,
     devices,
@@ -68,15 +68,22 @@ impl Host for SwapHost<'_> {
                 self.replay();
                 Ok(())
             }
-            Phase::Confirming | Phase::UndoConfirming => self.confirm(time_left),
+            Phase::Confirming => self.confirm(time_left, false).and_then(|()| self.check_new()),
+            Phase::UndoConfirming => self.confirm(time_left, true),
             Phase::UndoUnloading => self.unload_new(),
             Phase::UndoLoading => self.load_old(),
-            Phase::Committed | Phase::Undone | Phase::Lost | Phase::Refused => Ok(()),
+            Phase::Committed | Phase::Undone | Phase::PartlyUndone | Phase::Lost | Phase::Refused => Ok(()),
         };
         result.map_err(|error| {
             self.node.log.warn(format!("{phase}: {error}"));
             Failure { reason: error.to_string(), transient: error.is_transient() }
         })
+    }
+
+    fn check_restored(&self) -> Result<(), Failure> {
+        let required = self.request.restore.iter().filter(|module| !module.optional);
+        let others: Vec<String> = required.filter_map(|module| self.replacement_of(module)).collect();
+        if others.is_empty() { Ok(()) } else { Err(Failure { reason: others.join("; "), transient: false }) }
     }
 
     fn warn(&mut self, error: &std::io::Error) {
@@ -93,10 +100,16 @@ impl SwapHost<'_> {
 
     fn save(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
+        self.check_expected()?;
         self.failure_record().check()?;
-        self.api_servers(request.limit).record(&request.unload)?;
+        reboot::record(node, request.digest.clone()).check()?;
+        let servers = self.api_servers(request.limit);
+        let silent = servers.record(&request.unload)?;
+        if !silent.is_empty() && servers.recorded().is_empty() {
+            return Err(no_answer_before(&silent));
+        }
         let interfaces = self.interfaces();
-        owner::save(node, &self.file("owners"), &interfaces)?;
+        owner::save(node, &self.file("interfaces"), &interfaces)?;
         let bound: Vec<String> =
             request.unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
         files::write(node, &self.file("devices"), &bound.join("\n"))?;
@@ -106,6 +119,20 @@ impl SwapHost<'_> {
         }
         node.log.step(format!("saved {}", network.summary()));
         network.save(node, &self.file("network"))
+    }
+
+    /// Fails if the modules to unload are not those for which the container has planned the swap: the guard may have performed
+    /// the swap of another container in between.
+    fn check_expected(&self) -> Result<(), Error> {
+        let paths = &self.node.paths;
+        let loaded = Loaded::read(paths)?;
+        let is_other =
+            |(name, identity): &&(String, String)| loaded.identity(paths, name).as_ref() != Some(identity);
+        let Some((name, _)) = self.request.expect.iter().find(is_other) else { return Ok(()) };
+        Err(Error::new(
+            format!("module {name} is not the one for which the swap was planned"),
+            "another container has replaced the module meanwhile: only one container may replace a module",
+        ))
     }
 
     /// Network interfaces of the modules to unload.
@@ -138,7 +165,36 @@ impl SwapHost<'_> {
         }
         let bound = files::text(node.paths.at(&self.file("devices"))).unwrap_or_default();
         let bound: Vec<String> = bound.lines().map(str::to_owned).collect();
-        devices::check_bound(node, &bound)
+        devices::check_bound(node, &bound)?;
+        self.check_new()
+    }
+
+    /// Fails unless the new modules are loaded. udev or people may have loaded others of the same names.
+    fn check_new(&self) -> Result<(), Error> {
+        for module in self.request.load.iter().filter(|module| !module.optional) {
+            if !self.is_loaded(module, NEW)? {
+                return Err(Error::new(
+                    format!("module {} is not loaded, or not in the build of the new drivers", module.name),
+                    "dmesg on the node has the kernel's messages",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Describes what is loaded in place of an old module; `None` if the old module is loaded.
+    fn replacement_of(&self, module: &Module) -> Option<String> {
+        let name = &module.name;
+        let is_loaded = |directory| self.is_loaded(module, directory).unwrap_or_default();
+        if is_loaded(OLD) {
+            None
+        } else if is_loaded(NEW) {
+            Some(format!("the new module {name} stays loaded"))
+        } else if Loaded::read(&self.node.paths).is_ok_and(|loaded| loaded.contains(name)) {
+            Some(format!("module {name} is loaded in a build that is neither the old nor the new one"))
+        } else {
+            Some(format!("module {name} is not loaded"))
+        }
     }
 
     /// Unloads the new modules, users first. If a module cannot be unloaded, still unloads the others.
@@ -147,8 +203,8 @@ impl SwapHost<'_> {
         let mut names = Vec::new();
         for module in request.load.iter().rev() {
             // A module that is the same before and after the swap stays loaded.
-            let is_same =
-                request.restore.iter().any(|old| old.name == module.name) && self.is_loaded(module, OLD)?;
+            let identity = self.identity(module, NEW);
+            let is_same = identity.is_some() && identity == self.identity(module, OLD);
             if self.is_loaded(module, NEW)? && !is_same {
                 names.push(&module.name);
             }
@@ -263,6 +319,13 @@ impl SwapHost<'_> {
         Ok(info.identity().is_none() || loaded.is_file(paths, &module.name, &info))
     }
 
+    /// Identity of a file of the request; `None` also without such a file.
+    fn identity(&self, module: &Module, directory: &str) -> Option<String> {
+        let path = self.node.paths.at(&self.module_path(module, directory));
+        let (_, file) = ModuleFile::of(&path, Origin::Image)?;
+        file.info().ok()?.identity()
+    }
+
     fn module_path(&self, module: &Module, directory: &str) -> String {
         self.file(&module.file(directory))
     }
@@ -271,15 +334,27 @@ impl SwapHost<'_> {
     /// phase decides by the answers of the API servers.
     fn replay(&self) {
         let node = self.node;
+        let has_owner = owner::configure(node, &self.file("interfaces"));
         let Some(network) = NetworkState::load(node, &self.file("network")) else { return };
-        let has_owner = owner::configure(node, &self.file("owners"));
         let seconds = if has_owner { OWNER_SECONDS } else { NO_OWNER_SECONDS };
         network.restore(node, seconds, &self.file("defaults"));
     }
 
-    fn confirm(&self, time_left: Duration) -> Result<(), Error> {
-        let limit = if self.request.limit.is_zero() { Duration::ZERO } else { time_left };
-        self.api_servers(limit).await_answers(&mut NoSignals)
+    /// Waits until the recorded API servers answer, or one that the node is connected to instead: API servers move. On the way back,
+    /// any of them is enough, because the node is not cut off.
+    fn confirm(&self, time_left: Duration, is_undo: bool) -> Result<(), Error> {
+        let Request { limit, unload, load, restore, .. } = &self.request;
+        let servers = self.api_servers(if limit.is_zero() { Duration::ZERO } else { time_left });
+        let Err(error) = servers.await_answers(&mut NoSignals) else { return Ok(()) };
+        let modules = load.iter().chain(restore).map(|module| module.name.clone());
+        let modules: Vec<String> = modules.chain(unload.iter().cloned()).collect();
+        match servers.find_other(&modules, is_undo) {
+            Some(server) => {
+                self.node.log.step(format!("{error}; but the API server at {server} does"));
+                servers.forget()
+            }
+            None => Err(error),
+        }
     }
 
     fn api_servers(&self, limit: Duration) -> ApiServers<'_> {
@@ -289,4 +364,12 @@ impl SwapHost<'_> {
     fn file(&self, name: &str) -> String {
         format!("{}/{name}", self.directory)
     }
+}
+
+fn no_answer_before(servers: &[SocketAddr]) -> Error {
+    let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+    Error::new(
+        format!("no API server answers before the swap: {}", servers.join(", ")),
+        "the guard could not tell whether the new drivers work. With API_SERVER_TIMEOUT_SEC=0 it does not check",
+    )
 }

@@ -5,11 +5,10 @@ mod options;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeSet, io, os::unix::process::CommandExt as _, process::Command, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use options::Condition;
 pub(crate) use options::{Options, USAGE};
-use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::{
     blacklist::Blacklist,
@@ -27,6 +26,7 @@ use crate::{
     module_file::ModuleFile,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     node::Node,
+    program,
     signals::Signals,
 };
 
@@ -78,7 +78,8 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
         Err(error) => {
             node.log.warn_of(container.end(&[], &loaded, signals));
             node.log.warn_of(container.api_servers().forget());
-            Err(error)
+            let is_restored = container.host_modules.are_back(&container.loader);
+            Err(if is_restored { error.without_state() } else { error })
         }
     }
 }
@@ -195,7 +196,7 @@ impl Container<'_> {
     /// Runs the program of `--then`, and waits until the driver is ready.
     fn set_up(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         if let Some(program) = &self.options.then {
-            self.run_after(program, signals)?;
+            program::run(self.node, program, &self.options.modules, signals)?;
         }
         self.wait(&self.options.ready_when, "get ready", signals)
     }
@@ -393,32 +394,6 @@ impl Container<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Runs the program; its output goes to the container's log. If the container is asked to end, the program and its
-    /// children are killed.
-    fn run_after(&self, program: &str, signals: &mut dyn Signals) -> Result<(), Error> {
-        let run_error = |error: io::Error| {
-            Error::new(format!("run {program}: {error}"), "the image must contain it at this path")
-        };
-        let mut command = Command::new(program);
-        let mut child = command.args(&self.options.modules).process_group(0).spawn().map_err(run_error)?;
-        let status = loop {
-            if let Some(status) = child.try_wait().map_err(run_error)? {
-                break status;
-            }
-            if let Err(error) = signals.check() {
-                let killed = kill_process_group(Pid::from_child(&child), Signal::KILL);
-                killed.map_err(io::Error::from).and_then(|()| child.wait()).map_err(run_error)?;
-                return Err(error);
-            }
-            self.node.kernel.pause(POLL_INTERVAL);
-        };
-        if status.success() {
-            self.node.log.step(format!("{program} succeeded"));
-            return Ok(());
-        }
-        Err(Error::new(format!("{program} failed: {status}"), "its output is in this log"))
     }
 
     fn firmware(&self) -> Firmware<'_> {

@@ -4,6 +4,7 @@
 //! The steps, files and variables match the Network Operator's container (Mellanox/doca-driver-build).
 
 mod devlink;
+mod hooks;
 mod settings;
 pub(crate) mod sriov;
 mod stack;
@@ -11,6 +12,7 @@ mod stack;
 mod tests;
 mod udev;
 
+use hooks::Hooks;
 pub(crate) use settings::Settings;
 use sriov::NetworkState;
 use stack::{Comparison, PEER_MEMORY, Stack};
@@ -55,14 +57,15 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         },
     };
     if let Err(error) = container.start(signals) {
-        if container.guard().is_some_and(|guard| guard.is_busy()) {
+        if container.is_guard_busy() {
             node.log.step("the guard continues the swap");
             return Err(error);
         }
         // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
         node.log.warn_of(container.repair());
-        return Err(error);
+        let is_restored = container.host_modules.are_back(&container.stack.loader);
+        return Err(if is_restored { error.without_state() } else { error });
     }
     let signal = signals.wait();
     node.log.step(format!("{signal}: stopping"));
@@ -102,9 +105,14 @@ impl Container<'_> {
                 node.log
                     .step(format!("{module} is {state}, but {image} in this image: replacing the drivers"));
                 signals.check()?;
-                self.replace(&loaded, signals)?;
+                let replaced = self.replace(&loaded, signals);
+                if replaced.is_err() && !self.is_guard_busy() {
+                    node.log.warn_of(self.hooks().run_after(signals));
+                }
+                replaced?;
             }
         }
+        self.hooks().run_after(signals)?;
         self.expose()?;
         files::set_ready(node, &settings.ready)
     }
@@ -155,7 +163,11 @@ impl Container<'_> {
             node.log
                 .step("the node shuts down: the drivers stay loaded, because pods still need the network");
         } else if settings.restore {
-            self.restore_host(signals)?;
+            let restored = self.restore_host(signals);
+            if !self.is_guard_busy() {
+                node.log.warn_of(self.hooks().run_after(signals));
+            }
+            restored?;
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
         }
@@ -179,6 +191,7 @@ impl Container<'_> {
             self.host_modules.check(&stack.loader.without_image_build(loaded, &to_unload))?;
         }
         forecast::check(node, &to_unload, &settings.allowed)?;
+        self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         let guard = self.guard();
         if guard.is_none() {
@@ -197,7 +210,7 @@ impl Container<'_> {
         };
         failure.update(&result);
         // The guard needs the blacklist until it ends, also if this container ends before.
-        if guard.is_some_and(|guard| guard.is_busy()) {
+        if self.is_guard_busy() {
             return result;
         }
         files::remove(node, &self.state_file("replacing"))?;
@@ -263,6 +276,16 @@ impl Container<'_> {
         Some(GuardClient { node: self.node, directory, name: "mofed" })
     }
 
+    fn is_guard_busy(&self) -> bool {
+        self.guard().is_some_and(|guard| guard.is_busy())
+    }
+
+    fn hooks(&self) -> Hooks<'_> {
+        let [before, after] = &self.settings.hooks;
+        let file = self.state_file("changed-interfaces");
+        Hooks { node: self.node, before: before.as_deref(), after: after.as_deref(), file }
+    }
+
     fn swap_drivers(
         &self,
         loaded: &Loaded,
@@ -298,6 +321,7 @@ impl Container<'_> {
         let to_unload = stack.modules_to_unload(&loaded)?;
         self.host_modules.check(&to_unload)?;
         forecast::check(node, &to_unload, &settings.allowed)?;
+        self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         if let Some(guard) = self.guard() {
             return self.restore_host_by_guard(&guard, &to_unload, signals);

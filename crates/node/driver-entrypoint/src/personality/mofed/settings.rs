@@ -42,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) api_server_limit: Duration,
     /// `SWAP_GUARD`: directory of the guard that replaces the drivers; `None` if the container does so itself.
     pub(crate) guard: Option<String>,
+    /// `HOOK_BEFORE`, `HOOK_AFTER`: programs that run before the drivers are replaced and after.
+    pub(crate) hooks: [Option<String>; 2],
     /// `ENABLE_NFSRDMA`: also load `rpcrdma`.
     pub(crate) nfs_rdma: bool,
     /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again when the container stops.
@@ -109,6 +111,7 @@ impl Settings {
             Some(path) => Err(format!("{name} is an absolute path without .., not {path}")),
             None => Ok(default.to_owned()),
         };
+        let hook = |name: &str| path(name, "").map(|path| Some(path).filter(|path| !path.is_empty()));
         let bind_delay = non_blank("BIND_DELAY_SEC").unwrap_or_else(|| "4".to_owned());
         let bind_delay = bind_delay
             .trim()
@@ -126,6 +129,7 @@ impl Settings {
             allowed,
             api_server_limit: read_limit(&environment)?,
             guard: read_directory(&environment)?,
+            hooks: [hook("HOOK_BEFORE")?, hook("HOOK_AFTER")?],
             unload_storage: flag("UNLOAD_STORAGE_MODULES")?,
             unload_third_party: flag("UNLOAD_THIRD_PARTY_RDMA_MODULES")?,
             nfs_rdma: flag("ENABLE_NFSRDMA")?,

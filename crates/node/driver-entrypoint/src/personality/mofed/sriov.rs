@@ -319,6 +319,11 @@ fn devices(node: &Node<'_>) -> Vec<String> {
     entries(node.paths.at("/sys/bus")).into_iter().flat_map(devices_of_bus).collect()
 }
 
+/// Waits until the interface of a device, by its devlink name, exists and udev has named it.
+pub(crate) fn await_interface(node: &Node<'_>, device: &str, polls: u32) -> Option<PathBuf> {
+    Restorer { node, polls, devlink: None }.wait_for_interface(device)
+}
+
 /// Path in sysfs of a device by its devlink name.
 fn sysfs_path(node: &Node<'_>, device: &str) -> PathBuf {
     let (bus, name) = device.split_once('/').unwrap_or(("pci", device));

@@ -1,6 +1,7 @@
 //! Tests of the `mofed` personality on a test bench, from start to stop.
 
 mod connectivity;
+mod hooks;
 mod network;
 mod safety;
 

@@ -1,0 +1,102 @@
+//! Reboots a node that a swap has cut off, if `--reboot` allows it. The node boots with the host's drivers. A record on its disk
+//! keeps the guard from trying the same image again.
+
+use std::{
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    thread,
+    time::Duration,
+};
+
+use swap_guard::request::Request;
+
+use super::owner;
+use crate::{
+    error::Error,
+    failure::FailureRecord,
+    kernel::Linux,
+    log::Log,
+    node::{Node, Paths},
+};
+
+/// Record of the image that was loaded when the node was cut off. It outlives a boot.
+const RECORD: &str = "/var/lib/farrier/swap-failed";
+
+/// Time for the steps of a swap with separate limits: loads of old modules, programs of the network's owners.
+const ALLOWANCE: Duration = Duration::from_mins(10);
+/// Time for an orderly reboot.
+const REBOOT_TIME: Duration = Duration::from_mins(3);
+
+/// Reboots the node at a deadline, unless it is dropped before. An unload or a load that hangs in the kernel ends only by a
+/// boot.
+pub(super) struct Watchdog {
+    /// Its drop ends the thread.
+    _sender: Sender<()>,
+}
+
+impl Watchdog {
+    /// Starts a watchdog for a swap, whose way forward and way back have the request's limit each.
+    pub(super) fn of_swap(paths: &Paths, request: &Request) -> Self {
+        Self::start(paths.clone(), request.digest.clone(), request.limit * 2 + ALLOWANCE)
+    }
+
+    fn start(paths: Paths, image: String, deadline: Duration) -> Self {
+        let (sender, dropped) = mpsc::channel();
+        thread::spawn(move || {
+            if dropped.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
+                let node = Node { paths, kernel: &Linux, log: Log::stderr() };
+                let reason = format!("the swap did not end within {} s", deadline.as_secs());
+                reboot(&node, image, &reason);
+            }
+        });
+        Self { _sender: sender }
+    }
+}
+
+/// Returns the record of an image that has cut this node off.
+pub(super) fn record<'a>(node: &'a Node<'a>, image: String) -> FailureRecord<'a> {
+    FailureRecord { node, file: RECORD.to_owned(), image }
+}
+
+/// Records the image, and has systemd reboot the node: in order, and at once if that takes too long. Does not wait, because systemd
+/// waits for the end of this process.
+pub(super) fn reboot(node: &Node<'_>, image: String, reason: &str) {
+    node.log.error(format!("{reason}: rebooting the node"));
+    record(node, image).update(&Err(Error::new(reason, "")));
+    run_systemctl(node, &["--force", "reboot"]);
+    let paths = node.paths.clone();
+    thread::spawn(move || {
+        thread::sleep(REBOOT_TIME);
+        let node = Node { paths, kernel: &Linux, log: Log::stderr() };
+        run_systemctl(&node, &["--force", "--force", "reboot"]);
+    });
+}
+
+fn run_systemctl(node: &Node<'_>, arguments: &[&str]) {
+    if let Err(error) = owner::run(node, "systemctl", arguments) {
+        node.log.warn(format!("systemctl {}: {error}", arguments.join(" ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::text, testing::Bench};
+
+    #[test]
+    fn a_swap_that_hangs_ends_in_a_reboot() {
+        let bench = Bench::new();
+        let said = bench.at("/said");
+        bench.program("systemctl", &format!("echo \"$@\" >> {}", said.display()));
+        let paths = bench.node().paths;
+        drop(Watchdog::start(paths.clone(), "ended".to_owned(), Duration::from_hours(1)));
+        let _watchdog = Watchdog::start(paths, "hanging".to_owned(), Duration::ZERO);
+        while text(&said).is_none_or(|text| text.is_empty()) {
+            thread::yield_now();
+        }
+        assert_eq!(text(&said).as_deref(), Some("--force reboot"));
+        assert!(record(&bench.node(), "ended".to_owned()).check().is_ok());
+        let error = record(&bench.node(), "hanging".to_owned()).check().unwrap_err();
+        assert!(error.to_string().ends_with("not tried again: the swap did not end within 0 s"), "{error}");
+        assert!(!error.hint().contains("boot"), "{}", error.hint());
+    }
+}

@@ -1,0 +1,63 @@
+//! Programs of the image's author that run before the drivers are replaced and after, with the names of the interfaces that
+//! change.
+
+use crate::{
+    error::Error,
+    files::{self, name_of},
+    forecast,
+    node::Node,
+    personality::mofed::sriov,
+    program,
+    signals::Signals,
+};
+
+pub(super) struct Hooks<'a> {
+    pub(super) node: &'a Node<'a>,
+    /// Program that runs before.
+    pub(super) before: Option<&'a str>,
+    /// Program that runs after.
+    pub(super) after: Option<&'a str>,
+    /// File with the interfaces and their devices. If this container is killed, the next one runs the program after.
+    pub(super) file: String,
+}
+
+impl Hooks<'_> {
+    /// Runs the program before the modules are unloaded. If it fails, nothing may be changed.
+    pub(super) fn run_before(&self, modules: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
+        let Self { node, before, after: _, file } = self;
+        let interfaces =
+            forecast::interfaces(node).into_iter().filter(|(module, _)| modules.contains(module));
+        let interfaces: Vec<_> = interfaces.map(|(_, interface)| interface).collect();
+        let lines = interfaces.iter().map(|interface| {
+            let device = std::fs::read_link(interface.join("device")).unwrap_or_default();
+            format!("{} {}", name_of(interface), name_of(&device))
+        });
+        files::write(node, file, &lines.collect::<Vec<_>>().join("\n"))?;
+        let Some(program) = before else { return Ok(()) };
+        let names: Vec<String> = interfaces.iter().map(|interface| name_of(interface)).collect();
+        let result = program::run(node, program, &names, signals);
+        if result.is_err() {
+            files::remove(node, file)?;
+        }
+        result
+    }
+
+    /// Runs the program after the drivers were replaced, or the host's are back. Does nothing if no container has called
+    /// [`run_before`](Self::run_before) since.
+    pub(super) fn run_after(&self, signals: &mut dyn Signals) -> Result<(), Error> {
+        let Self { node, before: _, after, file } = self;
+        let Some(text) = files::text(node.paths.at(file)) else { return Ok(()) };
+        if let Some(program) = after {
+            let current_name = |line: &str| {
+                let (name, device) = line.split_once(' ').unwrap_or((line, ""));
+                let interface = sriov::await_interface(node, &format!("pci/{device}"), 0);
+                let interface = interface.unwrap_or_else(|| node.paths.at("/sys/class/net").join(name));
+                interface.exists().then(|| name_of(&interface))
+            };
+            let names: Vec<String> = text.lines().filter_map(current_name).collect();
+            program::run(node, program, &names, signals)?;
+        }
+        files::remove(node, file)?;
+        Ok(())
+    }
+}

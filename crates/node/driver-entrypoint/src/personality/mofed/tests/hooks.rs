@@ -1,0 +1,107 @@
+//! Programs of the image's author run before and after a replacement, with the names of the interfaces.
+
+use std::{fs, os::unix::fs::symlink};
+
+use super::*;
+
+const FILE: &str = "/run/mellanox/drivers/.changed-interfaces";
+const RESTORE: (&str, &str) = ("RESTORE_DRIVER_ON_POD_TERMINATION", "true");
+
+/// A node with an interface of `mlx5_core` and one of another driver, whose image has both programs.
+fn with_hooks() -> Bench {
+    let bench = bench();
+    interface(&bench, "ens1", "mlx5_core");
+    interface(&bench, "ens2", "e1000e");
+    for name in ["before", "after"] {
+        // The program sees which driver is loaded.
+        let said = bench.at("/said");
+        let driver = bench.at("/sys/module/mlx5_core/srcversion");
+        bench.program(
+            name,
+            &format!(
+                "echo {name} \"$@\" $(cat {}) >> {}\nexit $(cat {}.{name} 2> /dev/null || echo 0)",
+                driver.display(),
+                said.display(),
+                said.display()
+            ),
+        );
+    }
+    bench
+}
+
+fn interface(bench: &Bench, name: &str, module: &str) {
+    let device = bench.at(&format!("/sys/bus/pci/devices/{name}.0"));
+    fs::create_dir_all(device.join("driver")).unwrap();
+    fs::create_dir_all(device.join("net").join(name)).unwrap();
+    symlink(format!("/sys/module/{module}"), device.join("driver/module")).unwrap();
+    let link = bench.at(&format!("/sys/class/net/{name}"));
+    fs::create_dir_all(&link).unwrap();
+    symlink(&device, link.join("device")).unwrap();
+}
+
+fn run(bench: &Bench, more: &[(&str, &str)], when_ready: impl FnMut()) -> Result<(), Error> {
+    let program = |name: &str| bench.at(&format!("/usr/bin/{name}")).to_str().unwrap().to_owned();
+    let (before, after) = (program("before"), program("after"));
+    let hooks = [("HOOK_BEFORE", before.as_str()), ("HOOK_AFTER", after.as_str())];
+    run_container(bench, &settings(&[&hooks[..], more].concat()), when_ready)
+}
+
+fn said(bench: &Bench) -> Vec<String> {
+    let text = bench.read("/said").unwrap_or_default();
+    let _ = fs::remove_file(bench.at("/said"));
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_programs_run_around_the_start_and_the_end() {
+    let bench = with_hooks();
+    run(&bench, &[RESTORE], || {
+        assert_eq!(said(&bench), ["before ens1 host-mlx5_core", "after ens1 image-mlx5_core"]);
+        assert_eq!(bench.read(FILE), None);
+    })
+    .unwrap();
+    assert_eq!(said(&bench), ["before ens1 image-mlx5_core", "after ens1 host-mlx5_core"]);
+    run(&bench, &[], || {}).unwrap();
+    said(&bench);
+    run(&bench, &[], || {}).unwrap();
+    assert_eq!(said(&bench), Vec::<String>::new(), "the drivers were not replaced");
+}
+
+#[test]
+fn nothing_is_touched_after_a_program_that_fails() {
+    let bench = with_hooks();
+    bench.write("/said.before", "3");
+    let error = run(&bench, &[], || panic!("must not become ready")).unwrap_err().to_string();
+    assert!(error.ends_with("/usr/bin/before failed: exit status: 3"), "{error}");
+    assert_eq!((said(&bench), bench.calls()), (vec!["before ens1 host-mlx5_core".to_owned()], vec![]));
+    assert_eq!(bench.read(FILE), None);
+}
+
+#[test]
+fn the_program_after_also_runs_if_the_replacement_is_undone() {
+    let bench = with_hooks();
+    bench.kernel.load_errors.borrow_mut().insert("mlx5_ib of the image".to_owned(), Errno::NODEV);
+    run(&bench, &[], || panic!("must not become ready")).unwrap_err();
+    assert_eq!(said(&bench), ["before ens1 host-mlx5_core", "after ens1 host-mlx5_core"]);
+}
+
+#[test]
+fn a_program_after_that_fails_runs_again_in_the_next_container() {
+    let bench = with_hooks();
+    bench.write("/said.after", "4");
+    let error = run(&bench, &[], || panic!("must not become ready")).unwrap_err().to_string();
+    assert!(error.ends_with("/usr/bin/after failed: exit status: 4"), "{error}");
+    said(&bench);
+    fs::remove_file(bench.at("/said.after")).unwrap();
+    // The new driver gave the interface another name.
+    let device = bench.at("/sys/bus/pci/devices/ens1.0/net");
+    fs::rename(device.join("ens1"), device.join("ens1np0")).unwrap();
+    run(&bench, &[], || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
+    assert_eq!(said(&bench), ["after ens1np0 image-mlx5_core"]);
+}
+
+#[test]
+fn a_hook_is_an_absolute_path() {
+    let error = Settings::read(&[], |name| (name == "HOOK_AFTER").then(|| "hook.sh".to_owned())).unwrap_err();
+    assert_eq!(error, "HOOK_AFTER is an absolute path without .., not hook.sh");
+}
