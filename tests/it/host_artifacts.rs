@@ -1,11 +1,13 @@
 //! Packages for hosts: published beside images, signed, carried, fetched, and installed by a real `dpkg`.
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use farrier_core::image::Digest;
+use serde_json::Value;
 
 use crate::{
     signatures::{P256, SIGNING, key, pinned, site_yaml},
@@ -19,18 +21,26 @@ use crate::{
 };
 
 const DEB: &str = "application/vnd.farrier.deb.v1";
+/// Documents of an output, as `cosign` names their types.
+const DOCUMENT_TYPES: [&str; 3] = ["cyclonedx", "spdxjson", "slsaprovenance1"];
 const MODULES: &str = "  modules: [farrier_hello]\n";
 
 fn ask_for(site: &Site, outputs: &str) {
     site.edit("images/hello.yaml", MODULES, &format!("{MODULES}  outputs: {outputs}\n"));
 }
 
+/// Returns the types and digests of the referrers of an image or output.
+fn beside(site: &Site, digest: &str) -> BTreeSet<(String, String)> {
+    let listed = site.inspect_raw(&format!("hello:{}", digest.replace(':', "-")));
+    let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();
+    let referrers = listed["manifests"].as_array().unwrap().iter();
+    referrers.map(|one| (text(one, "artifactType"), text(one, "digest"))).collect()
+}
+
 /// Returns the packages of an image: their manifests' digests.
 fn published(site: &Site, image: &str) -> Vec<String> {
-    let tag = image.split_once('@').unwrap().1.replace(':', "-");
-    let listed = site.inspect_raw(&format!("hello:{tag}"));
-    let packages = listed["manifests"].as_array().unwrap().iter().filter(|one| one["artifactType"] == DEB);
-    packages.map(|one| one["digest"].as_str().unwrap().to_owned()).collect()
+    let listed = beside(site, image.split_once('@').unwrap().1);
+    listed.into_iter().filter(|(kind, _)| kind == DEB).map(|(_, digest)| digest).collect()
 }
 
 /// Runs `farrier pull` for the kernel, with the file `x.deb` of the site as its target.
@@ -78,19 +88,27 @@ fn a_package_is_published_signed_carried_and_fetched() {
     let of_package = tree.path().join(&modules).join("updates/farrier-hello/extra/farrier_hello.ko");
     assert!(fs::read(of_image).unwrap() == fs::read(of_package).unwrap());
 
-    // cosign accepts the package's signature; farrier refuses another key, and a package that anyone pushed.
+    // cosign accepts the package's signature and documents; farrier refuses another key, and a package that anyone pushed.
     let home = site.path("home");
     fs::create_dir_all(&home).unwrap();
     let package = format!("{}/hello@{}", site.location, packages[0]);
     for version in [&TWO, &THREE] {
-        Cosign::of(version, &home).accepts(&["verify", "--key", &pem("site"), &package]);
+        let cosign = Cosign::of(version, &home);
+        cosign.accepts(&["verify", "--key", &pem("site"), &package]);
+        for kind in DOCUMENT_TYPES {
+            cosign.accepts(&["verify-attestation", "--key", &pem("site"), "--type", kind, &package]);
+        }
+    }
+    let listed = beside(&site, &packages[0]);
+    for kind in ["application/vnd.cyclonedx+json", "application/spdx+json", "application/vnd.in-toto+json"] {
+        assert_eq!(listed.iter().filter(|(found, _)| found == kind).count(), 1, "{kind}: {listed:?}");
     }
     let (run, _) = pull(&site, &kernel, &["--key", &pem("other")]);
     run.exits(1).line("has no deb with an accepted signature");
     let (run, _) = pull(&site, &kernel, &["--insecure-no-signature"]);
     assert_eq!(run.exits(0).json()["verified"], false);
 
-    // A bundle carries the package and its signature.
+    // A bundle carries the package with its signature and documents.
     let to = Site::new();
     let bundle = site.path("site.bundle").display().to_string();
     let reference = format!("hello:1.0-{kernel}-debian12-amd64");
@@ -99,8 +117,16 @@ fn a_package_is_published_signed_carried_and_fetched() {
     let (run, file) = pull(&to, &kernel, &["--key", &pem("site")]);
     assert_eq!(run.exits(0).json()["published"], true);
     assert!(fs::read(file).unwrap() == content);
+    assert_eq!(beside(&to, &packages[0]), listed);
 
-    // After a rotation, the new key signs the package, too.
+    // A second publication adds nothing, and garbage collection takes nothing.
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    assert_eq!(beside(&site, &packages[0]), listed);
+    let collected = site.farrier(&["gc", "--delete", "-o", "json"]).exits(0).json();
+    assert_eq!(collected["leftovers"], serde_json::json!([]), "{collected}");
+    assert_eq!(beside(&site, &packages[0]), listed);
+
+    // After a rotation, the new key signs the package and its documents, too.
     key(&site, "new", P256);
     site_yaml(
         &site,
@@ -109,6 +135,10 @@ fn a_package_is_published_signed_carried_and_fetched() {
     site.farrier(&["rotate"]).exits(0);
     let (run, _) = pull(&site, &kernel, &["--key", &pem("new")]);
     assert_eq!(run.exits(0).json()["published"], true);
+    for kind in DOCUMENT_TYPES {
+        let words = ["verify-attestation", "--key", &pem("new"), "--type", kind, &package];
+        Cosign::of(&THREE, &home).accepts(&words);
+    }
 }
 
 /// A host keeps an extension with its signatures, and verifies both at each boot.

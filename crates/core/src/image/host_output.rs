@@ -35,6 +35,14 @@ impl HostOutput {
         Self::VARIANTS.iter().any(|output| artifact_type == Some(output.media_type()))
     }
 
+    /// Whether the output contains the certificate of the modules' signatures.
+    pub fn contains_certificate(self) -> bool {
+        match self {
+            Self::Deb | Self::Sysext => true,
+            Self::Initramfs => false,
+        }
+    }
+
     /// Whether the output is made for the kernels of a family.
     pub fn is_for(self, family: &KernelFamily) -> bool {
         match self {

@@ -105,7 +105,7 @@ pub(super) fn entries(payload: &HostPayload) -> Entries {
     entries.insert(overrides, Entry::Text(overrides_of(payload).into_bytes()));
     if let Some(certificate) = certificate {
         let dir = Path::new("usr/share/farrier").join(name.as_str()).join(release.as_str());
-        entries.insert(dir.join("module-signing.der"), Entry::Text(certificate.clone()));
+        entries.insert(dir.join("module-signing.der"), Entry::Text(certificate.der.clone()));
     }
     entries
 }

@@ -7,9 +7,9 @@ use std::{
 };
 
 use farrier_local::cpio::CpioWriter;
-use farrier_payload as payload;
-use farrier_payload::{DecompressionBudget, Result};
+use farrier_payload::Result;
 use fs_err as fs;
+use kmod::Module;
 
 use super::{
     deb::Names,
@@ -71,16 +71,12 @@ fn script_of(payload: &HostPayload) -> Result<String> {
 }
 
 fn modules(payload: &HostPayload) -> Result<Vec<HostModule>> {
-    let (budget, mut modules) = (DecompressionBudget::without_build(), Vec::new());
-    for (path, file) in &payload.files {
-        let Some(payload_module) = payload::read_module(file, &budget)? else { continue };
-        // The check has refused payloads with damaged modules.
-        let Ok(module) = payload_module.module else { continue };
+    let host_module = |(path, _, module): (&Path, &Path, Module)| {
         let depends = module.field("depends").unwrap_or_default().split(',');
         let depends = depends.filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect();
-        modules.push(HostModule { path: path.clone(), name: module.name.replace('-', "_"), depends });
-    }
-    Ok(modules)
+        HostModule { path: path.to_owned(), name: module.name.replace('-', "_"), depends }
+    };
+    Ok(payload.modules()?.into_iter().map(host_module).collect())
 }
 
 /// Sorts modules so that each follows those that it depends on.

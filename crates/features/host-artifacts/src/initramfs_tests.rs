@@ -5,26 +5,20 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier_builder::{
-    services::OutputMaker as _,
-    testing::{Bench, K9, module},
-};
+use farrier_builder::testing::{Bench, K9, module};
 use farrier_core::image::HostOutput;
 use kmod::testing::ModuleFile;
 use serde_json::json;
 
-use crate::HostArtifacts;
+use crate::testing::make;
 
 #[tokio::test]
 async fn cpio_unpacks_what_loads_the_modules() {
     let bench = Bench::new(&json!({"modules": ["m", "a"]}));
     let user = ModuleFile::named("a").info("depends", "m,usbcore").needs("printk", 1);
     let built = bench.publish(K9, &[&module(), &user]).await.unwrap();
-    let repository = bench.services.images.location.repository("x").unwrap();
-    let made =
-        HostArtifacts.make(&bench.services, &repository, &built.digest, HostOutput::Initramfs).await.unwrap();
-    let again =
-        HostArtifacts.make(&bench.services, &repository, &built.digest, HostOutput::Initramfs).await.unwrap();
+    let made = make(&bench, &built.digest, HostOutput::Initramfs).await.unwrap();
+    let again = make(&bench, &built.digest, HostOutput::Initramfs).await.unwrap();
     assert_eq!(made, again);
     let manifest = String::from_utf8(made.manifest).unwrap();
     assert!(manifest.contains("\"x-modules-6.1.0-9-amd64_1.0_amd64.cpio.gz\""), "{manifest}");

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod deb;
+mod documents;
 mod entries;
 mod find;
 mod initramfs;
@@ -17,9 +18,11 @@ pub use find::find_image;
 pub use pull::{Pulled, pull};
 pub use store::store;
 
+use std::sync::Arc;
+
 use farrier_builder::{
     images::StoredImage,
-    services::{BuildServices, OutputMaker, Result},
+    services::{BuildServices, MadeOutput, OutputMaker, Result},
 };
 use farrier_core::{
     facts::annotations,
@@ -28,6 +31,7 @@ use farrier_core::{
 use farrier_local::blocking::blocking;
 use oci::Artifact;
 
+use documents::documents;
 use payload::host_payload;
 
 /// Makes outputs of every kind.
@@ -41,15 +45,19 @@ impl OutputMaker for HostArtifacts {
         repository: &Repository,
         image: &Digest,
         output: HostOutput,
-    ) -> Result<Artifact> {
+    ) -> Result<MadeOutput> {
         let (manifest, payload) = host_payload(StoredImage { services, repository, digest: image }).await?;
-        let release = payload.release.clone();
+        let payload = Arc::new(payload);
+        let content_of = Arc::clone(&payload);
         let (name, content) = match output {
-            HostOutput::Deb => blocking(move || deb::write(&payload)).await?,
-            HostOutput::Initramfs => blocking(move || initramfs::write(&payload)).await?,
-            HostOutput::Sysext => sysext::write(&services.tools, payload).await?,
+            HostOutput::Deb => blocking(move || deb::write(&content_of)).await?,
+            HostOutput::Initramfs => blocking(move || initramfs::write(&content_of)).await?,
+            HostOutput::Sysext => sysext::write(&services.tools, content_of).await?,
         };
-        let notes = [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::TITLE, name.as_str())];
-        Ok(Artifact::about(&manifest, output.media_type(), content, &notes)?)
+        let release = payload.release.as_str();
+        let notes = [(annotations::KERNEL_RELEASE, release), (annotations::TITLE, name.as_str())];
+        let artifact = Artifact::about(&manifest, output.media_type(), content, &notes)?;
+        let documents = documents(services, payload, output, &artifact).await?;
+        Ok(MadeOutput { artifact, documents })
     }
 }

@@ -11,13 +11,13 @@ use farrier_builder::{
 };
 use farrier_core::{
     facts::{ImageFacts, ModuleSignerFact, annotations},
-    image::{Digest, ImageName, Version},
-    kernel::{Architecture, KernelRelease},
+    image::{Digest, ImageName, InputHash, Version},
+    kernel::{Architecture, KernelRelease, OsId, OsVersion},
 };
 use farrier_local::{blocking::blocking, cache::Scratch};
 use farrier_payload as payload;
 use farrier_payload::DecompressionBudget;
-use kmod::Signature;
+use kmod::{Certificate, Module, Signature};
 use oci::ImageManifest;
 use walkdir::WalkDir;
 
@@ -27,16 +27,32 @@ pub(super) struct HostPayload {
     pub(super) version: String,
     pub(super) release: KernelRelease,
     /// ID and version of the operating system, as in `os-release`.
-    pub(super) os: (String, String),
+    pub(super) os: (OsId, OsVersion),
     pub(super) arch: Architecture,
     pub(super) image: Digest,
-    /// Certificate (DER) of the key that signed modules of the payload.
-    pub(super) certificate: Option<Vec<u8>>,
+    pub(super) input_hash: InputHash,
+    /// Certificate of the key that signed modules of the payload.
+    pub(super) certificate: Option<Certificate>,
     /// Unpacked file or symbolic link for each path on the host, which is relative to `/`.
     pub(super) files: Files,
     /// Other unpacked files and symbolic links for `/usr`, by their paths relative to `/`.
     pub(super) user_space: Files,
     _work: Scratch,
+}
+
+impl HostPayload {
+    /// Reads the modules. Returns each with its path on a host and its unpacked file. Blocks.
+    pub(super) fn modules(&self) -> payload::Result<Vec<(&Path, &Path, Module)>> {
+        let (budget, mut modules) = (DecompressionBudget::without_build(), Vec::new());
+        for (path, file) in &self.files {
+            let read = payload::read_module(file, &budget)?;
+            // The check has refused payloads with damaged modules.
+            if let Some(Ok(module)) = read.map(|read| read.module) {
+                modules.push((path.as_path(), file.as_path(), module));
+            }
+        }
+        Ok(modules)
+    }
 }
 
 /// Fails because the image does not meet a requirement.
@@ -56,15 +72,23 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
     let image_facts = facts.and_then(|facts| {
-        let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, os, .. } =
-            facts
+        let ImageFacts {
+            payload_digest: Some(_),
+            input_hash: Some(hash),
+            kernel_release,
+            driver_version,
+            module_signer,
+            os,
+            ..
+        } = facts
         else {
             return None;
         };
         let (id, version) = os.as_deref()?.split_once(' ')?;
-        Some((kernel_release?, driver_version?, module_signer, (id.to_owned(), version.to_owned())))
+        let os: (OsId, OsVersion) = (id.parse().ok()?, version.parse().ok()?);
+        Some((kernel_release?, driver_version?, module_signer, os, hash))
     });
-    let (Some((release, version, signer, os)), Some(name), Some(arch), Some(layer)) =
+    let (Some((release, version, signer, os, input_hash)), Some(name), Some(arch), Some(layer)) =
         (image_facts, name, arch, manifest.payload_layer())
     else {
         let hint =
@@ -85,16 +109,27 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let certificate = signer.map(|signer| certificate(image, &signer)).transpose()?;
     let (files, user_space) = host_files(&tree, &name, &release)?;
     let image = stored.digest;
-    let payload =
-        HostPayload { name, version, release, os, arch, image, certificate, files, user_space, _work: work };
+    let payload = HostPayload {
+        name,
+        version,
+        release,
+        os,
+        arch,
+        image,
+        input_hash,
+        certificate,
+        files,
+        user_space,
+        _work: work,
+    };
     Ok((stored.bytes, payload))
 }
 
 /// Returns the certificate that the image's annotations name, from the site's definition.
-fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
+fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Certificate> {
     let site = image.services.tools.module_signer.as_ref();
     let known = site.filter(|site| site.fingerprint() == signer.certificate);
-    known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
+    known.map(|site| site.certificate().clone()).ok_or_else(|| {
         let why = format!("has modules signed with unknown certificate {}", signer.certificate);
         unmet(image, &why, "name it as moduleSigning.certificate in site.yaml, or pull where it is named")
     })
