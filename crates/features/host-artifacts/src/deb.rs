@@ -92,6 +92,8 @@ fn script(release: &str, action: &str) -> String {
              depmod {release}\n    \
              if [ -e /boot/initrd.img-{release} ] && command -v update-initramfs >/dev/null; then\n        \
                  update-initramfs -u -k {release}\n    \
+             elif [ -e /boot/initrd.img-{release} ] && command -v dracut >/dev/null; then\n        \
+                 dracut --quiet --force /boot/initrd.img-{release} {release}\n    \
              fi\n\
          fi\n"
     )

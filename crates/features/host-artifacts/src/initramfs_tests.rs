@@ -34,10 +34,15 @@ async fn cpio_unpacks_what_loads_the_modules() {
     assert!(output.status.success(), "{output:?}");
     let directory = root.path().join("usr/lib/modules/6.1.0-9-amd64/updates/farrier-x/extra");
     assert!(fs::read(directory.join("m.ko")).unwrap() == module().build(), "the image's module");
-    let script = fs::read_to_string(root.path().join("conf/conf.d/farrier-x")).unwrap();
+    let script = |path| fs::read_to_string(root.path().join(path)).unwrap();
+    let [initramfs_tools, dracut] =
+        ["conf/conf.d/farrier-x", "lib/dracut/hooks/pre-udev/50-farrier-x.sh"].map(script);
+    assert_eq!(initramfs_tools, dracut);
     assert_eq!(
-        script,
-        "if [ \"$(uname -r)\" = 6.1.0-9-amd64 ]; then\n    \
+        dracut,
+        "read -r farrier_release < /proc/sys/kernel/osrelease\n\
+         if [ \"$farrier_release\" = 6.1.0-9-amd64 ]; then\n    \
+             command -v insmod >/dev/null || insmod() { kmod insmod \"$1\"; }\n    \
              modprobe -q usbcore\n    \
              insmod /lib/modules/6.1.0-9-amd64/updates/farrier-x/extra/m.ko\n    \
              insmod /lib/modules/6.1.0-9-amd64/updates/farrier-x/extra/a.ko\n\
