@@ -15,7 +15,7 @@ use crate::{
         as_root,
         cosign::{Cosign, THREE, TWO},
         kept, kernels,
-        packages::{image_package, run, unpacked},
+        packages::{apt_cache, image_package, run, unpacked},
         site::{self, Run, Site},
     },
 };
@@ -45,8 +45,12 @@ fn published(site: &Site, image: &str) -> Vec<String> {
 
 /// Runs `farrier pull` for the kernel, with the file `x.deb` of the site as its target.
 fn pull(site: &Site, kernel: &str, args: &[&str]) -> (Run, PathBuf) {
+    pull_output(site, "deb", kernel, args)
+}
+
+fn pull_output(site: &Site, output: &str, kernel: &str, args: &[&str]) -> (Run, PathBuf) {
     let file = site.path("x.deb");
-    let words = ["pull", "deb", "hello", "--kernel", kernel, "--arch", "amd64", "-o", "json"];
+    let words = ["pull", output, "hello", "--kernel", kernel, "--arch", "amd64", "-o", "json"];
     let run = site.farrier(&[&words[..], &["--to", file.to_str().unwrap()], args].concat());
     (run, file)
 }
@@ -243,6 +247,21 @@ impl Root {
             .arg(self.path(&format!("repo/{name}.deb"))));
     }
 
+    /// Makes the packages in the root's repository the only ones that apt knows.
+    fn update_lists(&self) {
+        let list = "for package in /repo/*.deb; do dpkg-deb --field $package; echo Filename: $package; \
+                    stat --format 'Size: %s' $package; echo SHA256: $(sha256sum < $package | cut -d' ' -f1); echo; done";
+        let update = format!(
+            "({list}) > /repo/Packages && rm -f /etc/apt/sources.list.d/* && \
+             echo 'deb [trusted=yes] file:/repo ./' > /etc/apt/sources.list && apt-get update"
+        );
+        self.run(&["sh", "-c", &update]);
+    }
+
+    fn simulate(&self, upgrade: &[&str]) -> String {
+        self.run(&[&["apt-get", "--simulate"], upgrade].concat())
+    }
+
     fn install_kernel(&self, kernel: &str) {
         let (real, tree) = (unpacked(&image_package(&kernel.parse().unwrap())), tempfile::tempdir().unwrap());
         let modules = format!("lib/modules/{kernel}");
@@ -353,23 +372,77 @@ fn a_new_kernel_comes_without_its_modules_unless_it_is_held() {
     root.run(&["apt-get", "install", "--yes", "/x.deb"]);
     root.package("linux-image-6.1.0-999-amd64", "Version: 1", tree.path());
     meta("2", "6.1.0-999-amd64");
-    let list = "for package in /repo/*.deb; do dpkg-deb --field $package; echo Filename: $package; \
-                stat --format 'Size: %s' $package; echo SHA256: $(sha256sum < $package | cut -d' ' -f1); echo; done";
-    let update = format!(
-        "({list}) > /repo/Packages && rm -f /etc/apt/sources.list.d/* && \
-         echo 'deb [trusted=yes] file:/repo ./' > /etc/apt/sources.list && apt-get update"
-    );
-    root.run(&["sh", "-c", &update]);
-    let upgrades = [&["upgrade", "--with-new-pkgs"][..], &["dist-upgrade"]];
-    for upgrade in upgrades {
-        let said = root.run(&[&["apt-get", "--simulate"], upgrade].concat());
+    root.update_lists();
+    for upgrade in UPGRADES {
+        let said = root.simulate(upgrade);
         assert!(said.contains("Inst linux-image-6.1.0-999-amd64"), "{said}");
         assert!(!said.contains("Remv"), "{said}");
     }
     root.run(&["apt-mark", "hold", "linux-image-amd64"]);
-    for upgrade in upgrades {
-        let said = root.run(&[&["apt-get", "--simulate"], upgrade].concat());
+    for upgrade in UPGRADES {
+        let said = root.simulate(upgrade);
         assert!(!said.contains("Inst "), "{said}");
+    }
+}
+
+/// `apt upgrade` and `apt full-upgrade`.
+const UPGRADES: [&[&str]; 2] = [&["upgrade", "--with-new-pkgs"], &["dist-upgrade"]];
+
+/// The meta package of the older kernel's modules is installed, and the kernel's meta package would bring the newer kernel.
+#[test]
+fn a_meta_package_keeps_a_new_kernel_back_until_it_has_modules() {
+    let kernels = kernels::newest();
+    let site = Site::new();
+    ask_for(&site, "[deb, deb-meta]");
+    let root = Root::new(&kernels.older);
+    let publish = |kernel: &str| {
+        site.build("hello", kernel, &["--push"]).exits(0);
+        for (output, name) in
+            [("deb", format!("hello-modules-{kernel}")), ("deb-meta", format!("meta-{kernel}"))]
+        {
+            let (pulled, file) = pull_output(&site, output, kernel, &["--insecure-no-signature"]);
+            assert_eq!(pulled.exits(0).json()["published"], true);
+            run(as_root("mkdir").arg("-p").arg(root.path("repo")));
+            run(as_root("cp").arg(file).arg(root.path(&format!("repo/{name}.deb"))));
+        }
+    };
+    let tree = tempfile::tempdir().unwrap();
+    // As Debian publishes them: the meta package has the version of the kernel.
+    let kernel_meta = |kernel: &str| {
+        let shown = apt_cache(&["show", "--no-all-versions", &image_package(&kernel.parse().unwrap())]);
+        let version = shown.lines().find(|line| line.starts_with("Version: ")).unwrap();
+        let fields = format!("{version}\nDepends: linux-image-{kernel}");
+        root.package("linux-image-amd64", &fields, tree.path());
+    };
+    publish(&kernels.older);
+    kernel_meta(&kernels.older);
+    root.update_lists();
+    let before = root.files();
+    root.run(&["apt-get", "install", "--yes", "hello-modules-amd64"]);
+    assert!(root.module(&kernels.older).contains("/updates/farrier-hello/"));
+    root.run(&["apt-get", "purge", "--yes", "--autoremove", "hello-modules-amd64", "linux-image-amd64"]);
+    root.run(&["apt-get", "purge", "--yes", &format!("hello-modules-{}", kernels.older)]);
+    assert_eq!(root.files(), before);
+    root.run(&["apt-get", "install", "--yes", "hello-modules-amd64"]);
+
+    root.package(&format!("linux-image-{}", kernels.newer), "Version: 1", tree.path());
+    kernel_meta(&kernels.newer);
+    root.update_lists();
+    let [upgrade, full_upgrade] = UPGRADES;
+    let said = root.simulate(upgrade);
+    assert!(said.contains("kept back") && !said.contains("Inst "), "{said}");
+    let said = root.simulate(full_upgrade);
+    assert!(said.contains("Remv hello-modules-amd64"), "{said}");
+
+    publish(&kernels.newer);
+    root.update_lists();
+    for upgrade in UPGRADES {
+        let said = root.simulate(upgrade);
+        for package in [format!("linux-image-{}", kernels.newer), format!("hello-modules-{}", kernels.newer)]
+        {
+            assert!(said.contains(&format!("Inst {package} ")), "{said}");
+        }
+        assert!(!said.contains("Remv"), "{said}");
     }
 }
 

@@ -133,6 +133,28 @@ async fn the_sites_key_signs_nothing_that_is_made_from_an_unsigned_image() {
 }
 
 #[test]
+fn the_flavor_of_a_release() {
+    for (release, numbers, flavor) in [
+        ("6.1.0-56-amd64", "6.1.0.56", "amd64"),
+        ("6.1.0-56-cloud-amd64", "6.1.0.56", "cloud-amd64"),
+        ("6.12.48+deb13-amd64", "6.12.48+deb13", "amd64"),
+        ("6.1.0-0.deb11.5-amd64", "6.1.0.0.deb11.5", "amd64"),
+    ] {
+        assert_eq!(numbers_and_flavor(release), Some((numbers.to_owned(), flavor.to_owned())));
+    }
+    assert_eq!(numbers_and_flavor("6.1.192"), None);
+}
+
+/// The headers of these images are no Debian package.
+#[tokio::test]
+async fn a_meta_package_needs_the_version_of_the_kernel() {
+    let bench = Bench::new(&json!({}));
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    let error = make(&bench, &built.digest, HostOutput::DebMeta).await.unwrap_err().to_string();
+    assert!(error.contains("is for a kernel whose package or meta package is unknown"), "{error}");
+}
+
+#[test]
 fn versions_are_debian_versions() {
     for (driver, package) in [
         ("25.10-1.2.8.0", "25.10-1.2.8.0"),

@@ -26,7 +26,13 @@ pub(super) async fn documents(
     artifact: &Artifact,
 ) -> Result<Documents> {
     let read_from = Arc::clone(&payload);
-    let modules = blocking(move || module_files(&read_from)).await?;
+    let (modules, has_modules) = match output {
+        // The package has no files.
+        HostOutput::DebMeta => (Vec::new(), false),
+        HostOutput::Deb | HostOutput::Initramfs | HostOutput::Sysext => {
+            (blocking(move || module_files(&read_from)).await?, true)
+        }
+    };
     let HostPayload {
         name,
         version,
@@ -43,7 +49,7 @@ pub(super) async fn documents(
         digest: Some(image.clone()),
         ..Material::new(Role::DriverImage, name.as_str())
     };
-    let certificate = certificate.as_ref().map(Material::of_module_certificate);
+    let certificate = certificate.as_ref().filter(|_| has_modules).map(Material::of_module_certificate);
     let definition = services.definitions.images.get(name);
     let target = KernelTarget {
         os: os.clone(),

@@ -32,7 +32,7 @@ use farrier_local::blocking::blocking;
 use oci::Artifact;
 
 use documents::documents;
-use payload::host_payload;
+use payload::{host_payload, unmet};
 
 /// Makes outputs of every kind.
 pub struct HostArtifacts;
@@ -46,11 +46,16 @@ impl OutputMaker for HostArtifacts {
         image: &Digest,
         output: HostOutput,
     ) -> Result<MadeOutput> {
-        let (manifest, payload) = host_payload(StoredImage { services, repository, digest: image }).await?;
+        let image = StoredImage { services, repository, digest: image };
+        let (manifest, payload) = host_payload(image).await?;
         let payload = Arc::new(payload);
         let content_of = Arc::clone(&payload);
         let (name, content) = match output {
             HostOutput::Deb => blocking(move || deb::write(&content_of)).await?,
+            HostOutput::DebMeta => deb::write_meta(&payload)?.ok_or_else(|| {
+                let hint = "ask for `deb` instead, or give an image for a kernel of Debian";
+                unmet(image, "is for a kernel whose package or meta package is unknown", hint)
+            })?,
             HostOutput::Initramfs => blocking(move || initramfs::write(&content_of)).await?,
             HostOutput::Sysext => sysext::write(&services.tools, content_of).await?,
         };

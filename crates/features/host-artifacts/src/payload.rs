@@ -11,7 +11,7 @@ use farrier_builder::{
 };
 use farrier_core::{
     facts::{ImageFacts, ModuleSignerFact, annotations},
-    image::{Digest, ImageName, InputHash, Version},
+    image::{DEBIAN, Digest, ImageName, InputHash, Version},
     kernel::{Architecture, KernelRelease, OsId, OsVersion},
 };
 use farrier_local::{blocking::blocking, cache::Scratch};
@@ -31,6 +31,8 @@ pub(super) struct HostPayload {
     pub(super) arch: Architecture,
     pub(super) image: Digest,
     pub(super) input_hash: InputHash,
+    /// Version of the kernel's package, if Debian publishes the kernel.
+    pub(super) debian_version: Option<String>,
     /// Certificate of the key that signed modules of the payload.
     pub(super) certificate: Option<Certificate>,
     /// Unpacked file or symbolic link for each path on the host, which is relative to `/`.
@@ -95,6 +97,8 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
             "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
         return Err(unmet(image, "has no payload for one kernel", hint));
     };
+    let headers = manifest.annotations.get(annotations::HEADERS).filter(|_| os.0.as_str() == DEBIAN);
+    let debian_version = headers.and_then(|headers| headers_version(headers, &release));
     let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
     services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
@@ -117,12 +121,21 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
         arch,
         image,
         input_hash,
+        debian_version,
         certificate,
         files,
         user_space,
         _work: work,
     };
     Ok((stored.bytes, payload))
+}
+
+/// Returns the version of the kernel's header package, which is the version of its other packages, too.
+fn headers_version(origins: &str, release: &KernelRelease) -> Option<String> {
+    let package = format!("linux-headers-{release}=");
+    let version = origins.split(", ").find_map(|origin| origin.strip_prefix(&package)?.split(' ').next())?;
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || ".+~:-".contains(c);
+    (!version.is_empty() && version.chars().all(is_allowed)).then(|| version.to_owned())
 }
 
 /// Returns the certificate that the image's annotations name, from the site's definition.
@@ -192,6 +205,19 @@ fn host_path(path: &Path, name: &ImageName, release: &KernelRelease) -> Option<P
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_of_the_kernel_is_in_the_origin_of_its_headers() {
+        let release = "6.1.0-56-amd64".parse().unwrap();
+        let of = |origins| headers_version(origins, &release);
+        let origins = "linux-headers-6.1.0-56-common=6.1.169-1 sha256:a, linux-headers-6.1.0-56-amd64=6.1.170-1 sha256:b";
+        assert_eq!(of(origins).as_deref(), Some("6.1.170-1"));
+        for other in
+            ["tree sha256:a", "linux-headers-6.1.0-56-amd64=1\nDepends: x", "linux-headers-6.1.0-56-amd64="]
+        {
+            assert_eq!(of(other), None);
+        }
+    }
 
     #[test]
     fn where_files_go() {
