@@ -202,32 +202,85 @@ fn what_cannot_be_pulled() {
     run.exits(2).line("no key to verify the image with");
 }
 
+/// A Debian package that makes a kernel's initramfs.
+#[derive(Clone, Copy, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+enum Generator {
+    InitramfsTools,
+    Dracut,
+}
+
+impl Generator {
+    fn packages(self) -> &'static str {
+        match self {
+            Self::InitramfsTools => "initramfs-tools",
+            // dracut puts systemd into an initramfs if the host has it.
+            Self::Dracut => "dracut,systemd",
+        }
+    }
+
+    /// Returns the command that makes the initramfs of a kernel.
+    fn command(self, kernel: &str) -> String {
+        match self {
+            Self::InitramfsTools => format!("update-initramfs -c -k {kernel}"),
+            Self::Dracut => format!("dracut --quiet --force /boot/initrd.img-{kernel} {kernel}"),
+        }
+    }
+
+    /// Returns the command that adds a module to each new initramfs.
+    fn add_module(self) -> &'static str {
+        match self {
+            Self::InitramfsTools => "echo farrier_hello >> /etc/initramfs-tools/modules",
+            Self::Dracut => "echo 'force_drivers+=\" farrier_hello \"' > /etc/dracut.conf.d/hello.conf",
+        }
+    }
+
+    /// Returns the program that lists an initramfs.
+    fn list(self) -> &'static str {
+        match self {
+            Self::InitramfsTools => "lsinitramfs",
+            Self::Dracut => "lsinitrd",
+        }
+    }
+
+    /// Returns the path of a script that the initramfs runs after the one of the output.
+    fn hook(self) -> &'static str {
+        match self {
+            Self::InitramfsTools => "conf/conf.d/report",
+            Self::Dracut => "lib/dracut/hooks/pre-udev/99-report.sh",
+        }
+    }
+}
+
 /// A root file system of Debian 12 with a kernel's package, removed on drop.
-struct Root(tempfile::TempDir);
+struct Root {
+    directory: tempfile::TempDir,
+    generator: Generator,
+}
 
 impl Root {
     /// Copies a root file system that all tests share, and installs a package with the kernel's indexes and some of its modules.
-    fn new(kernel: &str) -> Self {
+    fn new(kernel: &str, generator: Generator) -> Self {
         let base = kept("host-root");
         let lock = fs::File::create(base.join("lock")).unwrap();
         lock.lock().unwrap();
-        let shared = base.join("bookworm");
+        let shared = base.join(format!("bookworm-{generator}"));
         if !shared.exists() {
             let made = base.join("new");
             run(as_root("rm").arg("-rf").arg(&made));
-            let words = ["--variant=apt", "--include=kmod,initramfs-tools", "bookworm"];
-            run(as_root("mmdebstrap").args(words).arg(&made));
+            let packages = format!("--include=kmod,{}", generator.packages());
+            run(as_root("mmdebstrap").args(["--variant=apt", &packages, "bookworm"]).arg(&made));
             run(as_root("mv").args([&made, &shared]));
         }
         drop(lock);
-        let root = Self(tempfile::tempdir().unwrap());
+        let root = Self { directory: tempfile::tempdir().unwrap(), generator };
         run(as_root("cp").arg("-a").arg(&shared).arg(root.path("")));
         root.install_kernel(kernel);
         root
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join("root").join(name)
+        self.directory.path().join("root").join(name)
     }
 
     fn run(&self, words: &[&str]) -> String {
@@ -249,7 +302,7 @@ impl Root {
 
     /// Makes the packages in the root's repository the only ones that apt knows.
     fn update_lists(&self) {
-        let list = "for package in /repo/*.deb; do dpkg-deb --field $package; echo Filename: $package; \
+        let list = "for package in /repo/*.deb; do dpkg-deb --field $package; echo Filename: ${package#/repo/}; \
                     stat --format 'Size: %s' $package; echo SHA256: $(sha256sum < $package | cut -d' ' -f1); echo; done";
         let update = format!(
             "({list}) > /repo/Packages && rm -f /etc/apt/sources.list.d/* && \
@@ -276,7 +329,7 @@ impl Root {
         self.package(&format!("linux-image-{kernel}"), "Version: 1", tree.path());
         self.run(&["dpkg", "--install", &format!("/repo/linux-image-{kernel}.deb")]);
         self.run(&["depmod", kernel]);
-        self.run(&["update-initramfs", "-c", "-k", kernel]);
+        self.run(&["sh", "-c", &self.generator.command(kernel)]);
     }
 
     /// Returns the file that modprobe loads as `farrier_hello`.
@@ -287,8 +340,9 @@ impl Root {
 
     /// Returns the modules named `farrier_hello` in the initramfs.
     fn in_initramfs(&self, kernel: &str) -> Vec<String> {
-        let listed = self.run(&["lsinitramfs", &format!("/boot/initrd.img-{kernel}")]);
-        listed.lines().filter(|line| line.contains("farrier_hello")).map(str::to_owned).collect()
+        let listed = self.run(&[self.generator.list(), &format!("/boot/initrd.img-{kernel}")]);
+        let paths = listed.lines().filter_map(|line| line.split_whitespace().last());
+        paths.filter(|path| path.ends_with("farrier_hello.ko")).map(str::to_owned).collect()
     }
 
     /// Returns all files with their checksums, except for logs and what dpkg, apt and an initramfs's creation leave.
@@ -307,13 +361,22 @@ impl Drop for Root {
 
 #[test]
 fn apt_installs_and_removes_the_package_without_a_trace() {
+    install_and_remove(Generator::InitramfsTools);
+}
+
+#[test]
+fn apt_installs_and_removes_the_package_on_a_host_with_dracut() {
+    install_and_remove(Generator::Dracut);
+}
+
+fn install_and_remove(generator: Generator) {
     let kernel = kernels::newest().newer;
     let site = Site::new();
     ask_for(&site, "[deb]");
     site.build("hello", &kernel, &["--push"]).exits(0);
     let (pulled, file) = pull(&site, &kernel, &["--insecure-no-signature"]);
     pulled.exits(0);
-    let root = Root::new(&kernel);
+    let root = Root::new(&kernel, generator);
     let (directory, package) = (format!("/lib/modules/{kernel}/updates"), format!("hello-modules-{kernel}"));
     let own = format!("{directory}/farrier-hello/extra/farrier_hello.ko");
     // The module is wanted in the initramfs. DKMS left one of the same name.
@@ -321,9 +384,9 @@ fn apt_installs_and_removes_the_package_without_a_trace() {
     let (tree, dkms_place) = (tempfile::tempdir().unwrap(), root.path(dkms.trim_start_matches('/')));
     run_dpkg_deb(&file, tree.path());
     run(as_root("install").arg("-D").arg(tree.path().join(own.trim_start_matches('/'))).arg(dkms_place));
-    root.run(&["sh", "-c", "echo farrier_hello >> /etc/initramfs-tools/modules"]);
+    root.run(&["sh", "-c", generator.add_module()]);
     root.run(&["depmod", &kernel]);
-    root.run(&["update-initramfs", "-u", "-k", &kernel]);
+    root.run(&["sh", "-c", &generator.command(&kernel)]);
     let before = root.files();
     assert_eq!(root.module(&kernel), dkms);
 
@@ -360,7 +423,7 @@ fn a_new_kernel_comes_without_its_modules_unless_it_is_held() {
     site.build("hello", &kernel, &["--push"]).exits(0);
     let (pulled, file) = pull(&site, &kernel, &["--insecure-no-signature"]);
     pulled.exits(0);
-    let root = Root::new(&kernel);
+    let root = Root::new(&kernel, Generator::InitramfsTools);
     let tree = tempfile::tempdir().unwrap();
     let meta = |version: &str, needs: &str| {
         let fields = format!("Version: {version}\nDepends: linux-image-{needs}");
@@ -394,7 +457,7 @@ fn a_meta_package_keeps_a_new_kernel_back_until_it_has_modules() {
     let kernels = kernels::newest();
     let site = Site::new();
     ask_for(&site, "[deb, deb-meta]");
-    let root = Root::new(&kernels.older);
+    let root = Root::new(&kernels.older, Generator::InitramfsTools);
     let publish = |kernel: &str| {
         site.build("hello", kernel, &["--push"]).exits(0);
         for (output, name) in
@@ -446,9 +509,17 @@ fn a_meta_package_keeps_a_new_kernel_back_until_it_has_modules() {
     }
 }
 
-/// A kernel with an initramfs of Debian's initramfs-tools and the archive after it.
 #[test]
-fn a_kernel_loads_the_modules_of_an_appended_archive() {
+fn a_kernel_loads_the_modules_of_an_archive_after_an_initramfs_of_initramfs_tools() {
+    boot_with_archive(Generator::InitramfsTools);
+}
+
+#[test]
+fn a_kernel_loads_the_modules_of_an_archive_after_an_initramfs_of_dracut() {
+    boot_with_archive(Generator::Dracut);
+}
+
+fn boot_with_archive(generator: Generator) {
     let kernel = kernels::newest().newer;
     let site = Site::new();
     ask_for(&site, "[deb, initramfs]");
@@ -458,10 +529,13 @@ fn a_kernel_loads_the_modules_of_an_appended_archive() {
     let to = ["--insecure-no-signature", "--to", archive.to_str().unwrap()];
     site.farrier(&[&words[..], &to].concat()).exits(0).line("published beside");
 
-    let root = Root::new(&kernel);
-    let report = "conf/conf.d/report";
-    fs::create_dir_all(site.path("conf/conf.d")).unwrap();
-    fs::write(site.path(report), "echo BEGIN; cat /proc/modules; echo END; poweroff -f\n").unwrap();
+    let root = Root::new(&kernel, generator);
+    let report = generator.hook();
+    fs::create_dir_all(site.path(report).parent().unwrap()).unwrap();
+    // An initramfs of dracut has neither cat nor poweroff, and its hooks write to the journal.
+    let script = "{ echo BEGIN; while read -r line; do echo \"$line\"; done < /proc/modules; echo END; } > /dev/console; \
+                  echo o > /proc/sysrq-trigger; sleep 60\n";
+    fs::write(site.path(report), script).unwrap();
     let join = format!(
         "(cat '{}' '{}'; echo {report} | cpio --create --quiet --format newc | gzip) > initrd",
         root.path(&format!("boot/initrd.img-{kernel}")).display(),

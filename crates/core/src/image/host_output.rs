@@ -19,7 +19,8 @@ pub enum HostOutput {
     Deb,
     /// A Debian package that depends on `deb` and follows the kernel's meta package, for Debian's kernels.
     DebMeta,
-    /// An archive that loads the modules, to append to an initramfs of initramfs-tools, for the same kernels.
+    /// An archive that loads the modules, to append to an initramfs of initramfs-tools or dracut, for the same kernels
+    /// as `deb`.
     Initramfs,
     /// A system extension for systemd-sysext, for all kernels.
     Sysext,
