@@ -51,6 +51,8 @@ pub struct PullArgs {
 pub enum OutputArg {
     /// A Debian package
     Deb,
+    /// A Debian package that follows the kernel's meta package
+    DebMeta,
     /// An archive to append to an initramfs
     Initramfs,
     /// A system extension for systemd-sysext
@@ -61,6 +63,7 @@ pub enum OutputArg {
 pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     let output = match args.what {
         OutputArg::Deb => HostOutput::Deb,
+        OutputArg::DebMeta => HostOutput::DebMeta,
         OutputArg::Initramfs => HostOutput::Initramfs,
         OutputArg::Sysext => HostOutput::Sysext,
     };

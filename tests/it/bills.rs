@@ -98,6 +98,67 @@ fn syft_lists_what_ships_and_nothing_else() {
     assert!(debian.len() == 2 && debian.iter().all(|purl| purl.contains("distro=debian-")), "{debian:?}");
 }
 
+/// An output has documents of its own, which name the image.
+#[test]
+fn the_documents_of_outputs_are_valid_and_list_what_ships() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    site.define(
+        "images/mstflint.yaml",
+        &format!("{MSTFLINT}  outputs: [deb, deb-meta, initramfs, sysext]\n"),
+    );
+    let options =
+        "req -x509 -newkey rsa:2048 -nodes -keyout modules.key -out modules.crt -subj /CN=acme -days 1";
+    run(Command::new("openssl").args(options.split(' ')).current_dir(site.definitions()));
+    key(&site, "site", P256);
+    let modules = "  moduleSigning: {key: {file: modules.key}, certificate: modules.crt}\n";
+    site_yaml(&site, &format!("{SIGNING}{modules}"));
+    let image = publish(&site, &kernel, &[]);
+    let image_bill: Value = serde_json::from_slice(&documents(&site, &image, CYCLONEDX)[0]).unwrap();
+    let components = |bill: &Value| bill["components"].as_array().unwrap().clone();
+    let module_in = |bill: &Value| {
+        let mut found = components(bill).into_iter().filter(|one| one["name"] == "mstflint_access");
+        let module = found.next().unwrap();
+        (module["hashes"].clone(), module["version"].as_str().unwrap().to_owned())
+    };
+    let beside = site.inspect_raw(&format!("mstflint:{}", image.replace(':', "-")));
+    let listed_module = format!("mstflint_access {}", module_in(&image_bill).1);
+    for (output, module, certificates) in [
+        ("deb", Some(&listed_module), 1),
+        ("deb-meta", None, 0),
+        ("initramfs", Some(&listed_module), 0),
+        ("sysext", Some(&listed_module), 1),
+    ] {
+        let kind = format!("application/vnd.farrier.{output}.v1");
+        let mut published = beside["manifests"].as_array().unwrap().iter();
+        let digest = published.find(|one| one["artifactType"] == *kind).unwrap()["digest"].as_str().unwrap();
+        let files = written(&site, digest);
+        let [bill, _, statement] = &files[..] else { panic!("{files:?}") };
+        let read = |file: &PathBuf| -> Value { serde_json::from_slice(&fs::read(file).unwrap()).unwrap() };
+        let (bill, statement) = (read(bill), read(statement));
+        if module.is_some() {
+            assert_eq!(
+                module_in(&bill),
+                module_in(&image_bill),
+                "{output}: another module than in the image"
+            );
+        }
+        let found = components(&bill).into_iter().filter(|one| one["type"] == "cryptographic-asset");
+        assert_eq!(found.count(), certificates, "{output}: {bill:#}");
+        let hex = digest.trim_start_matches("sha256:");
+        assert_eq!(statement["subject"][0]["digest"]["sha256"], hex);
+        let definition = &statement["predicate"]["buildDefinition"];
+        assert_eq!(definition["externalParameters"]["output"], output);
+        let made_from = &definition["resolvedDependencies"][0];
+        assert_eq!(made_from["digest"]["sha256"], image.trim_start_matches("sha256:"), "{statement:#}");
+        let listed = json!({
+            // An output has no distribution.
+            "distribution": " ",
+            "packages": Vec::from_iter(module),
+        });
+        assert_eq!(checked(&files), json!([[listed, listed]]), "{output}");
+    }
+}
+
 /// Returns an image's origin of a source in the notation of resolved inputs.
 fn identity(from: &SourceOrigin) -> String {
     let digest = Digest::of(b"source");
@@ -161,6 +222,7 @@ fn planned(image: &DriverImage) -> Provenance {
         subject: Subject {
             name: image.metadata.name.to_string(),
             version: version.to_owned(),
+            output: None,
             digest: Digest::of(image.metadata.name.as_str().as_bytes()),
             target: Some(target),
             architecture: Architecture::Amd64,

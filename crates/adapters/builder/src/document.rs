@@ -87,6 +87,7 @@ pub(super) async fn document(
         subject: Subject {
             name: cell.image.to_string(),
             version: cell.version.clone(),
+            output: None,
             digest: assembled_image.assembled.digest.clone(),
             target: Some(cell.target.clone()),
             architecture: cell.target.arch,
@@ -109,17 +110,11 @@ pub(super) async fn document(
 /// Returns the certificate whose key signed modules of the payload. Returns `None` if no module carries its signature,
 /// for example because the kernel does not verify signatures.
 fn module_certificate(build: &CellBuild<'_>, report: &CheckReport) -> Option<Material> {
-    let signed_with = build.cell.signed_with.as_ref()?;
+    build.cell.signed_with.as_ref()?;
     let certificate = build.services.tools.module_signer.as_ref()?.certificate();
-    let key_id = certificate.key_id.clone();
-    let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
-    signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
-    let name = certificate.issuer_name.as_deref().unwrap_or("module signing");
-    Some(Material {
-        version: Some(key_id),
-        digest: Some(signed_with.certificate.clone()),
-        ..Material::new(Role::ModuleCertificate, name)
-    })
+    let mut signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
+    let is_used = signers.any(|signer| signer.key_id == certificate.key_id);
+    is_used.then(|| Material::of_module_certificate(certificate))
 }
 
 /// Returns the sources and the applicable patches.

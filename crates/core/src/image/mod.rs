@@ -27,7 +27,7 @@ pub use definition::{
 };
 pub use ended_branch::ended_branch;
 pub use git_source::{GitSource, commit_in};
-pub use host_output::HostOutput;
+pub use host_output::{DEBIAN, HostOutput};
 pub use input_hash::{FieldHasher, InputHash};
 pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;

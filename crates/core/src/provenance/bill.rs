@@ -18,9 +18,9 @@ use crate::{
 /// The predicate type of a bill as a signed statement, as `cosign` defines it.
 pub const CYCLONEDX_PREDICATE: &str = "https://cyclonedx.org/bom";
 
-/// Returns the bill of materials of one image.
+/// Returns the bill of materials of one image or output.
 pub fn bill(provenance: &Provenance) -> Value {
-    let image = Component::image(&provenance.subject);
+    let image = Component::of_subject(&provenance.subject);
     let Components { shipped, build, .. } = Components::of(provenance);
     let refs: Vec<&str> = shipped.iter().map(|component| component.reference.as_str()).collect();
     let formulation = (!build.is_empty()).then(
@@ -104,7 +104,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::provenance::{Role, slsa, spdx, testing::provenance};
+    use crate::{
+        image::HostOutput,
+        provenance::{Material, Role, slsa, spdx, testing::provenance},
+    };
 
     #[test]
     fn the_bill() {
@@ -151,6 +154,27 @@ mod tests {
         }
         assert_ne!(slsa(first), slsa(second));
         assert_eq!((bill(first), spdx(first)), (bill(second), spdx(second)));
+    }
+
+    #[test]
+    fn the_certificate_ships_in_the_outputs_that_contain_it() {
+        let mut made = provenance();
+        made.materials.retain(|material| material.role == Role::ModuleCertificate);
+        made.materials.insert(0, Material::new(Role::DriverImage, "mft"));
+        for (output, count) in [
+            (None, 0),
+            (Some(HostOutput::Initramfs), 0),
+            (Some(HostOutput::Deb), 1),
+            (Some(HostOutput::Sysext), 1),
+        ] {
+            made.subject.output = output;
+            let bill = bill(&made);
+            let shipped = bill["components"].as_array().unwrap();
+            let certificates = shipped.iter().filter(|one| one["type"] == CERTIFICATE.0);
+            assert_eq!((certificates.count(), shipped.len()), (count, count + 1), "{output:?}");
+            let subject = &bill["metadata"]["component"]["type"];
+            assert_eq!(subject, if output.is_some() { "file" } else { "container" });
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::{Distribution, Material, ModuleFile, Package, Provenance, Role, Subject, Terms, purl};
-use crate::image::Digest;
+use crate::image::{Digest, HostOutput};
 
 /// Property that says whether the license allows redistribution.
 pub(super) const REDISTRIBUTE: &str = "redistribute";
@@ -19,6 +19,7 @@ const BASE: Kind = ("container", None);
 pub(super) const CERTIFICATE: Kind = ("cryptographic-asset", None);
 const FILE: Kind = ("file", None);
 const IMAGE: Kind = ("container", Some("CONTAINER"));
+const OUTPUT: Kind = ("file", Some("FILE"));
 const LIBRARY: Kind = ("library", Some("LIBRARY"));
 /// Scanners use the first operating system as the distribution.
 const OPERATING_SYSTEM: Kind = ("operating-system", Some("OPERATING-SYSTEM"));
@@ -44,14 +45,16 @@ pub(super) struct Component<'a> {
 }
 
 impl<'a> Component<'a> {
-    /// Describes the image itself.
-    pub(super) fn image(subject: &'a Subject) -> Self {
-        let Subject { name, version, digest, target, architecture, input_hash, terms } = subject;
+    /// Describes the image or output itself.
+    pub(super) fn of_subject(subject: &'a Subject) -> Self {
+        let Subject { name, version, output, digest, target, architecture, input_hash, terms } = subject;
+        let (kind, role) = if output.is_some() { (OUTPUT, "output") } else { (IMAGE, "image") };
         let mut image = Self {
             digest: Some(digest),
             purl: Some(purl::of_image(name, digest, None)),
-            ..component(IMAGE, "image", name, Some(version), "image".to_owned())
+            ..component(kind, role, name, Some(version), role.to_owned())
         };
+        image.properties.extend(output.map(|output| ("output", output.to_string())));
         image.properties.push(("input-hash", input_hash.to_string()));
         image.properties.push(("architecture", architecture.as_str().to_owned()));
         if let Some(target) = target {
@@ -70,12 +73,14 @@ impl<'a> Component<'a> {
     }
 }
 
-/// Components of an image.
+/// Components of an image or output.
 #[derive(Default)]
 pub(super) struct Components<'a> {
-    /// Content of the image.
+    /// The kind of the output; `None` for an image.
+    output: Option<HostOutput>,
+    /// Content of the image or output.
     pub(super) shipped: Vec<Component<'a>>,
-    /// Inputs of the build that are not part of the image.
+    /// Inputs of the build that are not content.
     pub(super) build: Vec<Component<'a>>,
     /// Number of components for each reference before its number is added.
     reference_counts: BTreeMap<String, usize>,
@@ -83,7 +88,7 @@ pub(super) struct Components<'a> {
 
 impl<'a> Components<'a> {
     pub(super) fn of(provenance: &'a Provenance) -> Self {
-        let mut components = Self::default();
+        let mut components = Self { output: provenance.subject.output, ..Self::default() };
         // The base comes first: syft takes the distribution of an SPDX document from the first package URL.
         let (base, others): (Vec<_>, Vec<_>) =
             provenance.materials.iter().partition(|material| material.role == Role::Base);
@@ -125,7 +130,7 @@ impl<'a> Components<'a> {
             Role::Base | Role::Toolchain => BASE,
             Role::Source | Role::Headers | Role::StoredHeaders | Role::Need => LIBRARY,
             Role::Patch | Role::Recipe => FILE,
-            Role::ReusedImage | Role::Member => IMAGE,
+            Role::ReusedImage | Role::Member | Role::DriverImage => IMAGE,
             Role::Entrypoint => APPLICATION,
             Role::ModuleCertificate => CERTIFICATE,
         };
@@ -141,7 +146,7 @@ impl<'a> Components<'a> {
         };
         component.properties.extend(commit.clone().map(|commit| ("git-commit", commit)));
         self.list_for(role).push(component.with_terms(terms));
-        if role.is_in_image() {
+        if role.is_part_of(self.output) {
             for package in packages {
                 self.add_package(role, package, distribution.as_ref());
             }
@@ -175,7 +180,7 @@ impl<'a> Components<'a> {
     }
 
     fn list_for(&mut self, role: Role) -> &mut Vec<Component<'a>> {
-        if role.is_in_image() { &mut self.shipped } else { &mut self.build }
+        if role.is_part_of(self.output) { &mut self.shipped } else { &mut self.build }
     }
 
     /// Returns a reference that no other component has.

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{
-    image::{Digest, GitSource, InputHash, Redistribute},
+    image::{Digest, GitSource, HostOutput, InputHash, Redistribute},
     kernel::{Architecture, KernelTarget},
+    kmod::Certificate,
     plan::NamedInputs,
 };
 
@@ -44,6 +45,8 @@ pub enum Role {
     ReusedImage,
     /// An image for one kernel that is part of a union image.
     Member,
+    /// The driver image that an output was made from.
+    DriverImage,
 }
 
 impl Role {
@@ -52,8 +55,8 @@ impl Role {
         self.into()
     }
 
-    /// Whether the material is part of the image, rather than only a build input.
-    pub(crate) fn is_in_image(self) -> bool {
+    /// Whether the material is part of the image or of its output, rather than only a build input.
+    pub(crate) fn is_part_of(self, output: Option<HostOutput>) -> bool {
         match self {
             Self::Source | Self::Patch | Self::Base | Self::Entrypoint | Self::ReusedImage | Self::Member => {
                 true
@@ -63,7 +66,8 @@ impl Role {
             | Self::StoredHeaders
             | Self::Toolchain
             | Self::Need
-            | Self::ModuleCertificate => false,
+            | Self::DriverImage => false,
+            Self::ModuleCertificate => output.is_some_and(HostOutput::contains_certificate),
         }
     }
 }
@@ -141,6 +145,13 @@ impl Material {
         Self { commit, uri, ..Self::new(Role::Source, name) }
     }
 
+    /// Creates the certificate of a module signing key.
+    pub fn of_module_certificate(certificate: &Certificate) -> Self {
+        let name = certificate.issuer_name.as_deref().unwrap_or("module signing");
+        let (version, digest) = (Some(certificate.key_id.clone()), Some(Digest::of(&certificate.der)));
+        Self { version, digest, ..Self::new(Role::ModuleCertificate, name) }
+    }
+
     /// Parses the origin of an image: `repository sha256:...`. The URI contains the digest.
     pub fn of_image(role: Role, origin: &str) -> Self {
         let material = Self::of_origin(role, origin, "image", None);
@@ -176,20 +187,22 @@ pub struct ModuleFile {
     pub digest: Digest,
 }
 
-/// The image that the documents describe.
+/// The image, or the output of an image, that the documents describe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The driver image's name.
     pub name: String,
     /// The driver's version.
     pub version: String,
-    /// Digest of the image.
+    /// The kind of the output; `None` for an image.
+    pub output: Option<HostOutput>,
+    /// Digest of the manifest.
     pub digest: Digest,
     /// The kernel target; `None` for an image for several kernels.
     pub target: Option<KernelTarget>,
-    /// Architecture of the image.
+    /// Architecture of the modules.
     pub architecture: Architecture,
-    /// The input hash.
+    /// The image's input hash.
     pub input_hash: InputHash,
     /// Terms that the definition states for the image.
     pub terms: Terms,
@@ -199,7 +212,7 @@ pub struct Subject {
 /// no time, machine, registry or engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provenance {
-    /// The image.
+    /// The image or output.
     pub subject: Subject,
     /// farrier's version.
     pub farrier: String,
@@ -207,9 +220,9 @@ pub struct Provenance {
     pub build_format: String,
     /// Inputs of the input hash by name.
     pub inputs: NamedInputs,
-    /// Materials of the image.
+    /// Materials of the subject.
     pub materials: Vec<Material>,
-    /// Modules of the image.
+    /// Modules of the subject.
     pub modules: Vec<ModuleFile>,
     /// Confinement of the build.
     pub confinement: Confinement,

@@ -1,4 +1,4 @@
-//! SLSA provenance, version 1: how and from what an image was built (`slsa.dev/spec/v1.0/provenance`).
+//! SLSA provenance, version 1: how and from what an image or an output was made (`slsa.dev/spec/v1.0/provenance`).
 
 use serde::Deserialize as _;
 use serde_json::{Value, json};
@@ -10,6 +10,8 @@ use crate::plan::NamedInputs;
 pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
 /// Identifies how to interpret `buildDefinition`: docs/provenance of this project.
 const BUILD_TYPE: &str = "https://farrier.dev/driver-image/v1";
+/// The same for an output, which is made from an image.
+const OUTPUT_BUILD_TYPE: &str = "https://farrier.dev/host-output/v1";
 /// Identifies the builder. The compiling engine is omitted, because it does not change the result.
 const BUILDER: &str = "https://farrier.dev/builder/v1";
 
@@ -32,6 +34,7 @@ pub fn slsa(provenance: &Provenance) -> Value {
         "version": subject.version,
         "architecture": subject.architecture.as_str(),
         "kernel": kernel,
+        "output": subject.output.map(|output| output.to_string()),
     }));
     let dependencies: Vec<Value> = materials.iter().map(dependency).collect();
     let Confinement { refused, landlock, limits } = confinement;
@@ -41,7 +44,7 @@ pub fn slsa(provenance: &Provenance) -> Value {
     });
     json!({
         "buildDefinition": {
-            "buildType": BUILD_TYPE,
+            "buildType": if subject.output.is_some() { OUTPUT_BUILD_TYPE } else { BUILD_TYPE },
             "externalParameters": external,
             "internalParameters": {
                 "buildFormat": build_format,
@@ -88,11 +91,25 @@ pub fn named_inputs(predicate: &Value) -> NamedInputs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provenance::{Role, testing::provenance};
+    use crate::{
+        image::HostOutput,
+        provenance::{Role, testing::provenance},
+    };
 
     #[test]
     fn the_predicate() {
         insta::assert_snapshot!(serde_json::to_string_pretty(&slsa(&provenance())).unwrap());
+    }
+
+    #[test]
+    fn an_output_is_made_from_its_image() {
+        let mut made = provenance();
+        made.subject.output = Some(HostOutput::Deb);
+        made.materials = vec![Material::new(Role::DriverImage, "mft")];
+        let definition = &slsa(&made)["buildDefinition"];
+        assert_eq!(definition["buildType"], "https://farrier.dev/host-output/v1");
+        assert_eq!(definition["externalParameters"]["output"], "deb");
+        assert_eq!(definition["resolvedDependencies"][0]["annotations"], json!({"role": "driver-image"}));
     }
 
     #[test]

@@ -16,14 +16,14 @@ use crate::{image::Digest, oci::CREATED};
 /// The predicate type of an SPDX document as a signed statement, as `cosign` defines it.
 pub const SPDX_PREDICATE: &str = "https://spdx.dev/Document";
 const DOCUMENT: &str = "SPDXRef-DOCUMENT";
-/// ID of the package that stands for the image.
+/// ID of the package that stands for the image or output.
 pub const SPDX_IMAGE: &str = "SPDXRef-image";
 
-/// Returns the bill of materials of one image.
+/// Returns the bill of materials of one image or output.
 pub fn spdx(provenance: &Provenance) -> Value {
     let subject = &provenance.subject;
-    let image = Component::image(subject);
-    let mut packages = vec![package(&image, "CONTAINER", SPDX_IMAGE)];
+    let image = Component::of_subject(subject);
+    let mut packages = vec![package(&image, image.kind.1.unwrap_or_default(), SPDX_IMAGE)];
     let mut licenses: Vec<&str> = image.license.into_iter().collect();
     let mut relationships = vec![relationship(DOCUMENT, "DESCRIBES", SPDX_IMAGE)];
     let Components { shipped, .. } = Components::of(provenance);

@@ -28,6 +28,7 @@ pub(super) fn provenance() -> Provenance {
         subject: Subject {
             name: "mft".to_owned(),
             version: "4.22".to_owned(),
+            output: None,
             digest: digest("image"),
             target: Some(KernelTarget {
                 os: "debian".parse().unwrap(),

@@ -49,9 +49,9 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     assert_eq!(referrers_and_signatures().await, (false, 0));
 }
 
-/// The signatures of an output refer to the output, not to the image.
+/// The signatures and documents of an output refer to the output, not to the image.
 #[tokio::test]
-async fn outputs_go_with_their_image_and_signatures_with_their_output() {
+async fn outputs_go_with_their_image_and_their_referrers_with_them() {
     let bench = Bench::new(&json!({}));
     let (services, registry) = (&bench.services, &bench.services.images.registry);
     let repository = services.images.location.repository("x").unwrap();
@@ -59,6 +59,7 @@ async fn outputs_go_with_their_image_and_signatures_with_their_output() {
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
     let bundle = Artifact::about(&output.manifest, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
+    let bill = Artifact::about(&output.manifest, media_type::CYCLONEDX, b"{}".to_vec(), &[]).unwrap();
     let signed = provenance::add_layers(None, &[]).unwrap();
     for bytes in [oci::EMPTY, &signed.config, &output.content, &bundle.content] {
         registry.push_bytes(&repository, bytes).await.unwrap();
@@ -70,11 +71,12 @@ async fn outputs_go_with_their_image_and_signatures_with_their_output() {
     }
     registry.push_referrer(&repository, &output.manifest).await.unwrap();
     registry.push_referrer(&repository, &bundle.manifest).await.unwrap();
+    registry.push_referrer(&repository, &bill.manifest).await.unwrap();
     let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
     let contents = list_contents(services, &options).await.unwrap();
     assert!(delete(services, &contents, &repository, &Digest::of(&image), true).await.unwrap());
     assert_eq!(registry.tags(&repository).await.unwrap(), []);
-    for digest in [&output.digest, &bundle.digest] {
+    for digest in [&output.digest, &bundle.digest, &bill.digest] {
         let version = Version::Digest(digest.clone());
         assert!(registry.manifest(&repository, &version).await.unwrap().is_none());
     }

@@ -29,9 +29,48 @@ pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
         ("postinst".into(), script("configure")),
         ("postrm".into(), script("remove")),
     ]);
-    let (control, data) = (archive(&control)?, archive(&data)?);
-    let package = ar(&[("debian-binary", b"2.0\n"), ("control.tar.gz", &control), ("data.tar.gz", &data)]);
-    Ok((format!("{}_{}_{}.deb", names.package, names.version, payload.arch), package))
+    let file = format!("{}_{}_{}.deb", names.package, names.version, payload.arch);
+    Ok((file, package(&control, &data)?))
+}
+
+/// Returns the package that depends on the modules for the newest kernel, and its file name. An upper bound for the version of the
+/// kernel's meta package keeps newer kernels back. Returns `None` if the meta package or the kernel's version is unknown.
+pub(super) fn write_meta(payload: &HostPayload) -> Result<Option<(String, Vec<u8>)>> {
+    let HostPayload { name, release, arch, image, debian_version, .. } = payload;
+    let Names { package: modules, version, kernel } = Names::of(payload);
+    let (Some(kernel_version), Some((numbers, flavor))) = (debian_version, numbers_and_flavor(&kernel))
+    else {
+        return Ok(None);
+    };
+    let (meta, meta_version) = (format!("{name}-modules-{flavor}"), format!("{numbers}+{version}"));
+    let control = format!(
+        "Package: {meta}\n\
+         Version: {meta_version}\n\
+         Architecture: {arch}\n\
+         Maintainer: farrier\n\
+         Depends: {modules} (= {version}), linux-image-{flavor} (<= {kernel_version})\n\
+         Section: kernel\n\
+         Priority: optional\n\
+         Description: modules of {name} for the newest Linux of linux-image-{flavor}\n \
+         Keeps linux-image-{flavor} back until there are modules for the kernel that it brings.\n \
+         This version needs the modules for Linux {release} of the driver image {image}.\n"
+    );
+    let control = Entries::from([("control".into(), Entry::Text(control.into_bytes()))]);
+    Ok(Some((format!("{meta}_{meta_version}_{arch}.deb"), package(&control, &Entries::new())?)))
+}
+
+/// Splits a kernel release at its flavor, as in `linux-image-<flavor>`: `6.1.0-56-cloud-amd64` has the numbers `6.1.0.56`.
+fn numbers_and_flavor(release: &str) -> Option<(String, String)> {
+    let parts: Vec<&str> = release.split('-').collect();
+    let flavor = parts.iter().position(|part| !part.starts_with(|c: char| c.is_ascii_digit()))?;
+    let (numbers, flavor) = parts.split_at_checked(flavor)?;
+    (!numbers.is_empty()).then(|| (numbers.join("."), flavor.join("-")))
+}
+
+/// Returns a package of these entries.
+fn package(control: &Entries, data: &Entries) -> Result<Vec<u8>> {
+    let (control, data) = (archive(control)?, archive(data)?);
+    Ok(ar(&[("debian-binary", b"2.0\n"), ("control.tar.gz", &control), ("data.tar.gz", &data)]))
 }
 
 /// Names in the forms that Debian's policy permits (5.6.1 and 5.6.12).
@@ -92,6 +131,8 @@ fn script(release: &str, action: &str) -> String {
              depmod {release}\n    \
              if [ -e /boot/initrd.img-{release} ] && command -v update-initramfs >/dev/null; then\n        \
                  update-initramfs -u -k {release}\n    \
+             elif [ -e /boot/initrd.img-{release} ] && command -v dracut >/dev/null; then\n        \
+                 dracut --quiet --force /boot/initrd.img-{release} {release}\n    \
              fi\n\
          fi\n"
     )
@@ -105,7 +146,7 @@ pub(super) fn entries(payload: &HostPayload) -> Entries {
     entries.insert(overrides, Entry::Text(overrides_of(payload).into_bytes()));
     if let Some(certificate) = certificate {
         let dir = Path::new("usr/share/farrier").join(name.as_str()).join(release.as_str());
-        entries.insert(dir.join("module-signing.der"), Entry::Text(certificate.clone()));
+        entries.insert(dir.join("module-signing.der"), Entry::Text(certificate.der.clone()));
     }
     entries
 }

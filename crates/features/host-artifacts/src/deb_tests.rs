@@ -1,13 +1,16 @@
 //! Packages of images that the pipeline published, as `dpkg-deb` reads them.
 
-use std::{fs, path::Path, process::Command, sync::Arc};
+use std::{collections::BTreeSet, fs, path::Path, process::Command, sync::Arc};
 
 use farrier_builder::{
     build_one,
     services::BuildError,
     testing::{Bench, K9, module},
 };
-use farrier_core::image::{Digest, HostOutput};
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, HostOutput},
+};
 use farrier_signing::testing::{EC_256, OpensslDir};
 use oci::Artifact;
 use serde_json::json;
@@ -103,7 +106,14 @@ async fn a_build_publishes_what_its_definition_asks_for() {
     assert_eq!(error, "outputs of x: this farrier makes none", "before anything is compiled");
     bench.services.tools.output_maker = Some(Arc::new(HostArtifacts));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
-    assert_eq!(listed(&bench, &built.digest).await, [package(&bench, &built.digest).await.unwrap().digest]);
+    let output = package(&bench, &built.digest).await.unwrap().digest;
+    assert_eq!(listed(&bench, &built.digest).await, std::slice::from_ref(&output));
+    let repository = bench.services.images.location.repository("x").unwrap();
+    let registry = &bench.services.images.registry;
+    let documents = registry.referrers(&repository, &output, None).await.unwrap();
+    let kinds: BTreeSet<_> = documents.into_iter().filter_map(|document| document.artifact_type).collect();
+    let wanted = [media_type::CYCLONEDX, media_type::SPDX, media_type::IN_TOTO].map(str::to_owned);
+    assert_eq!(kinds, wanted.into());
 }
 
 /// A registry's writer may have published the image.
@@ -120,6 +130,28 @@ async fn the_sites_key_signs_nothing_that_is_made_from_an_unsigned_image() {
     let error = build_one(&bench.services, &name, &target, true, false).await.unwrap_err().to_string();
     assert!(error.contains("is not signed with a key of this site"), "{error}");
     assert_eq!(listed(&bench, &built.digest).await, []);
+}
+
+#[test]
+fn the_flavor_of_a_release() {
+    for (release, numbers, flavor) in [
+        ("6.1.0-56-amd64", "6.1.0.56", "amd64"),
+        ("6.1.0-56-cloud-amd64", "6.1.0.56", "cloud-amd64"),
+        ("6.12.48+deb13-amd64", "6.12.48+deb13", "amd64"),
+        ("6.1.0-0.deb11.5-amd64", "6.1.0.0.deb11.5", "amd64"),
+    ] {
+        assert_eq!(numbers_and_flavor(release), Some((numbers.to_owned(), flavor.to_owned())));
+    }
+    assert_eq!(numbers_and_flavor("6.1.192"), None);
+}
+
+/// The headers of these images are no Debian package.
+#[tokio::test]
+async fn a_meta_package_needs_the_version_of_the_kernel() {
+    let bench = Bench::new(&json!({}));
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    let error = make(&bench, &built.digest, HostOutput::DebMeta).await.unwrap_err().to_string();
+    assert!(error.contains("is for a kernel whose package or meta package is unknown"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Writes archives that a boot loader passes to the kernel after an initramfs of initramfs-tools. The kernel unpacks all of them
-//! into one tree (`Documentation/driver-api/early-userspace/buffer-format.rst`).
+//! Writes archives that a boot loader passes to the kernel after an initramfs of initramfs-tools or dracut. The kernel unpacks all of
+//! them into one tree (`Documentation/driver-api/early-userspace/buffer-format.rst`).
 
 use std::{
     collections::BTreeSet,
@@ -7,9 +7,9 @@ use std::{
 };
 
 use farrier_local::cpio::CpioWriter;
-use farrier_payload as payload;
-use farrier_payload::{DecompressionBudget, Result};
+use farrier_payload::Result;
 use fs_err as fs;
+use kmod::Module;
 
 use super::{
     deb::Names,
@@ -20,9 +20,14 @@ use super::{
 /// Returns the compressed archive and its file name. Blocks.
 pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
     let mut entries = payload.entries();
-    // init of initramfs-tools reads these files before it loads the first module.
-    let script = Path::new("conf/conf.d").join(format!("farrier-{}", payload.name));
-    entries.insert(script, Entry::Text(script_of(payload)?.into_bytes()));
+    let script = script_of(payload)?.into_bytes();
+    let name = &payload.name;
+    // initramfs-tools and dracut source these files before udev loads the first module.
+    for path in
+        [format!("conf/conf.d/farrier-{name}"), format!("lib/dracut/hooks/pre-udev/50-farrier-{name}.sh")]
+    {
+        entries.insert(path.into(), Entry::Text(script.clone()));
+    }
     let mut bytes = Vec::new();
     let mut archive = CpioWriter::new(&mut bytes);
     for (path, entry) in with_directories(entries) {
@@ -60,7 +65,13 @@ fn script_of(payload: &HostPayload) -> Result<String> {
     let in_payload: BTreeSet<&str> = modules.iter().map(|module| module.name.as_str()).collect();
     let needed = modules.iter().flat_map(|module| &module.depends).map(String::as_str);
     let needed: BTreeSet<&str> = needed.filter(|name| !in_payload.contains(name)).collect();
-    let mut script = format!("if [ \"$(uname -r)\" = {} ]; then\n", payload.release);
+    // An initramfs of dracut has no uname, and without systemd no insmod.
+    let mut script = format!(
+        "read -r farrier_release < /proc/sys/kernel/osrelease\n\
+         if [ \"$farrier_release\" = {} ]; then\n    \
+             command -v insmod >/dev/null || insmod() {{ kmod insmod \"$1\"; }}\n",
+        payload.release
+    );
     for name in needed {
         script.extend(["    modprobe -q ", name, "\n"]);
     }
@@ -71,16 +82,12 @@ fn script_of(payload: &HostPayload) -> Result<String> {
 }
 
 fn modules(payload: &HostPayload) -> Result<Vec<HostModule>> {
-    let (budget, mut modules) = (DecompressionBudget::without_build(), Vec::new());
-    for (path, file) in &payload.files {
-        let Some(payload_module) = payload::read_module(file, &budget)? else { continue };
-        // The check has refused payloads with damaged modules.
-        let Ok(module) = payload_module.module else { continue };
+    let host_module = |(path, _, module): (&Path, &Path, Module)| {
         let depends = module.field("depends").unwrap_or_default().split(',');
         let depends = depends.filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect();
-        modules.push(HostModule { path: path.clone(), name: module.name.replace('-', "_"), depends });
-    }
-    Ok(modules)
+        HostModule { path: path.to_owned(), name: module.name.replace('-', "_"), depends }
+    };
+    Ok(payload.modules()?.into_iter().map(host_module).collect())
 }
 
 /// Sorts modules in load order: each module follows its dependencies.

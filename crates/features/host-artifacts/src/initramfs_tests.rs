@@ -5,26 +5,20 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier_builder::{
-    services::OutputMaker as _,
-    testing::{Bench, K9, module},
-};
+use farrier_builder::testing::{Bench, K9, module};
 use farrier_core::image::HostOutput;
 use kmod::testing::ModuleFile;
 use serde_json::json;
 
-use crate::HostArtifacts;
+use crate::testing::make;
 
 #[tokio::test]
 async fn cpio_unpacks_what_loads_the_modules() {
     let bench = Bench::new(&json!({"modules": ["m", "a"]}));
     let user = ModuleFile::named("a").info("depends", "m,usbcore").needs("printk", 1);
     let built = bench.publish(K9, &[&module(), &user]).await.unwrap();
-    let repository = bench.services.images.location.repository("x").unwrap();
-    let made =
-        HostArtifacts.make(&bench.services, &repository, &built.digest, HostOutput::Initramfs).await.unwrap();
-    let again =
-        HostArtifacts.make(&bench.services, &repository, &built.digest, HostOutput::Initramfs).await.unwrap();
+    let made = make(&bench, &built.digest, HostOutput::Initramfs).await.unwrap();
+    let again = make(&bench, &built.digest, HostOutput::Initramfs).await.unwrap();
     assert_eq!(made, again);
     let manifest = String::from_utf8(made.manifest).unwrap();
     assert!(manifest.contains("\"x-modules-6.1.0-9-amd64_1.0_amd64.cpio.gz\""), "{manifest}");
@@ -40,10 +34,15 @@ async fn cpio_unpacks_what_loads_the_modules() {
     assert!(output.status.success(), "{output:?}");
     let directory = root.path().join("usr/lib/modules/6.1.0-9-amd64/updates/farrier-x/extra");
     assert!(fs::read(directory.join("m.ko")).unwrap() == module().build(), "the image's module");
-    let script = fs::read_to_string(root.path().join("conf/conf.d/farrier-x")).unwrap();
+    let script = |path| fs::read_to_string(root.path().join(path)).unwrap();
+    let [initramfs_tools, dracut] =
+        ["conf/conf.d/farrier-x", "lib/dracut/hooks/pre-udev/50-farrier-x.sh"].map(script);
+    assert_eq!(initramfs_tools, dracut);
     assert_eq!(
-        script,
-        "if [ \"$(uname -r)\" = 6.1.0-9-amd64 ]; then\n    \
+        dracut,
+        "read -r farrier_release < /proc/sys/kernel/osrelease\n\
+         if [ \"$farrier_release\" = 6.1.0-9-amd64 ]; then\n    \
+             command -v insmod >/dev/null || insmod() { kmod insmod \"$1\"; }\n    \
              modprobe -q usbcore\n    \
              insmod /lib/modules/6.1.0-9-amd64/updates/farrier-x/extra/m.ko\n    \
              insmod /lib/modules/6.1.0-9-amd64/updates/farrier-x/extra/a.ko\n\

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod deb;
+mod documents;
 mod entries;
 mod find;
 mod initramfs;
@@ -17,9 +18,11 @@ pub use find::find_image;
 pub use pull::{Pulled, pull};
 pub use store::store;
 
+use std::sync::Arc;
+
 use farrier_builder::{
     images::StoredImage,
-    services::{BuildServices, OutputMaker, Result},
+    services::{BuildServices, MadeOutput, OutputMaker, Result},
 };
 use farrier_core::{
     facts::annotations,
@@ -28,7 +31,8 @@ use farrier_core::{
 use farrier_local::blocking::blocking;
 use oci::Artifact;
 
-use payload::host_payload;
+use documents::documents;
+use payload::{host_payload, unmet};
 
 /// Makes outputs of every kind.
 pub struct HostArtifacts;
@@ -41,15 +45,24 @@ impl OutputMaker for HostArtifacts {
         repository: &Repository,
         image: &Digest,
         output: HostOutput,
-    ) -> Result<Artifact> {
-        let (manifest, payload) = host_payload(StoredImage { services, repository, digest: image }).await?;
-        let release = payload.release.clone();
+    ) -> Result<MadeOutput> {
+        let image = StoredImage { services, repository, digest: image };
+        let (manifest, payload) = host_payload(image).await?;
+        let payload = Arc::new(payload);
+        let content_of = Arc::clone(&payload);
         let (name, content) = match output {
-            HostOutput::Deb => blocking(move || deb::write(&payload)).await?,
-            HostOutput::Initramfs => blocking(move || initramfs::write(&payload)).await?,
-            HostOutput::Sysext => sysext::write(&services.tools, payload).await?,
+            HostOutput::Deb => blocking(move || deb::write(&content_of)).await?,
+            HostOutput::DebMeta => deb::write_meta(&payload)?.ok_or_else(|| {
+                let hint = "ask for `deb` instead, or give an image for a kernel of Debian";
+                unmet(image, "is for a kernel whose package or meta package is unknown", hint)
+            })?,
+            HostOutput::Initramfs => blocking(move || initramfs::write(&content_of)).await?,
+            HostOutput::Sysext => sysext::write(&services.tools, content_of).await?,
         };
-        let notes = [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::TITLE, name.as_str())];
-        Ok(Artifact::about(&manifest, output.media_type(), content, &notes)?)
+        let release = payload.release.as_str();
+        let notes = [(annotations::KERNEL_RELEASE, release), (annotations::TITLE, name.as_str())];
+        let artifact = Artifact::about(&manifest, output.media_type(), content, &notes)?;
+        let documents = documents(services, payload, output, &artifact).await?;
+        Ok(MadeOutput { artifact, documents })
     }
 }

@@ -11,13 +11,13 @@ use farrier_builder::{
 };
 use farrier_core::{
     facts::{ImageFacts, ModuleSignerFact, annotations},
-    image::{Digest, ImageName, Version},
-    kernel::{Architecture, KernelRelease},
+    image::{DEBIAN, Digest, ImageName, InputHash, Version},
+    kernel::{Architecture, KernelRelease, OsId, OsVersion},
 };
 use farrier_local::{blocking::blocking, cache::Scratch};
 use farrier_payload as payload;
 use farrier_payload::DecompressionBudget;
-use kmod::Signature;
+use kmod::{Certificate, Module, Signature};
 use oci::ImageManifest;
 use walkdir::WalkDir;
 
@@ -27,16 +27,34 @@ pub(super) struct HostPayload {
     pub(super) version: String,
     pub(super) release: KernelRelease,
     /// ID and version of the operating system, as in `os-release`.
-    pub(super) os: (String, String),
+    pub(super) os: (OsId, OsVersion),
     pub(super) arch: Architecture,
     pub(super) image: Digest,
-    /// Certificate (DER) of the key that signed modules of the payload.
-    pub(super) certificate: Option<Vec<u8>>,
+    pub(super) input_hash: InputHash,
+    /// Version of the kernel's package, if Debian publishes the kernel.
+    pub(super) debian_version: Option<String>,
+    /// Certificate of the key that signed modules of the payload.
+    pub(super) certificate: Option<Certificate>,
     /// Unpacked file or symbolic link for each path on the host, which is relative to `/`.
     pub(super) files: Files,
     /// Other unpacked files and symbolic links for `/usr`, by their paths relative to `/`.
     pub(super) user_space: Files,
     _work: Scratch,
+}
+
+impl HostPayload {
+    /// Reads the modules. Returns each with its path on a host and its unpacked file. Blocks.
+    pub(super) fn modules(&self) -> payload::Result<Vec<(&Path, &Path, Module)>> {
+        let (budget, mut modules) = (DecompressionBudget::without_build(), Vec::new());
+        for (path, file) in &self.files {
+            let read = payload::read_module(file, &budget)?;
+            // The check has refused payloads with damaged modules.
+            if let Some(Ok(module)) = read.map(|read| read.module) {
+                modules.push((path.as_path(), file.as_path(), module));
+            }
+        }
+        Ok(modules)
+    }
 }
 
 /// Fails because the image does not meet a requirement.
@@ -56,21 +74,31 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
     let image_facts = facts.and_then(|facts| {
-        let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, os, .. } =
-            facts
+        let ImageFacts {
+            payload_digest: Some(_),
+            input_hash: Some(hash),
+            kernel_release,
+            driver_version,
+            module_signer,
+            os,
+            ..
+        } = facts
         else {
             return None;
         };
         let (id, version) = os.as_deref()?.split_once(' ')?;
-        Some((kernel_release?, driver_version?, module_signer, (id.to_owned(), version.to_owned())))
+        let os: (OsId, OsVersion) = (id.parse().ok()?, version.parse().ok()?);
+        Some((kernel_release?, driver_version?, module_signer, os, hash))
     });
-    let (Some((release, version, signer, os)), Some(name), Some(arch), Some(layer)) =
+    let (Some((release, version, signer, os, input_hash)), Some(name), Some(arch), Some(layer)) =
         (image_facts, name, arch, manifest.payload_layer())
     else {
         let hint =
             "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
         return Err(unmet(image, "has no payload for one kernel", hint));
     };
+    let headers = manifest.annotations.get(annotations::HEADERS).filter(|_| os.0.as_str() == DEBIAN);
+    let debian_version = headers.and_then(|headers| headers_version(headers, &release));
     let work = services.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
     services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
@@ -85,16 +113,36 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let certificate = signer.map(|signer| certificate(image, &signer)).transpose()?;
     let (files, user_space) = host_files(&tree, &name, &release)?;
     let image = stored.digest;
-    let payload =
-        HostPayload { name, version, release, os, arch, image, certificate, files, user_space, _work: work };
+    let payload = HostPayload {
+        name,
+        version,
+        release,
+        os,
+        arch,
+        image,
+        input_hash,
+        debian_version,
+        certificate,
+        files,
+        user_space,
+        _work: work,
+    };
     Ok((stored.bytes, payload))
 }
 
+/// Returns the version of the kernel's header package, which is the version of its other packages, too.
+fn headers_version(origins: &str, release: &KernelRelease) -> Option<String> {
+    let package = format!("linux-headers-{release}=");
+    let version = origins.split(", ").find_map(|origin| origin.strip_prefix(&package)?.split(' ').next())?;
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || ".+~:-".contains(c);
+    (!version.is_empty() && version.chars().all(is_allowed)).then(|| version.to_owned())
+}
+
 /// Returns the certificate that the image's annotations name, from the site's definition.
-fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
+fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Certificate> {
     let site = image.services.tools.module_signer.as_ref();
     let known = site.filter(|site| site.fingerprint() == signer.certificate);
-    known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
+    known.map(|site| site.certificate().clone()).ok_or_else(|| {
         let why = format!("has modules signed with unknown certificate {}", signer.certificate);
         unmet(image, &why, "name it as moduleSigning.certificate in site.yaml, or pull where it is named")
     })
@@ -157,6 +205,19 @@ fn host_path(path: &Path, name: &ImageName, release: &KernelRelease) -> Option<P
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_of_the_kernel_is_in_the_origin_of_its_headers() {
+        let release = "6.1.0-56-amd64".parse().unwrap();
+        let of = |origins| headers_version(origins, &release);
+        let origins = "linux-headers-6.1.0-56-common=6.1.169-1 sha256:a, linux-headers-6.1.0-56-amd64=6.1.170-1 sha256:b";
+        assert_eq!(of(origins).as_deref(), Some("6.1.170-1"));
+        for other in
+            ["tree sha256:a", "linux-headers-6.1.0-56-amd64=1\nDepends: x", "linux-headers-6.1.0-56-amd64="]
+        {
+            assert_eq!(of(other), None);
+        }
+    }
 
     #[test]
     fn where_files_go() {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use farrier_builder::{
     images::StoredImage,
-    services::{OutputMaker as _, Result},
+    services::{MadeOutput, OutputMaker as _, Result},
 };
 use farrier_core::{
     facts::annotations,
@@ -68,7 +68,8 @@ pub async fn pull(
         let why = format!("is not signed with an accepted key: {why}");
         return Err(unmet(image, &why, "pass the key that signed it with --key"));
     }
-    let artifact = HostArtifacts.make(services, repository, digest, output).await?;
+    let MadeOutput { artifact, documents: _ } =
+        HostArtifacts.make(services, repository, digest, output).await?;
     let manifest = ImageManifest::parse(&artifact.manifest)?;
     let Some((layer, name)) = output_layer(&manifest, digest, output) else {
         return Err(unmet(image, &format!("yields no {output}"), "give another image"));

@@ -25,7 +25,7 @@ use crate::HostArtifacts;
 
 pub(crate) async fn make(bench: &Bench, image: &Digest, output: HostOutput) -> Result<Artifact, BuildError> {
     let repository = bench.services.images.location.repository("x").unwrap();
-    HostArtifacts.make(&bench.services, &repository, image, output).await
+    Ok(HostArtifacts.make(&bench.services, &repository, image, output).await?.artifact)
 }
 
 /// Runs a program, and returns what it printed.

@@ -2,7 +2,7 @@
 
 use farrier_core::{
     facts::media_type,
-    image::{Digest, ImageReference, Repository, Tag, Version},
+    image::{Digest, HostOutput, ImageReference, Repository, Tag, Version},
     provenance,
 };
 use farrier_store::registry::{Registry, StoredManifest, join};
@@ -47,8 +47,8 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
 }
 
 /// Copies an image's referrers from the repository `from` of the registry `source` to `mirror`. Also copies the signatures and
-/// attestations that `cosign` stores under tags made from the image's digest. If the lookup of referrers fails, only reports a
-/// note, because the image is complete without referrers.
+/// attestations that `cosign` stores under tags made from the image's digest, and the referrers of the image's outputs. If the
+/// lookup of referrers fails, only reports a note, because the image is complete without referrers.
 async fn copy_referrers(
     services: &BuildServices,
     source: &dyn Registry,
@@ -64,6 +64,11 @@ async fn copy_referrers(
             return Ok(());
         }
     };
+    let outputs: Vec<Digest> = referrers
+        .iter()
+        .filter(|referrer| HostOutput::has_type(referrer.artifact_type.as_deref()))
+        .map(|output| output.digest.clone())
+        .collect();
     let existing = services.images.registry.referrers(mirror, image, None).await?;
     let versions = referrers.into_iter().map(|referrer| Version::Digest(referrer.digest));
     let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
@@ -93,6 +98,9 @@ async fn copy_referrers(
                 }
             }
         }
+    }
+    for output in &outputs {
+        Box::pin(copy_referrers(services, source, from, output, mirror)).await?;
     }
     Ok(())
 }
@@ -209,6 +217,42 @@ mod tests {
         let index = index.to_bytes().unwrap();
         let version = Version::Tag("1".parse().unwrap());
         registry.push_manifest(repository, &version, media_type::OCI_INDEX, &index).await.unwrap()
+    }
+
+    /// The signatures and documents of an output refer to the output, not to the image.
+    #[tokio::test]
+    async fn outputs_are_copied_with_their_referrers_and_signatures() {
+        let mut bench = Bench::new(&json!({}));
+        let other = tempfile::tempdir().unwrap();
+        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
+        bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
+        let remote = Arc::clone(&bench.services.images.remote);
+        let (repository, text) = ("other.test:5000/hello".parse().unwrap(), "other.test:5000/hello:1");
+        let image = publish(remote.as_ref(), &repository).await;
+        let image = remote.manifest(&repository, &Version::Digest(image)).await.unwrap().unwrap();
+        let push = async |subject: &[u8], kind: &'static str| {
+            let artifact = Artifact::about(subject, kind, kind.into(), &[]).unwrap();
+            for bytes in [oci::EMPTY, &artifact.content] {
+                remote.push_bytes(&repository, bytes).await.unwrap();
+            }
+            remote.push_referrer(&repository, &artifact.manifest).await.unwrap();
+            artifact
+        };
+        let output = push(&image.bytes, HostOutput::Sysext.media_type()).await;
+        copy_image(&bench.services, text).await.unwrap();
+        // The documents appear after the first copy of the output.
+        let bill = push(&output.manifest, media_type::CYCLONEDX).await;
+        let signed = provenance::add_layers(None, &[]).unwrap();
+        remote.push_bytes(&repository, &signed.config).await.unwrap();
+        let tag = Version::Tag(provenance::signature_tag(&output.digest).unwrap());
+        let kind = media_type::OCI_MANIFEST;
+        remote.push_manifest(&repository, &tag, kind, &signed.manifest).await.unwrap();
+
+        let mirror = copy_image(&bench.services, text).await.unwrap().reference.repository;
+        let here = &bench.services.images.registry;
+        let listed = here.referrers(&mirror, &output.digest, None).await.unwrap();
+        assert_eq!(listed.into_iter().map(|one| one.digest).collect::<Vec<_>>(), [bill.digest]);
+        assert!(here.manifest(&mirror, &tag).await.unwrap().is_some());
     }
 
     #[tokio::test]

@@ -64,16 +64,16 @@ impl Claim {
     }
 }
 
-/// Bills of materials and provenance of an image, as artifacts and as claims.
+/// Bills of materials and provenance of an image or output, as artifacts and as claims.
 pub struct Documents {
-    /// Artifacts to push as referrers of the image.
+    /// Artifacts to push as referrers of the image or output.
     pub artifacts: Vec<Artifact>,
     /// Claims to sign, if the site signs images.
     pub claims: Vec<Claim>,
 }
 
 impl Documents {
-    /// Creates the documents of the image with the manifest bytes `manifest`.
+    /// Creates the documents of the image or output with the manifest bytes `manifest`.
     pub fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self> {
         let Subject { name, digest, .. } = &provenance.subject;
         let (mut artifacts, mut claims) = (Vec::new(), Vec::new());

@@ -40,4 +40,4 @@ pub use union::publish_union;
 pub use verify::{CheckResult, VerifyCheck, VerifyReport, verify};
 
 /// farrier's version, for the documents about images.
-pub(crate) const FARRIER: &str = env!("CARGO_PKG_VERSION");
+pub const FARRIER: &str = env!("CARGO_PKG_VERSION");

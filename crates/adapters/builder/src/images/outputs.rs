@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farrier_core::{image::DriverImage, kernel::KernelFamily};
 
 use super::signatures::StoredImage;
-use crate::services::{BuildError, BuildTools, OutputMaker, Result};
+use crate::services::{BuildError, BuildTools, MadeOutput, OutputMaker, Result};
 
 /// Returns the maker of the definition's outputs, if the definition asks for any. Fails if this farrier cannot make them.
 pub(crate) fn output_maker(tools: &BuildTools, image: &DriverImage) -> Result<Option<Arc<dyn OutputMaker>>> {
@@ -20,8 +20,8 @@ pub(crate) fn output_maker(tools: &BuildTools, image: &DriverImage) -> Result<Op
 }
 
 impl StoredImage<'_> {
-    /// Publishes the outputs of the published image as its referrers, signed like the image. Content that the registry has is not
-    /// sent again. Returns the number of bytes sent.
+    /// Publishes the outputs of the published image as its referrers, with documents and signed like the image. Content that the
+    /// registry has is not sent again. Returns the number of bytes sent.
     pub(crate) async fn publish_outputs(self, image: &DriverImage, family: &KernelFamily) -> Result<u64> {
         let Self { services, repository, digest } = self;
         let Some(maker) = output_maker(&services.tools, image)? else { return Ok(0) };
@@ -31,11 +31,15 @@ impl StoredImage<'_> {
             if services.definitions.site.image_signing.is_some() {
                 self.ensure_trusted("image").await?;
             }
-            let artifact = maker.make(services, repository, digest, *output).await?;
+            let MadeOutput { artifact, documents } =
+                maker.make(services, repository, digest, *output).await?;
             services.process.ensure_may_write()?;
             sent += self.push_document(&artifact).await?;
             let output_image = StoredImage { services, repository, digest: &artifact.digest };
-            sent += output_image.sign(image.metadata.name.as_str(), &[]).await?;
+            for document in &documents.artifacts {
+                sent += output_image.push_document(document).await?;
+            }
+            sent += output_image.sign(image.metadata.name.as_str(), &documents.claims).await?;
         }
         Ok(sent)
     }

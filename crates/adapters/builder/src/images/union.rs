@@ -69,6 +69,7 @@ fn documents(union: &PlannedUnion, built: &Assembled) -> Result<Documents> {
         subject: Subject {
             name: union.image.to_string(),
             version: union.version.clone(),
+            output: None,
             digest: built.digest.clone(),
             target: None,
             architecture: union.architecture,

@@ -17,7 +17,7 @@ pub use build_services::{BuildServices, MAX_CONCURRENT_REQUESTS, entries, image_
 pub use error::{BuildError, BuildProblem, ProblemKind, Result};
 pub use image_access::{ImageAccess, NeedsRegistry};
 pub use lazy::{LazyEngine, LazyEntrypoint};
-pub use outputs::OutputMaker;
+pub use outputs::{MadeOutput, OutputMaker};
 pub use process::ProcessControl;
 pub use report::{Reporter, Stage};
 pub use retry::with_retry;

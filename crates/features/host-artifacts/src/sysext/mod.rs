@@ -4,7 +4,7 @@
 mod disk;
 mod verity;
 
-use std::{io::Cursor, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{io::Cursor, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
 
 use backhand::{FilesystemCompressor, FilesystemWriter, NodeHeader, compression::Compressor};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -26,7 +26,7 @@ use super::{
 use verity::{BLOCK, HashTree, hash_tree};
 
 /// Returns the extension and its file name. The name without `.raw` is the name of the extension, which must stay as it is.
-pub(super) async fn write(tools: &BuildTools, payload: HostPayload) -> Result<(String, Vec<u8>)> {
+pub(super) async fn write(tools: &BuildTools, payload: Arc<HostPayload>) -> Result<(String, Vec<u8>)> {
     let (name, arch, is_signed) = (name(&payload), payload.arch, payload.certificate.is_some());
     let (file_system, tree) = blocking(move || {
         let file_system = squashfs(entries(&payload))?;

@@ -1,0 +1,98 @@
+//! Provenance and bills of materials of outputs.
+
+use std::sync::Arc;
+
+use farrier_builder::{
+    images::{Documents, FARRIER},
+    services::{BuildError, BuildServices, Result},
+    terms,
+};
+use farrier_core::{
+    image::{Digest, HostOutput},
+    kernel::KernelTarget,
+    plan::{BUILD_FORMAT, NamedInputs},
+    provenance::{Confinement, Material, ModuleFile, Provenance, Role, Subject},
+};
+use farrier_local::blocking::blocking;
+use oci::Artifact;
+
+use super::payload::HostPayload;
+
+/// Creates the documents of an output. The documents of the image list the inputs of the modules.
+pub(super) async fn documents(
+    services: &BuildServices,
+    payload: Arc<HostPayload>,
+    output: HostOutput,
+    artifact: &Artifact,
+) -> Result<Documents> {
+    let read_from = Arc::clone(&payload);
+    let (modules, has_modules) = match output {
+        // The package has no files.
+        HostOutput::DebMeta => (Vec::new(), false),
+        HostOutput::Deb | HostOutput::Initramfs | HostOutput::Sysext => {
+            (blocking(move || module_files(&read_from)).await?, true)
+        }
+    };
+    let HostPayload {
+        name,
+        version,
+        release,
+        os: (os, os_version),
+        arch,
+        image,
+        input_hash,
+        certificate,
+        ..
+    } = payload.as_ref();
+    let driver_image = Material {
+        version: Some(version.clone()),
+        digest: Some(image.clone()),
+        ..Material::new(Role::DriverImage, name.as_str())
+    };
+    let certificate = certificate.as_ref().filter(|_| has_modules).map(Material::of_module_certificate);
+    let definition = services.definitions.images.get(name);
+    let target = KernelTarget {
+        os: os.clone(),
+        os_version: os_version.clone(),
+        release: release.clone(),
+        arch: *arch,
+    };
+    let provenance = Provenance {
+        subject: Subject {
+            name: name.to_string(),
+            version: version.clone(),
+            output: Some(output),
+            digest: artifact.digest.clone(),
+            target: Some(target),
+            architecture: *arch,
+            input_hash: *input_hash,
+            terms: definition
+                .map(|image| terms(image, image.spec.license.as_ref(), image.spec.redistribute))
+                .unwrap_or_default(),
+        },
+        farrier: FARRIER.to_owned(),
+        build_format: BUILD_FORMAT.to_owned(),
+        inputs: NamedInputs::new(),
+        materials: std::iter::once(driver_image).chain(certificate).collect(),
+        modules,
+        confinement: Confinement::default(),
+    };
+    Documents::of(&provenance, &artifact.manifest)
+}
+
+/// Returns the modules, each with its path on a host and the digest of its file. Blocks.
+fn module_files(payload: &HostPayload) -> Result<Vec<ModuleFile>, BuildError> {
+    let mut files = Vec::new();
+    for (path, file, module) in payload.modules()? {
+        let field = |key| module.field(key).map(str::to_owned);
+        files.push(ModuleFile {
+            path: path.to_string_lossy().into_owned(),
+            version: field("version"),
+            license: field("license"),
+            srcversion: field("srcversion"),
+            digest: Digest::of(&fs_err::read(file)?),
+            name: module.name,
+        });
+    }
+    Ok(files)
+}
