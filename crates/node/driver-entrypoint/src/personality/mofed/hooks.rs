@@ -1,12 +1,14 @@
 //! Programs of the image's author that run before the drivers are replaced and after, with the names of the interfaces that
 //! change.
 
+use std::fs;
+
+use super::sriov;
 use crate::{
     error::Error,
     files::{self, name_of},
     forecast,
     node::Node,
-    personality::mofed::sriov,
     program,
     signals::Signals,
 };
@@ -29,7 +31,7 @@ impl Hooks<'_> {
             forecast::interfaces(node).into_iter().filter(|(module, _)| modules.contains(module));
         let interfaces: Vec<_> = interfaces.map(|(_, interface)| interface).collect();
         let lines = interfaces.iter().map(|interface| {
-            let device = std::fs::read_link(interface.join("device")).unwrap_or_default();
+            let device = fs::read_link(interface.join("device")).unwrap_or_default();
             format!("{} {}", name_of(interface), name_of(&device))
         });
         files::write(node, file, &lines.collect::<Vec<_>>().join("\n"))?;
