@@ -7,5 +7,5 @@ use_kind ClusterPolicy
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 add_node n1 "$kernel_a"
-make_resource "{daemonsets: {tolerations: [{operator: Exists}]}, driver: {enabled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}}"
+make_resource "{$driver_only, driver: {enabled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, startupProbe: {initialDelaySeconds: 10, periodSeconds: 10}}}"
 check_rollout_or_hold nvidia.com/gpu.deploy.driver debian12

@@ -9,5 +9,5 @@ definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
 k label node "$run-$scenario-n1" e2e.farrier.dev/pool=a > /dev/null
-make_resource "{tolerations: [{operator: Exists}], nodeSelector: {$run_label: $run, e2e.farrier.dev/pool: a}, driverType: gpu, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}"
+make_resource "{tolerations: [{operator: Exists}], nodeSelector: {$run_label: $run, e2e.farrier.dev/pool: a}, driverType: gpu, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, startupProbe: {initialDelaySeconds: 10, periodSeconds: 10}}"
 check_resource_rollout debian12

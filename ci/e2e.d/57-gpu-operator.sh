@@ -12,8 +12,7 @@ add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
 hardware 10de n1 n2
 start_gpu_operator
-off="{enabled: false}"
-make_resource "{operator: {}, daemonsets: {tolerations: [{operator: Exists}]}, toolkit: $off, devicePlugin: $off, dcgm: $off, dcgmExporter: $off, gfd: $off, migManager: $off, nodeStatusExporter: $off, driver: {enabled: true, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, upgradePolicy: {autoUpgrade: true, maxParallelUpgrades: 1, maxUnavailable: 50%, podDeletion: {force: true}, drain: {enable: false}}}}"
+make_resource "{$driver_only, driver: {enabled: true, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, upgradePolicy: {autoUpgrade: true, maxParallelUpgrades: 1, maxUnavailable: 50%, podDeletion: {force: true}, drain: {enable: false}}}}"
 expect 60 "the operator marks both nodes for its driver" gpu_labels n1 n2
 expect 60 "the vendor's driver runs on both nodes" vendor_runs 2
 

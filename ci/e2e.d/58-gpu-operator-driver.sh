@@ -5,13 +5,12 @@
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
 use_kind ClusterPolicy
 trap remove_resources EXIT
-off="{enabled: false}"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
 hardware 10de n1 n2
 k label node "$run-$scenario-n1" "$run-$scenario-n2" e2e.farrier.dev/pool=a > /dev/null
 start_gpu_operator
-make_resource "{operator: {}, daemonsets: {tolerations: [{operator: Exists}]}, toolkit: $off, devicePlugin: $off, dcgm: $off, dcgmExporter: $off, gfd: $off, migManager: $off, nodeStatusExporter: $off, driver: {enabled: true, useNvidiaDriverCRD: true}}"
+make_resource "{$driver_only, driver: {enabled: true, useNvidiaDriverCRD: true}}"
 expect 60 "the operator marks both nodes for its driver" gpu_labels n1 n2
 
 use_kind NVIDIADriver

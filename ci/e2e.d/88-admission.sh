@@ -11,7 +11,7 @@ vendor=vendor.example/driver:1
 add_node n1 "$kernel_a"
 for name in solo fleet; do add_daemonset "$name" "$vendor" OnDelete; done
 use_kind NicNodePolicy
-make_resource "{tolerations: [{operator: Exists}], nodeSelector: {$mark: 'true'}, ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}}"
+make_resource "{tolerations: [{operator: Exists}], nodeSelector: {$mark: 'true'}, ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0, startupProbe: {initialDelaySeconds: 10, periodSeconds: 10}}}"
 node="$run-$scenario-n1"
 
 as_account() { kubectl --kubeconfig "$here/kubeconfig" "$@" --dry-run=server -o name; }

@@ -28,6 +28,10 @@ use_kind() {
 # for them.
 foreign_nodes() { k get nodes -l "$1=true,$run_label!=$run" -o name; }
 
+# Fields of a ClusterPolicy that installs nothing but drivers.
+driver_only="operator: {}, daemonsets: {tolerations: [{operator: Exists}]}"
+for part in toolkit devicePlugin dcgm dcgmExporter gfd migManager nodeStatusExporter; do driver_only+=", $part: {enabled: false}"; done
+
 # make_resource SPEC: creates a resource of this kind with a vendor's driver. SPEC is in YAML flow style.
 make_resource() {
     k create -f - > /dev/null <<YAML

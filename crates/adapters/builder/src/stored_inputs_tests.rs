@@ -343,7 +343,7 @@ async fn root_fs_that_is_not_signed(is_base: bool) {
             machine(&mut bench, name);
             let error = taken(&bench, &root).await.unwrap_err();
             let said = error_chain(&error);
-            assert!(said.contains(NOT_SIGNED) && error.hint().unwrap().contains("delete its tag"), "{said}");
+            assert!(said.contains(NOT_SIGNED) && error.hint().unwrap().contains("delete the tag"), "{said}");
             let after = bench.cell(K9).await;
             let why = after.refused.unwrap().to_string();
             assert!(why.contains(NOT_SIGNED), "{why}");

@@ -286,7 +286,7 @@ fn what_the_check_does_and_what_may_be_reused() {
 fn what_is_published_beside_the_image() {
     let known = "  template: kbuild\n  outputs: [deb, rpm]\n";
     insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", known)]), @r#"
-    error: images/m.yaml:7:18: unknown value "rpm"; known: deb, initramfs, sysext
+    error: images/m.yaml:7:18: unknown value "rpm"; known: deb, deb-meta, initramfs, sysext
       7 |   outputs: [deb, rpm]
         |                  ^
     1 mistake in the definitions

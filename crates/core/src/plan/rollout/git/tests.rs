@@ -182,9 +182,9 @@ fn a_resource_in_a_repository_is_a_target_as_in_the_cluster() {
     assert_eq!(change.expected.as_ref().unwrap()["version"], "1");
     let spec = world.image("mft").spec.rollout[0].clone();
     let GitCommit { branch, message } = git_commit(&spec, &rollout, &rollout.changes[0]).unwrap();
-    assert!(branch.starts_with("farrier/NicClusterPolicy-p-"), "{branch}");
+    assert!(branch.starts_with("farrier/NicClusterPolicy-nic-cluster-policy-"), "{branch}");
     insta::assert_snapshot!(message.trim_end(), @r"
-    NicClusterPolicy p: mft
+    NicClusterPolicy nic-cluster-policy: mft
 
     from nvcr.test/x/driver version 1
     to registry.test/drivers/mft version 4.33.0, forcePrecompiled

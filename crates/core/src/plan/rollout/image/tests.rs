@@ -566,7 +566,7 @@ fn another_instance_is_named_instead_of_fought() {
     assert_eq!((&why, wrote), (&HoldReason::OtherInstance { name: "farrier-gpu".to_owned() }, false));
     assert!(
         why.is_failure()
-            && why.to_string().contains("remove the rollout from the definitions of one of them")
+            && why.to_string().contains("remove the rollout from the definitions of one instance")
     );
     // A person takes it over.
     world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
