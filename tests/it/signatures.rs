@@ -171,7 +171,7 @@ fn a_key_that_cannot_be_used() {
     run.line("site.key");
     key(&site, "site", &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384"]);
     let run = site.build("hello", &kernel, &["--push"]).exits(2);
-    run.line("neither an ECDSA key over P-256 nor an RSA key");
+    run.line("neither ECDSA over P-256 nor RSA");
     assert!(site.tags("hello").is_empty());
 }
 
