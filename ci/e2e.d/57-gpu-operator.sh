@@ -19,8 +19,8 @@ expect 60 "the vendor's driver runs on both nodes" vendor_runs 2
 start_farrier one
 expect 60 "the resource names this run's repository" is repository "$registry"
 expect 60 "each kernel's DaemonSet has the image that was built for it" operator_serves "$kernel_a" "$kernel_b"
-expect 240 "the operator has moved both nodes to it" vendor_runs 0
-expect 60 "a driver runs on both nodes" driver_runs_on 2
+expect 240 "the operator has taken the vendor's driver from both nodes" vendor_runs 0
+expect 60 "this run's driver runs on both nodes" driver_runs_on 2
 steady 5 "nothing more is written" spec_of
 
 reboot n1 "$kernel_b"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
 # The Network Operator itself with a NicClusterPolicy: the tags that it computes and finds in the registry, and a DaemonSet for
-# each kernel. It lists the registry's tags once a minute here.
+# each kernel.
 
 driver_container=mofed-container
 # No image has this tag yet.
@@ -13,7 +13,7 @@ definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_a"
 hardware 15b3 n1 n2
-start_network_operator "${FARRIER_E2E_TAG_POLL:-1}"
+start_network_operator
 make_resource "{tolerations: [{operator: Exists}], ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0, upgradePolicy: {autoUpgrade: true, maxParallelUpgrades: 1, drain: {enable: false}}}}"
 expect 120 "the vendor's driver runs on both nodes" vendor_runs 2
 

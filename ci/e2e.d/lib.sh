@@ -84,19 +84,19 @@ published_image() {
 
 # CRDs belong to the whole cluster: existing ones stay, and the ones created here are removed.
 make_cluster_objects() {
-    local kind group version plural directory
+    local kind group version plural path
     : > "$state/crds"
     if ! k get crd driverbuilds.farrier.dev > /dev/null 2>&1; then
         k apply --server-side -f "$root/deploy/crds/driverbuild.yaml" > /dev/null
         echo driverbuilds.farrier.dev >> "$state/crds"
     fi
     # An operator watches all of its kinds.
-    for directory in $(operator_crds); do
-        k create --dry-run=client -f "$directory" -o name | sed 's,.*/,,' > "$state/operator-crds"
+    for path in $(operator_crds); do
+        k create --dry-run=client -f "$path" -o name | sed 's,.*/,,' > "$state/operator-crds"
         while read -r plural; do
             k get crd "$plural" > /dev/null 2>&1 || echo "$plural" >> "$state/crds"
         done < "$state/operator-crds"
-        k apply --server-side -f "$directory" > /dev/null
+        k apply --server-side -f "$path" > /dev/null
     done
     while read -r kind group version plural _; do
         if k get crd "$plural.$group" > /dev/null 2>&1; then continue; fi
@@ -256,14 +256,19 @@ YAML
     } > "$here/objects.yaml"
     awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$here/objects.yaml" |
         k apply --server-side -f - > /dev/null
-    k config view --raw --minify --flatten > "$here/kubeconfig"
-    chmod 600 "$here/kubeconfig"
+    account_kubeconfig "$account" "$ns" "$here/kubeconfig"
+}
+
+# account_kubeconfig ACCOUNT NAMESPACE FILE: writes a kubeconfig with the permissions of a ServiceAccount.
+account_kubeconfig() {
     local token user
-    token="$(k create token "$account" -n "$ns" --duration 2h)"
-    user="$(KUBECONFIG="$here/kubeconfig" kubectl config view -o jsonpath='{.users[0].name}')"
-    KUBECONFIG="$here/kubeconfig" kubectl config delete-user "$user" > /dev/null
-    KUBECONFIG="$here/kubeconfig" kubectl config set-credentials farrier --token "$token" > /dev/null
-    KUBECONFIG="$here/kubeconfig" kubectl config set-context --current --user farrier --namespace "$ns" > /dev/null
+    k config view --raw --minify --flatten > "$3"
+    chmod 600 "$3"
+    token="$(k create token "$1" -n "$2" --duration 2h)"
+    user="$(KUBECONFIG="$3" kubectl config view -o jsonpath='{.users[0].name}')"
+    KUBECONFIG="$3" kubectl config delete-user "$user" > /dev/null
+    KUBECONFIG="$3" kubectl config set-credentials "$1" --token "$token" > /dev/null
+    KUBECONFIG="$3" kubectl config set-context --current --user "$1" --namespace "$2" > /dev/null
 }
 
 # Creates the namespace of builds with farrier's permissions in it, as in deploy/kustomize.

@@ -12,7 +12,7 @@ build_operator() {
         expect 0 "$1 compiles in $2: $(tail -n 3 "$here/$1-build.log")" false
 }
 
-# operator_crds: prints the directories with the CRDs of the checkouts.
+# operator_crds: prints the files and directories with the CRDs of the checkouts.
 operator_crds() {
     [ -z "$gpu_operator" ] || echo "$gpu_operator/deployments/gpu-operator/crds"
     [ -z "$network_operator" ] || echo "$network_operator/deployment/network-operator/crds"
@@ -21,18 +21,10 @@ operator_crds() {
 
 # install_operator NAME CHECKOUT SETTINGS: creates the permissions that the operator's chart gives it, and a kubeconfig with them.
 install_operator() {
-    local token user config="$here/$1.kubeconfig"
-    # shellcheck disable=SC2086 # the pattern's only match
     "$HELM" template "$1" "$2"/deployment*/"$1" --namespace "$drivers" --no-hooks --set "$3" > "$here/$1.yaml"
     awk 'BEGIN { RS = "---\n"; ORS = "---\n" } /\nkind: (ServiceAccount|(Cluster)?Role(Binding)?)\n/' "$here/$1.yaml" > "$here/$1-permissions.yaml"
     k label --local -f "$here/$1-permissions.yaml" "$run_label=$run" -o json | k apply --server-side -f - > /dev/null
-    token="$(k create token "$1" -n "$drivers" --duration 2h)"
-    k config view --raw --minify --flatten > "$config"
-    chmod 600 "$config"
-    user="$(KUBECONFIG="$config" kubectl config view -o jsonpath='{.users[0].name}')"
-    KUBECONFIG="$config" kubectl config delete-user "$user" > /dev/null
-    KUBECONFIG="$config" kubectl config set-credentials "$1" --token "$token" > /dev/null
-    KUBECONFIG="$config" kubectl config set-context --current --user "$1" > /dev/null
+    account_kubeconfig "$1" "$drivers" "$here/$1.kubeconfig"
 }
 
 # start_gpu_operator: starts the GPU Operator, which reads its objects below a path that the host need not have.
@@ -55,12 +47,12 @@ start_gpu_operator() {
     echo $! > "$here/operator.pid"
 }
 
-# start_network_operator POLL: starts the Network Operator, which lists the registry's tags every POLL minutes.
+# start_network_operator: starts the Network Operator, which lists the registry's tags every minute instead of every 30.
 start_network_operator() {
     build_operator network-operator "$network_operator" .
     install_operator network-operator "$network_operator" \
         nfd.enabled=false,sriovNetworkOperator.enabled=false,maintenanceOperator.enabled=false
-    env KUBECONFIG="$here/network-operator.kubeconfig" POD_NAMESPACE="$drivers" DOCA_DRIVER_IMAGE_POLL_TIME_MINUTES="$1" \
+    env KUBECONFIG="$here/network-operator.kubeconfig" POD_NAMESPACE="$drivers" DOCA_DRIVER_IMAGE_POLL_TIME_MINUTES=1 \
         STATE_MANIFEST_BASE_DIR="$network_operator/manifests" "$state/programs/network-operator" \
         --metrics-bind-address 0 --health-probe-bind-address 0 > "$here/network-operator.log" 2>&1 < /dev/null &
     echo $! > "$here/operator.pid"
@@ -111,7 +103,7 @@ driver_pods() {
         | .spec.nodeName as $node | .spec.containers[] | select(.name == $name) | "\($node) \(.image)"' | sort
 }
 
-# vendor_runs NUMBER, driver_runs_on NUMBER: succeed if so many nodes run the vendor's driver, or this run's.
+# vendor_runs NUMBER: succeeds if NUMBER nodes run the vendor's driver. driver_runs_on NUMBER: the same for this run's driver.
 vendor_runs() { [ "$(driver_pods | grep -cF ' vendor.example/')" = "$1" ]; }
 driver_runs_on() { [ "$(driver_pods | grep -cF " $registry/")" = "$1" ]; }
 
