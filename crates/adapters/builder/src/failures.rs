@@ -3,7 +3,7 @@
 //! - A recorded permanent failure stops retries until an input changes.
 //! - A recorded attempt without an outcome shows that farrier was killed during the build, and limits further attempts.
 //!
-//! If the records are lost, a failing build is attempted once more.
+//! If the records are lost, farrier attempts a failing build again.
 
 use std::{collections::BTreeMap, time::Instant};
 

@@ -67,7 +67,7 @@ pub struct SkippedNode {
     pub why: NodeReason,
 }
 
-/// Nodes that match an image, but have a label for a driver of their own.
+/// Nodes that match an image and whose labels say that the host provides the driver.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
 #[display("has its own driver: label {label}={value}")]

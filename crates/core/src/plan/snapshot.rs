@@ -353,7 +353,7 @@ impl NodeFacts {
         self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty)
     }
 
-    /// Whether the node has the labels that the image requires, has no label for a driver of its own, and is not ignored.
+    /// Whether the image applies to the node: its labels match, the host provides no driver, and `site.yaml` does not ignore it.
     pub fn is_selected_by(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
         self.ignored_by.is_none() && nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()

@@ -10,7 +10,7 @@ use crate::plan::NamedInputs;
 pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
 /// Identifies how to interpret `buildDefinition`: docs/provenance of this project.
 const BUILD_TYPE: &str = "https://farrier.dev/driver-image/v1";
-/// The same for an output, which is made from an image.
+/// Identifies how to interpret the `buildDefinition` of an output.
 const OUTPUT_BUILD_TYPE: &str = "https://farrier.dev/host-output/v1";
 /// Identifies the builder. The compiling engine is omitted, because it does not change the result.
 const BUILDER: &str = "https://farrier.dev/builder/v1";

@@ -16,7 +16,7 @@ use crate::{image::Digest, oci::CREATED};
 /// The predicate type of an SPDX document as a signed statement, as `cosign` defines it.
 pub const SPDX_PREDICATE: &str = "https://spdx.dev/Document";
 const DOCUMENT: &str = "SPDXRef-DOCUMENT";
-/// ID of the package that stands for the image or output.
+/// ID of the package that describes the image or output.
 pub const SPDX_IMAGE: &str = "SPDXRef-image";
 
 /// Returns the bill of materials of one image or output.

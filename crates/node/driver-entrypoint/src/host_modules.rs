@@ -24,7 +24,7 @@ impl HostModules<'_> {
         names.lines().map(str::to_owned).collect()
     }
 
-    /// Whether the saved modules are loaded, and are not those of the image.
+    /// Whether the host's saved modules are loaded again, and not the image's modules of the same names.
     pub(crate) fn are_back(&self, image: &Loader<'_>) -> bool {
         let is_back =
             |loaded: &Loaded, name: &str| loaded.contains(name) && !image.is_image_build(loaded, name);

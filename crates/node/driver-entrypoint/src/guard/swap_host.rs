@@ -131,7 +131,7 @@ impl SwapHost<'_> {
         let Some((name, _)) = self.request.expect.iter().find(is_other) else { return Ok(()) };
         Err(Error::new(
             format!("module {name} is not the one for which the swap was planned"),
-            "another container has replaced the module meanwhile: only one container may replace a module",
+            "another container has replaced the module: run only one container that replaces it",
         ))
     }
 
