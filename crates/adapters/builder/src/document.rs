@@ -320,16 +320,21 @@ fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>> {
         report.modules.iter().map(|module| (module.path.as_str(), module)).collect();
     let mut files = Vec::new();
     for module in by_path.values() {
-        let mut file = Hashing::new(fs_err::File::open(tree.join(&module.path))?);
-        io::copy(&mut file, &mut io::sink())?;
         files.push(ModuleFile {
             path: module.path.clone(),
             name: module.name.clone(),
             version: module.about.version.clone(),
             license: module.about.license.clone(),
             srcversion: module.about.srcversion.clone(),
-            digest: file.into_parts().1,
+            digest: file_digest(&tree.join(&module.path))?,
         });
     }
     Ok(files)
+}
+
+/// Returns the digest of a file's content. Blocks.
+pub fn file_digest(path: &Path) -> io::Result<Digest> {
+    let mut file = Hashing::new(fs_err::File::open(path)?);
+    io::copy(&mut file, &mut io::sink())?;
+    Ok(file.into_parts().1)
 }

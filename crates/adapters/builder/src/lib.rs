@@ -38,7 +38,7 @@ mod verified_tree;
 pub use cell::add_needs;
 pub use cell::{dockerfile, plan_cell};
 pub use check::check_with_kernel_image;
-pub use document::{source_material, terms};
+pub use document::{file_digest, source_material, terms};
 pub use failures::{Attempts, attempt, builds_elsewhere, forget_failure, known_failures};
 pub use file_log::FileLog;
 pub use logs::{DAYS, LogReader, LogTimes, log_of, logs_for};

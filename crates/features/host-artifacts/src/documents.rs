@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use farrier_builder::{
+    file_digest,
     images::{Documents, FARRIER},
     services::{BuildError, BuildServices, Result},
     terms,
 };
 use farrier_core::{
-    image::{Digest, HostOutput},
+    image::HostOutput,
     kernel::KernelTarget,
     plan::{BUILD_FORMAT, NamedInputs},
     provenance::{Confinement, Material, ModuleFile, Provenance, Role, Subject},
@@ -90,7 +91,7 @@ fn module_files(payload: &HostPayload) -> Result<Vec<ModuleFile>, BuildError> {
             version: field("version"),
             license: field("license"),
             srcversion: field("srcversion"),
-            digest: Digest::of(&fs_err::read(file)?),
+            digest: file_digest(file)?,
             name: module.name,
         });
     }
