@@ -74,11 +74,14 @@ impl Owner {
     }
 }
 
+/// Stands in a file for a device or an owner that an interface does not have.
+const NONE: &str = "-";
+
 /// An interface as it was before the swap.
 struct SavedInterface<'a> {
     name: &'a str,
-    /// Address of its PCI device; `-` on another bus, or if the device has other interfaces, too.
-    device: &'a str,
+    /// Address of its PCI device; `None` on another bus, or if the device has other interfaces as well.
+    device: Option<&'a str>,
     owner: Option<Owner>,
 }
 
@@ -91,8 +94,8 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
         let is_only = |device: &String| {
             entries(node.paths.at("/sys/bus/pci/devices").join(device).join("net")).len() == 1
         };
-        let device = device.ok().filter(is_only).unwrap_or_else(|| "-".to_owned());
-        let owner = Owner::of(node, interface).map_or("-", Owner::name);
+        let device = device.ok().filter(is_only).unwrap_or_else(|| NONE.to_owned());
+        let owner = Owner::of(node, interface).map_or(NONE, Owner::name);
         node.log.step(format!("interface {name}, device {device}, owner {owner}"));
         lines.push(format!("{name} {device} {owner}"));
     }
@@ -105,7 +108,7 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     let saved = text.lines().filter_map(|line| {
         let [name, device, owner] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
         let owner = Owner::ALL.into_iter().find(|(_, other)| *other == owner).map(|(owner, _)| owner);
-        Some(SavedInterface { name, device, owner })
+        Some(SavedInterface { name, device: Some(device).filter(|device| *device != NONE), owner })
     });
     let saved: Vec<SavedInterface<'_>> = saved.collect();
     restore_names(node, &saved);
@@ -122,17 +125,17 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     has_owner
 }
 
-/// Renames interfaces whose devices have another name than before: without rules of udev, the order in which a driver finds its
-/// devices decides, and drivers differ in what udev makes names of.
+/// Gives interfaces whose names have changed the names from before the swap. Names can change because the new driver finds its
+/// devices in another order, or because udev derives other names from what the driver reports.
 fn restore_names(node: &Node<'_>, saved: &[SavedInterface<'_>]) {
     let start = Instant::now();
     let current = |saved: &SavedInterface<'_>| {
         // All interfaces share one wait: some devices may have none with the new driver.
         let polls = if start.elapsed() < POLL_INTERVAL * POLLS { POLLS } else { 0 };
-        let interface = sriov::await_interface(node, &format!("pci/{}", saved.device), polls)?;
+        let interface = sriov::await_interface(node, &format!("pci/{}", saved.device?), polls)?;
         Some(name_of(&interface)).filter(|name| name != saved.name)
     };
-    let on_pci = saved.iter().filter(|saved| saved.device != "-");
+    let on_pci = saved.iter().filter(|saved| saved.device.is_some());
     let renamed: Vec<(String, &str)> =
         on_pci.filter_map(|saved| Some((current(saved)?, saved.name))).collect();
     // Two interfaces may have each other's names.
@@ -244,7 +247,8 @@ mod tests {
         bench.write("/run/interfaces", "");
         assert!(!configure(&node, "/run/interfaces"));
     }
-    /// An `ip` that renames interfaces in the directories of the bench.
+
+    /// Adds a program `ip` that renames interfaces in the directories of the bench.
     fn add_ip(bench: &Bench) {
         let (sys, said) = (bench.at("/sys"), bench.at("/said"));
         bench.program(
