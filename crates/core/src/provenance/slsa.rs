@@ -8,7 +8,7 @@ use crate::plan::NamedInputs;
 
 /// The predicate type.
 pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
-/// Identifies how to interpret `buildDefinition`: docs/provenance of this project.
+/// Identifies how to interpret `buildDefinition` (docs/bill-of-materials.md).
 const BUILD_TYPE: &str = "https://farrier.dev/driver-image/v1";
 /// Identifies how to interpret the `buildDefinition` of an output.
 const OUTPUT_BUILD_TYPE: &str = "https://farrier.dev/host-output/v1";
