@@ -111,6 +111,7 @@ host_package() {
     install -D -m 644 -t "$place/lib/systemd/system" "$from"/*.service "$from"/*.timer
     install -D -m 644 "$from/grub.cfg" "$place/etc/default/grub.d/farrier-host.cfg"
     install -D -m 644 "$from/watchdog.conf" "$place/lib/systemd/system.conf.d/farrier-host.conf"
+    install -D -m 644 "$from/bless-boot.conf" "$place/lib/systemd/system/systemd-bless-boot.service.d/farrier-host.conf"
     install -D -m 755 "$from/kernel-installed" "$place/etc/kernel/postinst.d/zz-farrier-host"
     install -D -m 644 "$root/LICENSE" "$place/usr/share/doc/farrier-host/copyright"
     mkdir -p "$place/DEBIAN"
@@ -123,7 +124,7 @@ Architecture: ${3:-$(dpkg --print-architecture)}
 Maintainer: The farrier project <farrier@example.com>
 Installed-Size: $(du --summarize --apparent-size --block-size=1024 "$place/usr" | cut -f 1)
 Depends: farrier (>= $version), kmod, systemd (>= 252)
-Recommends: grub2-common
+Recommends: grub2-common | systemd-boot
 Section: admin
 Priority: optional
 Description: Boots a new kernel only when its drivers are there

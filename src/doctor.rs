@@ -19,6 +19,7 @@ use farrier_core::{
     image::{Digest, ImageName, Repository},
     plan::{
         NoNodeReason, NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, UnusedImage, WriteNamespaces,
+        host_drivers,
     },
     provenance::Confinement,
 };
@@ -334,6 +335,11 @@ impl Diagnosis {
                 [] => continue,
             };
             self.add_problem("nodes", says, &why.remedy(nodes[0], snapshot.read_only_nodes));
+        }
+        for (says, nodes) in host_drivers(&services.definitions, snapshot, plan) {
+            let more = nodes.len() - 1;
+            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+            self.add_ok("host drivers", format!("{}{more}: farrier-host {says}", nodes[0]));
         }
         for UnusedImage { image, why } in &plan.unused_images {
             let says = format!("image {image}: {why}");

@@ -20,6 +20,10 @@ k annotate node "$run-$scenario-n1" --overwrite "farrier.dev/next-kernel=6.1.0-9
 told_nothing() { [ -z "$(node_annotation n1 "farrier.dev/ready-for.$run")" ]; }
 expect 30 "for a kernel without an image the mark is removed" told_nothing
 
+k annotate node "$run-$scenario-n1" "farrier.dev/next-kernel-" > /dev/null
+k label node "$run-$scenario-n1" "$nfd/farrier-next-kernel=$kernel_b" > /dev/null
+expect 30 "the label that NFD takes from farrier-host announces kernel B, too" ready_for "$kernel_b"
+
 add_node n2 "$kernel_a"
 k label node "$run-$scenario-n2" "$mark-" > /dev/null
 k annotate node "$run-$scenario-n2" "farrier.dev/next-kernel=$kernel_b" > /dev/null

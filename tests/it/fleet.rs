@@ -181,6 +181,19 @@ fn a_farrier_that_was_killed_goes_on_where_it_was() {
 }
 
 #[test]
+fn the_label_of_a_hosts_next_kernel_is_an_announcement() {
+    let mut fleet = nodes(1, A);
+    // Written by NFD from farrier-host's file.
+    fleet[0]["metadata"]["labels"]["feature.node.kubernetes.io/farrier-next-kernel"] = B.into();
+    let mut live = Live::new(fleet, "image");
+    live.publish_for("n0", &[B]);
+    live.start(&[]);
+    live.until("the node is marked", |live| {
+        live.api.list("nodes")[0]["metadata"]["labels"]["farrier.dev/ready-for"] == B
+    });
+}
+
+#[test]
 fn hostile_labels_and_annotations_reach_nothing() {
     let mut fleet = nodes(1, A);
     let mut hostile = node("evil", "6.1.0-1-amd64; reboot");

@@ -47,6 +47,9 @@ pub(super) fn operator_upgrade_in_progress(
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
 /// Label with the kernel to boot next, from a feature file that `farrier-host` writes for NFD. `.plus.` replaces `+` in the value.
 pub const NEXT_KERNEL_LABEL: &str = "feature.node.kubernetes.io/farrier-next-kernel";
+/// Prefix of the labels with the drivers that `farrier-host` has loaded, by name of the image. The value is the start of the digest
+/// of the system extension.
+pub const HOST_DRIVER_PREFIX: &str = "feature.node.kubernetes.io/farrier-host.";
 /// Label and annotation of a node that may boot its next kernel. The value is that kernel's label.
 pub const READY_FOR: &str = "farrier.dev/ready-for";
 /// Label and annotation of a node that needs no driver image for its next kernel. The value is that kernel's label.

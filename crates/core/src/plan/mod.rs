@@ -28,6 +28,7 @@ mod decide;
 mod fixtures;
 mod gc;
 mod guarantee;
+mod host_drivers;
 mod inputs;
 mod instance;
 mod labels;
@@ -84,6 +85,7 @@ pub use gc::{
     Candidates, GcInputs, GcPlan, KeepReason, KeptImage, KernelKey, KernelRecord, LiveKernels, PrunedImage,
     RegistryImage, gc_plan, kernels_in_use,
 };
+pub use host_drivers::host_drivers;
 pub use inputs::{
     CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs, Published,
     Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified, toolchain_key,

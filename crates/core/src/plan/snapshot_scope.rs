@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::skip_labels};
+use super::{
+    NEXT_KERNEL_LABEL, UPGRADE_STATE_LABELS, host_drivers::host_driver_label, labels::TARGET_LABELS,
+    rollout::skip_labels,
+};
 use crate::{
     definition::checked::ImageStream,
     image::{Canary, Definitions, Drain, OperatorResource, ResourceName, RolloutSpec},
@@ -43,7 +46,7 @@ impl SnapshotScope {
 
     /// Returns the parts that these definitions need.
     pub fn of(definitions: &Definitions) -> Self {
-        let system_labels = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL];
+        let system_labels = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, NEXT_KERNEL_LABEL];
         let labels = TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).chain(system_labels);
         let streams = definitions.families.iter().filter_map(|family| family.spec.image_stream.clone());
         let mut scope = Self {
@@ -55,6 +58,7 @@ impl SnapshotScope {
         scope.labels.extend(ignored.map(ToString::to_string));
         for image in definitions.images.values() {
             scope.labels.extend(image.spec.nodes.keys().map(str::to_owned));
+            scope.labels.insert(host_driver_label(&image.metadata.name));
             for rollout in &image.spec.rollout {
                 if let Some(target) = rollout.daemon_set() {
                     let name = (target.namespace.to_string(), target.daemon_set.to_string());

@@ -6,7 +6,9 @@ use serde::Serialize;
 use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
     ReachingObject, ResourceFacts, RolloutDecision, RolloutObject, RolloutTarget, RolloutWarning,
-    StatusEntry, is_hardware_label, node_target, status_entries,
+    StatusEntry,
+    host_drivers::host_drivers_of,
+    is_hardware_label, node_target, status_entries,
     table::{decided_below_images, missing_images, some_of},
 };
 use crate::{
@@ -77,6 +79,8 @@ impl Explain<'_> {
             }
         }
         chain.extend(self.upgrades(name));
+        let on_host = host_drivers_of(node, self.definitions, self.plan);
+        chain.extend(on_host.map(|says| step("host drivers", format!("farrier-host {says}"))));
         chain.extend(self.next_kernel(name));
         Some(Explanation { subject: format!("node {name}"), chain })
     }

@@ -3,7 +3,7 @@ use crate::{
     image::checked::LabelKey,
     kmod::Verdict,
     plan::{
-        NEXT_KERNEL_ANNOTATION, Taint,
+        NEXT_KERNEL_ANNOTATION, NEXT_KERNEL_LABEL, Taint,
         fixtures::{K47, K48, World, name},
     },
 };
@@ -53,6 +53,23 @@ fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
     next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64): every image that it will need is published
     ");
     assert_eq!(of_node(&world, "n7"), "");
+}
+
+#[test]
+fn drivers_of_the_host_are_named_with_what_the_next_kernel_needs() {
+    let mut world = World::new(&[K47, K48]);
+    world.publish(Verdict::Loads);
+    let labels = [(NEXT_KERNEL_LABEL, K48), ("feature.node.kubernetes.io/farrier-host.mft", "0123456789ab")];
+    world.snapshot.nodes[0].labels.extend(labels.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    let says = of_node(&world, "n0");
+    let expected = "host drivers: farrier-host loads mft (system extension sha256:0123456789ab) on 6.1.0-47-amd64; next is \
+                    6.1.0-48-amd64, which needs registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64, which is published\n\
+                    next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64)";
+    assert!(says.contains(expected), "{says}");
+    let scope = crate::plan::SnapshotScope::of(&world.definitions);
+    for (label, _) in labels {
+        assert!(scope.labels.contains(label), "the snapshot of a live cluster lacks {label}");
+    }
 }
 
 #[test]

@@ -28,8 +28,7 @@ impl ArtifactStore<'_> {
     /// Returns the digest of a driver's extension for a kernel. Fetches what the store lacks: from imported bundles, else from the
     /// registry.
     pub(crate) fn ensure_stored(&self, driver: &str, release: &str) -> Result<String, String> {
-        let record = self.layout(driver, release).with_extension("digest");
-        if let Ok(digest) = fs_err::read_to_string(&record) {
+        if let Some(digest) = self.stored(driver, release) {
             return Ok(digest);
         }
         let mut reasons = Vec::new();
@@ -43,6 +42,11 @@ impl ArtifactStore<'_> {
             reasons.push("no registry is configured, and no bundle was imported".to_owned());
         }
         Err(reasons.join("; "))
+    }
+
+    /// Returns the digest of a driver's extension if it is stored.
+    pub(crate) fn stored(&self, driver: &str, release: &str) -> Option<String> {
+        fs_err::read_to_string(self.record(driver, release)).ok()
     }
 
     /// Writes the stored extension of a driver into `directory`, after its signature and digest were verified.
@@ -98,6 +102,11 @@ impl ArtifactStore<'_> {
         self.directory.join("store").join(release).join(driver)
     }
 
+    /// Returns the file with the digest of a stored extension.
+    fn record(&self, driver: &str, release: &str) -> PathBuf {
+        self.layout(driver, release).with_extension("digest")
+    }
+
     fn fetch(&self, driver: &str, release: &str, source: &str) -> Result<String> {
         let layout = self.layout(driver, release);
         let (new, file) = (layout.with_extension("new"), layout.with_extension("raw"));
@@ -111,7 +120,7 @@ impl ArtifactStore<'_> {
             fs_err::remove_dir_all(&layout)?;
         }
         fs_err::rename(&new, &layout)?;
-        crate::state::write_durably(&layout.with_extension("digest"), digest.as_bytes())?;
+        crate::state::write_durably(&self.record(driver, release), digest.as_bytes())?;
         Ok(digest)
     }
 

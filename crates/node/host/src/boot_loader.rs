@@ -1,11 +1,13 @@
 //! Reads and sets the kernel that a boot loader boots by default, and the kernel that it boots once.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+mod grub;
+mod systemd_boot;
 
-use crate::{Error, Result, commands::output_of};
+use std::path::Path;
+
+use crate::{Error, Result};
+use grub::Grub;
+use systemd_boot::SystemdBoot;
 
 /// Boots the default kernel, unless another kernel was chosen for the next boot only.
 pub(crate) trait BootLoader {
@@ -14,113 +16,14 @@ pub(crate) trait BootLoader {
     fn set_default(&self, release: &str) -> Result<()>;
     /// Makes the boot loader boot a kernel at the next boot only.
     fn set_next(&self, release: &str) -> Result<()>;
+    /// Makes the boot loader keep its default when another kernel is installed.
+    fn hold_new_kernels(&self) -> Result<()>;
 }
 
-/// GRUB, with `GRUB_DEFAULT=saved`.
-pub(crate) struct Grub {
-    /// `grub.cfg`.
-    config: PathBuf,
-}
-
-impl Grub {
-    /// Returns GRUB if the host boots with it.
-    pub(crate) fn find(root: &Path) -> Result<Self> {
-        ["boot/grub/grub.cfg", "boot/grub2/grub.cfg"]
-            .map(|path| root.join(path))
-            .into_iter()
-            .find(|path| path.exists())
-            .map(|config| Self { config })
-            .ok_or(Error::NoBootLoader)
+/// Returns the boot loader that started the host, else GRUB if it is installed.
+pub(crate) fn find(root: &Path) -> Result<Box<dyn BootLoader>> {
+    if systemd_boot::started(root)? {
+        return Ok(Box::new(SystemdBoot::new(root)));
     }
-
-    fn tool(name: &str) -> Command {
-        // Fedora and its relatives add a 2 to the names of GRUB's programs.
-        let with_number = format!("grub2-{name}");
-        let exists = |program: &str| {
-            let path = std::env::var_os("PATH").unwrap_or_default();
-            std::env::split_paths(&path).any(|directory| directory.join(program).exists())
-        };
-        if exists(&with_number) { Command::new(with_number) } else { Command::new(format!("grub-{name}")) }
-    }
-
-    fn entry(&self, release: &str) -> Result<String> {
-        let config = fs_err::read_to_string(&self.config)?;
-        let found = entries(&config).into_iter().find(|(kernel, _)| kernel == release);
-        found.map(|(_, entry)| entry).ok_or_else(|| Error::NoEntry { release: release.to_owned() })
-    }
-}
-
-impl BootLoader for Grub {
-    fn default(&self) -> Result<Option<String>> {
-        let environment = output_of(Self::tool("editenv").arg("list"))?;
-        let saved = environment.lines().find_map(|line| line.strip_prefix("saved_entry="));
-        let config = fs_err::read_to_string(&self.config)?;
-        let known = entries(&config).into_iter().find(|(_, entry)| saved == Some(entry));
-        Ok(known.map(|(release, _)| release))
-    }
-
-    fn set_default(&self, release: &str) -> Result<()> {
-        output_of(Self::tool("set-default").arg(self.entry(release)?)).map(drop)
-    }
-
-    fn set_next(&self, release: &str) -> Result<()> {
-        output_of(Self::tool("reboot").arg(self.entry(release)?)).map(drop)
-    }
-}
-
-/// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Entries for recovery are left
-/// out. `10_linux` gives entries in the submenu the identifier `gnulinux-RELEASE-advanced-UUID`.
-fn entries(config: &str) -> Vec<(String, String)> {
-    let identifier = |line: &str| {
-        let (_, identifier) = line.split_once("$menuentry_id_option '")?;
-        Some(identifier.split_once('\'')?.0.to_owned())
-    };
-    let (mut submenu, mut found) = (None, Vec::new());
-    for line in config.lines() {
-        let command = line.trim_start();
-        if command.starts_with("submenu ") {
-            submenu = identifier(command);
-        } else if line.starts_with('}') {
-            submenu = None;
-        } else if command.starts_with("menuentry ")
-            && let Some(entry) = identifier(command)
-            && let Some((release, _)) =
-                entry.strip_prefix("gnulinux-").and_then(|rest| rest.rsplit_once("-advanced-"))
-        {
-            let name = submenu.iter().cloned().chain([entry.clone()]).collect::<Vec<_>>().join(">");
-            found.push((release.to_owned(), name));
-        }
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CONFIG: &str = "\
-menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-UUID' {
-	linux	/boot/vmlinuz-6.1.0-10-amd64 root=UUID=x ro quiet
-}
-submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-UUID' {
-	menuentry 'Debian GNU/Linux, with Linux 6.1.0-10-amd64' --class os $menuentry_id_option 'gnulinux-6.1.0-10-amd64-advanced-UUID' {
-	}
-	menuentry 'Debian, with Linux 6.1.0-10-amd64 (recovery mode)' $menuentry_id_option 'gnulinux-6.1.0-10-amd64-recovery-UUID' {
-	}
-	menuentry 'Debian GNU/Linux, with Linux 6.1.0-9-amd64' --class os $menuentry_id_option 'gnulinux-6.1.0-9-amd64-advanced-UUID' {
-	}
-}
-menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {
-}
-";
-
-    #[test]
-    fn entries_are_named_with_their_submenu() {
-        let wanted = ["6.1.0-10-amd64", "6.1.0-9-amd64"].map(|release| {
-            (release.to_owned(), format!("gnulinux-advanced-UUID>gnulinux-{release}-advanced-UUID"))
-        });
-        assert_eq!(entries(CONFIG), wanted);
-        let flat = "menuentry 'x' $menuentry_id_option 'gnulinux-5.14.0-advanced-U' {\n}\n";
-        assert_eq!(entries(flat), [("5.14.0".to_owned(), "gnulinux-5.14.0-advanced-U".to_owned())]);
-    }
+    Grub::find(root).map(|grub| Box::new(grub) as Box<dyn BootLoader>).ok_or(Error::NoBootLoader)
 }

@@ -12,14 +12,22 @@ pub(crate) enum Error {
     Config { path: PathBuf, why: String },
     #[error("{program}: {why}")]
     Program { program: String, why: String },
-    #[error("no boot loader found: farrier-host needs GRUB with a grub.cfg in /boot/grub or /boot/grub2")]
+    #[error(
+        "no boot loader found: farrier-host needs systemd-boot, or GRUB with a grub.cfg in /boot/grub or /boot/grub2"
+    )]
     NoBootLoader,
     #[error(
-        "GRUB has no default kernel: set GRUB_DEFAULT=saved, run update-grub, and then `farrier-host pin`"
+        "the boot loader's default is none of the installed kernels: run `farrier-host pin`; for GRUB, set \
+         GRUB_DEFAULT=saved and run update-grub before"
     )]
     NoDefault,
-    #[error("grub.cfg has no entry for kernel {release}: run update-grub")]
-    NoEntry { release: String },
+    #[error("the boot loader has no entry for kernel {release}: run `{command}`")]
+    NoEntry { release: String, command: String },
+    #[error(
+        "{place} sets a default entry, and systemd-boot then counts no boots: remove it{}",
+        .command.map(|command| format!(" with `{command}`")).unwrap_or_default()
+    )]
+    FixedDefault { place: String, command: Option<&'static str> },
     #[error("not loaded: {modules}")]
     NotLoaded { modules: String },
     #[error(transparent)]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::{
     Error, Result,
     artifacts::ArtifactStore,
-    boot_loader::{BootLoader, Grub},
+    boot_loader,
     commands::output_of,
     config::HostConfig,
     extensions,
@@ -18,7 +18,7 @@ use crate::{
     kernels,
     log::{print, print_error},
     node_labels,
-    state::{State, write_durably},
+    state::{Artifacts, State, write_durably},
 };
 
 const ROOT: &str = "/";
@@ -47,9 +47,10 @@ impl Host {
 
     /// Fetches what newer kernels lack, and arms the newest one that lacks nothing.
     pub(crate) fn reconcile(&self) -> Result<()> {
-        let boot_loader = Grub::find(Path::new(ROOT))?;
-        let default = boot_loader.default()?.ok_or(Error::NoDefault)?;
+        let boot_loader = boot_loader::find(Path::new(ROOT))?;
         let installed = kernels::installed(Path::new(ROOT))?;
+        let default = boot_loader.default()?.filter(|release| installed.contains(release));
+        let default = default.ok_or(Error::NoDefault)?;
         let (store, mut state) = (self.store(), State::read(&state_file())?);
         store.keep_only(&installed)?;
         // Also fetch the default kernel's drivers, because the next boot loads them.
@@ -72,7 +73,7 @@ impl Host {
                 print(format!("kernel {release} is held: {driver}: {why}"));
             }
         }
-        node_labels::write(Path::new(ROOT), &decision)?;
+        node_labels::write(Path::new(ROOT), &decision, &self.loaded()?)?;
         write_durably(&decision_file(), &serde_json::to_vec(&decision).map_err(std::io::Error::other)?)
     }
 
@@ -97,7 +98,7 @@ impl Host {
             return self.fail(state, &error);
         }
         if state.trial.take_if(|trial| trial.release == self.running).is_some() {
-            Grub::find(Path::new(ROOT))?.set_default(&self.running)?;
+            boot_loader::find(Path::new(ROOT))?.set_default(&self.running)?;
             state.failed.remove(&self.running);
             state.write(&state_file())?;
             print(format!("kernel {} is the default now: its drivers are loaded", self.running));
@@ -120,7 +121,7 @@ impl Host {
     }
 
     pub(crate) fn print_status(&self, json: bool) -> Result<()> {
-        let default = Grub::find(Path::new(ROOT))?.default()?;
+        let default = boot_loader::find(Path::new(ROOT))?.default()?;
         let decision = match fs_err::read(decision_file()) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(std::io::Error::other)?,
             Err(_) => Decision::default(),
@@ -159,6 +160,21 @@ impl Host {
         extensions::load(&self.modules()?)
     }
 
+    /// Returns the running kernel's extensions; none unless all of their modules are loaded.
+    fn loaded(&self) -> Result<Artifacts> {
+        let modules = self.modules()?;
+        if modules.is_empty() || extensions::ensure_loaded(Path::new(ROOT), &modules).is_err() {
+            return Ok(Artifacts::new());
+        }
+        let store = self.store();
+        let stored = self
+            .config
+            .drivers
+            .iter()
+            .filter_map(|driver| Some((driver.clone(), store.stored(driver, &self.running)?)));
+        Ok(stored.collect())
+    }
+
     fn modules(&self) -> Result<Vec<String>> {
         if self.config.modules.is_empty() {
             extensions::modules(Path::new(ROOT), &self.running)
@@ -184,9 +200,11 @@ impl Host {
     }
 }
 
-/// Makes the running kernel the default. Needs no configuration, because the package does this when it is installed.
+/// Makes the running kernel the default, also when another kernel is installed. Needs no configuration, because the package does this when it is installed.
 pub(crate) fn pin() -> Result<()> {
-    Grub::find(Path::new(ROOT))?.set_default(&kernels::running()?)
+    let boot_loader = boot_loader::find(Path::new(ROOT))?;
+    boot_loader.hold_new_kernels()?;
+    boot_loader.set_default(&kernels::running()?)
 }
 
 fn state_file() -> PathBuf {

@@ -22,7 +22,7 @@ pub(crate) fn installed(root: &Path) -> Result<Vec<String>> {
 }
 
 /// Sorts kernel releases as `sort` does, which compares numbers as numbers.
-fn in_version_order(releases: &[String]) -> Result<Vec<String>> {
+pub(crate) fn in_version_order(releases: &[String]) -> Result<Vec<String>> {
     let mut command = Command::new("sort");
     command.arg("--version-sort").env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped());
     let failed = |why: std::io::Error| Error::Program { program: "sort".to_owned(), why: why.to_string() };
