@@ -21,6 +21,8 @@ pub(crate) enum Error {
          GRUB_DEFAULT=saved and run update-grub before"
     )]
     NoDefault,
+    #[error("kernel {release} was set as the default, and the boot loader still has another one")]
+    OtherDefault { release: String },
     #[error("the boot loader has no entry for kernel {release}: run `{command}`")]
     NoEntry { release: String, command: String },
     #[error(

@@ -98,7 +98,11 @@ impl Host {
             return self.fail(state, &error);
         }
         if state.trial.take_if(|trial| trial.release == self.running).is_some() {
-            boot_loader::find(Path::new(ROOT))?.set_default(&self.running)?;
+            let boot_loader = boot_loader::find(Path::new(ROOT))?;
+            boot_loader.set_default(&self.running)?;
+            if boot_loader.default()?.as_ref() != Some(&self.running) {
+                return Err(Error::OtherDefault { release: self.running.clone() });
+            }
             state.failed.remove(&self.running);
             state.write(&state_file())?;
             print(format!("kernel {} is the default now: its drivers are loaded", self.running));
