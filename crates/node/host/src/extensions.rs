@@ -26,6 +26,41 @@ pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
     refresh()
 }
 
+/// Takes the extensions out of `/usr`, which is read-only while they are merged, so that packages can change it.
+pub(crate) fn unmerge() -> Result<()> {
+    if are_present(Path::new(EXTENSIONS))? {
+        output_of(Command::new("systemd-sysext").arg("unmerge"))?;
+    }
+    Ok(())
+}
+
+/// Merges the extensions of this boot again, with new indexes: a package may have changed the kernel's modules.
+pub(crate) fn merge_again(release: &str) -> Result<()> {
+    if !are_present(Path::new(EXTENSIONS))? {
+        return Ok(());
+    }
+    let indexes = Path::new(EXTENSIONS).join(INDEXES);
+    if indexes.exists() {
+        fs_err::remove_dir_all(indexes)?;
+    }
+    refresh()?;
+    write_indexes(release)?;
+    refresh()
+}
+
+/// Whether the directory of extensions has some of farrier's.
+fn are_present(directory: &Path) -> Result<bool> {
+    if !directory.exists() {
+        return Ok(false);
+    }
+    for entry in fs_err::read_dir(directory)? {
+        if entry?.file_name().to_string_lossy().starts_with("farrier-") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Removes what an earlier run of this boot left in the directory of extensions.
 fn remove_merged() -> Result<()> {
     for entry in fs_err::read_dir(EXTENSIONS)? {
@@ -151,6 +186,18 @@ mod tests {
         let error = ensure_loaded(root.path(), &modules).unwrap_err().to_string();
         assert!(error.contains("acme_nic") && !error.contains(", b"), "{error}");
         assert_eq!(super::modules(root.path(), "6.2").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn only_farriers_extensions_are_merged_again() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("extensions");
+        assert!(!are_present(&directory).unwrap());
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("other.raw"), "").unwrap();
+        assert!(!are_present(&directory).unwrap());
+        symlink("/nowhere", directory.join("farrier-hello-6.1.raw")).unwrap();
+        assert!(are_present(&directory).unwrap());
     }
 
     #[test]

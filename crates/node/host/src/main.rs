@@ -45,6 +45,10 @@ enum Command {
     Pin,
     /// At boot: verify the running kernel's drivers, merge them into /usr and load them
     Activate,
+    /// Take the drivers' files out of /usr, so that dpkg can write there; their modules stay loaded
+    Unmerge,
+    /// Merge the drivers' files into /usr again
+    Merge,
     /// At boot, later: make the running kernel the default if its drivers are loaded, else go back to the default
     Confirm,
     /// Fetch the drivers again for a kernel: for one whose first boot failed, or for new versions of the drivers
@@ -76,13 +80,16 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
-    if let Command::Pin = arguments.command {
-        host::pin()?;
-        return Ok(ExitCode::SUCCESS);
+    // These need no configuration.
+    match arguments.command {
+        Command::Pin => return host::pin().map(|()| ExitCode::SUCCESS),
+        Command::Unmerge => return extensions::unmerge().map(|()| ExitCode::SUCCESS),
+        Command::Merge => return extensions::merge_again(&kernels::running()?).map(|()| ExitCode::SUCCESS),
+        _ => {}
     }
     let host = Host::open(&arguments.config)?;
     match arguments.command {
-        Command::Pin => {}
+        Command::Pin | Command::Unmerge | Command::Merge => {}
         Command::Reconcile => host.reconcile()?,
         Command::Activate => return host.activate(),
         Command::Confirm => return host.confirm(),
