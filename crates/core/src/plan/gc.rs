@@ -16,7 +16,7 @@ use jiff::{ToSpan, civil::Date};
 use serde::Serialize;
 
 use super::{
-    Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target,
+    Announcements, ClusterSnapshot, node_target,
     rollout::{release_of_key, unused_kernels},
 };
 use crate::image::{Digest, Repository, Tag};
@@ -51,8 +51,8 @@ impl LiveKernels {
             kernels.insert(target.release.to_string(), KernelUse::Announced);
         }
         for node in &snapshot.nodes {
-            if let Some(next) = node.annotations.get(NEXT_KERNEL_ANNOTATION) {
-                kernels.insert(next.clone(), KernelUse::Announced);
+            if let Some(next) = node.announced_release() {
+                kernels.insert(next.into_owned(), KernelUse::Announced);
             }
         }
         for node in &snapshot.nodes {

@@ -6,15 +6,23 @@ use std::{
     process::Command,
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, commands::output_of, config::HostConfig};
+use crate::{Error, Result, commands::output_of, config::HostConfig, state::write_durably};
 
 /// The result of `farrier pull -o json`.
 #[derive(Deserialize)]
 struct Pulled {
     digest: String,
     verified: bool,
+}
+
+/// Says that an extension is stored.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    digest: String,
+    /// Public keys (PEM) with which it was verified.
+    keys: Vec<String>,
 }
 
 /// Fetches and verifies system extensions.
@@ -25,12 +33,17 @@ pub(crate) struct ArtifactStore<'a> {
 }
 
 impl ArtifactStore<'_> {
-    /// Returns the digest of a driver's extension for a kernel. Fetches what the store lacks: from imported bundles, else from the
-    /// registry.
+    /// Returns the digest of a driver's extension for a kernel. Fetches what the store lacks.
     pub(crate) fn ensure_stored(&self, driver: &str, release: &str) -> Result<String, String> {
-        if let Some(digest) = self.stored(driver, release) {
-            return Ok(digest);
+        match self.stored(driver, release) {
+            Some(digest) => Ok(digest),
+            None => self.refresh(driver, release),
         }
+    }
+
+    /// Fetches a driver's extension for a kernel, from imported bundles, else from the registry. What is stored stays until the new
+    /// one is complete.
+    pub(crate) fn refresh(&self, driver: &str, release: &str) -> Result<String, String> {
         let mut reasons = Vec::new();
         for source in self.sources() {
             match self.fetch(driver, release, &source) {
@@ -44,18 +57,30 @@ impl ArtifactStore<'_> {
         Err(reasons.join("; "))
     }
 
-    /// Returns the digest of a driver's extension if it is stored.
+    /// Returns the digest of a driver's extension if it is stored and was verified with today's keys.
     pub(crate) fn stored(&self, driver: &str, release: &str) -> Option<String> {
-        fs_err::read_to_string(self.record(driver, release)).ok()
+        let record = fs_err::read(self.record(driver, release)).ok()?;
+        let record: Record = serde_json::from_slice(&record).ok()?;
+        (record.keys == self.keys().ok()?).then_some(record.digest)
     }
 
-    /// Writes the stored extension of a driver into `directory`, after its signature and digest were verified.
-    pub(crate) fn verified(&self, driver: &str, release: &str, directory: &Path) -> Result<PathBuf> {
+    /// Writes the stored extension of a driver into `directory`, after its signature and digest were verified. Returns its path and
+    /// digest.
+    pub(crate) fn verified(
+        &self,
+        driver: &str,
+        release: &str,
+        directory: &Path,
+    ) -> Result<(PathBuf, String)> {
         fs_err::create_dir_all(directory)?;
         let file = directory.join(extension_file(driver, release));
         let layout = format!("oci:{}", self.layout(driver, release).display());
-        self.pull(driver, release, &layout, &file, &[])?;
-        Ok(file)
+        let pulled = self.pull(driver, release, &layout, &file, &[]);
+        if pulled.is_err() {
+            // It is fetched again.
+            let _ = fs_err::remove_file(self.record(driver, release));
+        }
+        Ok((file, pulled?))
     }
 
     /// Removes what is stored for other kernels than these.
@@ -71,14 +96,6 @@ impl ArtifactStore<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Removes what is stored for a kernel, so that it is fetched again.
-    pub(crate) fn forget(&self, release: &str) -> Result<()> {
-        match fs_err::remove_dir_all(self.directory.join("store").join(release)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
     }
 
     /// Imports a bundle, such as one of a USB drive, as a source of extensions. farrier verifies the bundle's signature.
@@ -99,28 +116,44 @@ impl ArtifactStore<'_> {
     }
 
     fn layout(&self, driver: &str, release: &str) -> PathBuf {
-        self.directory.join("store").join(release).join(driver)
+        self.beside(driver, release, "layout")
     }
 
     /// Returns the file with the digest of a stored extension.
     fn record(&self, driver: &str, release: &str) -> PathBuf {
-        self.layout(driver, release).with_extension("digest")
+        self.beside(driver, release, "json")
+    }
+
+    /// Returns a path beside a layout. Names of drivers may contain dots.
+    fn beside(&self, driver: &str, release: &str, extension: &str) -> PathBuf {
+        self.directory.join("store").join(release).join(format!("{driver}.{extension}"))
+    }
+
+    /// Returns the keys themselves: a file may get another key.
+    fn keys(&self) -> Result<Vec<String>> {
+        let keys = self.config.keys.iter().map(fs_err::read_to_string);
+        Ok(keys.collect::<std::io::Result<_>>()?)
     }
 
     fn fetch(&self, driver: &str, release: &str, source: &str) -> Result<String> {
         let layout = self.layout(driver, release);
-        let (new, file) = (layout.with_extension("new"), layout.with_extension("raw"));
+        let [new, file] = ["new", "raw"].map(|extension| self.beside(driver, release, extension));
         if new.exists() {
             fs_err::remove_dir_all(&new)?;
         }
         fs_err::create_dir_all(&new)?;
         let digest = self.pull(driver, release, source, &file, &["--store", &new.display().to_string()])?;
         fs_err::remove_file(&file)?;
+        // A record stands for a complete layout, also after a power cut.
+        output_of(Command::new("sync").arg("--file-system").arg(&new))?;
+        let record = self.record(driver, release);
         if layout.exists() {
+            let _ = fs_err::remove_file(&record);
             fs_err::remove_dir_all(&layout)?;
         }
         fs_err::rename(&new, &layout)?;
-        crate::state::write_durably(&self.record(driver, release), digest.as_bytes())?;
+        let content = serde_json::to_vec(&Record { digest: digest.clone(), keys: self.keys()? });
+        write_durably(&record, &content.map_err(std::io::Error::other)?)?;
         Ok(digest)
     }
 

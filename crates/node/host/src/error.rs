@@ -17,19 +17,38 @@ pub(crate) enum Error {
     )]
     NoBootLoader,
     #[error(
-        "the boot loader's default is none of the installed kernels: run `farrier-host pin`; for GRUB, set \
-         GRUB_DEFAULT=saved and run update-grub before"
+        "the boot loader's default is none of the installed kernels: with GRUB, set GRUB_DEFAULT=saved and run \
+         `update-grub`; then run `farrier-host pin`"
     )]
     NoDefault,
-    #[error("kernel {release} was set as the default, and the boot loader still has another one")]
-    OtherDefault { release: String },
+    #[error(
+        "kernel {release} was set as the default, and the boot loader's default is {}: see `bootctl list` or `grub-editenv list`",
+        .actual.as_deref().unwrap_or("none")
+    )]
+    OtherDefault { release: String, actual: Option<String> },
+    #[error(
+        "GRUB cannot write to {}, on this file system or device, and would boot a kernel that is to boot once again and \
+         again: move it to a plain partition",
+        .directory.display()
+    )]
+    ReadOnlyEnvironment { directory: PathBuf },
+    #[error(
+        "not merged, because of another operating system or version in their extension-release: {drivers}"
+    )]
+    NotMerged { drivers: String },
+    #[error("farrier-host-activate.service has not loaded the drivers in this boot: see its journal")]
+    NotActivated,
     #[error("the boot loader has no entry for kernel {release}: run `{command}`")]
     NoEntry { release: String, command: String },
     #[error(
-        "{place} sets a default entry, and systemd-boot then counts no boots: remove it{}",
+        "{place} sets a default entry, which systemd-boot boots even with no tries left: remove it{}",
         .command.map(|command| format!(" with `{command}`")).unwrap_or_default()
     )]
     FixedDefault { place: String, command: Option<&'static str> },
+    #[error("kernel {release}: no {driver}: {why}")]
+    Unavailable { release: String, driver: String, why: String },
+    #[error("{why}")]
+    Drivers { why: String },
     #[error("not loaded: {modules}")]
     NotLoaded { modules: String },
     #[error(transparent)]

@@ -6,10 +6,18 @@ use std::{
     process::Command,
 };
 
-use crate::{Error, Result, commands::output_of};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Result,
+    commands::output_of,
+    state::{Artifacts, write_durably},
+};
 
 /// Directory in which systemd-sysext finds extensions until the next boot.
 const EXTENSIONS: &str = "/run/extensions";
+/// Record of what was loaded in this boot.
+const LOADED: &str = "/run/farrier-host/loaded.json";
 /// Extension with the indexes of all modules, which this program writes.
 const INDEXES: &str = "farrier-host-indexes";
 
@@ -17,7 +25,7 @@ const INDEXES: &str = "farrier-host-indexes";
 /// no indexes: an overlay replaces whole files, so the kernel's indexes would be hidden.
 pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
     fs_err::create_dir_all(EXTENSIONS)?;
-    remove_merged()?;
+    clear_extensions()?;
     for image in images {
         symlink(image, Path::new(EXTENSIONS).join(image.file_name().unwrap_or_default()))?;
     }
@@ -28,7 +36,7 @@ pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
 
 /// Takes the extensions out of `/usr`, which is read-only while they are merged, so that packages can change it.
 pub(crate) fn unmerge() -> Result<()> {
-    if are_present(Path::new(EXTENSIONS))? {
+    if has_farrier_extensions(Path::new(EXTENSIONS))? {
         output_of(Command::new("systemd-sysext").arg("unmerge"))?;
     }
     Ok(())
@@ -36,7 +44,7 @@ pub(crate) fn unmerge() -> Result<()> {
 
 /// Merges the extensions of this boot again, with new indexes: a package may have changed the kernel's modules.
 pub(crate) fn merge_again(release: &str) -> Result<()> {
-    if !are_present(Path::new(EXTENSIONS))? {
+    if !has_farrier_extensions(Path::new(EXTENSIONS))? {
         return Ok(());
     }
     let indexes = Path::new(EXTENSIONS).join(INDEXES);
@@ -49,7 +57,7 @@ pub(crate) fn merge_again(release: &str) -> Result<()> {
 }
 
 /// Whether the directory of extensions has some of farrier's.
-fn are_present(directory: &Path) -> Result<bool> {
+fn has_farrier_extensions(directory: &Path) -> Result<bool> {
     if !directory.exists() {
         return Ok(false);
     }
@@ -62,7 +70,7 @@ fn are_present(directory: &Path) -> Result<bool> {
 }
 
 /// Removes what an earlier run of this boot left in the directory of extensions.
-fn remove_merged() -> Result<()> {
+fn clear_extensions() -> Result<()> {
     for entry in fs_err::read_dir(EXTENSIONS)? {
         let entry = entry?;
         if !entry.file_name().to_string_lossy().starts_with("farrier-") {
@@ -116,6 +124,32 @@ fn write_indexes(release: &str) -> Result<()> {
 fn is_index(name: &str) -> bool {
     let brought = ["modules.order", "modules.builtin", "modules.builtin.modinfo", "modules.builtin.ranges"];
     name.starts_with("modules.") && !brought.contains(&name)
+}
+
+/// What was loaded in this boot.
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct Loaded {
+    /// Modules that must be loaded.
+    pub(crate) modules: Vec<String>,
+    pub(crate) artifacts: Artifacts,
+}
+
+impl Loaded {
+    /// Reads the record of this boot; `None` unless all drivers were merged.
+    pub(crate) fn read() -> Option<Self> {
+        serde_json::from_slice(&fs_err::read(LOADED).ok()?).ok()
+    }
+
+    pub(crate) fn write(&self) -> Result<()> {
+        write_durably(Path::new(LOADED), &serde_json::to_vec(self).map_err(std::io::Error::other)?)
+    }
+}
+
+/// Returns the drivers that are not merged: systemd-sysext skips an extension for another operating system without an error.
+pub(crate) fn not_merged<'a>(root: &Path, release: &str, drivers: &'a [String]) -> Vec<&'a str> {
+    let updates = root.join("usr/lib/modules").join(release).join("updates");
+    let is_missing = |driver: &&String| !updates.join(format!("farrier-{driver}")).exists();
+    drivers.iter().filter(is_missing).map(String::as_str).collect()
 }
 
 /// Returns the modules of the merged extensions for a kernel.
@@ -186,18 +220,20 @@ mod tests {
         let error = ensure_loaded(root.path(), &modules).unwrap_err().to_string();
         assert!(error.contains("acme_nic") && !error.contains(", b"), "{error}");
         assert_eq!(super::modules(root.path(), "6.2").unwrap(), [""; 0]);
+        let drivers = ["a", "b", "c"].map(str::to_owned);
+        assert_eq!(not_merged(root.path(), "6.1", &drivers), ["c"]);
     }
 
     #[test]
     fn only_farriers_extensions_are_merged_again() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("extensions");
-        assert!(!are_present(&directory).unwrap());
+        assert!(!has_farrier_extensions(&directory).unwrap());
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("other.raw"), "").unwrap();
-        assert!(!are_present(&directory).unwrap());
+        assert!(!has_farrier_extensions(&directory).unwrap());
         symlink("/nowhere", directory.join("farrier-hello-6.1.raw")).unwrap();
-        assert!(are_present(&directory).unwrap());
+        assert!(has_farrier_extensions(&directory).unwrap());
     }
 
     #[test]

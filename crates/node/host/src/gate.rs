@@ -1,4 +1,4 @@
-//! The decision which kernel the host boots. Pure.
+//! Decides which kernel the host boots. No I/O.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,6 @@ use crate::state::{Artifacts, State, Trial};
 pub(crate) struct Decision {
     /// Kernel that the boot loader is to boot once.
     pub(crate) trial: Option<Trial>,
-    /// Whether the boot loader must be told about the trial.
-    pub(crate) is_new: bool,
     /// Newer kernels that stay out of the boot loader's default, with the reason of each driver.
     pub(crate) held: BTreeMap<String, BTreeMap<String, String>>,
 }
@@ -48,14 +46,46 @@ pub(crate) fn decide(
             };
         }
         if missing.is_empty() {
-            let trial = Trial { release: release.clone(), artifacts };
-            decision.is_new = state.trial.as_ref() != Some(&trial);
-            decision.trial = Some(trial);
+            decision.trial = Some(Trial { release: release.clone(), artifacts, armed_in: None });
             break;
         }
         decision.held.insert(release.clone(), missing);
     }
     decision
+}
+
+/// What the boot loader must be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// It knows.
+    Nothing,
+    /// Boot the default: what it would boot once has no trial.
+    ClearNext,
+    /// Boot this kernel once.
+    BootOnce(Trial),
+}
+
+/// Compares the decision with what the boot loader would boot once (`next`). The kernel that is on trial right now is not
+/// armed again: if it fails, the default must boot.
+pub(crate) fn order(decision: &Decision, state: &State, next: Option<&str>, running: &str) -> Order {
+    match &decision.trial {
+        Some(trial) if trial.release == *running && state.has_on_trial(running) => Order::Nothing,
+        Some(trial) => {
+            let is_known = |known: &Trial| {
+                known.armed_in.is_some()
+                    && (&known.release, &known.artifacts) == (&trial.release, &trial.artifacts)
+            };
+            if state.trial.as_ref().is_some_and(is_known) && next == Some(trial.release.as_str()) {
+                Order::Nothing
+            } else {
+                Order::BootOnce(trial.clone())
+            }
+        }
+        None if next.is_some() || state.trial.as_ref().is_some_and(|trial| trial.release != *running) => {
+            Order::ClearNext
+        }
+        None => Order::Nothing,
+    }
 }
 
 #[cfg(test)]
@@ -93,12 +123,48 @@ mod tests {
         let available = ["gpu@2", "net@2", "gpu@3"];
         let first = decision(&available, &State::default());
         let trial = first.trial.clone().unwrap();
-        assert_eq!((trial.release.as_str(), trial.artifacts.len(), first.is_new), ("2", 2, true));
+        assert_eq!((trial.release.as_str(), trial.artifacts.len()), ("2", 2));
         assert_eq!(first.held.keys().collect::<Vec<_>>(), ["3"], "the newer one is still held");
-        let armed = State { trial: Some(trial), ..State::default() };
-        assert!(!decision(&available, &armed).is_new, "the boot loader knows");
-        let newer = decision(&["gpu@2", "net@2", "gpu@3", "net@3"], &armed);
-        assert_eq!((newer.trial.unwrap().release.as_str(), newer.is_new), ("3", true));
+        let newer = decision(&["gpu@2", "net@2", "gpu@3", "net@3"], &State::default());
+        assert_eq!(newer.trial.unwrap().release, "3");
+    }
+
+    #[test]
+    fn the_boot_loader_is_told_until_it_knows() {
+        let available = ["gpu@2", "net@2"];
+        let decided = decision(&available, &State::default());
+        let trial = decided.trial.clone().unwrap();
+        let boot_once = Order::BootOnce(trial.clone());
+        let with = |armed_in: Option<&str>| State {
+            trial: Some(Trial { armed_in: armed_in.map(str::to_owned), ..trial.clone() }),
+            ..State::default()
+        };
+        assert_eq!(order(&decided, &State::default(), None, "1"), boot_once);
+        assert_eq!(
+            order(&decided, &with(None), None, "1"),
+            boot_once,
+            "it failed, or farrier-host was killed"
+        );
+        assert_eq!(
+            order(&decided, &with(Some("b")), None, "1"),
+            boot_once,
+            "the kernel's package was replaced"
+        );
+        assert_eq!(order(&decided, &with(Some("b")), Some("2"), "1"), Order::Nothing);
+        let mut other = with(Some("b"));
+        other.trial.as_mut().unwrap().artifacts.insert("gpu".to_owned(), "sha256:old".to_owned());
+        assert_eq!(order(&decided, &other, Some("2"), "1"), boot_once, "another build of a driver");
+        assert_eq!(order(&decided, &with(Some("a")), None, "2"), Order::Nothing, "it runs on trial");
+    }
+
+    #[test]
+    fn without_a_trial_the_default_boots_next() {
+        let decided = decision(&[], &State::default());
+        assert_eq!(order(&decided, &State::default(), None, "1"), Order::Nothing);
+        assert_eq!(order(&decided, &State::default(), Some("2"), "1"), Order::ClearNext);
+        let trial = Trial { release: "2".to_owned(), artifacts: Artifacts::new(), armed_in: None };
+        let state = State { trial: Some(trial), ..State::default() };
+        assert_eq!(order(&decided, &state, None, "1"), Order::ClearNext);
     }
 
     #[test]

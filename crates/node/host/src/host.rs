@@ -10,11 +10,11 @@ use serde::Serialize;
 use crate::{
     Error, Result,
     artifacts::ArtifactStore,
-    boot_loader,
+    boot_loader::{self, BootLoader},
     commands::output_of,
     config::HostConfig,
-    extensions,
-    gate::{Decision, decide},
+    extensions::{self, Loaded},
+    gate::{Decision, Order, decide, order},
     kernels,
     log::{print, print_error},
     node_labels,
@@ -28,6 +28,7 @@ const DIRECTORY: &str = "/var/lib/farrier-host";
 pub(crate) struct Host {
     config: HostConfig,
     running: String,
+    boot: String,
 }
 
 /// Output of `status`.
@@ -42,16 +43,32 @@ struct Status<'a> {
 
 impl Host {
     pub(crate) fn open(config: &Path) -> Result<Self> {
-        Ok(Self { config: HostConfig::read(config)?, running: kernels::running()? })
+        Ok(Self {
+            config: HostConfig::read(config)?,
+            running: kernels::running()?,
+            boot: kernels::boot_id()?,
+        })
     }
 
-    /// Fetches what newer kernels lack, and arms the newest one that lacks nothing.
+    /// Fetches what newer kernels lack, and lets the newest one that lacks nothing boot once.
     pub(crate) fn reconcile(&self) -> Result<()> {
-        let boot_loader = boot_loader::find(Path::new(ROOT))?;
+        let _lock = lock()?;
+        self.reconcile_locked()
+    }
+
+    fn reconcile_locked(&self) -> Result<()> {
+        let boot_loader = boot_loader::detect(Path::new(ROOT))?;
+        boot_loader.keep_default(confirmed_default().as_deref())?;
         let installed = kernels::installed(Path::new(ROOT))?;
-        let default = boot_loader.default()?.filter(|release| installed.contains(release));
+        let default = boot_loader.default_kernel()?.filter(|release| installed.contains(release));
         let default = default.ok_or(Error::NoDefault)?;
-        let (store, mut state) = (self.store(), State::read(&state_file())?);
+        if confirmed_default().as_ref() != Some(&default) {
+            write_durably(&default_file(), default.as_bytes())?;
+        }
+        let store = self.store();
+        let mut state = State::read(&state_file())?.unwrap_or_default();
+        state.end_missed_trial(&self.running, &self.boot);
+        state.write(&state_file())?;
         store.keep_only(&installed)?;
         // Also fetch the default kernel's drivers, because the next boot loads them.
         for driver in &self.config.drivers {
@@ -61,48 +78,77 @@ impl Host {
         }
         let mut look_up = |driver: &str, release: &str| store.ensure_stored(driver, release);
         let decision = decide(&default, &installed, &self.config.drivers, &state, &mut look_up);
-        if let (Some(trial), true) = (&decision.trial, decision.is_new) {
-            state.trial = Some(trial.clone());
-            // After a crash between the two, the boot loader boots the default.
-            state.write(&state_file())?;
-            boot_loader.set_next(&trial.release)?;
-            print(format!("kernel {} boots next, once: all of its drivers are stored", trial.release));
-        }
+        let obeyed = self.tell(boot_loader.as_ref(), &decision, &mut state);
         for (release, reasons) in &decision.held {
             for (driver, why) in reasons {
                 print(format!("kernel {release} is held: {driver}: {why}"));
             }
         }
-        node_labels::write(Path::new(ROOT), &decision, &self.loaded()?)?;
-        write_durably(&decision_file(), &serde_json::to_vec(&decision).map_err(std::io::Error::other)?)
+        node_labels::write(Path::new(ROOT), &decision, &loaded_artifacts())?;
+        write_durably(&decision_file(), &serde_json::to_vec(&decision).map_err(std::io::Error::other)?)?;
+        obeyed
+    }
+
+    /// Tells the boot loader what to boot next, if it does not know.
+    fn tell(&self, boot_loader: &dyn BootLoader, decision: &Decision, state: &mut State) -> Result<()> {
+        match order(decision, state, boot_loader.next_kernel()?.as_deref(), &self.running) {
+            Order::Nothing => {}
+            Order::ClearNext => {
+                boot_loader.clear_next()?;
+                state.trial.take_if(|trial| trial.release != self.running);
+                state.write(&state_file())?;
+            }
+            Order::BootOnce(mut trial) => {
+                // The trial is recorded before the kernel can boot, and can be missed only after the boot loader was told.
+                state.trial = Some(trial.clone());
+                state.write(&state_file())?;
+                boot_loader.boot_once(&trial.release)?;
+                print(format!("kernel {} boots next, once: all of its drivers are stored", trial.release));
+                trial.armed_in = Some(self.boot.clone());
+                state.trial = Some(trial);
+                state.write(&state_file())?;
+            }
+        }
+        Ok(())
     }
 
     /// Verifies and merges the running kernel's extensions, and loads their modules. If the kernel is on trial, a failure ends the
     /// trial and reboots into the default kernel.
     pub(crate) fn activate(&self) -> Result<ExitCode> {
-        let mut state = State::read(&state_file())?;
-        if state.trial.as_ref().is_some_and(|trial| trial.release != self.running) {
-            state.fail_trial(&format!("the host came back with kernel {}", self.running));
-            state.write(&state_file())?;
+        match State::read(&state_file()) {
+            Ok(Some(mut state)) => {
+                if state.end_missed_trial(&self.running, &self.boot) {
+                    state.write(&state_file())?;
+                }
+            }
+            Ok(None) => {}
+            // The drivers are needed nevertheless.
+            Err(error) => print_error(format!("warning: {}: {error}", state_file().display())),
         }
         match self.load_drivers() {
             Ok(()) => Ok(ExitCode::SUCCESS),
-            Err(error) => self.fail(state, &error),
+            Err(error) => fail(&self.running, &error),
         }
     }
 
     /// Makes the running kernel the default if its drivers are loaded.
     pub(crate) fn confirm(&self) -> Result<ExitCode> {
-        let mut state = State::read(&state_file())?;
-        if let Err(error) = extensions::ensure_loaded(Path::new(ROOT), &self.modules()?) {
-            return self.fail(state, &error);
+        let _lock = lock()?;
+        let loaded = Loaded::read().ok_or(Error::NotActivated);
+        let checked = loaded.and_then(|loaded| extensions::ensure_loaded(Path::new(ROOT), &loaded.modules));
+        if let Err(error) = checked {
+            return fail(&self.running, &error);
         }
-        if state.trial.take_if(|trial| trial.release == self.running).is_some() {
-            let boot_loader = boot_loader::find(Path::new(ROOT))?;
+        let mut state = State::read(&state_file())?.unwrap_or_default();
+        if state.has_on_trial(&self.running) {
+            let boot_loader = boot_loader::detect(Path::new(ROOT))?;
             boot_loader.set_default(&self.running)?;
-            if boot_loader.default()?.as_ref() != Some(&self.running) {
-                return Err(Error::OtherDefault { release: self.running.clone() });
+            let actual = boot_loader.default_kernel()?;
+            if actual.as_ref() != Some(&self.running) {
+                return Err(Error::OtherDefault { release: self.running.clone(), actual });
             }
+            write_durably(&default_file(), self.running.as_bytes())?;
+            state.trial = None;
             state.failed.remove(&self.running);
             state.write(&state_file())?;
             print(format!("kernel {} is the default now: its drivers are loaded", self.running));
@@ -111,21 +157,26 @@ impl Host {
     }
 
     pub(crate) fn retry(&self, release: &str) -> Result<()> {
-        let mut state = State::read(&state_file())?;
+        let _lock = lock()?;
+        for driver in &self.config.drivers {
+            let unavailable =
+                |why| Error::Unavailable { release: release.to_owned(), driver: driver.clone(), why };
+            self.store().refresh(driver, release).map_err(unavailable)?;
+        }
+        let mut state = State::read(&state_file())?.unwrap_or_default();
         state.failed.remove(release);
-        state.trial.take_if(|trial| trial.release == *release);
         state.write(&state_file())?;
-        self.store().forget(release)?;
-        self.reconcile()
+        self.reconcile_locked()
     }
 
     pub(crate) fn import(&self, bundle: &Path) -> Result<()> {
+        let _lock = lock()?;
         self.store().import(bundle)?;
-        self.reconcile()
+        self.reconcile_locked()
     }
 
     pub(crate) fn print_status(&self, json: bool) -> Result<()> {
-        let default = boot_loader::find(Path::new(ROOT))?.default()?;
+        let default = boot_loader::detect(Path::new(ROOT))?.default_kernel()?;
         let decision = match fs_err::read(decision_file()) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(std::io::Error::other)?,
             Err(_) => Decision::default(),
@@ -148,35 +199,34 @@ impl Host {
         Ok(())
     }
 
+    /// Merges and loads every driver that can be verified. Fails if one is missing, after the others were loaded.
     fn load_drivers(&self) -> Result<()> {
         let (store, directory) = (self.store(), Path::new(DIRECTORY).join("extensions"));
         // Remove the copies for earlier kernels.
         if directory.exists() {
             fs_err::remove_dir_all(&directory)?;
         }
-        let images: Vec<PathBuf> = self
-            .config
-            .drivers
-            .iter()
-            .map(|driver| store.verified(driver, &self.running, &directory))
-            .collect::<Result<_>>()?;
-        extensions::merge(&images, &self.running)?;
-        extensions::load(&self.modules()?)
-    }
-
-    /// Returns the running kernel's extensions; none unless all of their modules are loaded.
-    fn loaded(&self) -> Result<Artifacts> {
-        let modules = self.modules()?;
-        if modules.is_empty() || extensions::ensure_loaded(Path::new(ROOT), &modules).is_err() {
-            return Ok(Artifacts::new());
+        let (mut images, mut loaded, mut missing) = (Vec::new(), Loaded::default(), Vec::new());
+        for driver in &self.config.drivers {
+            match store.verified(driver, &self.running, &directory) {
+                Ok((image, digest)) => {
+                    images.push(image);
+                    loaded.artifacts.insert(driver.clone(), digest);
+                }
+                Err(error) => missing.push(format!("{driver}: {error}")),
+            }
         }
-        let store = self.store();
-        let stored = self
-            .config
-            .drivers
-            .iter()
-            .filter_map(|driver| Some((driver.clone(), store.stored(driver, &self.running)?)));
-        Ok(stored.collect())
+        extensions::merge(&images, &self.running)?;
+        loaded.modules = self.modules()?;
+        extensions::load(&loaded.modules)?;
+        if !missing.is_empty() {
+            return Err(Error::Drivers { why: missing.join("; ") });
+        }
+        let not_merged = extensions::not_merged(Path::new(ROOT), &self.running, &self.config.drivers);
+        if !not_merged.is_empty() {
+            return Err(Error::NotMerged { drivers: not_merged.join(", ") });
+        }
+        loaded.write()
     }
 
     fn modules(&self) -> Result<Vec<String>> {
@@ -187,28 +237,77 @@ impl Host {
         }
     }
 
-    /// Reports a failure. A kernel on trial gives way to the default kernel.
-    fn fail(&self, mut state: State, error: &Error) -> Result<ExitCode> {
-        print_error(format!("error: {error}"));
-        if state.trial.as_ref().is_some_and(|trial| trial.release == self.running) {
-            state.fail_trial(&error.to_string());
-            state.write(&state_file())?;
-            print_error(format!("kernel {} was on trial: rebooting into the default kernel", self.running));
-            output_of(Command::new("systemctl").args(["--no-block", "reboot"]))?;
-        }
-        Ok(ExitCode::FAILURE)
-    }
-
     fn store(&self) -> ArtifactStore<'_> {
         ArtifactStore { config: &self.config, directory: DIRECTORY.into() }
     }
 }
 
-/// Makes the running kernel the default, also when another kernel is installed. Needs no configuration, because the package does this when it is installed.
+/// Reports a failure. A kernel on trial gives way to the default kernel.
+pub(crate) fn fail(running: &str, error: &Error) -> Result<ExitCode> {
+    print_error(format!("error: {error}"));
+    let state = State::read(&state_file()).ok().flatten();
+    let on_trial = if let Some(state) = &state {
+        state.has_on_trial(running)
+    } else {
+        // The disk with the state may be missing. The default kernel has booted with it.
+        let default = boot_loader::detect(Path::new(ROOT))?.default_kernel()?;
+        default.is_some_and(|default| default != *running)
+    };
+    if !on_trial {
+        return Ok(ExitCode::FAILURE);
+    }
+    if let Some(mut state) = state {
+        state.fail_trial(&error.to_string());
+        state.write(&state_file())?;
+    }
+    // The boot loader may have been unable to take its choice back.
+    let cleared = boot_loader::detect(Path::new(ROOT)).and_then(|boot_loader| boot_loader.clear_next());
+    if let Err(error) = cleared {
+        print_error(format!("warning: {error}"));
+    }
+    print_error(format!("kernel {running} was on trial: rebooting into the default kernel"));
+    output_of(Command::new("systemctl").args(["--no-block", "reboot"]))?;
+    Ok(ExitCode::FAILURE)
+}
+
+/// Makes the running kernel the default and holds later kernels. Runs when the package is installed, before there is a
+/// configuration.
 pub(crate) fn pin() -> Result<()> {
-    let boot_loader = boot_loader::find(Path::new(ROOT))?;
-    boot_loader.hold_new_kernels()?;
-    boot_loader.set_default(&kernels::running()?)
+    let (boot_loader, running) = (boot_loader::detect(Path::new(ROOT))?, kernels::running()?);
+    boot_loader.keep_default(None)?;
+    boot_loader.set_default(&running)?;
+    write_durably(&default_file(), running.as_bytes())
+}
+
+/// Keeps the default after packages of kernels were installed or replaced.
+pub(crate) fn keep_default() -> Result<()> {
+    boot_loader::detect(Path::new(ROOT))?.keep_default(confirmed_default().as_deref())
+}
+
+/// Returns the extensions of this boot while all of their modules are loaded.
+fn loaded_artifacts() -> Artifacts {
+    let loaded = Loaded::read().unwrap_or_default();
+    match extensions::ensure_loaded(Path::new(ROOT), &loaded.modules) {
+        Ok(()) => loaded.artifacts,
+        Err(_) => Artifacts::new(),
+    }
+}
+
+/// Waits until no other command changes the state. The lock ends with the returned file.
+fn lock() -> Result<std::fs::File> {
+    fs_err::create_dir_all(DIRECTORY)?;
+    let file = std::fs::File::create(Path::new(DIRECTORY).join("lock"))?;
+    file.lock()?;
+    Ok(file)
+}
+
+/// Returns the kernel that was last confirmed as the default.
+fn confirmed_default() -> Option<String> {
+    fs_err::read_to_string(default_file()).ok()
+}
+
+fn default_file() -> PathBuf {
+    Path::new(DIRECTORY).join("default")
 }
 
 fn state_file() -> PathBuf {

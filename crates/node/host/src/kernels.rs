@@ -43,6 +43,11 @@ pub(crate) fn running() -> Result<String> {
     Ok(output_of(Command::new("uname").arg("--kernel-release"))?.trim().to_owned())
 }
 
+/// Returns the identifier of this boot.
+pub(crate) fn boot_id() -> Result<String> {
+    Ok(fs_err::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

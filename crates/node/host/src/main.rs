@@ -43,6 +43,8 @@ enum Command {
     Reconcile,
     /// Make the running kernel the boot loader's default
     Pin,
+    /// Keep the default after the package of a kernel was installed or replaced
+    KeepDefault,
     /// At boot: verify the running kernel's drivers, merge them into /usr and load them
     Activate,
     /// Take the drivers' files out of /usr, so that dpkg can write there; their modules stay loaded
@@ -51,7 +53,7 @@ enum Command {
     Merge,
     /// At boot, later: make the running kernel the default if its drivers are loaded, else go back to the default
     Confirm,
-    /// Fetch the drivers again for a kernel: for one whose first boot failed, or for new versions of the drivers
+    /// Fetch a kernel's drivers again, and try it again if its first boot failed
     Retry {
         /// Kernel release
         release: String,
@@ -80,22 +82,23 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
-    // These need no configuration.
+    let host = || Host::open(&arguments.config);
+    // A configuration that cannot be read must not keep a kernel on trial.
+    let host_at_boot = || match host() {
+        Ok(host) => Ok(Ok(host)),
+        Err(error) => host::fail(&kernels::running()?, &error).map(Err),
+    };
     match arguments.command {
-        Command::Pin => return host::pin().map(|()| ExitCode::SUCCESS),
-        Command::Unmerge => return extensions::unmerge().map(|()| ExitCode::SUCCESS),
-        Command::Merge => return extensions::merge_again(&kernels::running()?).map(|()| ExitCode::SUCCESS),
-        _ => {}
-    }
-    let host = Host::open(&arguments.config)?;
-    match arguments.command {
-        Command::Pin | Command::Unmerge | Command::Merge => {}
-        Command::Reconcile => host.reconcile()?,
-        Command::Activate => return host.activate(),
-        Command::Confirm => return host.confirm(),
-        Command::Retry { release } => host.retry(&release)?,
-        Command::Import { bundle } => host.import(&bundle)?,
-        Command::Status { json } => host.print_status(json)?,
+        Command::Pin => host::pin()?,
+        Command::KeepDefault => host::keep_default()?,
+        Command::Unmerge => extensions::unmerge()?,
+        Command::Merge => extensions::merge_again(&kernels::running()?)?,
+        Command::Activate => return host_at_boot()?.map_or_else(Ok, |host| host.activate()),
+        Command::Confirm => return host_at_boot()?.map_or_else(Ok, |host| host.confirm()),
+        Command::Reconcile => host()?.reconcile()?,
+        Command::Retry { release } => host()?.retry(&release)?,
+        Command::Import { bundle } => host()?.import(&bundle)?,
+        Command::Status { json } => host()?.print_status(json)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -68,7 +68,8 @@ mod tests {
         let written = || fs::read_to_string(&path).unwrap();
         assert_eq!(written(), "farrier-next-kernel=6.12.1.plus.deb12-amd64\nfarrier-kernel-gate=held\n");
         decision.held.clear();
-        decision.trial = Some(Trial { release: "6.2".to_owned(), artifacts: Artifacts::new() });
+        decision.trial =
+            Some(Trial { release: "6.2".to_owned(), artifacts: Artifacts::new(), armed_in: None });
         write(root.path(), &decision, &loaded).unwrap();
         assert_eq!(written(), "farrier-next-kernel=6.2\nfarrier-kernel-gate=ready\n");
         write(root.path(), &Decision::default(), &loaded).unwrap();

@@ -15,9 +15,13 @@ pub(crate) type Artifacts = BTreeMap<String, String>;
 
 /// A kernel that the boot loader boots once. The default kernel stays as it is until the drivers are loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Trial {
     pub(crate) release: String,
     pub(crate) artifacts: Artifacts,
+    /// Boot in which the boot loader was told; `None` until it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) armed_in: Option<String>,
 }
 
 /// A kernel whose first boot did not load the drivers.
@@ -37,13 +41,30 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Reads the state; empty where no state was written.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    /// Reads the state; `None` where none was written, or the disk with it is not there.
+    pub(crate) fn read(path: &Path) -> Result<Option<Self>> {
         match fs_err::read(path) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether this kernel runs on trial.
+    pub(crate) fn has_on_trial(&self, running: &str) -> bool {
+        self.trial.as_ref().is_some_and(|trial| trial.release == *running)
+    }
+
+    /// Ends a trial if the host has booted another kernel since the boot loader was told. Returns whether it did.
+    pub(crate) fn end_missed_trial(&mut self, running: &str, boot: &str) -> bool {
+        let is_missed = |trial: &Trial| {
+            trial.release != *running && trial.armed_in.as_ref().is_some_and(|armed| *armed != *boot)
+        };
+        let missed = self.trial.as_ref().is_some_and(is_missed);
+        if missed {
+            self.fail_trial(&format!("the host came back with kernel {running}"));
+        }
+        missed
     }
 
     /// Writes the state, which survives a crash of the host that follows immediately.
@@ -54,7 +75,7 @@ impl State {
 
     /// Records that the pending trial failed.
     pub(crate) fn fail_trial(&mut self, reason: &str) {
-        if let Some(Trial { release, artifacts }) = self.trial.take() {
+        if let Some(Trial { release, artifacts, armed_in: _ }) = self.trial.take() {
             self.failed.insert(release, FailedTrial { artifacts, reason: reason.to_owned() });
         }
     }
@@ -64,7 +85,9 @@ impl State {
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs_err::create_dir_all(directory)?;
-    let temporary = PathBuf::from(format!("{}.new", path.display()));
+    // Programs that read the directory skip hidden files.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary: PathBuf = directory.join(format!(".{name}.new"));
     let mut file = fs_err::File::create(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
@@ -81,14 +104,37 @@ mod tests {
     fn what_is_written_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("farrier-host/state.json");
-        assert_eq!(State::read(&path).unwrap(), State::default());
+        assert_eq!(State::read(&path).unwrap(), None);
         let artifacts = Artifacts::from([("hello".to_owned(), "sha256:1".to_owned())]);
-        let trial = Trial { release: "6.2".to_owned(), artifacts: artifacts.clone() };
+        let trial = Trial { release: "6.2".to_owned(), artifacts: artifacts.clone(), armed_in: None };
         let mut state = State { trial: Some(trial), ..State::default() };
         state.write(&path).unwrap();
-        assert_eq!(State::read(&path).unwrap(), state);
+        assert_eq!(State::read(&path).unwrap().as_ref(), Some(&state));
         state.fail_trial("it hung");
         assert_eq!(state.trial, None);
         assert_eq!(state.failed["6.2"], FailedTrial { artifacts, reason: "it hung".to_owned() });
+    }
+
+    #[test]
+    fn only_a_trial_that_the_boot_loader_knew_can_be_missed() {
+        let trial = |armed_in: Option<&str>| State {
+            trial: Some(Trial {
+                release: "6.2".to_owned(),
+                artifacts: Artifacts::new(),
+                armed_in: armed_in.map(str::to_owned),
+            }),
+            ..State::default()
+        };
+        for (armed_in, running, missed) in [
+            (Some("boot-1"), "6.1", true),
+            (Some("boot-2"), "6.1", false),
+            (None, "6.1", false),
+            (Some("boot-1"), "6.2", false),
+        ] {
+            let mut state = trial(armed_in);
+            assert_eq!(state.end_missed_trial(running, "boot-2"), missed, "{armed_in:?} {running}");
+            assert_eq!(state.failed.contains_key("6.2"), missed);
+            assert_eq!(state.has_on_trial("6.2"), !missed);
+        }
     }
 }

@@ -34,6 +34,26 @@ impl Grub {
         if exists(&with_number) { Command::new(with_number) } else { Command::new(format!("grub-{name}")) }
     }
 
+    /// Returns the kernel of the entry that a variable of GRUB's environment names.
+    fn kernel_of(&self, variable: &str) -> Result<Option<String>> {
+        let environment = output_of(Self::tool("editenv").arg("list"))?;
+        let value = environment.lines().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
+        let config = fs_err::read_to_string(&self.config)?;
+        let known = entries(&config).into_iter().find(|(_, entry)| value == Some(entry));
+        Ok(known.map(|(release, _)| release))
+    }
+
+    /// Fails if GRUB itself cannot write to the directory of its environment.
+    fn ensure_writable(&self) -> Result<()> {
+        let directory = self.config.parent().unwrap_or(Path::new("/"));
+        let probe =
+            |target: &str| output_of(Self::tool("probe").arg(format!("--target={target}")).arg(directory));
+        if is_read_only(&probe("fs")?, &probe("abstraction")?) {
+            return Err(Error::ReadOnlyEnvironment { directory: directory.to_owned() });
+        }
+        Ok(())
+    }
+
     fn entry(&self, release: &str) -> Result<String> {
         let config = fs_err::read_to_string(&self.config)?;
         let found = entries(&config).into_iter().find(|(kernel, _)| kernel == release);
@@ -44,26 +64,42 @@ impl Grub {
 }
 
 impl BootLoader for Grub {
-    fn default(&self) -> Result<Option<String>> {
-        let environment = output_of(Self::tool("editenv").arg("list"))?;
-        let saved = environment.lines().find_map(|line| line.strip_prefix("saved_entry="));
-        let config = fs_err::read_to_string(&self.config)?;
-        let known = entries(&config).into_iter().find(|(_, entry)| saved == Some(entry));
-        Ok(known.map(|(release, _)| release))
+    fn default_kernel(&self) -> Result<Option<String>> {
+        self.kernel_of("saved_entry")
     }
 
     fn set_default(&self, release: &str) -> Result<()> {
         output_of(Self::tool("set-default").arg(self.entry(release)?)).map(drop)
     }
 
-    fn set_next(&self, release: &str) -> Result<()> {
-        output_of(Self::tool("reboot").arg(self.entry(release)?)).map(drop)
+    fn next_kernel(&self) -> Result<Option<String>> {
+        self.kernel_of("next_entry")
+    }
+
+    fn boot_once(&self, release: &str) -> Result<()> {
+        let entry = self.entry(release)?;
+        self.ensure_writable()?;
+        output_of(Self::tool("reboot").arg(entry)).map(drop)
+    }
+
+    fn clear_next(&self) -> Result<()> {
+        output_of(Self::tool("editenv").args(["-", "unset", "next_entry"])).map(drop)
     }
 
     /// Does nothing: the saved entry stays the default.
-    fn hold_new_kernels(&self) -> Result<()> {
+    fn keep_default(&self, _default: Option<&str>) -> Result<()> {
         Ok(())
     }
+}
+
+/// Whether GRUB cannot write a file system with this driver, or on this kind of device: it then boots the kernel that it should boot
+/// once again and again (`00_header` of GRUB has the same lists).
+fn is_read_only(file_system: &str, abstractions: &str) -> bool {
+    let read_only = ["btrfs", "cpiofs", "newc", "odc", "romfs", "squash4", "tarfs", "zfs"];
+    read_only.contains(&file_system.trim())
+        || abstractions
+            .split_whitespace()
+            .any(|name| name == "lvm" || name == "diskfilter" || name.starts_with("mdraid"))
 }
 
 /// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Entries for recovery are left
@@ -120,5 +156,18 @@ menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {
         assert_eq!(entries(CONFIG), wanted);
         let flat = "menuentry 'x' $menuentry_id_option 'gnulinux-5.14.0-advanced-U' {\n}\n";
         assert_eq!(entries(flat), [("5.14.0".to_owned(), "gnulinux-5.14.0-advanced-U".to_owned())]);
+    }
+
+    #[test]
+    fn grub_writes_to_plain_partitions_only() {
+        for (file_system, abstractions, expected) in [
+            ("ext2\n", "\n", false),
+            ("xfs", "", false),
+            ("btrfs\n", "", true),
+            ("ext2", "lvm\n", true),
+            ("ext2", "diskfilter mdraid1x\n", true),
+        ] {
+            assert_eq!(is_read_only(file_system, abstractions), expected, "{file_system} {abstractions}");
+        }
     }
 }

@@ -24,8 +24,12 @@ use crate::{Error, Result, commands::output_of, kernels, state::write_durably};
 const VENDOR: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 /// Number of boots of new entries, which `kernel-install` reads.
 const TRIES_FILE: &str = "etc/kernel/tries";
-/// An entry whose initramfs finds no root disk must give way.
-const REBOOT_AFTER_PANIC: &str = "panic=30";
+/// The administrator's own file of that name, or an empty one.
+const SAVED_TRIES: &str = "var/lib/farrier-host/tries";
+/// Content of the file of tries: `kernel-install` holds new kernels.
+const HOLD: &[u8] = b"0\n";
+/// A kernel on trial gives way after a panic, and if its initramfs finds no root disk: that of initramfs-tools, then dracut's.
+const TRIAL_OPTIONS: [&str; 3] = ["panic=30", "rd.shell=0", "rd.emergency=reboot"];
 
 /// The installed systemd-boot.
 pub(super) struct SystemdBoot {
@@ -52,22 +56,53 @@ impl SystemdBoot {
 }
 
 impl BootLoader for SystemdBoot {
-    fn default(&self) -> Result<Option<String>> {
-        let entries = entries()?;
-        ensure_counted(&self.root, &entries)?;
+    fn default_kernel(&self) -> Result<Option<String>> {
+        let entries = restored_entries()?;
+        ensure_no_fixed_default(&self.root, &entries)?;
         Ok(entries.into_iter().find(Entry::is_good).map(|entry| entry.version))
     }
 
     fn set_default(&self, release: &str) -> Result<()> {
-        make_default(&entries()?, release)
+        make_default(&restored_entries()?, release)
     }
 
-    fn set_next(&self, release: &str) -> Result<()> {
-        make_next(&entries()?, release)
+    fn next_kernel(&self) -> Result<Option<String>> {
+        let next = restored_entries()?.into_iter().find(|entry| entry.tries_left > Some(0));
+        Ok(next.map(|entry| entry.version))
     }
 
-    fn hold_new_kernels(&self) -> Result<()> {
-        write_durably(&self.root.join(TRIES_FILE), b"0\n")
+    fn boot_once(&self, release: &str) -> Result<()> {
+        self.clear_next()?;
+        make_next(&restored_entries()?, release)
+    }
+
+    fn clear_next(&self) -> Result<()> {
+        for armed in restored_entries()?.iter().filter(|entry| entry.tries_left > Some(0)) {
+            fs_err::rename(&armed.path, armed.path_with_counter("+0"))?;
+            sync_directory(&armed.path)?;
+        }
+        Ok(())
+    }
+
+    /// Lets `kernel-install` hold new kernels. Calls the entry of the default good again: a replaced package removes its entry first.
+    fn keep_default(&self, default: Option<&str>) -> Result<()> {
+        let (tries, saved) = (self.root.join(TRIES_FILE), self.root.join(SAVED_TRIES));
+        let earlier = match fs_err::read(&tries) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            content => content?,
+        };
+        if earlier != HOLD {
+            // The package restores the file when it is removed.
+            write_durably(&saved, &earlier)?;
+            write_durably(&tries, HOLD)?;
+        }
+        let entries = restored_entries()?;
+        let is_default = |entry: &&Entry| default == Some(entry.version.as_str()) && entry.is_new();
+        if let Some(replaced) = entries.iter().find(is_default) {
+            fs_err::rename(&replaced.path, replaced.path_with_counter(""))?;
+            sync_directory(&replaced.path)?;
+        }
+        Ok(())
     }
 }
 
@@ -75,6 +110,11 @@ impl Entry {
     /// Whether the boot loader counts no boots of the entry.
     fn is_good(&self) -> bool {
         self.tries_left.is_none()
+    }
+
+    /// Whether the entry has a new kernel's counter.
+    fn is_new(&self) -> bool {
+        self.tries_left == Some(0) && self.tries_done.is_none()
     }
 
     /// Returns the path of the entry with another counter, such as `+1`; without a counter if it is empty.
@@ -111,9 +151,9 @@ fn variable(root: &Path, name: &str) -> Result<Option<String>> {
     Ok(Some(text.trim_end_matches('\0').to_owned()))
 }
 
-/// Fails if a default entry is configured: the boot loader then boots it also when it has no boots left. A pattern for all entries,
-/// as `bootctl install` writes it, is fine: of these, the boot loader boots the first.
-fn ensure_counted(root: &Path, entries: &[Entry]) -> Result<()> {
+/// Fails if a default entry is configured: systemd-boot boots such an entry even with no tries left. A pattern that matches every
+/// entry, as `bootctl install` writes it, is accepted.
+fn ensure_no_fixed_default(root: &Path, entries: &[Entry]) -> Result<()> {
     if variable(root, "LoaderEntryDefault")?.is_some() {
         let place = "the EFI variable LoaderEntryDefault".to_owned();
         return Err(Error::FixedDefault { place, command: Some("bootctl set-default ''") });
@@ -142,17 +182,18 @@ fn default_for_all(config: &str, entries: &[Entry]) -> bool {
     )
 }
 
-/// Returns the entries in the boot loader's order, after entries that `kernel-install` wrote again took their places.
-fn entries() -> Result<Vec<Entry>> {
+/// Returns the entries, newest good one first. Gives entries that `kernel-install` wrote again the counter of the entry that they
+/// replace.
+fn restored_entries() -> Result<Vec<Entry>> {
     let entries = listed()?;
-    let rewritten = rewritten(&entries);
-    if rewritten.is_empty() {
-        return Ok(entries);
+    let renames = counter_renames(&entries);
+    for (new, earlier) in &renames {
+        if earlier.tries_left > Some(0) {
+            write_durably(&new.path, for_trial(&fs_err::read_to_string(&new.path)?).as_bytes())?;
+        }
+        fs_err::rename(&new.path, &earlier.path)?;
     }
-    for (from, to) in rewritten {
-        fs_err::rename(from, to)?;
-    }
-    listed()
+    if renames.is_empty() { Ok(entries) } else { listed() }
 }
 
 fn listed() -> Result<Vec<Entry>> {
@@ -200,30 +241,28 @@ fn make_default(entries: &[Entry], release: &str) -> Result<()> {
     sync_directory(&entry.path)
 }
 
-/// Lets the entry of a kernel boot once, and no other entry that is on trial.
+/// Lets the entry of a kernel boot once.
 fn make_next(entries: &[Entry], release: &str) -> Result<()> {
     let entry = entry(entries, release)?;
-    for armed in entries.iter().filter(|other| other.tries_left > Some(0) && *other != entry) {
-        fs_err::rename(&armed.path, armed.path_with_counter("+0"))?;
-    }
-    let content = fs_err::read_to_string(&entry.path)?;
-    let next = entry.path_with_counter("+1");
-    write_durably(&next, with_option(&content, REBOOT_AFTER_PANIC).as_bytes())?;
-    if next != entry.path {
-        fs_err::remove_file(&entry.path)?;
-    }
-    sync_directory(&next)
+    // One rename, so that there are never two entries of one kernel.
+    write_durably(&entry.path, for_trial(&fs_err::read_to_string(&entry.path)?).as_bytes())?;
+    fs_err::rename(&entry.path, entry.path_with_counter("+1"))?;
+    sync_directory(&entry.path)
 }
 
-/// Returns the renames for entries that `kernel-install` wrote again, as after `update-initramfs`. It gives them the counter of
-/// new kernels; they take the place of the kernel's earlier entry.
-fn rewritten(entries: &[Entry]) -> Vec<(PathBuf, PathBuf)> {
-    let is_new = |entry: &&Entry| entry.tries_left == Some(0) && entry.tries_done.is_none();
-    let place = |new: &Entry| {
-        let earlier = entries.iter().find(|entry| !is_new(entry) && entry.name() == new.name())?;
-        Some((new.path.clone(), earlier.path.clone()))
+/// Returns entries that `kernel-install` wrote again, as after `update-initramfs`, each with the entry that it replaces.
+fn counter_renames(entries: &[Entry]) -> Vec<(&Entry, &Entry)> {
+    let pair = |new| {
+        let earlier =
+            entries.iter().find(|entry: &&Entry| !entry.is_new() && entry.name() == Entry::name(new))?;
+        Some((new, earlier))
     };
-    entries.iter().filter(is_new).filter_map(place).collect()
+    entries.iter().filter(|entry| entry.is_new()).filter_map(pair).collect()
+}
+
+/// Returns the content of an entry for a kernel on trial.
+fn for_trial(entry: &str) -> String {
+    TRIAL_OPTIONS.iter().fold(entry.to_owned(), |entry, option| with_option(&entry, option))
 }
 
 /// Adds an option to the kernel's command line in an entry, unless the entry sets this option.
@@ -280,12 +319,13 @@ mod tests {
 
     #[test]
     fn one_kernel_boots_next_and_once() {
-        let (directory, entries) = directory_with(&["6.1.0-9+1", "6.1.0-8", "6.1.0-10+0-1"]);
+        let (directory, entries) = directory_with(&["6.1.0-9+0", "6.1.0-8", "6.1.0-10+0-1"]);
         make_next(&entries, "6.1.0-10").unwrap();
         assert_eq!(names_in(directory.path()), ["m-6.1.0-10+1.conf", "m-6.1.0-8.conf", "m-6.1.0-9+0.conf"]);
         let written = fs::read_to_string(directory.path().join("m-6.1.0-10+1.conf")).unwrap();
-        assert_eq!(written, "version    6.1.0-10\noptions    root=x quiet\noptions    panic=30\n");
-        assert_eq!(with_option("options root=x panic=5", REBOOT_AFTER_PANIC), "options root=x panic=5");
+        let options = "options    panic=30\noptions    rd.shell=0\noptions    rd.emergency=reboot\n";
+        assert_eq!(written, format!("version    6.1.0-10\noptions    root=x quiet\n{options}"));
+        assert_eq!(with_option("options root=x panic=5", "panic=30"), "options root=x panic=5");
         let error = make_next(&entries, "6.2").unwrap_err().to_string();
         assert!(error.contains("kernel-install add 6.2 /boot/vmlinuz-6.2"), "{error}");
     }
@@ -294,10 +334,10 @@ mod tests {
     fn an_entry_that_is_written_again_keeps_its_counter() {
         for earlier in ["6.1.0-9", "6.1.0-9+1", "6.1.0-9+0-1"] {
             let (_directory, entries) = directory_with(&[earlier, "6.1.0-9+0", "6.1.0-10+0"]);
-            assert_eq!(rewritten(&entries), [(entries[1].path.clone(), entries[0].path.clone())]);
+            assert_eq!(counter_renames(&entries), [(&entries[1], &entries[0])]);
         }
         let (_directory, entries) = directory_with(&["6.1.0-9", "6.1.0-10+0"]);
-        assert_eq!(rewritten(&entries), []);
+        assert_eq!(counter_renames(&entries), []);
     }
 
     #[test]
