@@ -6,7 +6,7 @@ use crate::{
     image::FieldHasher,
     kernel::KernelRelease,
     oci::{Descriptor, ImageFacts, ImageIndex, ImageManifest, annotations, media_type},
-    plan::fixtures,
+    plan::{NEXT_KERNEL_ANNOTATION, NEXT_KERNEL_LABEL, fixtures},
 };
 
 const TODAY: Date = date(2026, 11, 21);
@@ -190,6 +190,21 @@ fn unions_keep_the_kernels_of_their_grace_time() {
     let plan = world.seen("6.1.1", date(2026, 1, 2)).plan();
     assert_eq!(going(&plan), [""; 0]);
     assert_eq!(plan.kept[0].why, KeepReason::Left { kernel: "6.1.1".to_owned() });
+}
+
+#[test]
+fn an_unused_announcement_keeps_its_image_as_annotation_and_as_label() {
+    let mut fleet = fixtures::World::live(&["6.1.3", "6.1.3"]);
+    let [first, second] = &mut fleet.snapshot.nodes[..] else { panic!("two nodes") };
+    first.annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), "6.1.1".to_owned());
+    second.labels.insert(NEXT_KERNEL_LABEL.to_owned(), "6.1.2".to_owned());
+    let world = World {
+        images: ["6.1.1", "6.1.2"].map(image).to_vec(),
+        live: LiveKernels::of(&fleet.snapshot, &Announcements::default()),
+        ..World::default()
+    };
+    let old = date(2020, 1, 1);
+    assert_eq!(going(&world.seen("6.1.1", old).seen("6.1.2", old).plan()), [""; 0]);
 }
 
 #[test]
