@@ -17,7 +17,7 @@ use crate::support::{
 fn built(engine: &str, kernel: &str) -> BTreeMap<String, String> {
     let site = Site::new();
     let modules = "  modules: [farrier_hello]\n";
-    site.edit("images/hello.yaml", modules, &format!("{modules}  outputs: [deb, initramfs]\n"));
+    site.edit("images/hello.yaml", modules, &format!("{modules}  outputs: [deb, deb-meta, initramfs, sysext]\n"));
     let target = ["build", "hello", "--kernel", kernel, "--os", "debian", "--os-version", "12"];
     let mut command = site.command(&[&target[..], &["--arch", "amd64", "--push", "-o", "json"]].concat());
     command.env("FARRIER_ENGINE", engine).current_dir(site.path("definitions"));
@@ -44,8 +44,10 @@ fn another_directory_time_cache_and_engine() {
             "application/spdx+json",
             "application/vnd.cyclonedx+json",
             "application/vnd.farrier.check-report.v1+json",
+            "application/vnd.farrier.deb-meta.v1",
             "application/vnd.farrier.deb.v1",
             "application/vnd.farrier.initramfs.v1",
+            "application/vnd.farrier.sysext.v1",
             "application/vnd.in-toto+json",
             "image",
         ]
