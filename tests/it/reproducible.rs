@@ -17,7 +17,11 @@ use crate::support::{
 fn built(engine: &str, kernel: &str) -> BTreeMap<String, String> {
     let site = Site::new();
     let modules = "  modules: [farrier_hello]\n";
-    site.edit("images/hello.yaml", modules, &format!("{modules}  outputs: [deb, deb-meta, initramfs, sysext]\n"));
+    site.edit(
+        "images/hello.yaml",
+        modules,
+        &format!("{modules}  outputs: [deb, deb-meta, initramfs, sysext]\n"),
+    );
     let target = ["build", "hello", "--kernel", kernel, "--os", "debian", "--os-version", "12"];
     let mut command = site.command(&[&target[..], &["--arch", "amd64", "--push", "-o", "json"]].concat());
     command.env("FARRIER_ENGINE", engine).current_dir(site.path("definitions"));
