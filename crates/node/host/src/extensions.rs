@@ -190,6 +190,9 @@ fn collect_modules(directory: &Path, modules: &mut Vec<String>) -> Result<()> {
 
 /// Loads modules with the modules that they depend on.
 pub(crate) fn load(modules: &[String]) -> Result<()> {
+    if modules.is_empty() {
+        return Ok(());
+    }
     output_of(Command::new("modprobe").arg("--all").args(modules)).map(drop)
 }
 

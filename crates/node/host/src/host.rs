@@ -218,10 +218,11 @@ impl Host {
         }
         extensions::merge(&images, &self.running)?;
         loaded.modules = self.modules()?;
-        extensions::load(&loaded.modules)?;
+        let result = extensions::load(&loaded.modules);
         if !missing.is_empty() {
             return Err(Error::Drivers { why: missing.join("; ") });
         }
+        result?;
         let not_merged = extensions::not_merged(Path::new(ROOT), &self.running, &self.config.drivers);
         if !not_merged.is_empty() {
             return Err(Error::NotMerged { drivers: not_merged.join(", ") });
