@@ -16,7 +16,7 @@ use crate::{
 
 /// Directory in which systemd-sysext finds extensions until the next boot.
 const EXTENSIONS: &str = "/run/extensions";
-/// Record of what was loaded in this boot.
+/// Where [`Loaded`] is stored until the next boot.
 const LOADED: &str = "/run/farrier-host/loaded.json";
 /// Extension with the indexes of all modules, which this program writes.
 const INDEXES: &str = "farrier-host-indexes";
@@ -29,14 +29,12 @@ pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
     for image in images {
         symlink(image, Path::new(EXTENSIONS).join(image.file_name().unwrap_or_default()))?;
     }
-    refresh()?;
-    write_indexes(release)?;
-    refresh()
+    merge_with_indexes(release)
 }
 
 /// Takes the extensions out of `/usr`, which is read-only while they are merged, so that packages can change it.
 pub(crate) fn unmerge() -> Result<()> {
-    if has_farrier_extensions(Path::new(EXTENSIONS))? {
+    if !farrier_extensions(Path::new(EXTENSIONS))?.is_empty() {
         output_of(Command::new("systemd-sysext").arg("unmerge"))?;
     }
     Ok(())
@@ -44,42 +42,46 @@ pub(crate) fn unmerge() -> Result<()> {
 
 /// Merges the extensions of this boot again, with new indexes: a package may have changed the kernel's modules.
 pub(crate) fn merge_again(release: &str) -> Result<()> {
-    if !has_farrier_extensions(Path::new(EXTENSIONS))? {
+    if farrier_extensions(Path::new(EXTENSIONS))?.is_empty() {
         return Ok(());
     }
     let indexes = Path::new(EXTENSIONS).join(INDEXES);
     if indexes.exists() {
         fs_err::remove_dir_all(indexes)?;
     }
+    merge_with_indexes(release)
+}
+
+/// Merges the extensions, indexes all modules in `/usr`, and merges the indexes too.
+fn merge_with_indexes(release: &str) -> Result<()> {
     refresh()?;
     write_indexes(release)?;
     refresh()
 }
 
-/// Whether the directory of extensions has some of farrier's.
-fn has_farrier_extensions(directory: &Path) -> Result<bool> {
+/// Returns farrier's extensions in a directory.
+fn farrier_extensions(directory: &Path) -> Result<Vec<PathBuf>> {
     if !directory.exists() {
-        return Ok(false);
+        return Ok(Vec::new());
     }
+    let mut extensions = Vec::new();
     for entry in fs_err::read_dir(directory)? {
-        if entry?.file_name().to_string_lossy().starts_with("farrier-") {
-            return Ok(true);
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("farrier-") {
+            extensions.push(entry.path());
         }
     }
-    Ok(false)
+    Ok(extensions)
 }
 
 /// Removes what an earlier run of this boot left in the directory of extensions.
 fn clear_extensions() -> Result<()> {
-    for entry in fs_err::read_dir(EXTENSIONS)? {
-        let entry = entry?;
-        if !entry.file_name().to_string_lossy().starts_with("farrier-") {
-            continue;
-        }
-        if entry.file_type()?.is_dir() {
-            fs_err::remove_dir_all(entry.path())?;
+    for extension in farrier_extensions(Path::new(EXTENSIONS))? {
+        // A link leads to an image, which is a file.
+        if extension.is_dir() {
+            fs_err::remove_dir_all(extension)?;
         } else {
-            fs_err::remove_file(entry.path())?;
+            fs_err::remove_file(extension)?;
         }
     }
     Ok(())
@@ -126,7 +128,7 @@ fn is_index(name: &str) -> bool {
     name.starts_with("modules.") && !brought.contains(&name)
 }
 
-/// What was loaded in this boot.
+/// Drivers that were merged in this boot.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     /// Modules that must be loaded.
@@ -231,12 +233,13 @@ mod tests {
     fn only_farriers_extensions_are_merged_again() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("extensions");
-        assert!(!has_farrier_extensions(&directory).unwrap());
+        assert_eq!(farrier_extensions(&directory).unwrap(), [""; 0].map(PathBuf::from));
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("other.raw"), "").unwrap();
-        assert!(!has_farrier_extensions(&directory).unwrap());
-        symlink("/nowhere", directory.join("farrier-hello-6.1.raw")).unwrap();
-        assert!(has_farrier_extensions(&directory).unwrap());
+        assert_eq!(farrier_extensions(&directory).unwrap(), [""; 0].map(PathBuf::from));
+        let hello = directory.join("farrier-hello-6.1.raw");
+        symlink("/nowhere", &hello).unwrap();
+        assert_eq!(farrier_extensions(&directory).unwrap(), [hello]);
     }
 
     #[test]
