@@ -124,7 +124,7 @@ impl ArtifactStore<'_> {
         self.beside(driver, release, "json")
     }
 
-    /// Returns a path beside a layout. Names of drivers may contain dots.
+    /// Returns the path of a file or directory of one driver. The name of a driver may contain dots.
     fn beside(&self, driver: &str, release: &str, extension: &str) -> PathBuf {
         self.directory.join("store").join(release).join(format!("{driver}.{extension}"))
     }
@@ -144,7 +144,7 @@ impl ArtifactStore<'_> {
         fs_err::create_dir_all(&new)?;
         let digest = self.pull(driver, release, source, &file, &["--store", &new.display().to_string()])?;
         fs_err::remove_file(&file)?;
-        // A record stands for a complete layout, also after a power cut.
+        // The layout must be on the disk before the record that vouches for it.
         output_of(Command::new("sync").arg("--file-system").arg(&new))?;
         let record = self.record(driver, release);
         if layout.exists() {

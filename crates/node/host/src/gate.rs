@@ -54,12 +54,12 @@ pub(crate) fn decide(
     decision
 }
 
-/// What the boot loader must be told.
+/// Change of what the boot loader boots next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// It knows.
+pub(crate) enum BootInstruction {
+    /// It is armed as decided, or not armed.
     Nothing,
-    /// Boot the default: what it would boot once has no trial.
+    /// Boot the default: no trial belongs to the kernel that it would boot once.
     ClearNext,
     /// Boot this kernel once.
     BootOnce(Trial),
@@ -67,24 +67,29 @@ pub(crate) enum Order {
 
 /// Compares the decision with what the boot loader would boot once (`next`). The kernel that is on trial right now is not
 /// armed again: if it fails, the default must boot.
-pub(crate) fn order(decision: &Decision, state: &State, next: Option<&str>, running: &str) -> Order {
+pub(crate) fn boot_instruction(
+    decision: &Decision,
+    state: &State,
+    next: Option<&str>,
+    running: &str,
+) -> BootInstruction {
     match &decision.trial {
-        Some(trial) if trial.release == *running && state.has_on_trial(running) => Order::Nothing,
+        Some(trial) if trial.release == *running && state.has_on_trial(running) => BootInstruction::Nothing,
         Some(trial) => {
             let is_known = |known: &Trial| {
                 known.armed_in.is_some()
                     && (&known.release, &known.artifacts) == (&trial.release, &trial.artifacts)
             };
             if state.trial.as_ref().is_some_and(is_known) && next == Some(trial.release.as_str()) {
-                Order::Nothing
+                BootInstruction::Nothing
             } else {
-                Order::BootOnce(trial.clone())
+                BootInstruction::BootOnce(trial.clone())
             }
         }
         None if next.is_some() || state.trial.as_ref().is_some_and(|trial| trial.release != *running) => {
-            Order::ClearNext
+            BootInstruction::ClearNext
         }
-        None => Order::Nothing,
+        None => BootInstruction::Nothing,
     }
 }
 
@@ -134,37 +139,45 @@ mod tests {
         let available = ["gpu@2", "net@2"];
         let decided = decision(&available, &State::default());
         let trial = decided.trial.clone().unwrap();
-        let boot_once = Order::BootOnce(trial.clone());
+        let boot_once = BootInstruction::BootOnce(trial.clone());
         let with = |armed_in: Option<&str>| State {
             trial: Some(Trial { armed_in: armed_in.map(str::to_owned), ..trial.clone() }),
             ..State::default()
         };
-        assert_eq!(order(&decided, &State::default(), None, "1"), boot_once);
+        assert_eq!(boot_instruction(&decided, &State::default(), None, "1"), boot_once);
         assert_eq!(
-            order(&decided, &with(None), None, "1"),
+            boot_instruction(&decided, &with(None), None, "1"),
             boot_once,
             "it failed, or farrier-host was killed"
         );
         assert_eq!(
-            order(&decided, &with(Some("b")), None, "1"),
+            boot_instruction(&decided, &with(Some("b")), None, "1"),
             boot_once,
             "the kernel's package was replaced"
         );
-        assert_eq!(order(&decided, &with(Some("b")), Some("2"), "1"), Order::Nothing);
+        assert_eq!(boot_instruction(&decided, &with(Some("b")), Some("2"), "1"), BootInstruction::Nothing);
         let mut other = with(Some("b"));
         other.trial.as_mut().unwrap().artifacts.insert("gpu".to_owned(), "sha256:old".to_owned());
-        assert_eq!(order(&decided, &other, Some("2"), "1"), boot_once, "another build of a driver");
-        assert_eq!(order(&decided, &with(Some("a")), None, "2"), Order::Nothing, "it runs on trial");
+        assert_eq!(
+            boot_instruction(&decided, &other, Some("2"), "1"),
+            boot_once,
+            "another build of a driver"
+        );
+        assert_eq!(
+            boot_instruction(&decided, &with(Some("a")), None, "2"),
+            BootInstruction::Nothing,
+            "it runs on trial"
+        );
     }
 
     #[test]
     fn without_a_trial_the_default_boots_next() {
         let decided = decision(&[], &State::default());
-        assert_eq!(order(&decided, &State::default(), None, "1"), Order::Nothing);
-        assert_eq!(order(&decided, &State::default(), Some("2"), "1"), Order::ClearNext);
+        assert_eq!(boot_instruction(&decided, &State::default(), None, "1"), BootInstruction::Nothing);
+        assert_eq!(boot_instruction(&decided, &State::default(), Some("2"), "1"), BootInstruction::ClearNext);
         let trial = Trial { release: "2".to_owned(), artifacts: Artifacts::new(), armed_in: None };
         let state = State { trial: Some(trial), ..State::default() };
-        assert_eq!(order(&decided, &state, None, "1"), Order::ClearNext);
+        assert_eq!(boot_instruction(&decided, &state, None, "1"), BootInstruction::ClearNext);
     }
 
     #[test]

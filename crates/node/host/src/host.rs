@@ -14,7 +14,7 @@ use crate::{
     commands::output_of,
     config::HostConfig,
     extensions::{self, Loaded},
-    gate::{Decision, Order, decide, order},
+    gate::{BootInstruction, Decision, boot_instruction, decide},
     kernels,
     log::{print, print_error},
     node_labels,
@@ -78,7 +78,7 @@ impl Host {
         }
         let mut look_up = |driver: &str, release: &str| store.ensure_stored(driver, release);
         let decision = decide(&default, &installed, &self.config.drivers, &state, &mut look_up);
-        let obeyed = self.tell(boot_loader.as_ref(), &decision, &mut state);
+        let instructed = self.instruct(boot_loader.as_ref(), &decision, &mut state);
         for (release, reasons) in &decision.held {
             for (driver, why) in reasons {
                 print(format!("kernel {release} is held: {driver}: {why}"));
@@ -86,20 +86,20 @@ impl Host {
         }
         node_labels::write(Path::new(ROOT), &decision, &loaded_artifacts())?;
         write_durably(&decision_file(), &serde_json::to_vec(&decision).map_err(std::io::Error::other)?)?;
-        obeyed
+        instructed
     }
 
-    /// Tells the boot loader what to boot next, if it does not know.
-    fn tell(&self, boot_loader: &dyn BootLoader, decision: &Decision, state: &mut State) -> Result<()> {
-        match order(decision, state, boot_loader.next_kernel()?.as_deref(), &self.running) {
-            Order::Nothing => {}
-            Order::ClearNext => {
+    /// Arms or disarms the boot loader, as the decision demands.
+    fn instruct(&self, boot_loader: &dyn BootLoader, decision: &Decision, state: &mut State) -> Result<()> {
+        match boot_instruction(decision, state, boot_loader.next_kernel()?.as_deref(), &self.running) {
+            BootInstruction::Nothing => {}
+            BootInstruction::ClearNext => {
                 boot_loader.clear_next()?;
                 state.trial.take_if(|trial| trial.release != self.running);
                 state.write(&state_file())?;
             }
-            Order::BootOnce(mut trial) => {
-                // The trial is recorded before the kernel can boot, and can be missed only after the boot loader was told.
+            BootInstruction::BootOnce(mut trial) => {
+                // The trial is recorded before the kernel can boot, and can be missed only after the boot loader was armed.
                 state.trial = Some(trial.clone());
                 state.write(&state_file())?;
                 boot_loader.boot_once(&trial.release)?;
@@ -247,14 +247,11 @@ impl Host {
 pub(crate) fn fail(running: &str, error: &Error) -> Result<ExitCode> {
     print_error(format!("error: {error}"));
     let state = State::read(&state_file()).ok().flatten();
-    let on_trial = if let Some(state) = &state {
-        state.has_on_trial(running)
-    } else {
-        // The disk with the state may be missing. The default kernel has booted with it.
-        let default = boot_loader::detect(Path::new(ROOT))?.default_kernel()?;
-        default.is_some_and(|default| default != *running)
+    let default = match state {
+        Some(_) => None,
+        None => boot_loader::detect(Path::new(ROOT))?.default_kernel()?,
     };
-    if !on_trial {
+    if !State::gives_way(state.as_ref(), running, default.as_deref()) {
         return Ok(ExitCode::FAILURE);
     }
     if let Some(mut state) = state {

@@ -19,7 +19,7 @@ pub(crate) type Artifacts = BTreeMap<String, String>;
 pub(crate) struct Trial {
     pub(crate) release: String,
     pub(crate) artifacts: Artifacts,
-    /// Boot in which the boot loader was told; `None` until it was.
+    /// Identifier of the boot in which the boot loader was armed; `None` until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) armed_in: Option<String>,
 }
@@ -55,7 +55,16 @@ impl State {
         self.trial.as_ref().is_some_and(|trial| trial.release == *running)
     }
 
-    /// Ends a trial if the host has booted another kernel since the boot loader was told. Returns whether it did.
+    /// Whether this kernel must give way if its drivers fail. Without a state, as where the disk with it is missing, every kernel but
+    /// the boot loader's default counts as on trial: the default has booted with that disk.
+    pub(crate) fn gives_way(state: Option<&Self>, running: &str, default: Option<&str>) -> bool {
+        match state {
+            Some(state) => state.has_on_trial(running),
+            None => default.is_some_and(|default| default != running),
+        }
+    }
+
+    /// Ends a trial if the host has booted another kernel since the boot loader was armed. Returns whether it has.
     pub(crate) fn end_missed_trial(&mut self, running: &str, boot: &str) -> bool {
         let is_missed = |trial: &Trial| {
             trial.release != *running && trial.armed_in.as_ref().is_some_and(|armed| *armed != *boot)
@@ -113,6 +122,21 @@ mod tests {
         state.fail_trial("it hung");
         assert_eq!(state.trial, None);
         assert_eq!(state.failed["6.2"], FailedTrial { artifacts, reason: "it hung".to_owned() });
+    }
+
+    #[test]
+    fn without_a_state_every_kernel_but_the_default_gives_way() {
+        let trial = Trial { release: "6.2".to_owned(), artifacts: Artifacts::new(), armed_in: None };
+        let state = State { trial: Some(trial), ..State::default() };
+        for (state, running, default, expected) in [
+            (Some(&state), "6.2", Some("6.1"), true),
+            (Some(&state), "6.0", Some("6.1"), false),
+            (None, "6.2", Some("6.1"), true),
+            (None, "6.1", Some("6.1"), false),
+            (None, "6.1", None, false),
+        ] {
+            assert_eq!(State::gives_way(state, running, default), expected, "{running} {default:?}");
+        }
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl BootLoader for Grub {
         output_of(Self::tool("editenv").args(["-", "unset", "next_entry"])).map(drop)
     }
 
-    /// Does nothing: the saved entry stays the default.
+    /// The saved entry stays the default by itself.
     fn keep_default(&self, _default: Option<&str>) -> Result<()> {
         Ok(())
     }

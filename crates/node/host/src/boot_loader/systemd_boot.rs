@@ -5,7 +5,7 @@
 //! | `NAME.conf`         | good: the newest good entry is the default                               |
 //! | `NAME+0.conf`       | held: it sorts behind the good ones                                      |
 //! | `NAME+1.conf`       | boots next, once: systemd-boot renames it before it boots it             |
-//! | `NAME+0-1.conf`     | has booted once: behind the good ones until it is called good            |
+//! | `NAME+0-1.conf`     | has booted once: sorts behind the good ones until it is marked as good            |
 //!
 //! See `systemd.io/AUTOMATIC_BOOT_ASSESSMENT`. EFI variables are not written, because some firmware does not keep them.
 
@@ -28,7 +28,8 @@ const TRIES_FILE: &str = "etc/kernel/tries";
 const SAVED_TRIES: &str = "var/lib/farrier-host/tries";
 /// Content of the file of tries: `kernel-install` holds new kernels.
 const HOLD: &[u8] = b"0\n";
-/// A kernel on trial gives way after a panic, and if its initramfs finds no root disk: that of initramfs-tools, then dracut's.
+/// Options of a kernel on trial: reboot after a panic, and where the initramfs finds no root disk. `panic` is for
+/// initramfs-tools, `rd` for dracut.
 const TRIAL_OPTIONS: [&str; 3] = ["panic=30", "rd.shell=0", "rd.emergency=reboot"];
 
 /// The installed systemd-boot.
@@ -84,7 +85,8 @@ impl BootLoader for SystemdBoot {
         Ok(())
     }
 
-    /// Lets `kernel-install` hold new kernels. Calls the entry of the default good again: a replaced package removes its entry first.
+    /// Lets `kernel-install` hold new kernels. Marks the entry of the default as good again, because
+    /// a package that is replaced removes it.
     fn keep_default(&self, default: Option<&str>) -> Result<()> {
         let (tries, saved) = (self.root.join(TRIES_FILE), self.root.join(SAVED_TRIES));
         let earlier = match fs_err::read(&tries) {
@@ -107,7 +109,7 @@ impl BootLoader for SystemdBoot {
 }
 
 impl Entry {
-    /// Whether the boot loader counts no boots of the entry.
+    /// Whether the entry has no counter.
     fn is_good(&self) -> bool {
         self.tries_left.is_none()
     }
@@ -228,7 +230,7 @@ fn entry<'a>(entries: &'a [Entry], release: &str) -> Result<&'a Entry> {
     })
 }
 
-/// Calls the entry of a kernel good, and holds the good entries of newer kernels.
+/// Marks the entry of a kernel as good, and holds the good entries of newer kernels.
 fn make_default(entries: &[Entry], release: &str) -> Result<()> {
     let entry = entry(entries, release)?;
     let good = entries.iter().filter(|entry| entry.is_good()).map(|entry| entry.version.clone());
