@@ -336,10 +336,9 @@ impl Diagnosis {
             };
             self.add_problem("nodes", says, &why.remedy(nodes[0], snapshot.read_only_nodes));
         }
-        for (says, nodes) in host_drivers(&services.definitions, snapshot, plan) {
-            let more = nodes.len() - 1;
-            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-            self.add_ok("host drivers", format!("{}{more}: farrier-host {says}", nodes[0]));
+        for (description, nodes) in host_drivers(&services.definitions, snapshot, plan) {
+            let more = and_more(nodes.len() - 1);
+            self.add_ok("host drivers", format!("{}{more}: farrier-host {description}", nodes[0]));
         }
         for UnusedImage { image, why } in &plan.unused_images {
             let says = format!("image {image}: {why}");
@@ -362,8 +361,7 @@ impl Diagnosis {
         let all_found = skipped_cells.is_empty() && !planned.unreachable;
         skipped_cells.retain(|why, _| faulty_host.is_none_or(|host| !why.contains(host)));
         for (why, cells) in skipped_cells {
-            let (first, others) = (cells[0], cells.len() - 1);
-            let more = if others == 0 { String::new() } else { format!(" and {others} more") };
+            let (first, more) = (cells[0], and_more(cells.len() - 1));
             self.add_problem(
                 "inputs",
                 format!("{}{more}: {why}", first.subject()),
@@ -391,6 +389,11 @@ impl Diagnosis {
         }
         Some(planned.plan)
     }
+}
+
+/// Returns the words after the first of several things.
+fn and_more(others: usize) -> String {
+    if others == 0 { String::new() } else { format!(" and {others} more") }
 }
 
 fn text(findings: &[Finding]) -> String {

@@ -79,8 +79,10 @@ impl Explain<'_> {
             }
         }
         chain.extend(self.upgrades(name));
-        let on_host = host_drivers_of(node, self.definitions, self.plan);
-        chain.extend(on_host.map(|says| step("host drivers", format!("farrier-host {says}"))));
+        let planned = self.plan.nodes.iter().find(|planned| planned.node == name);
+        let next = planned.and_then(|planned| planned.next.as_deref());
+        let on_host = host_drivers_of(node, self.definitions, next);
+        chain.extend(on_host.map(|description| step("host drivers", format!("farrier-host {description}"))));
         chain.extend(self.next_kernel(name));
         Some(Explanation { subject: format!("node {name}"), chain })
     }

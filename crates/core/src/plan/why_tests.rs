@@ -62,8 +62,8 @@ fn drivers_of_the_host_are_named_with_what_the_next_kernel_needs() {
     let labels = [(NEXT_KERNEL_LABEL, K48), ("feature.node.kubernetes.io/farrier-host.mft", "0123456789ab")];
     world.snapshot.nodes[0].labels.extend(labels.map(|(key, value)| (key.to_owned(), value.to_owned())));
     let says = of_node(&world, "n0");
-    let expected = "host drivers: farrier-host loads mft (system extension sha256:0123456789ab) on 6.1.0-47-amd64; next is \
-                    6.1.0-48-amd64, which needs registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64, which is published\n\
+    let expected = "host drivers: farrier-host loads mft (system extension sha256:0123456789ab...) on 6.1.0-47-amd64; next kernel \
+                    6.1.0-48-amd64: registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64 (published)\n\
                     next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64)";
     assert!(says.contains(expected), "{says}");
     let scope = crate::plan::SnapshotScope::of(&world.definitions);
