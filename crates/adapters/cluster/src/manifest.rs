@@ -202,6 +202,8 @@ fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Resul
         version: None,
         why_not_editable: entries.filter_map(not_editable_entry).collect(),
         annotations: farrier_annotations(&metadata)?,
+        created: None,
+        operator_error: None,
         spec: json(&spec, true).into(),
     };
     Ok(Resource { facts, file: file.clone(), section })

@@ -451,6 +451,8 @@ pub(super) fn resource(kind: OperatorResource, name: &str, spec: serde_json::Val
         version: Some(ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() }),
         why_not_editable: BTreeMap::new(),
         annotations: BTreeMap::new(),
+        created: None,
+        operator_error: None,
         spec: spec.into(),
     }
 }

@@ -37,6 +37,16 @@ impl<'a> OperatorResources<'a> {
         live.chain(self.manifests).filter(move |resource| resource.kind == kind)
     }
 
+    /// Returns the ClusterPolicy that the GPU Operator uses: the oldest one (`getSingletonClusterPolicy` in
+    /// `controllers/clusterpolicy_controller.go`, since 26.7; earlier versions use the one that they see first).
+    pub(super) fn cluster_policy(self) -> Option<&'a ResourceFacts> {
+        // A manifest without a live object is created later than all live ones.
+        fn age(policy: &ResourceFacts) -> impl Ord + '_ {
+            (policy.created.is_none(), policy.created, &policy.name)
+        }
+        self.of(OperatorResource::ClusterPolicy).min_by_key(|policy| age(policy))
+    }
+
     /// Whether the GPU Operator assigns nodes to NVIDIADriver resources, as it does since version 26.7, the first with a
     /// GPUCluster.
     pub(super) fn has_driver_owners(self) -> bool {

@@ -250,6 +250,10 @@ pub struct ResourceFacts {
     pub why_not_editable: BTreeMap<String, String>,
     /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
+    /// `metadata.creationTimestamp` of the live object.
+    pub created: Option<Timestamp>,
+    /// In the live object: why the operator could not apply the driver, in the operator's words.
+    pub operator_error: Option<String>,
     /// The whole `spec`.
     pub spec: Arc<serde_json::Value>,
 }

@@ -26,6 +26,7 @@ use serde_json::Value;
 use super::{
     api_fields::{self, DaemonSet, DaemonSetSpec, NodeObject, NodeStatus, PodSpec},
     object::{Object, ObjectFacts},
+    operator_status::operator_error,
 };
 
 /// Prefix of the annotations and labels that farrier owns.
@@ -114,6 +115,8 @@ pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object 
         version: Some(version.clone()),
         why_not_editable: BTreeMap::new(),
         annotations: farrier_annotations(metadata.annotations),
+        created: metadata.creation_timestamp.map(|time| time.0),
+        operator_error: operator_error(kind, &data["status"]),
         spec: Arc::new(data.get_mut("spec").map(Value::take).unwrap_or_default()),
     };
     Object { version, facts: ObjectFacts::Resource(Box::new(facts)) }
@@ -363,7 +366,9 @@ mod tests {
         let object = serde_json::from_value(json!({
             "metadata": {"name": "p", "uid": "u", "resourceVersion": "3",
                          "annotations": {"farrier.dev/record": "r", "x": "y"}},
-            "spec": {"driver": {"version": "1"}}, "status": {"state": "ready"},
+            "spec": {"driver": {"version": "1"}},
+            "status": {"state": "notReady", "conditions": [
+                {"type": "Error", "status": "True", "reason": "ReconcileFailed", "message": "no driver"}]},
         }))
         .unwrap();
         let ObjectFacts::Resource(facts) = resource(OperatorResource::ClusterPolicy, object).facts else {
@@ -372,6 +377,7 @@ mod tests {
         assert_eq!((facts.name.as_str(), facts.version.unwrap().resource_version.as_str()), ("p", "3"));
         assert_eq!(facts.annotations, [("farrier.dev/record".to_owned(), "r".to_owned())].into());
         assert_eq!(*facts.spec, json!({"driver": {"version": "1"}}));
+        assert_eq!(facts.operator_error.as_deref(), Some("no driver"));
         let object = serde_json::from_value(json!({"metadata": {"name": "m", "namespace": "kmm"}})).unwrap();
         let module = resource(OperatorResource::Module, object);
         assert_eq!(module.key(), ("kmm".to_owned(), "m".to_owned()));

@@ -24,6 +24,7 @@ mod image_streams;
 mod live;
 mod names;
 mod object;
+mod operator_status;
 mod permissions;
 mod pods;
 mod secrets;

@@ -253,6 +253,8 @@ fn labels_that_an_operator_resource_selects_are_kept() {
             version: Some(ObjectVersion { uid: key.to_owned(), resource_version: "11".to_owned() }),
             why_not_editable: BTreeMap::new(),
             annotations: BTreeMap::new(),
+            created: None,
+            operator_error: None,
             spec: json!({"nodeSelector": {key: "a"}}).into(),
         };
         let object =

@@ -145,11 +145,9 @@ pub(in crate::plan) fn skip_labels(kind: OperatorResource) -> impl Iterator<Item
 /// Returns the workload of nodes without [`WORKLOAD_LABEL`], if a ClusterPolicy enables virtual machines. Otherwise the GPU
 /// Operator ignores the label (`gpuStateLabels` in `controllers/state_manager.go`).
 pub(super) fn default_workload(kind: OperatorResource, resources: OperatorResources<'_>) -> Option<&str> {
-    let policies = resources.of(OperatorResource::ClusterPolicy);
-    let workloads = policies.map(|policy| &policy.spec["sandboxWorkloads"]);
-    let mut enabled = workloads.filter(|workloads| workloads["enabled"] == true);
-    let workloads = enabled.next().filter(|_| kind.is_of_gpu_operator())?;
-    Some(workloads["defaultWorkload"].as_str().unwrap_or(CONTAINERS))
+    let workloads = &resources.cluster_policy()?.spec["sandboxWorkloads"];
+    let is_enabled = workloads["enabled"] == true && kind.is_of_gpu_operator();
+    is_enabled.then(|| workloads["defaultWorkload"].as_str().unwrap_or(CONTAINERS))
 }
 
 /// Whether the operator skips the driver of a node with these labels. `workload` is the result of [`default_workload`].

@@ -111,8 +111,9 @@ pub(super) fn decide(
                 return Err(why);
             }
             let stalled = stalled_node(kind, &by_kernel).unwrap_or_default();
-            let how =
-                format!("{version} for {kernels} kernel{}{stalled}", if kernels == 1 { "" } else { "s" });
+            let failed = operator_failure(resource).unwrap_or_default();
+            let s = if kernels == 1 { "" } else { "s" };
+            let how = format!("{version} for {kernels} kernel{s}{stalled}{failed}");
             to_decision(resource, driver, field_decision, how, required_images)
         }
     }
@@ -164,17 +165,25 @@ const NIC_CLUSTER_POLICY: &str = "nic-cluster-policy";
 /// (`controllers/clusterpolicy_controller.go`, since 26.7).
 fn ignored_by_operator(resource: &ResourceFacts, resources: OperatorResources<'_>) -> Option<String> {
     let cluster = resources.of(OperatorResource::GpuCluster).next();
-    let manages = |policy: &&ResourceFacts| policy.spec["driver"]["useNvidiaDriverCRD"] != true;
+    let policy = resources.cluster_policy();
     match resource.kind {
         OperatorResource::NicClusterPolicy => (resource.name != NIC_CLUSTER_POLICY).then(|| {
             format!("the Network Operator ignores a NicClusterPolicy that is not named {NIC_CLUSTER_POLICY}: rename it")
         }),
-        OperatorResource::ClusterPolicy => Some(format!(
-            "the GPU Operator ignores a ClusterPolicy while GPUCluster {} exists: name an NVIDIADriver in the rollout, or delete the GPUCluster",
-            cluster?.name
-        )),
+        OperatorResource::ClusterPolicy => {
+            if let Some(ResourceFacts { name, .. }) = cluster {
+                return Some(format!(
+                    "the GPU Operator ignores a ClusterPolicy while GPUCluster {name} exists: name an NVIDIADriver in the rollout, or delete the GPUCluster"
+                ));
+            }
+            // The manifests of a directory may be for several clusters.
+            let is_other = |policy: &&ResourceFacts| resource.version.is_some() && policy.name != resource.name;
+            let used = &policy.filter(is_other)?.name;
+            Some(format!("the GPU Operator uses the oldest ClusterPolicy alone, {used}: name it in the rollout, or delete it"))
+        }
         OperatorResource::NvidiaDriver => {
-            let policy = &resources.of(OperatorResource::ClusterPolicy).find(manages)?.name;
+            let manages = |policy: &&ResourceFacts| policy.spec["driver"]["useNvidiaDriverCRD"] != true;
+            let policy = &policy.filter(manages)?.name;
             Some(match cluster {
                 None => format!(
                     "ClusterPolicy {policy} manages the driver: set spec.driver.useNvidiaDriverCRD: true there"
@@ -269,6 +278,20 @@ fn stalled_node(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<S
     let (node, state, count) = first_node_in_state(kind, kernels, |state| stall_remedy(state).is_some())?;
     let label = operator::upgrade_label(kind)?.replace("-state", ".skip");
     Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), stall_remedy(state)?))
+}
+
+/// Beginning of the Network Operator's error for a tag that was not in the registry when it last looked (`pkg/state/state_ofed.go`).
+const TAG_NOT_FOUND: &str = "ForcePrecompiled is enabled and precompiled tag was not found";
+
+/// Describes why the operator could not apply the fields that are set, with the remedy where it is known.
+fn operator_failure(resource: &ResourceFacts) -> Option<String> {
+    let error = resource.operator_error.as_deref()?;
+    let remedy = if error.starts_with(TAG_NOT_FOUND) {
+        " (it lists the registry's tags every 30 minutes; DOCA_DRIVER_IMAGE_POLL_TIME_MINUTES in its Deployment shortens that)"
+    } else {
+        ""
+    };
+    Some(format!("; the operator failed: {error}{remedy}"))
 }
 
 /// Returns the first node whose upgrade state matches, its state, and the number of such nodes.

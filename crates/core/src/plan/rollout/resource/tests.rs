@@ -247,6 +247,22 @@ fn a_state_at_rest_names_who_must_act() {
     insta::assert_snapshot!(how);
 }
 
+/// The operator lists the registry's tags only now and then, and stops all its DaemonSets while one tag is missing in its list.
+#[test]
+fn an_error_of_the_operator_is_shown() {
+    let mut world = network();
+    world.snapshot.resources[0].operator_error = Some("no such tag".to_owned());
+    change(&world.plan());
+    reconcile(&mut world);
+    let mut how = |error: &str| {
+        world.snapshot.resources[0].operator_error = Some(error.to_owned());
+        let RolloutDecision::Settled { how } = decision(&world) else { panic!("it is set") };
+        how
+    };
+    insta::assert_snapshot!(how("connection refused"), @"version 4.33.0 for 2 kernels; the operator failed: connection refused");
+    insta::assert_snapshot!(how(&format!("{TAG_NOT_FOUND}: 1.0-6.1-debian12-amd64")), @"version 4.33.0 for 2 kernels; the operator failed: ForcePrecompiled is enabled and precompiled tag was not found: 1.0-6.1-debian12-amd64 (it lists the registry's tags every 30 minutes; DOCA_DRIVER_IMAGE_POLL_TIME_MINUTES in its Deployment shortens that)");
+}
+
 #[test]
 fn the_resources_tolerations_and_affinity_count() {
     // The node runs a kernel that is not built yet.

@@ -62,6 +62,31 @@ fn a_cluster_policy_beside_a_gpu_cluster_is_held() {
     assert!(!world.plan().has_failures());
 }
 
+/// The GPU Operator uses the oldest ClusterPolicy alone (26.7, `getSingletonClusterPolicy`), by name where two are equally old.
+#[test]
+fn a_second_cluster_policy_is_held() {
+    let kind = OperatorResource::ClusterPolicy;
+    let at = |second: i64| Some(jiff::Timestamp::from_second(second).unwrap());
+    for (created, other, other_name, is_held) in [
+        (at(2), at(1), "other", true),
+        (at(1), at(2), "other", false),
+        (at(1), at(1), "other", true),
+        (at(1), at(1), "quite-other", false),
+        (None, at(2), "other", true),
+    ] {
+        let mut world = world(kind);
+        world.snapshot.resources[0].created = created;
+        let spec = json!({"driver": {}});
+        world.snapshot.resources.push(ResourceFacts { created: other, ..resource(kind, other_name, spec) });
+        let decision = decision(&world);
+        let held = matches!(decision, RolloutDecision::Hold(HoldReason::DriverOff { .. }));
+        assert_eq!(held, is_held, "{created:?} {other:?} {other_name}: {decision:?}");
+    }
+    let mut world = world(kind);
+    world.snapshot.resources.push(resource(kind, "older", json!({"driver": {}})));
+    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: the GPU Operator uses the oldest ClusterPolicy alone, older: name it in the rollout, or delete it");
+}
+
 /// A GPUCluster delegates its driver to NVIDIADriver resources. An operator with that kind assigns nodes by their labels.
 #[test]
 fn an_nvidia_driver_beside_a_gpu_cluster_is_rolled_out_to_the_nodes_with_gpus() {
