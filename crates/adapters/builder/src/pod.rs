@@ -31,7 +31,7 @@ use fs_err::{self as fs, File};
 use oci::{Assembly, Base, Layer, error_chain};
 use runner::{
     plan::{Action, Plan},
-    pod::{CONTEXT, OWN, PLAN, RUNNER},
+    pod::{CONTEXT, PLAN, RUNNER, RUNNER_DIR},
     wire::encode,
 };
 use serde_json::Value;
@@ -45,8 +45,6 @@ use crate::{
     services::{BuildError, Result, Stage},
 };
 
-/// Repository of these images, below the registry's prefix.
-const REPOSITORY: &str = "builds";
 /// Fast compression: each image is pulled only a few times, so time matters more than size.
 const GZIP_LEVEL: u32 = 1;
 /// Kind of the cache entries that hold headers as layers.
@@ -167,7 +165,7 @@ async fn publish(
     })?;
     services.process.ensure_may_write()?;
     let (repository, registry) =
-        (services.images.location.repository(REPOSITORY)?, &services.images.registry);
+        (services.images.location.repository(farrier_store::BUILDS)?, &services.images.registry);
     let from = Some(&toolchain.repository).filter(|from| services.images.location.can_address(from));
     let base_layers = toolchain.image.layers.iter().zip(layer_files(&services.images, toolchain).await?);
     let base_blobs = base_layers.map(|(layer, file)| (&layer.digest, file, from));
@@ -320,14 +318,14 @@ fn write_top_layer(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl 
             directories.insert(top.into(), 0o755);
         }
     }
-    let runner_dir = Path::new(OWN.trim_start_matches('/'));
+    let runner_dir = Path::new(RUNNER_DIR.trim_start_matches('/'));
     directories.retain(|path, _| !path.starts_with(runner_dir));
     let mut tar = Builder::new(out);
     for (path, mode) in directories {
         let mut header = header(EntryType::Directory, mode, USER);
         tar.append_data(&mut header, path.join(""), io::empty())?;
     }
-    for path in [OWN, CONTEXT] {
+    for path in [RUNNER_DIR, CONTEXT] {
         let path = Path::new(path.trim_start_matches('/')).join("");
         tar.append_data(&mut header(EntryType::Directory, 0o755, 0), path, io::empty())?;
     }

@@ -10,56 +10,58 @@ use super::manifest::field;
 
 /// Returns the text with these values in a mapping. Keys that the mapping lacks are added.
 pub(super) fn set_values(text: &str, mapping: &Node, values: &Value) -> Result<String, String> {
-    let mut edits = Edits::default();
-    edits.collect(mapping, values)?;
+    let mut edits = Vec::new();
+    collect(mapping, values, &mut edits)?;
     // Edit from the end, so that the remaining positions stay valid.
-    edits.replaced.sort_by_key(|(scalar, _)| Reverse(scalar.bytes.start));
-    let mut replaced = edits.replaced.into_iter();
-    let text = replaced.try_fold(text.to_owned(), |text, (scalar, value)| replace(&text, &scalar, &value))?;
-    edits.added.into_iter().try_fold(text, |text, (sibling, key, value)| add(&text, &sibling, &key, &value))
+    edits.sort_by_key(|(scalar, _)| Reverse(scalar.bytes.start));
+    edits.into_iter().try_fold(text.to_owned(), |text, (scalar, edit)| match edit {
+        Edit::Replace(value) => replace(&text, &scalar, &value),
+        Edit::Insert { key, value } => insert(&text, &scalar, &key, &value),
+    })
 }
 
-#[derive(Default)]
-struct Edits {
-    replaced: Vec<(Scalar, String)>,
-    /// New keys and their values. Each is inserted before a mapping's first key, which comes first here.
-    added: Vec<(Scalar, String, Value)>,
+/// Edit at a scalar.
+enum Edit {
+    /// Replaces the scalar's value.
+    Replace(String),
+    /// Adds an entry to the mapping whose first key is the scalar.
+    Insert { key: String, value: Value },
 }
 
-impl Edits {
-    fn collect(&mut self, node: &Node, value: &Value) -> Result<(), String> {
-        match (value, node.value()) {
-            (Value::Object(fields), YamlValue::Map(entries)) => {
-                for (key, value) in fields {
-                    match field(node, key) {
-                        Some(inner) => self.collect(&inner, value)?,
-                        None if value.is_null() => {}
-                        None => {
-                            let first = entries.first().and_then(|(first, _)| first.scalar());
-                            let first =
-                                first.ok_or_else(|| format!("add `{key}: {value}` to the empty mapping"))?;
-                            self.added.push((first.clone(), key.clone(), value.clone()));
-                        }
+/// Collects the edits that give `node` this value.
+fn collect(node: &Node, value: &Value, edits: &mut Vec<(Scalar, Edit)>) -> Result<(), String> {
+    match (value, node.value()) {
+        (Value::Object(fields), YamlValue::Map(entries)) => {
+            for (key, value) in fields {
+                match field(node, key) {
+                    Some(inner) => collect(&inner, value, edits)?,
+                    None if value.is_null() => {}
+                    None => {
+                        let first = entries.first().and_then(|(first, _)| first.scalar());
+                        let first =
+                            first.ok_or_else(|| format!("add `{key}: {value}` to the empty mapping"))?;
+                        let edit = Edit::Insert { key: key.clone(), value: value.clone() };
+                        edits.push((first.clone(), edit));
                     }
                 }
             }
-            (Value::Array(values), YamlValue::List(items)) if values.len() == items.len() => {
-                items.iter().zip(values).try_for_each(|(item, value)| self.collect(item, value))?;
-            }
-            (Value::String(_) | Value::Bool(_), YamlValue::Scalar(scalar)) => {
-                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                if text != scalar.text {
-                    self.replaced.push((scalar.clone(), text));
-                }
-            }
-            _ => return Err(format!("line {} holds a value of another type", node.position.line)),
         }
-        Ok(())
+        (Value::Array(values), YamlValue::List(items)) if values.len() == items.len() => {
+            items.iter().zip(values).try_for_each(|(item, value)| collect(item, value, edits))?;
+        }
+        (Value::String(_) | Value::Bool(_), YamlValue::Scalar(scalar)) => {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            if text != scalar.text {
+                edits.push((scalar.clone(), Edit::Replace(text)));
+            }
+        }
+        _ => return Err(format!("line {} holds a value of another type", node.position.line)),
     }
+    Ok(())
 }
 
 /// Adds a key to a mapping, before its first key.
-fn add(text: &str, first: &Scalar, key: &str, value: &Value) -> Result<String, String> {
+fn insert(text: &str, first: &Scalar, key: &str, value: &Value) -> Result<String, String> {
     let (before, after) =
         text.split_at_checked(first.bytes.start).ok_or("the position of a key is unknown")?;
     let indent = before.rsplit('\n').next().unwrap_or_default();
@@ -208,6 +210,15 @@ mod tests {
         }
         assert!(set("d: {}\n", serde_json::json!({"v": "1"})).unwrap_err().contains("add `v: "));
         assert!(set("d: {v: [a]}\n", serde_json::json!({"v": "1"})).unwrap_err().contains("another type"));
+    }
+
+    /// Regression test: a key went to the wrong place after a longer value.
+    #[test]
+    fn keys_are_added_behind_replaced_values() {
+        let text = "d:\n  a: {v: 'x'}\n  b:\n    w: y\n";
+        let values = serde_json::json!({"a": {"v": "much/longer"}, "b": {"w": "z", "on": true}});
+        let after = set_values(text, &documents(text).unwrap()[0].get("d").unwrap(), &values);
+        assert_eq!(after.as_deref(), Ok("d:\n  a: {v: 'much/longer'}\n  b:\n    on: true\n    w: z\n"));
     }
 
     proptest! {

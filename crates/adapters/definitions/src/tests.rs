@@ -207,8 +207,11 @@ fn unknown_fields_of_families_are_refused_everywhere() {
 
 #[test]
 fn names_of_the_stores_repositories_are_taken() {
-    let message = image_mistakes(&[("{name: mstflint}\nspec", "{name: sources}\nspec")]);
-    assert!(message.contains("\"sources\" is reserved for one of farrier's repositories"), "{message}");
+    for name in ["sources", "mirror", "builds"] {
+        let message = image_mistakes(&[("{name: mstflint}\nspec", &format!("{{name: {name}}}\nspec"))]);
+        let expected = format!("{name:?} is reserved for one of farrier's repositories");
+        assert!(message.contains(&expected), "{message}");
+    }
 }
 
 #[test]

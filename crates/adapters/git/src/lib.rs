@@ -34,7 +34,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 /// Maximum number of attempts to commit and push. A further attempt follows only if the branch moved.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// Reads the rollout targets at a location, or the image of its chart, and the names of the branches that begin with one of `proposals`.
+/// Reads the rollout targets at a location, or the image in its chart value. Also lists the branches whose names begin with one
+/// of `proposals`.
 pub async fn read(
     services: &BuildServices,
     location: &GitLocation,
@@ -76,12 +77,9 @@ pub async fn write(
             return Ok(());
         }
     }
-    let action = format!(
-        "cannot push to {}, branch {}: the branch moved during {MAX_ATTEMPTS} attempts",
-        location.repository, commit.branch
-    );
-    Err(FetchError::Program { action, message: "other writers push to it".to_owned(), transient: true }
-        .into())
+    let action = format!("push to {}, branch {}", location.repository, commit.branch);
+    let message = format!("the branch moved during {MAX_ATTEMPTS} attempts: other writers push to it");
+    Err(FetchError::Program { action, message, transient: true }.into())
 }
 
 /// A cached repository, locked for exclusive use.
@@ -132,7 +130,7 @@ impl<'a> Repository<'a> {
         Ok(self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned())
     }
 
-    /// Checks out the last fetched commit, and opens the rollout's path. A kustomization there may name files elsewhere.
+    /// Checks out the last fetched commit, and opens the rollout's path. A kustomization may name any file of the repository.
     async fn check_out(&self) -> Result<Directory> {
         let tree = self.tree();
         self.services.cache.quarantine().remove(&tree)?;
@@ -174,8 +172,7 @@ impl<'a> Repository<'a> {
         if output.status.success() {
             return Ok(true);
         }
-        // git itself prints `[rejected]` for a tip that it has not fetched; `[remote rejected]` comes from
-        // the server.
+        // If the branch has moved, git itself prints `[rejected]`, and a server rejects the push with one of the other texts.
         let rejection = output.stdout.lines().find(|line| line.starts_with('!')).unwrap_or_default();
         let moved_texts = ["[rejected]", "cannot lock ref", "failed to update ref"];
         if moved_texts.iter().any(|text| rejection.contains(text)) {

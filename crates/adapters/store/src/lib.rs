@@ -3,9 +3,9 @@
 //! The inputs are header sets, sources, root file systems and definitions.
 //!
 //! Each input is a manifest with one layer, under a descriptive tag that never changes its content. A tag derived from a
-//! definition ([`Store::move_tag`]) moves to the latest content. Tags and annotations are untrusted, because anyone with write access
-//! to the registry can set them. If the site has keys, farrier signs the inputs that it stores, and [`Store::find_trusted`] only
-//! returns signed inputs.
+//! definition ([`Store::move_tag`]) moves to the latest content. Tags and annotations are untrusted, because anyone with
+//! write access to the registry can set them. If the site has keys, farrier signs the inputs that it stores, and
+//! [`Store::find_trusted`] only returns signed inputs.
 #![forbid(unsafe_code)]
 
 mod definitions;
@@ -72,9 +72,12 @@ pub fn is_reserved(name: &str) -> bool {
     InputKind::ALL.iter().any(|kind| kind.repository() == name) || OTHER_REPOSITORIES.contains(&name)
 }
 
-/// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, the parent of
-/// mirrored images, and records of when kernels were seen and how long builds took.
-const OTHER_REPOSITORIES: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
+/// Repositories below the prefix that hold neither driver images nor stored inputs: root file systems as images, the parent of
+/// mirrored images, records of when kernels were seen and how long builds took, and [`BUILDS`].
+const OTHER_REPOSITORIES: [&str; 4] = ["farrier-rootfs", "mirror", "kernels", BUILDS];
+
+/// Repository with the images of builds that run in pods.
+pub const BUILDS: &str = "builds";
 
 /// Whether farrier moves this tag of a repository below the prefix to newer content over time. These tags move: `latest` of the
 /// definitions, the [`DECLARED`] tags of sources and root file systems, the tags of records in `kernels`, and [`TRIAL`] of
@@ -89,7 +92,7 @@ pub fn is_moving_tag(repository: &str, tag: &Tag) -> bool {
     }
 }
 
-/// Tag with which `farrier doctor` tries whether tags move.
+/// Tag that `farrier doctor` moves to test whether the registry lets tags move.
 pub const TRIAL: &str = "farrier-doctor";
 /// Tag of the newest definitions.
 pub const LATEST: &str = "latest";
@@ -108,7 +111,8 @@ pub struct StoredInput {
     pub layer: Descriptor,
     /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
-    /// Whether a trusted key signed the artifact, so that its annotations are trusted. Only [`Store::find_trusted`] verifies this.
+    /// Whether a trusted key signed the artifact, so that its annotations are trusted. Only [`Store::find_trusted`]
+    /// verifies signatures.
     pub is_signed: bool,
 }
 
@@ -163,7 +167,8 @@ impl Store {
         Self { trust: Some(trust), ..self }
     }
 
-    /// Returns the input under this tag, if any, for use in a build. If the site has keys, one of them must have signed the input.
+    /// Returns the input under this tag, if any, for use in a build. If the site has keys, one of them must have signed
+    /// the input.
     pub async fn find_trusted(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
         let Some(found) = self.find(kind, tag).await? else { return Ok(None) };
         match self.signature_status(&found).await? {
@@ -208,12 +213,12 @@ impl Store {
         Ok(self.registry.fetch_blob(repository, &layer.digest, layer.size, to).await?)
     }
 
-    /// Stores a file, unless the tag already has the same content. Other content under the tag is an error unless `replace` is set.
-    /// Signs the artifact if the site has a signing key.
+    /// Stores a file, unless the tag already has the same content. Other content under the tag is an error unless
+    /// `replace` is set. Signs the artifact if the site has a signing key.
     pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         let NewInput { kind, tag, file, layer, annotations, replace } = item;
         let repository = self.repository(*kind)?;
-        let pairs = annotations.iter().map(|(key, note)| (key.as_str(), note.clone()));
+        let pairs = annotations.iter().map(|(key, value)| (key.as_str(), value.clone()));
         let manifest = ImageManifest::artifact(kind.media_type(), vec![(*layer).clone()], pairs);
         let bytes = manifest.to_bytes()?;
         let digest = Digest::of(&bytes);

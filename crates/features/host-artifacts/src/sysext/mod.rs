@@ -23,9 +23,9 @@ use super::{
     entries::{Entries, Entry, with_directories},
     payload::HostPayload,
 };
-use verity::{BLOCK, HashTree, hash_tree};
+use verity::{BLOCK, hash_tree};
 
-/// Returns the extension and its file name. The name without `.raw` is the name of the extension, which must stay as it is.
+/// Returns the extension and its file name. The file must keep its name, which is the extension's name with `.raw`.
 pub(super) async fn write(tools: &BuildTools, payload: Arc<HostPayload>) -> Result<(String, Vec<u8>)> {
     let (name, arch, is_signed) = (name(&payload), payload.arch, payload.certificate.is_some());
     let (file_system, tree) = blocking(move || {
@@ -36,7 +36,7 @@ pub(super) async fn write(tools: &BuildTools, payload: Arc<HostPayload>) -> Resu
     })
     .await?;
     let signature = match &tools.module_signer {
-        Some(signer) if is_signed => Some(signature_partition(signer, &tree).await?),
+        Some(signer) if is_signed => Some(signature_partition(signer.clone(), tree.root_hash).await?),
         _ => None,
     };
     Ok((
@@ -111,11 +111,13 @@ fn squashfs(entries: Entries) -> Result<Vec<u8>, PayloadError> {
 }
 
 /// Returns the content of the partition with the root hash's signature. Kernels and systemd verify the hash in hexadecimal form.
-async fn signature_partition(modules: &ModuleSigner, tree: &HashTree) -> Result<Vec<u8>> {
-    let signer = modules.load().await?;
-    let root_hash = hex::encode(tree.root_hash);
-    let signature = modules.message(&signer, SignatureHash::Sha256, root_hash.as_bytes())?;
-    let fingerprint = hex::encode(Sha256::digest(&modules.certificate().der));
+async fn signature_partition(module_signer: Arc<ModuleSigner>, root_hash: [u8; 32]) -> Result<Vec<u8>> {
+    let key = module_signer.load().await?;
+    let root_hash = hex::encode(root_hash);
+    let fingerprint = hex::encode(Sha256::digest(&module_signer.certificate().der));
+    let content = root_hash.clone();
+    let signature =
+        blocking(move || module_signer.message(&key, SignatureHash::Sha256, content.as_bytes())).await?;
     let signature = BASE64_STANDARD.encode(signature);
     let object =
         json!({"rootHash": root_hash, "certificateFingerprint": fingerprint, "signature": signature});
