@@ -103,7 +103,7 @@ pub struct BundleImportArgs {
     pub insecure_no_signature: bool,
     #[command(flatten)]
     pub registry: RegistryArg,
-    /// Import the bundle even if the site accepted a newer one of the same exporter; tags then go back
+    /// Import the bundle even if the site accepted a newer one of the same exporter; tags then move back
     #[arg(long)]
     pub allow_older: bool,
     /// Also write the bundle's definitions into this directory
@@ -159,23 +159,26 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     };
     let (location, registry) = (&services.images.location, &services.images.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
-    let mut exports = Vec::new();
+    let mut requests = Vec::new();
     for content in contents {
         let repository = select::repository(location, &content.repository)?;
-        exports.push(ContentRequest { repository, registry: Arc::clone(registry), content });
+        requests.push(ContentRequest { repository, registry: Arc::clone(registry), content });
     }
     if let Some(reference) = &args.farrier_image {
-        exports.push(farrier_image(&session.global, reference).await?);
+        requests.push(farrier_image(&session.global, reference).await?);
     }
     let from = location.to_string();
-    let mut collection = bundle::collect(&exports, &from, since.as_ref()).await?;
+    let mut collection = bundle::collect(&requests, &from, since.as_ref()).await?;
     collection.index.licenses = licenses;
-    // A reader with other keys learns which one is missing.
+    // Lets a reader that lacks this key name it.
     collection.index.signer = key.clone();
     let target = Target { location: location.clone(), registry: Arc::clone(registry) };
     let origin = args.origin.as_ref().unwrap_or(&from);
     if let Some(error) = collection.assign_order(&target, origin, since.as_ref()).await? {
-        output::message(&format!("note: the clock alone orders this bundle: {}", error_chain(&error)));
+        output::message(&format!(
+            "note: the bundle's order comes from the clock alone: {}",
+            error_chain(&error)
+        ));
     }
     let split = args.split.map(Memory::bytes);
     let exported = bundle::export(collection, &args.to, split, Arc::new(Bar::new())).await?;
@@ -257,7 +260,7 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
         (Some(to), Some(count)) => {
             output::message(&format!("definitions: {count} files written to {}", to.display()));
         }
-        (Some(_), None) => output::message("definitions: the bundle holds none"),
+        (Some(_), None) => output::message("definitions: the bundle contains none"),
         (None, _) => {}
     }
     if !imported.is_complete() {

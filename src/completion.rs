@@ -81,7 +81,7 @@ impl Bash {
     const BREAKS: [char; 3] = [':', '=', '@'];
 
     /// Joins the arguments of the script, `-- INDEX CURRENT WORD...`, to the words as typed up to the cursor.
-    /// Puts the prefix of the last word that Bash keeps in front of them.
+    /// The first of the joined words is the part of the last word that Bash keeps.
     fn joined(mut words: Vec<OsString>) -> Vec<OsString> {
         let [index, current, parts @ ..] = words.get(2..).unwrap_or_default() else { return words };
         let index = index.to_str().and_then(|index| index.parse().ok()).unwrap_or(parts.len());

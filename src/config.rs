@@ -21,7 +21,8 @@ use super::{CliError, Result, args::GLOBAL_OPTIONS, output};
 const FILE: &str = "farrier.yaml";
 const NO_CONFIG: &str = "--no-config";
 
-/// Options that choose programs and trusted hosts, by id and field. Their use is printed, because a clone may contain the file.
+/// Options that choose programs and trusted hosts, by id and field. farrier prints which of them the file sets, because a
+/// clone may contain it.
 const TRUST_FIELDS: [(&str, &str); 3] =
     [("ca_file", "caFile"), ("entrypoint", "entrypoint"), ("insecure_registry", "insecureRegistry")];
 
@@ -78,10 +79,10 @@ impl Defaults {
         let (target, parent) = (file.metadata()?, fs::metadata(directory)?);
         let is_trusted = |owner: u32| owner == 0 || owner == rustix::process::geteuid().as_raw();
         // In a sticky directory, others cannot replace the file.
-        let is_open = |mode: u32| mode & 0o002 != 0 && mode & 0o1000 == 0;
+        let others_can_replace = |mode: u32| mode & 0o002 != 0 && mode & 0o1000 == 0;
         if ![&link, &target].iter().all(|metadata| is_trusted(metadata.uid()))
             || target.mode() & 0o002 != 0
-            || is_open(parent.mode())
+            || others_can_replace(parent.mode())
         {
             return Err(invalid(": another user may have written it".to_owned()));
         }

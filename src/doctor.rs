@@ -274,8 +274,8 @@ impl Diagnosis {
         }
     }
 
-    /// Checks the cluster and returns the plan for it. Omits skipped images because of `faulty_host`, whose failure
-    /// is already reported.
+    /// Checks the cluster and returns the plan for it. Does not report images that are skipped because of
+    /// `faulty_host`, whose failure is already reported.
     async fn check_cluster(
         &mut self,
         services: &BuildServices,
@@ -391,7 +391,7 @@ impl Diagnosis {
     }
 }
 
-/// Returns the words after the first of several things.
+/// Returns the words after the first of several names, such as ` and 3 more`.
 fn and_more(others: usize) -> String {
     if others == 0 { String::new() } else { format!(" and {others} more") }
 }

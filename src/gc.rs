@@ -23,7 +23,7 @@ pub struct GcArgs {
     /// Days that an image is kept after a node with its kernel was last seen
     #[arg(long, value_name = "DAYS", default_value_t = 30)]
     pub keep_days: u32,
-    /// Also look at this image, whose definition is gone (repeatable)
+    /// Also examine this image, whose definition no longer exists (repeatable)
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,
     /// Delete the images instead of only listing them

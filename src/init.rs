@@ -106,6 +106,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     for path in &from {
         read(&mut drafted, path, &context)?;
     }
+    // A rollout can write the resources in manifests, also those of a directory.
     context.in_cluster = true;
     let mut has_driver = !from.is_empty();
     for text in manifests.iter().filter(|_| from.is_empty() && driver.is_empty()) {
@@ -177,7 +178,7 @@ async fn value_or_prompt<T>(
         let line = answer.await.ok().transpose()?.flatten();
         let line = line.ok_or_else(|| CliError::usage(format!("{option}: end of input")))?;
         if line.trim().is_empty() {
-            output::message(&format!("{option} needs an answer; Ctrl-C ends without one"));
+            output::message(&format!("{option} needs a value; Ctrl-C cancels"));
             continue;
         }
         match check(line.trim().to_owned()).await {
@@ -362,7 +363,7 @@ fn detect_build(tree: &Path) -> Option<(&'static str, String)> {
         let directory = files.iter().find(is_one)?.parent()?.strip_prefix(tree).ok()?.to_str()?;
         Some((template, if directory.is_empty() { "." } else { directory }.to_owned()))
     };
-    // Other tools run make even if there is a dkms.conf.
+    // Of a tree with both, the Makefile is used: other tools run make even if there is a dkms.conf.
     let kbuild = find("kbuild", ["Kbuild", "Makefile"], "obj-m");
     kbuild.or_else(|| find("dkms", ["dkms.conf"; 2], "PACKAGE_NAME"))
 }

@@ -48,7 +48,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
         parse::<KernelRelease>("--kernel", given)?;
     }
     if logs.is_empty() {
-        // Without definitions the name may be right.
+        // Only readable definitions show that the name is wrong.
         if let Ok(definitions) = Settings::definitions(session.global.definitions.as_deref()) {
             settings::images(slice::from_ref(&image), &definitions)?;
         }

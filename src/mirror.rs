@@ -46,7 +46,7 @@ pub struct SelectionArgs {
 }
 
 impl SelectionArgs {
-    /// Returns the kernel of each set of values. A single value counts for all sets.
+    /// Returns a kernel target for each position in the lists of values. A single value counts for all positions.
     fn targets(&self) -> Result<BTreeSet<KernelTarget>> {
         let Self { kernel, os, os_version, arch, .. } = self;
         let options = [("--kernel", kernel), ("--os", os), ("--os-version", os_version), ("--arch", arch)];
@@ -130,7 +130,7 @@ pub async fn selection(
 fn print_progress(report: &MirrorReport) {
     output::message(&match report {
         MirrorReport::Stored(MirroredInput { what, content: _, new }) => {
-            format!("{what}: {}", if *new { "put into the registry" } else { "there already" })
+            format!("{what}: {}", if *new { "put into the registry" } else { "already present" })
         }
         MirrorReport::Failed(MissingInput { what, error, .. }) => format!("{what}: failed: {error}"),
     });
@@ -140,7 +140,7 @@ fn row(report: &MirrorReport) -> [String; 3] {
     match report {
         MirrorReport::Stored(MirroredInput { what, content, new }) => {
             let tag = content.tag.as_ref().map(|tag| format!(":{tag}")).unwrap_or_default();
-            let outcome = if *new { "stored" } else { "there already" };
+            let outcome = if *new { "stored" } else { "already present" };
             [what.clone(), outcome.to_owned(), format!("{}{tag}", content.repository)]
         }
         MirrorReport::Failed(MissingInput { what, error, hint, .. }) => {

@@ -42,7 +42,7 @@ pub fn is_called() -> bool {
 pub fn command() -> Command {
     let command = Cli::command().args(config::options());
     if !is_called() {
-        // Only what `--cluster` defaults to is missing here, so ignore errors.
+        // This parse only decides the default of `--cluster`, so ignore errors.
         let matches = command.clone().ignore_errors(true).try_get_matches();
         let is_live = matches.is_ok_and(|matches| selects_context(&matches));
         return if is_live { command.mut_subcommands(default_to_live_cluster) } else { command };

@@ -77,8 +77,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
                 row.pinned = Some(format!("{}@{}", outcome.cell.reference.repository, outcome.digest));
                 row.verdict = outcome.built.map(|built| built.report.verdict.as_str());
             }
-            // An image need not be meant for this kernel. Skip such an image, unless it was requested by
-            // name.
+            // Skip an image that is not meant for this kernel, unless it was requested by name.
             Err(BuildError::Skipped(_, reason)) if reason.is_not_applicable() && args.image.is_empty() => {
                 row.outcome = "skipped";
                 row.message = Some(reason.to_string());

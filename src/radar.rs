@@ -91,7 +91,7 @@ pub async fn radar(session: &Session, args: RadarArgs) -> Result<Exit> {
             if session.stop.cancel.is_cancelled() {
                 return Ok(Exit::Interrupted);
             }
-            report.builds.push(row(&services, name, &from, target, outcome.err()).await?);
+            report.builds.push(radar_build(&services, name, &from, target, outcome.err()).await?);
         }
     }
     session.show(&report, text)?;
@@ -133,7 +133,7 @@ async fn next_kernels(
 }
 
 /// Describes a build. For a compile error, compares the declarations that it names.
-async fn row(
+async fn radar_build(
     services: &BuildServices,
     image: &ImageName,
     from: &KernelTarget,

@@ -18,7 +18,7 @@ use super::{
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
     /// Objects to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource [default:
-    /// everything that carries a record of what farrier has set]
+    /// everything that has a record of farrier's changes]
     #[arg(value_name = "OBJECT")]
     pub objects: Vec<String>,
     #[command(flatten)]
@@ -31,7 +31,7 @@ pub struct RollbackArgs {
     pub dry_run: bool,
 }
 
-/// Connects to a live cluster. The snapshot will include the objects that farrier has changed, and these objects.
+/// Connects to a live cluster. The snapshot will include the objects that farrier has changed, and `objects`.
 pub(super) async fn connect(
     session: &Session,
     cluster: &str,

@@ -17,7 +17,7 @@ pub struct RotateArgs {
     /// site.yaml asks for]
     #[arg(long, value_name = "PEM")]
     pub key: Vec<PathBuf>,
-    /// Also look at this image, whose definition is gone (repeatable)
+    /// Also examine this image, whose definition no longer exists (repeatable)
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,
 }

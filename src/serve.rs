@@ -196,9 +196,9 @@ fn identity() -> String {
 }
 
 /// Returns the address of `--listen`, or the default.
-fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>> {
+fn listen(args: &ServiceArgs, is_live: bool) -> Result<Option<SocketAddr>> {
     match args.listen.as_deref() {
-        None => Ok((kube && vars::in_pod()).then_some(LISTEN_IN_POD)),
+        None => Ok((is_live && vars::in_pod()).then_some(LISTEN_IN_POD)),
         Some("off") => Ok(None),
         Some(text) => parse("--listen", text).map(Some),
     }

@@ -34,7 +34,7 @@ use super::{
 
 /// Directory in the cache for notes about engine runs, which may need cleanup after a crash.
 const ENGINE_NOTES: &str = "engine-runs";
-/// Directory in the cache in which the engine tries whether this machine permits a sandbox.
+/// Directory in the cache in which the engine tests whether this machine permits a sandbox.
 const SANDBOX_TRIALS: &str = "work";
 
 /// Context of every command: the global options, and the stop signal.

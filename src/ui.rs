@@ -112,7 +112,7 @@ async fn show(
             let url = serve(session, page).await?;
             session.show(&json!({"address": url}), |_| url.clone())?;
             if !no_browser && env_vars::has_display() {
-                open(&url);
+                open_browser(&url);
             }
             address = Some(url);
         }
@@ -133,7 +133,7 @@ async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
     Ok(format!("http://{}:{port}/", Ipv4Addr::LOCALHOST))
 }
 
-fn open(address: &str) {
+fn open_browser(address: &str) {
     let mut browser = tokio::process::Command::new("xdg-open");
     let browser = browser.arg(address).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     if let Err(error) = browser.spawn() {

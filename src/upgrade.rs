@@ -24,7 +24,7 @@ pub enum UpgradeCommand {
     Plan(UpgradePlanArgs),
     /// Show the images that DaemonSets got, the newest first: when, what each replaced, and its outcome
     History(UpgradeHistoryArgs),
-    /// Start no other node; nodes under way are finished
+    /// Start no further node; nodes in progress are finished
     Pause(UpgradeArgs),
     /// Resume, also if the upgrade stopped because a node failed
     Resume(UpgradeArgs),

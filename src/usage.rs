@@ -22,7 +22,7 @@ pub fn explain(error: &mut Error, commands: &Command) -> Option<String> {
         }
         (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) if option.starts_with("--") => {
             let option = option.clone();
-            // `-- --option`: nobody means an option as a value.
+            // clap suggests `-- --option`, but nobody means an option as a value.
             error.remove(ContextKind::Suggested);
             let mut found = Vec::new();
             commands_with(commands, option.trim_start_matches('-'), "", &mut found);

@@ -161,8 +161,8 @@ impl kernel::Kernel for Refuses {
         _: &ModuleFile,
         _: &str,
         _: std::time::Duration,
-    ) -> Result<(), kernel::IsolatedRefusal> {
-        Err(kernel::IsolatedRefusal::Died("refused".to_owned()))
+    ) -> Result<(), kernel::IsolatedLoadError> {
+        Err(kernel::IsolatedLoadError::Died("refused".to_owned()))
     }
 
     fn unload(&self, _: &str, _: kernel::Progress<'_>) -> Result<(), rustix::io::Errno> {

@@ -27,7 +27,7 @@ impl Diagnosis {
             Err(error) => return self.add_result("trial image", Err(error)),
             Ok(digest) => digest,
         };
-        self.add_ok("trial image", format!("{repository} takes manifests"));
+        self.add_ok("trial image", format!("{repository} accepts manifests"));
         let mut written = vec![subject.clone()];
         match push(&second).await.map(|digest| written.push(digest)) {
             Ok(()) => self.add_ok("trial tag", "tags may move".to_owned()),

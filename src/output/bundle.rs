@@ -116,7 +116,7 @@ pub fn imported(imported: &ImportSummary) -> String {
     let rows = imported.contents.iter().map(|Imported { content, outcome }| {
         let outcome = match outcome {
             ImportOutcome::Pushed => "pushed".to_owned(),
-            ImportOutcome::Present => "there already".to_owned(),
+            ImportOutcome::Present => "already present".to_owned(),
             ImportOutcome::Moved { previous } => format!("pushed; the tag held {previous} before"),
             ImportOutcome::Conflict { holds } => format!("conflict: the tag holds {holds}"),
         };

@@ -77,7 +77,7 @@ const NAME_FIELDS: [&str; 12] = [
     "subject",
     "check",
 ];
-/// Fields of a plan whose items name no further image.
+/// Fields of a plan whose items `-o name` does not list.
 const FIELDS_WITHOUT_NAMES: [&str; 2] = ["signatures", "unusedImages"];
 
 /// Returns the names of the outermost objects that have one.
@@ -209,7 +209,7 @@ fn lay_out(header: &Row, rows: &[Row], padding: (u16, u16), width: Option<u16>) 
     text_of(&table)
 }
 
-/// Makes a table of changed texts.
+/// Makes a table with `change` applied to the text of each cell.
 fn with_texts(header: &Row, rows: &[Row], padding: (u16, u16), change: impl Fn(String) -> String) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header.clone());

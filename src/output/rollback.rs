@@ -64,7 +64,7 @@ fn nothing(search: &Search<'_>) -> String {
     };
     let caveat = if *unseen { "as far as farrier can see, " } else { "" };
     format!(
-        "nothing to roll back in the {cluster}: {caveat}{subject} carries a record of what farrier has set (annotations \
+        "nothing to roll back in the {cluster}: {caveat}{subject} has a record of farrier's changes (annotations \
          {RECORD_ANNOTATION}, {PER_KERNEL_ANNOTATION})\n"
     )
 }

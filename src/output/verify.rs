@@ -33,12 +33,12 @@ fn image_text(report: &VerifyReport, name: &str) -> String {
     }
     let verdict = match (report.verified, report.has_no_problems()) {
         (true, _) => "verified",
-        (false, true) => "in order, but NOT verified",
+        (false, true) => "no problem found, but NOT verified",
         (false, false) => "NOT verified",
     };
     text.extend([name, ": ", verdict, "\n"]);
     for subject in &report.not_looked_at {
-        text.extend(["not looked at: ", subject, "\n"]);
+        text.extend(["not checked: ", subject, "\n"]);
     }
     text
 }

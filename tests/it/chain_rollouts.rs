@@ -69,7 +69,7 @@ fn one_pass_makes_no_rollout_of_a_chain_after_one_that_failed() {
     };
     let (code, text) = once();
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("not rolled out, because the images of a chain roll out together and"), "{text}");
+    assert!(text.contains("not rolled out: images of a chain are rolled out together, and"), "{text}");
     assert_eq!((live.image(DRIVER).as_str(), live.image(PEER).as_str()), (OLD_IMAGE, OLD_IMAGE), "{text}");
     assert_ne!(live.image(OTHER), OLD_IMAGE, "{text}");
 

@@ -291,7 +291,7 @@ async fn no_network(choice: EngineChoice) {
 async fn missing_out(choice: EngineChoice) {
     let bench = Bench::new(choice, "noout").await;
     let error = bench.payload(&bench.modules("RUN true")).await.unwrap_err();
-    assert_eq!(error.to_string(), "build step failed: the modules stage left no /out");
+    assert_eq!(error.to_string(), "build step failed: the modules stage created no /out");
     assert_eq!(bench.leftovers(), [""; 0]);
 }
 

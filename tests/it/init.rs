@@ -106,7 +106,7 @@ fn a_newcomer_with_a_module_gets_to_the_first_image() {
     let place = site.cluster().join("module.yaml");
     fs::write(&place, &module).unwrap();
     let held = newcomer(&site, &printed(&init, "run")).exits(1);
-    held.line("KMM would make the image itself; remove `build`");
+    held.line("KMM would build or sign the image itself; remove `build`");
     let made_by_kmm = module.lines().find(|line| line.contains("build:")).unwrap();
     let ready = module
         .replace(&format!("{made_by_kmm}\n"), "")
@@ -300,7 +300,7 @@ fn at_a_terminal_it_asks() {
     run.line("for another driver, end this and pass --source DIR or --from FILE");
     assert!(!run.stdout.contains("labels of: )"), "{run}");
     for option in ["--registry", "--driver"] {
-        run.line(&format!("{option} needs an answer; Ctrl-C ends without one"));
+        run.line(&format!("{option} needs a value; Ctrl-C cancels"));
     }
     // Each wrong answer is asked for again.
     for (wrong, question) in [

@@ -85,15 +85,15 @@ fn a_required_signature() {
     let plain = rows(&site, &[NO_SIGNATURE, &image], 0);
     assert_eq!(result(&plain, "signature"), ("skipped", "no key given"));
     let table = site.farrier(&["verify", NO_SIGNATURE, &image]).exits(0);
-    table.line("in order, but NOT verified");
-    table.line("not looked at: the signatures of the image");
-    table.line("not looked at: the content of the blobs");
+    table.line("no problem found, but NOT verified");
+    table.line("not checked: the signatures of the image");
+    table.line("not checked: the content of the blobs");
     site.farrier(&["verify", NO_SIGNATURE, "--key", "site.pem", &image]).exits(2);
 
     site_yaml(&site, "  policy: {requireSigned: [site.pem]}\n");
     let before = site.manifests();
     let held = site.run_once().exits(1);
-    held.line("is not signed as policy.requireSigned asks: it has no signature");
+    held.line("does not satisfy policy.requireSigned: it has no signature");
     assert_eq!(site.manifests(), before);
     let status = site.farrier(&["plan", "-o", "json"]).json();
     assert_eq!(status["rollouts"][0]["reason"], "not-signed");

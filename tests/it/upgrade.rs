@@ -138,7 +138,7 @@ fn users_of_a_device_leave_within_their_budgets_and_nodes_are_given_back() {
     });
     assert!(!is_there(&live, "user") && is_there(&live, "other"));
     assert_eq!((driver_on(&live, "n2").as_str(), state(&live, "n2")), (OLD_IMAGE, (String::new(), true)));
-    assert_eq!(waits(&live, "n2"), "it is cordoned by someone else");
+    assert_eq!(waits(&live, "n2"), "another actor cordoned the node");
     live.until("all unneeded watches have ended", |live| live.api.open_watches("pods") == 1);
 }
 

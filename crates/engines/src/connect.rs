@@ -34,7 +34,7 @@ pub struct EngineEnv {
     pub docker_host: Option<String>,
     /// `XDG_RUNTIME_DIR`: the directory with the socket of a user's Podman.
     pub runtime_dir: Option<PathBuf>,
-    /// Directory of notes about runs in a daemon. The next run removes what dead runs have left. `None`: nothing is built.
+    /// Directory of notes about runs in a daemon, by which a run removes the leftovers of dead runs. `None` if nothing is built.
     pub notes: Option<PathBuf>,
     /// `FARRIER_RUNNER`: the runner of sandboxes and pods; `None` selects the one next to farrier's own program.
     pub runner: Option<PathBuf>,
@@ -101,7 +101,7 @@ impl Tried {
     }
 }
 
-/// Names and addresses of the daemons to try, in order.
+/// Names and addresses of the daemons to try, in order. Empty if the user chose an engine without a daemon.
 fn sockets(choice: EngineChoice, env: &EngineEnv) -> Vec<(&'static str, String)> {
     let EngineEnv { docker_host, runtime_dir, .. } = env;
     let docker = || ("docker", docker_host.clone().unwrap_or_else(|| DOCKER_SOCKET.to_owned()));

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use farrier_core::template::instructions;
 
-/// Adds a `LABEL` after each `FROM`, so that every image and container of the run carries it from the first step on. The cleanup
-/// finds these objects by the label, even after a crash.
+/// Adds a `LABEL` after each `FROM`, so that every image and container of the run has the label from the first step on.
+/// The cleanup finds these objects by the label, even after a crash.
 pub(super) fn label_stages(dockerfile: &str, labels: &[(&str, &str)]) -> String {
     if labels.is_empty() {
         return dockerfile.to_owned();

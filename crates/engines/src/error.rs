@@ -99,7 +99,7 @@ impl EngineError {
 
     /// Error for a `modules` stage that ran but left no directory `/out`.
     pub(super) fn no_out() -> Self {
-        Self::Step("the modules stage left no /out".to_owned())
+        Self::Step("the modules stage created no /out".to_owned())
     }
 
     pub(super) fn engine(

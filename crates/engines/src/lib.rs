@@ -67,7 +67,7 @@ pub trait BuildLog: Send + Sync {
 /// Request to an engine to run a Dockerfile.
 #[derive(Clone)]
 pub struct BuildRequest {
-    /// Name of everything that the engine creates for the request: `[a-z0-9-]`.
+    /// ID of the request, of the characters `[a-z0-9-]`. It identifies everything that the engine creates for the request.
     pub id: String,
     pub dockerfile: String,
     pub context: Vec<ContextEntry>,

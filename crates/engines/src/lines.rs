@@ -50,7 +50,7 @@ impl LineSplitter {
         while self.pending.last() == Some(&b'\r') {
             self.pending.pop();
         }
-        // Each line separately: an incomplete code does not swallow the next line.
+        // Strip each line separately, so that an incomplete code does not swallow the next line.
         let text = strip_bytes(&self.pending).into_vec();
         self.pending.clear();
         line(&printable_lines(&String::from_utf8_lossy(&text)));

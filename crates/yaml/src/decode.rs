@@ -57,6 +57,7 @@ impl DecodeError {
         Self { message, missing_field: None, unknown_field: None, key_position: None, path: Vec::new() }
     }
 
+    /// Adds the index of the child that contains the faulty value.
     fn within(mut self, index: usize) -> Self {
         self.path.push(index);
         self
@@ -116,7 +117,7 @@ fn suggestion(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the known name that was probably mistyped: at most two edits away, in at most a third of its characters.
+/// Returns the known name that was probably meant: at most two edits away, in at most a third of the characters of `name`.
 /// `pci-10de` and `pci-15b3` are both valid and differ in three characters.
 pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
@@ -149,7 +150,7 @@ fn type_error(expected: &str, node: &Node) -> DecodeError {
     DecodeError::new(format!("expected {expected}, found {}", describe(node)))
 }
 
-/// Moves an error about an unknown field to the key's position. If serde has buffered the key, it reports the error for the
+/// Moves an error about an unknown field to the key's position. For keys that serde buffers, serde reports the error for the
 /// mapping.
 fn move_to_key(map: &Node, error: DecodeError) -> DecodeError {
     let (Some(entries), Some(field), true) = (map.entries(), &error.unknown_field, error.path.is_empty())

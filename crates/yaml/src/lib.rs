@@ -106,7 +106,7 @@ impl Node {
 
     /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<Self> {
-        Some(self.lookup(key)?.shared_with(self))
+        Some(self.lookup(key)?.with_sharing_of(self))
     }
 
     fn lookup(&self, key: &str) -> Option<&Self> {
@@ -116,7 +116,7 @@ impl Node {
     /// Returns the items of a list.
     pub fn items(&self) -> Option<impl Iterator<Item = Self>> {
         let Value::List(items) = self.value() else { return None };
-        Some(items.iter().map(|item| item.shared_with(self)))
+        Some(items.iter().map(|item| item.with_sharing_of(self)))
     }
 
     /// Returns the keys and values of a mapping.
@@ -163,7 +163,7 @@ impl Node {
         }
     }
 
-    /// Makes an error at this node's position.
+    /// Creates an error at this node's position.
     pub fn error(&self, message: impl Into<String>) -> YamlError {
         YamlError { position: self.position, message: message.into() }
     }
@@ -207,7 +207,8 @@ impl Node {
         matches!(self.value(), Value::Removed)
     }
 
-    fn shared_with(&self, parent: &Self) -> Self {
+    /// Returns the node, marked as shared if its parent is.
+    fn with_sharing_of(&self, parent: &Self) -> Self {
         Self { shared: self.shared || parent.shared, ..self.clone() }
     }
 

@@ -80,7 +80,7 @@ async fn an_older_bundle_is_refused_and_says_what_goes_back() {
     }
     let short = |content: &Content| content.digest.short().to_owned();
     let back = format!(
-        "these tags go back: sources:declared-1 from mstflint 4.34 (sha256:{}) to mstflint 4.33 (sha256:{})",
+        "these tags move back: sources:declared-1 from mstflint 4.34 (sha256:{}) to mstflint 4.33 (sha256:{})",
         short(&new),
         short(&old)
     );
@@ -98,7 +98,7 @@ async fn an_older_bundle_is_refused_and_says_what_goes_back() {
     assert_eq!(declared(&to).await, old.digest);
     // The site remembers the newest order that it ever accepted.
     let (code, said) = import(&to, &file("old.bundle"), &[]);
-    assert!(code == Some(1) && said.contains("no tag goes back"), "{said}");
+    assert!(code == Some(1) && said.contains("no tag moves back"), "{said}");
     assert_eq!(import(&to, &file("new.bundle"), &[]).0, Some(0));
     assert_eq!(declared(&to).await, new.digest);
 }

@@ -34,7 +34,7 @@ pub(super) const MIN_MEMORY: u64 = 4 << 30;
 
 /// Limit on concurrent processes of a build: several for each processor of the largest machines.
 const MAX_PROCESSES: u64 = 8 << 10;
-/// Limit in bytes on what a build writes, the same as a pod's share of its node's disk (`JobSpec`).
+/// Limit in bytes on what a build writes, equal to the ephemeral-storage limit of a build's pod.
 const MAX_DISK: u64 = 32 << 30;
 /// Limit on files, links and directories of a build: ten times the number in a compiled kernel source tree.
 const MAX_INODES: u64 = 2_000_000;
@@ -197,7 +197,7 @@ async fn build_base_image_if_absent(
         cancel: services.process.cancel.clone(),
     };
     match engine.build_image(&request, &cell.base_name).await {
-        Err(EngineError::Step(message)) => Err(match missing_compiler(build, headers, &log) {
+        Err(EngineError::Step(message)) => Err(match compiler_probe_error(build, headers, &log) {
             Some(error) => error,
             None => EngineError::Step(message).into(),
         }),
@@ -206,7 +206,7 @@ async fn build_base_image_if_absent(
 }
 
 /// Returns an error if the probe has found that the toolchain lacks the kernel's compiler.
-pub(super) fn missing_compiler(
+pub(super) fn compiler_probe_error(
     build: &CellBuild<'_>,
     headers: &HeaderSet,
     log: &ProbeLog,
@@ -260,8 +260,8 @@ async fn provide_toolchain(
     Ok(name)
 }
 
-/// Ensures that the engine has an image, from a mirror or its own registry, and returns its name there. The engine
-/// connects to the network directly, so its hosts are checked against the site's network policy first.
+/// Pulls an image from a mirror or its own registry, unless the engine has it. Returns the image's name in the engine.
+/// The engine connects to the network directly, so the hosts are checked against the site's network policy first.
 async fn pull(services: &BuildServices, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
     let net = services.fetcher.net();
     let candidates = net.image_candidates(&image.repository);
@@ -359,8 +359,8 @@ fn setup_step(text: String, argv: Vec<String>) -> Step {
     Step { line: 0, text, action: Action::Run(Run { argv, workdir: "/".to_owned(), ..Run::default() }) }
 }
 
-/// Returns a command that fails if the toolchain has no compiler of this major version. The command then prints the available
-/// versions.
+/// Returns a shell command that succeeds if the toolchain has a compiler of this major version. Otherwise the command
+/// prints the available versions and fails.
 fn probe(Compiler { kind, major }: Compiler) -> String {
     let name = match kind {
         CompilerKind::Gcc => "gcc",

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     FileLog,
-    base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, missing_compiler},
+    base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, compiler_probe_error},
     cell_build::{CellBuild, CompileInputs, Payload, ensure_planned},
     diagnosis::Diagnosis,
     logs::log_path,
@@ -78,7 +78,7 @@ pub(super) async fn compile(
     let confinement = match within(deadline, &steps_started, &started_at, &request.cancel, run).await {
         Some(Ok(confinement)) => confinement,
         Some(Err(BuildError::Engine(error))) => {
-            let known_cause = || missing_compiler(build, &compile_inputs.headers, &probe);
+            let known_cause = || compiler_probe_error(build, &compile_inputs.headers, &probe);
             return Err(explain(build, error, &log, &own_trees, known_cause));
         }
         Some(Err(error)) => return Err(error),
@@ -245,8 +245,7 @@ fn step_failed(
     BuildProblem { kind: ProblemKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
-/// Replaces paths of the build in a message by paths of the user's own source files. The path of an object file is replaced by the
-/// path of the object's source file.
+/// Replaces build paths in a message by paths of the user's own source files. An object file becomes its source file.
 fn with_own_paths(message: &str, own_trees: &[PathBuf]) -> String {
     let own = |word: &str| {
         let source = word.strip_suffix(".o").map(|stem| format!("{stem}.c"));
@@ -256,7 +255,7 @@ fn with_own_paths(message: &str, own_trees: &[PathBuf]) -> String {
     message.split(' ').map(|word| own(word).unwrap_or_else(|| word.to_owned())).collect::<Vec<_>>().join(" ")
 }
 
-/// Finds the user's own file for a path in a build, such as `/build/acme.c`. Compares only the ends of paths, because a template
+/// Finds the user's own file for a path in a build, such as `/build/acme.c`. Compares only path suffixes, because a template
 /// can copy sources to any directory.
 fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
     let names: Vec<Component<'_>> = Path::new(file)
@@ -266,8 +265,8 @@ fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
     if names.contains(&Component::ParentDir) {
         return None;
     }
-    let ends = (0..names.len()).map(|start| names[start..].iter().collect::<PathBuf>());
-    let mut paths = ends.flat_map(|end| own_trees.iter().map(move |tree| tree.join(&end)));
+    let suffixes = (0..names.len()).map(|start| names[start..].iter().collect::<PathBuf>());
+    let mut paths = suffixes.flat_map(|suffix| own_trees.iter().map(move |tree| tree.join(&suffix)));
     let path = paths.find(|path| path.is_file())?;
     Some(path.canonicalize().unwrap_or(path).display().to_string())
 }

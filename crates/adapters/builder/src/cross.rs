@@ -23,7 +23,7 @@ pub(super) fn is_foreign(build: &CellBuild<'_>) -> bool {
     build.cell.target.arch != native()
 }
 
-/// Returns the toolchain as a tree, with the environment of its steps. The toolchain is bootstrapped on this machine
+/// Returns the toolchain as a tree, with the environment of the build's steps. The toolchain is bootstrapped on this machine
 /// from packages that apt has verified. It is neither published nor part of the input hash: the same compiler version
 /// produces the same modules on any machine.
 pub(super) async fn toolchain(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {

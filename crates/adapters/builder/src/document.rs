@@ -107,7 +107,7 @@ pub(super) async fn document(
     Ok(documents)
 }
 
-/// Returns the certificate whose key signed modules of the payload. Returns `None` if no module carries its signature,
+/// Returns the certificate whose key signed modules of the payload. Returns `None` if the key signed no module,
 /// for example because the kernel does not verify signatures.
 fn module_certificate(build: &CellBuild<'_>, report: &CheckReport) -> Option<Material> {
     build.cell.signed_with.as_ref()?;
@@ -147,7 +147,10 @@ pub fn source_material(
         SourceOrigin::Git(git) => {
             Material::of_git(source.name.as_str(), git, commit_in(identity).unwrap_or_default())
         }
-        from => Material::of_origin(Role::Source, identity, source.name.as_str(), publisher(from, target)),
+        from => {
+            let distribution = source_distribution(from, target);
+            Material::of_origin(Role::Source, identity, source.name.as_str(), distribution)
+        }
     };
     if let SourceOrigin::Url { url, .. } = &source.from {
         material.uri = Some(url.to_string());
@@ -168,7 +171,7 @@ pub fn terms(
 }
 
 /// Returns the distribution that a source's package belongs to.
-fn publisher(from: &SourceOrigin, target: &KernelTarget) -> Option<Distribution> {
+fn source_distribution(from: &SourceOrigin, target: &KernelTarget) -> Option<Distribution> {
     match from {
         SourceOrigin::Apt(AptSource { suites, mirror, .. }) => {
             Distribution::of_suite(suites.first()?, mirror.as_deref())
@@ -181,7 +184,7 @@ fn publisher(from: &SourceOrigin, target: &KernelTarget) -> Option<Distribution>
     }
 }
 
-fn suite_of(spec: &BootstrapSpec) -> Option<Distribution> {
+fn bootstrap_distribution(spec: &BootstrapSpec) -> Option<Distribution> {
     Distribution::of_suite(&spec.suite, spec.mirror.as_deref())
 }
 
@@ -201,7 +204,7 @@ async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
         });
     };
     let distribution = match &build.toolchain {
-        Toolchain::Bootstrap(spec) => suite_of(spec),
+        Toolchain::Bootstrap(spec) => bootstrap_distribution(spec),
         Toolchain::Rpm(_) | Toolchain::Image(_) => Some(distribution_of(&cell.target)),
     };
     let mut material =
@@ -220,8 +223,8 @@ async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
 }
 
 /// Returns the digest and packages of the toolchain that the build used. Reads the published toolchain if it is as trusted as
-/// the used toolchain, and the cached toolchain otherwise. Returns `None` if neither exists, because the engine may keep a
-/// toolchain for longer. Fetches nothing that only the documents need.
+/// the used toolchain, and the cached toolchain otherwise. Returns `None` if neither exists: the engine may be the only one
+/// that still has the toolchain. Never fetches a toolchain only for the documents.
 async fn toolchain_packages(
     services: &BuildServices,
     arch: Architecture,
@@ -247,11 +250,11 @@ async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseIma
     let (name, distribution) = match spec {
         RuntimeBase::Minimal(spec) => return minimal_base(build, spec).await,
         RuntimeBase::Need(name) => (name.to_string(), None),
-        RuntimeBase::Bootstrap(spec) => (spec.suite.to_string(), suite_of(spec)),
+        RuntimeBase::Bootstrap(spec) => (spec.suite.to_string(), bootstrap_distribution(spec)),
         // The installer is one of the sources.
         RuntimeBase::Runfile(runfile) => {
             let spec = runfile.spec().bootstrap;
-            (spec.suite.to_string(), suite_of(&spec))
+            (spec.suite.to_string(), bootstrap_distribution(&spec))
         }
         RuntimeBase::Image(name) => (name.to_string(), None),
     };

@@ -16,10 +16,10 @@ pub(super) async fn make_room(services: &BuildServices, engine: &DockerEngine) {
 }
 
 async fn remove_surplus(services: &BuildServices, engine: &DockerEngine) -> Result<()> {
-    let most = services.definitions.site.storage.engine_images.bytes();
-    let entry = |image: &CachedImage| entry(image, |kind, key| services.cache.last_use(kind, key));
+    let quota = services.definitions.site.storage.engine_images.bytes();
+    let entry = |image: &CachedImage| cache_entry(image, |kind, key| services.cache.last_use(kind, key));
     let images: Vec<Entry> = engine.cached_images().await?.iter().filter_map(entry).collect();
-    for Entry { name, bytes, used: _ } in surplus(images, most, &services.cache.all_in_use()?) {
+    for Entry { name, bytes, used: _ } in surplus(images, quota, &services.cache.all_in_use()?) {
         let Some((kind, key)) = name.split_once('/') else { continue };
         // A build that needs the image holds this lock while it marks the image as in use.
         let Some(_lock) = services.cache.try_lock(kind, key, LockMode::Exclusive)? else { continue };
@@ -35,7 +35,7 @@ async fn remove_surplus(services: &BuildServices, engine: &DockerEngine) -> Resu
 
 /// Parses `localhost/farrier/KIND:KEY` into a cache entry with its last use on this machine. For an image that a
 /// farrier with another cache made, the creation time replaces the last use.
-fn entry(
+fn cache_entry(
     image: &CachedImage,
     last_use: impl Fn(&str, &str) -> Result<Option<SystemTime>, CacheError>,
 ) -> Option<Entry> {

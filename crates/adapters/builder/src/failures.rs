@@ -84,7 +84,7 @@ impl Attempts {
     }
 
     /// Returns the start times of running attempts, by inputs.
-    fn under_way(&self) -> BTreeMap<InputHash, Timestamp> {
+    fn start_times(&self) -> BTreeMap<InputHash, Timestamp> {
         let start_time = |(name, note): (String, fs_err::File)| {
             let modified = note.metadata().and_then(|metadata| metadata.modified()).ok()?;
             Some((inputs_of(&name)?, modified.try_into().ok()?))
@@ -102,14 +102,14 @@ impl Attempts {
     }
 }
 
-/// Returns the activity of a plan's builds: which of them other processes of this machine run, and how long each build
+/// Returns the activity of a plan's builds: which builds other processes on this machine run, and how long each build
 /// usually takes. For commands that run no controller loop.
 pub async fn builds_elsewhere(services: &BuildServices, plan: &Plan) -> Activity {
     let mut builds = plan.builds().peekable();
     if builds.peek().is_none() {
         return Activity::new();
     }
-    let running = Attempts::in_cache(&services.cache).under_way();
+    let running = Attempts::in_cache(&services.cache).start_times();
     let times = build_times(&services.images).await;
     let activity = |cell: &std::sync::Arc<Cell>| {
         let began = running.get(&cell.input_hash).copied();
@@ -183,11 +183,11 @@ mod tests {
         }
         let running = attempts.begin(inputs).unwrap();
         assert_eq!(attempts.without_outcome(), [(inputs, 2), (others, 1)].into());
-        let began = attempts.under_way();
+        let began = attempts.start_times();
         assert_eq!(began.keys().collect::<Vec<_>>(), [&inputs]);
         assert!(Timestamp::now().duration_since(began[&inputs]).as_secs() < 60, "{began:?}");
         attempts.end(inputs, running);
-        assert!(attempts.under_way().is_empty());
+        assert!(attempts.start_times().is_empty());
         assert_eq!(attempts.without_outcome(), [(others, 1)].into());
     }
 }

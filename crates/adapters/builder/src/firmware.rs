@@ -38,14 +38,14 @@ pub(super) async fn files(
     if let Some(spec) = build.image.spec.runtime.base.as_ref().filter(|_| payload.image.is_none()) {
         let base = runtime_base(build.services, spec, &build.image.spec.sources, build.cell).await?;
         let key = base.image.digest.hex();
-        let of_base = if let Some(known) = build.services.cache.read_record(RECORDS, key)? {
+        let base_firmware = if let Some(known) = build.services.cache.read_record(RECORDS, key)? {
             known
         } else {
             let listed = in_layers(build, layer_files(&build.services.images, &base).await?).await?;
             build.services.cache.write_record(RECORDS, key, &listed)?;
             listed
         };
-        firmware.extend(of_base);
+        firmware.extend(base_firmware);
     }
     Ok(Some(firmware.into_iter().map(|file| format!("lib/firmware/{file}")).collect()))
 }

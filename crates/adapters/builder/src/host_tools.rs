@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::cell_build::CellBuild;
 use crate::services::{BuildError, ProblemKind, Result};
 
-/// Tools in every build tree. The other tools come from the same machine.
+/// Host tools in every build tree. The other host tools of a tree were built on the same machine.
 const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];
 
 /// Size limit in bytes for a program to inspect; a C library has about two million.

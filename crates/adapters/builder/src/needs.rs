@@ -39,7 +39,7 @@ struct NeededImage {
     name: ImageName,
     image: ImageReference,
     exposed: Digest,
-    /// Whether the image is compiled against, or only needed when the modules are loaded.
+    /// Whether the build compiles against the image. Otherwise only the loaded modules need the image.
     compiled_against: bool,
 }
 

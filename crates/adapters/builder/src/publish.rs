@@ -18,8 +18,8 @@ use crate::{
     services::{BuildError, BuildServices, ImageAccess, Result, Stage},
 };
 
-/// Publishes once this process may write, so that a leader that temporarily cannot reach the API server loses no build.
-/// Fails if the inputs have changed since planning. Returns the number of bytes sent.
+/// Waits until this process may write, and then publishes. A leader that temporarily cannot reach the API server thus
+/// loses no build. Fails if the inputs have changed since planning. Returns the number of bytes sent.
 pub(super) async fn publish(build: &CellBuild<'_>, image: &Image, documents: &Documents) -> Result<u64> {
     build.stage(Stage::Publish);
     loop {

@@ -92,7 +92,7 @@ async fn re_sign(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Resul
     check::check(build, compile_inputs, payload, candidate.facts.module_signer.as_ref()).await.map(Some)
 }
 
-/// Returns the first trusted image that holds the payload.
+/// Returns the first trusted image that holds the cell's own payload.
 async fn find_re_sign_candidate(build: &CellBuild<'_>) -> Result<Option<ReuseCandidate>> {
     let tags = build.services.images.registry.tags(&build.cell.reference.repository).await?;
     for tag in re_sign_candidate_tags(build.cell, tags, MAX_RESIGN_LOOKUPS) {
@@ -158,17 +158,17 @@ async fn reuse_candidates(build: &CellBuild<'_>) -> Result<Vec<(KernelRelease, R
         .buffered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
-    let mut reuse_candidates = Vec::new();
+    let mut candidates = Vec::new();
     for lookup in lookups {
         if let Some(candidate) = lookup?
             && is_reusable(build.cell, &candidate.facts)
             && let Some(kernel) = candidate.facts.kernel_release.clone()
         {
-            reuse_candidates.push((kernel, candidate));
+            candidates.push((kernel, candidate));
         }
     }
-    reuse_candidates.sort_by(|(a, _), (b, _)| by_numbers(b.as_str(), a.as_str()));
-    Ok(reuse_candidates)
+    candidates.sort_by(|(a, _), (b, _)| by_numbers(b.as_str(), a.as_str()));
+    Ok(candidates)
 }
 
 /// Fetches a candidate's payload, moves it to this kernel's directory, and checks it for this kernel.
@@ -199,7 +199,7 @@ async fn try_candidate(
     let report = check::boot_check(build, compile_inputs, &payload, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
-        let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
+        let summary = summary.unwrap_or_else(|| "not every module was tested".to_owned());
         return Ok(Err(format!("the payload of {kernel}: boot check: {summary}")));
     }
     Ok(Ok(CheckedPayload::of(payload, &compile_inputs.headers, report)))

@@ -15,7 +15,7 @@ use crate::services::{BuildError, Result, Stage};
 /// Parameters for signing the modules of one payload.
 #[derive(Clone)]
 pub(super) struct Signing {
-    modules: Arc<ModuleSigner>,
+    module_signer: Arc<ModuleSigner>,
     signer: Arc<Signer>,
     hash: SignatureHash,
     rule: SigningRule,
@@ -31,14 +31,14 @@ pub(super) fn module_signer(build: &CellBuild<'_>) -> Option<ModuleSignerFact> {
 /// Fails fast if the modules cannot be signed. Otherwise notes why they will not be signed, or a warning about the
 /// signing key.
 pub(super) async fn ensure_can_sign_modules(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<()> {
-    let Some(modules) = &build.services.tools.module_signer else { return Ok(()) };
+    let Some(module_signer) = &build.services.tools.module_signer else { return Ok(()) };
     let signed = signing(build, headers, None).await?.is_some();
     if build.image.spec.output == Output::Image {
         build.note("its modules are not signed: the engine makes the whole image (output: image)");
     } else if !signed {
         build
             .note("its modules are not signed: the kernel has no CONFIG_MODULE_SIG and checks no signatures");
-    } else if let Some(warning) = modules.warning(jiff::Timestamp::now()) {
+    } else if let Some(warning) = module_signer.warning(jiff::Timestamp::now()) {
         build.note(&format!("warning: {warning}"));
     }
     Ok(())
@@ -51,32 +51,33 @@ pub(super) async fn signing(
     headers: &HeaderSet,
     previous: Option<&ModuleSignerFact>,
 ) -> Result<Option<Signing>> {
-    let Some(modules) = &build.services.tools.module_signer else { return Ok(None) };
+    let Some(module_signer) = &build.services.tools.module_signer else { return Ok(None) };
     if build.image.spec.output == Output::Image {
         return Ok(None);
     }
-    let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
+    let hash = SignatureHash::for_kernel(&headers.facts.config, module_signer.kind()).map_err(|source| {
         BuildError::unmet(
             format!("modules cannot be signed for kernel {}: {source}", build.cell.target.release),
             "sign with an RSA key for a kernel with built-in SHA-256 or SHA-512, or remove moduleSigning from site.yaml",
         )
     })?;
     let Some(hash) = hash else { return Ok(None) };
-    let signer = modules.load().await?;
+    let signer = module_signer.load().await?;
     let rule = SigningRule {
-        replace: modules.signed() == Signed::Replace,
+        replace: module_signer.signed() == Signed::Replace,
         previous: previous.map(|signer| signer.key_id.clone()),
     };
-    Ok(Some(Signing { modules: Arc::clone(modules), signer, hash, rule }))
+    Ok(Some(Signing { module_signer: Arc::clone(module_signer), signer, hash, rule }))
 }
 
 /// Signs a payload's modules in place.
 pub(super) async fn sign(build: &CellBuild<'_>, signing: Option<Signing>, payload: &Payload) -> Result<()> {
-    let Some(Signing { modules, signer, hash, rule }) = signing else { return Ok(()) };
+    let Some(Signing { module_signer, signer, hash, rule }) = signing else { return Ok(()) };
     build.stage(Stage::Sign);
     let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
     let signed = blocking(move || {
-        let settings = payload::ModuleSigning { certificate: &modules, signer: &signer, hash, rule: &rule };
+        let settings =
+            payload::ModuleSigning { certificate: &module_signer, signer: &signer, hash, rule: &rule };
         payload::sign_modules(&tree, &settings, &budget)
     })
     .await?;
@@ -89,7 +90,7 @@ impl Signing {
     /// their own signature stay unchanged. Returns the ID of the signing key, which the kernel trusts according to the
     /// site's configuration.
     pub(super) fn mark_as_signed(&self, modules: &mut [PayloadModule]) -> String {
-        let signer = kmod::signer(self.modules.certificate(), self.hash);
+        let signer = kmod::signer(self.module_signer.certificate(), self.hash);
         for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {
             if !self.rule.keeps(&module.signature) {
                 module.signature = Signature::By(signer.clone());

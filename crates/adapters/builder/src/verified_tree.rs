@@ -18,7 +18,7 @@ where
     F: Future<Output = Result<T>>,
 {
     if steps_own_trees(&services.tools.engine).await {
-        compared(&services.cache, get, tree).await
+        get_intact(&services.cache, get, tree).await
     } else {
         get().await
     }
@@ -29,7 +29,8 @@ async fn steps_own_trees(engine: &LazyEngine) -> bool {
     matches!(engine.get().await, Ok(Engine::Sandbox(sandbox)) if sandbox.owner().owns_cache())
 }
 
-async fn compared<T, F>(cache: &Cache, get: impl Fn() -> F, tree: fn(&T) -> Option<&PathBuf>) -> Result<T>
+/// Gets the item, and gets it once more if its tree was changed.
+async fn get_intact<T, F>(cache: &Cache, get: impl Fn() -> F, tree: fn(&T) -> Option<&PathBuf>) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
@@ -38,6 +39,7 @@ where
     if cache.is_tree_intact(first).await? {
         return Ok(item);
     }
+    // The check has quarantined the changed tree, so that `get` creates the tree again.
     let remade = get().await?;
     match tree(&remade) {
         Some(second) if !cache.is_tree_intact(second).await? => {
@@ -71,7 +73,7 @@ mod tests {
     async fn a_header_set_that_a_step_changed_is_made_anew() {
         let bench = Bench::new(&json!({}));
         let get = || headers(&bench);
-        let first = compared(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap();
+        let first = get_intact(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap();
         let build = find_build(&first.root, &first.facts.release).unwrap();
         let symvers = first.root.join(build).join("Module.symvers");
         let good = fs::read_to_string(&symvers).unwrap();
@@ -79,7 +81,7 @@ mod tests {
         let poisoned = headers(&bench).await.unwrap();
         assert_ne!(format!("{:?}", poisoned.facts), format!("{:?}", first.facts));
 
-        let again = compared(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap();
+        let again = get_intact(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap();
         assert_eq!(fs::read_to_string(&symvers).unwrap(), good);
         assert_eq!((&again.root, &again.key), (&first.root, &first.key));
         assert_eq!(format!("{:?}", again.facts), format!("{:?}", first.facts));
@@ -95,7 +97,7 @@ mod tests {
             fs::write(found.root.join("evil"), "")?;
             Ok::<_, crate::services::BuildError>(found)
         };
-        let error = compared(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap_err();
+        let error = get_intact(&bench.services.cache, get, |headers| Some(&headers.root)).await.unwrap_err();
         assert!(oci::error_chain(&error).contains("it was modified again"), "{error:?}");
     }
 }

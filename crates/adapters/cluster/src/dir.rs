@@ -46,8 +46,8 @@ const BEING_WRITTEN: &str = "a file that another program is writing";
 
 /// A directory of manifests, or a single file.
 ///
-/// All `*.yaml`, `*.yml` and `*.json` files below the directory are read. Skipped are hidden files and directories, and symbolic
-/// links that lead outside the directory.
+/// All `*.yaml`, `*.yml` and `*.json` files below the directory are read. Hidden files and directories are skipped, and so are
+/// symbolic links that lead outside the directory.
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
@@ -55,7 +55,7 @@ pub struct Directory {
     displayed_path: PathBuf,
     /// Directory above `root`, or `root` itself, whose files a kustomization may name.
     boundary: PathBuf,
-    /// Value of a chart that has the image. If set, farrier reads only the file with this value.
+    /// Chart value that holds the image. If set, farrier reads only the file with this value.
     chart: Option<ChartImage>,
 }
 
@@ -73,7 +73,7 @@ impl Directory {
         Ok(Self { root, displayed_path: path.to_owned(), boundary, chart: None })
     }
 
-    /// Restricts the directory to a value of a chart, if one is given.
+    /// Restricts the directory to the image in a chart value, if one is given.
     #[must_use]
     pub fn with_chart(self, chart: Option<&ChartImage>) -> Self {
         Self { chart: chart.cloned(), ..self }

@@ -16,8 +16,8 @@ pub enum ClusterError {
     /// Input above a size limit: the file or directory, and the exceeded limit.
     #[error("cannot read manifests in {0}: {1}")]
     TooLarge(PathBuf, String),
-    /// A manifest's field (`object`: DaemonSet and container) has another value than the plan saw. The next reconcile plans
-    /// again.
+    /// A manifest's field has another value than the plan saw. `object` is the DaemonSet and container, or the resource. The next
+    /// reconcile plans again.
     #[error("cannot set image of {object}: it holds {found:?}, but the plan expects {expected:?}")]
     Conflict { object: String, expected: String, found: String },
     /// A manifest's field is missing, is ambiguous, or cannot be edited in place.

@@ -1,4 +1,4 @@
-//! Positions of a container's image in manifests: one value, an entry of a kustomization's `images`, or several values of a chart.
+//! Position of a container's image in manifests: one value, an entry of a kustomization's `images`, or several chart values.
 
 use std::{cmp::Reverse, path::PathBuf, rc::Rc};
 
@@ -26,7 +26,7 @@ pub(super) struct ImageField {
 
 #[derive(Clone, Debug)]
 pub(super) enum ImageValue {
-    /// One value; `None` where it is not a scalar.
+    /// One value; `None` if the value is missing or not a scalar.
     Whole(Option<Scalar>),
     Entry(ImagesEntry),
     /// Values of a chart.

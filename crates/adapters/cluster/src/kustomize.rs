@@ -85,8 +85,8 @@ impl Kustomizations<'_> {
         all
     }
 
-    /// Adds the objects of a file, or of a directory with a kustomization, to `all`. The kustomization also transforms the objects
-    /// already in `all`, as Kustomize requires of a component.
+    /// Adds the objects of a file, or of a directory with a kustomization, to `all`. The kustomization also transforms the
+    /// objects already in `all`, as Kustomize requires of a component.
     fn apply(&self, path: &Path, mut all: Targets, depth: usize) -> Targets {
         let in_directory =
             |path: PathBuf| FILE_NAMES.iter().map(|name| path.join(name)).find(|path| path.is_file());
@@ -153,7 +153,7 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
     let new_namespace = text(kustomization, "namespace");
     for Resource { facts, .. } in &mut all.resources {
         for Patch { path, words, .. } in patches.iter().filter(|patch| patch.may_be_for(facts.kind.kind())) {
-            // Each word may be the name of a field. The empty name stands for all fields.
+            // Each word may be a field's name. If a word names a placement field, no field is editable: the empty name means all.
             let placement =
                 RESOURCE_PLACEMENT.iter().filter(|field| words.contains(**field)).map(|_| String::new());
             for field in words.iter().cloned().chain(placement) {
@@ -234,7 +234,7 @@ pub(super) fn split(image: &str) -> (&str, &str) {
     image.split_at(end)
 }
 
-/// A patch of objects of some kind.
+/// A patch of a kustomization.
 struct Patch {
     /// File of the patch, or `inline`.
     path: String,

@@ -188,11 +188,12 @@ fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Resul
     let section = path(&spec, kind.driver_path());
     let is_kmm = kind == OperatorResource::Module;
     // KMM itself replaces the variables in the images of a Module.
-    let why_fixed =
+    let why_value_not_editable =
         |value: &Node| if is_kmm { why_not_in_place(value) } else { why_not_editable(Some(value)) };
     let not_editable_entry = |(key, value): &(Node, Node)| {
         let images = value.items().into_iter().flatten().filter_map(|item| field(&item, "containerImage"));
-        let reason = [value.clone()].into_iter().chain(images).find_map(|value| why_fixed(&value));
+        let reason =
+            [value.clone()].into_iter().chain(images).find_map(|value| why_value_not_editable(&value));
         Some((key.scalar()?.text.clone(), reason?))
     };
     let entries = section.as_ref().and_then(Node::entries).into_iter().flatten();
@@ -261,7 +262,7 @@ fn placement(pod: &Node) -> Result<Placement, YamlError> {
     })
 }
 
-/// Returns a value as JSON. Scalars become strings, and booleans where they are `typed`.
+/// Returns a value as JSON. Scalars become strings. If `typed`, plain `true` and `false` become booleans.
 pub(super) fn json(yaml: &Node, typed: bool) -> serde_json::Value {
     match yaml.value() {
         Value::Scalar(scalar) if typed && scalar.style == ScalarStyle::Plain && scalar.text == "true" => {

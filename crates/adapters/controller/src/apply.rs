@@ -10,9 +10,8 @@ use oci::error_chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
-/// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
-/// content of a digest cannot change.
+/// Verifies directly before a write that each image that the change sets is still in the registry (guarantee 1). The plan has
+/// already decided that the check of the same digest passed for every node that the change reaches.
 pub(super) async fn ensure_published(access: &ImageAccess, change: &Change) -> Result<()> {
     for reference in change.required_images() {
         if access.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
@@ -70,8 +69,8 @@ pub(super) struct NodeLabelWrites {
     pub(super) steps: Vec<String>,
 }
 
-/// Updates stale labels that tell nodes which kernel they may boot. Failures are logged once per
-/// distinct error and planned again by the next reconcile.
+/// Updates stale labels that tell nodes which kernel they may boot. Logs each distinct error once. The next reconcile plans the
+/// failed writes again.
 pub(super) async fn label_nodes(
     cancel: &CancellationToken,
     cluster: &dyn Cluster,

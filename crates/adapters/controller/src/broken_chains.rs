@@ -1,5 +1,5 @@
-//! Tracks rollouts that a reconcile did not make, and holds the rollouts that depend on them: later ones of the same chain, and
-//! those whose changes the missing write would have included.
+//! Tracks the rollouts that a reconcile did not make, and holds the rollouts that depend on a missing one: later rollouts of the
+//! same chain, and rollouts whose changes belong to the same write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use farrier_core::{
 /// Rollouts are processed in dependency order, and each image was compiled against the new versions of its needs. Without the
 /// earlier rollout, the later image would run beside an old version of its need.
 pub(super) struct BrokenChains {
-    /// Chain of each image that belongs to one, identified by one of the chain's images.
+    /// Chain of each image, identified by one of the chain's images. Images without a chain are absent.
     chains: BTreeMap<ImageName, ImageName>,
     /// Chains with a failed rollout, with the reason.
     broken: BTreeMap<ImageName, String>,
@@ -38,9 +38,9 @@ impl BrokenChains {
         let images = &definitions.images;
         let chains = connected_components(images.keys(), need_edges(images));
         // An image without needs and without dependents forms no chain.
-        let shared: BTreeSet<_> =
+        let with_several_images: BTreeSet<_> =
             chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();
-        let chains = chains.iter().filter(|(_, chain)| shared.contains(**chain));
+        let chains = chains.iter().filter(|(_, chain)| with_several_images.contains(**chain));
         let chains = chains.map(|(image, chain)| ((*image).clone(), (*chain).clone())).collect();
         Self { chains, broken: BTreeMap::new(), deferred: BTreeSet::new(), unwritten: BTreeMap::new() }
     }
@@ -102,6 +102,6 @@ impl BrokenChains {
             return None;
         }
         let why = self.broken.get(self.chains.get(&rollout.image)?)?;
-        Some(format!("not rolled out, because the images of a chain roll out together and {why}"))
+        Some(format!("not rolled out: images of a chain are rolled out together, and {why}"))
     }
 }

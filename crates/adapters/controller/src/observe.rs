@@ -24,7 +24,7 @@ use futures::{StreamExt, stream};
 use oci::error_chain;
 use tokio::time::Instant;
 
-/// Lookup results that are kept from one reconcile to the next. A change in the cluster then repeats no recent lookup.
+/// Lookup results that are kept from one reconcile to the next, so that a change in the cluster repeats no recent lookup.
 #[derive(Clone, Debug, Default)]
 pub struct LookupCache {
     pub(super) resolved: Resolved,
@@ -158,8 +158,8 @@ pub(super) async fn look_up_and_plan(
     look_up_images(services, matrix.images_to_look_up(), observed, unreachable).await;
     let compared = matrix.compare(observed);
     look_up_conflicts(services, compared.conflicts_to_look_up(observed), observed).await;
-    let conflicting = compared.products_to_look_up().into_iter();
-    let images = conflicting.filter_map(|name| Some((name, services.definitions.images.get(name)?)));
+    let image_names = compared.products_to_look_up().into_iter();
+    let images = image_names.filter_map(|name| Some((name, services.definitions.images.get(name)?)));
     observed.products = images.map(|(name, image)| (name.clone(), build_products(services, image))).collect();
     observed.failures.extend(known_failures(&services.cache, compared.failures_to_look_up())?);
     look_up_signatures(services, &compared.signatures_to_look_up(), &mut observed.signatures).await;
@@ -171,8 +171,8 @@ pub(super) async fn look_up_and_plan(
     Ok(decided.plan(observed))
 }
 
-/// Removes warnings about missing pull secrets, unless the registry refuses an anonymous pull of the rollout's image. The answer is
-/// cached in `refuses`.
+/// Removes warnings about missing pull secrets, unless the registry refuses an anonymous pull of the rollout's image. Caches the
+/// answer in `refuses`.
 pub(super) async fn confirm_warnings(services: &BuildServices, plan: &mut Plan, refuses: &mut Option<bool>) {
     let needs_secret = |warning: &RolloutWarning| warning.code == RolloutWarning::PULL_SECRETS;
     let Plan { cells, rollouts, .. } = plan;
@@ -217,7 +217,7 @@ async fn look_up_images(
     }
 }
 
-/// Looks up the inputs of images that conflict with a cell. Without an answer, the conflict does not name what changed.
+/// Looks up the inputs of images that conflict with a cell. If a lookup fails, the conflict does not name the changed inputs.
 async fn look_up_conflicts(
     services: &BuildServices,
     images: BTreeSet<ImageReference>,

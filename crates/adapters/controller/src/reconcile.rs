@@ -139,7 +139,7 @@ pub(super) async fn plan_for(
     )
     .await;
     let (location, now) = (image_location(&services.images.location), jiff::Timestamp::now());
-    let (machine, has_daemon) = Box::pin(engines_for(&services.tools.engine, &required, &targets)).await;
+    let (machine, has_daemon) = Box::pin(probe_engine(&services.tools.engine, &required, &targets)).await;
     let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
     let inputs = PlanInputs {
         cells: CellInputs { definitions: &services.definitions, resolved, location: &location },
@@ -158,18 +158,17 @@ pub(super) async fn plan_for(
     Ok(Planned { plan, unreachable, announced, snapshot, contents })
 }
 
-/// Returns the engine's architecture and whether a daemon is available, each only if the plan depends on it: the architecture
-/// if a target is foreign, the daemon if an image has `output: image`. A probe may have to detect the engine first, which is
-/// slow.
-async fn engines_for(
+/// Returns the engine's architecture, and whether a daemon is available. Detecting the engine is slow, so each probe runs only
+/// if the plan needs it: the first for a target of another architecture, the second for an image with `output: image`.
+async fn probe_engine(
     engine: &LazyEngine,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
 ) -> (Option<Architecture>, bool) {
-    let is_foreign = targets.iter().any(|target| target.arch != native());
-    let machine = if is_foreign { engine.machine().await } else { None };
-    let is_whole = images.iter().any(|image| image.spec.output == Output::Image);
-    (machine, is_whole && engine.has_daemon().await)
+    let has_foreign_target = targets.iter().any(|target| target.arch != native());
+    let machine = if has_foreign_target { engine.machine().await } else { None };
+    let needs_daemon = images.iter().any(|image| image.spec.output == Output::Image);
+    (machine, needs_daemon && engine.has_daemon().await)
 }
 
 /// Builds one cell and reports the outcome.
@@ -178,7 +177,7 @@ pub(super) async fn build_planned(services: &BuildServices, cell: &Cell) -> Resu
     match build::attempt(services, cell, BuildOptions { push: true, compile: false }).await? {
         Ok(built) => Ok(AttemptResult { report: published_report(services, cell, built), fault: None }),
         Err(error) => {
-            // The report, or the log, has the error.
+            // The reporter shows only the outcome. The error goes to the report or the log.
             let outcome = if matches!(error, BuildError::Canceled) { "interrupted" } else { "failed" };
             services.process.reporter.finished(&subject, outcome);
             let report = TargetReport::failed(subject, &error);
@@ -200,9 +199,9 @@ fn published_report(services: &BuildServices, cell: &Cell, built: Built) -> Targ
     for warning in &warnings {
         services.process.reporter.note(&subject, &format!("warning: {warning}"));
     }
-    let how = reused_from.as_ref().map(|from| format!(", reused from kernel {}", from.kernel));
-    let how = how.unwrap_or_default();
-    services.process.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
+    let origin = reused_from.as_ref().map(|from| format!(", reused from kernel {}", from.kernel));
+    let origin = origin.unwrap_or_default();
+    services.process.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{origin})"));
     match reused_from {
         Some(from) => TargetReport::Reused {
             subject,
@@ -360,10 +359,10 @@ async fn read_manifests(
 /// Returns the warning for a published payload whose check is inconclusive, with the remedies.
 fn warning(report: &CheckReport) -> String {
     let remedies = report.remedies(Verdict::Unknown).join("; ");
-    format!("it is unknown whether the modules load: {} (to settle it: {remedies})", report.summary())
+    format!("the check is inconclusive: {} (remedies: {remedies})", report.summary())
 }
 
-/// Whether the image selects any node by its labels.
+/// Whether the image's node labels select at least one node.
 fn is_required(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
     snapshot.nodes.iter().any(|node| node.is_selected_by(image))
 }

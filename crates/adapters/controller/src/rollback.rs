@@ -34,7 +34,7 @@ pub struct RollbackResult {
     /// The step that was planned.
     #[serde(flatten)]
     pub step: RollbackStep,
-    /// Whether the step has a change to write; in a dry run, whether it would write one.
+    /// Whether the step has a change, even in a dry run or if the write failed.
     #[serde(skip)]
     pub written: bool,
     /// Error that prevented the change.

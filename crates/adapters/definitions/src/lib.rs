@@ -74,8 +74,8 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
 
     let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
     let replaced = |file: &File| own_families.iter().any(|own| own.name == file.name);
-    let shipped = builtin::files(builtin::KERNELS, "kernels").into_iter().filter(|file| !replaced(file));
-    let families: Vec<File> = own_families.iter().cloned().chain(shipped).collect();
+    let built_in = builtin::files(builtin::KERNELS, "kernels").into_iter().filter(|file| !replaced(file));
+    let families: Vec<File> = own_families.iter().cloned().chain(built_in).collect();
 
     let mut definitions =
         Definitions { root: dir.map_or_else(PathBuf::new, Path::to_path_buf), ..Definitions::default() };
@@ -115,18 +115,18 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             }
             for (index, source) in image.spec.sources.iter().enumerate() {
                 if let SourceOrigin::Path { path, .. } = &source.from {
-                    let steps = ["spec", "sources", &index.to_string(), "from", "path", "path"];
+                    let value_path = ["spec", "sources", &index.to_string(), "from", "path", "path"];
                     let key = (image.metadata.name.clone(), path.to_path_buf());
-                    definitions.source_positions.insert(key, report.position(&steps));
+                    definitions.source_positions.insert(key, report.position(&value_path));
                 }
             }
             definitions.images.insert(image.metadata.name.clone(), image.clone());
-            parsed_images.push(needs::Parsed { file, document, image });
+            parsed_images.push(needs::ParsedImage { file, document, image });
         }
     }
-    // If an image could not be read, skip this check, which would report the image as missing.
+    // If an image could not be parsed, this check would report the image as missing.
     if all_parsed {
-        needs::across(&parsed_images, &definitions, &mut errors);
+        needs::check_all(&parsed_images, &definitions, &mut errors);
     }
     for file in &announced {
         for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {

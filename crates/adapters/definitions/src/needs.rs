@@ -8,14 +8,14 @@ use farrier_yaml::Node;
 use super::{DefinitionError, File, builtin, error::Report};
 
 /// An image with its file and tree.
-pub(super) struct Parsed<'a> {
+pub(super) struct ParsedImage<'a> {
     pub file: &'a File,
     pub document: Node,
     pub image: DriverImage,
 }
 
 /// Reports mistakes in one image that do not depend on other images.
-pub(super) fn within(report: &mut Report<'_>, image: &DriverImage) {
+pub(super) fn check_image(report: &mut Report<'_>, image: &DriverImage) {
     let spec = &image.spec;
     for (index, need) in spec.needs.iter().enumerate() {
         let path = ["spec", "needs", &index.to_string()];
@@ -59,23 +59,27 @@ pub(super) fn within(report: &mut Report<'_>, image: &DriverImage) {
 }
 
 /// Reports needs that no image satisfies, and cycles.
-pub(super) fn across(images: &[Parsed<'_>], definitions: &Definitions, errors: &mut Vec<DefinitionError>) {
-    for Parsed { file, document, image } in images {
+pub(super) fn check_all(
+    images: &[ParsedImage<'_>],
+    definitions: &Definitions,
+    errors: &mut Vec<DefinitionError>,
+) {
+    for ParsedImage { file, document, image } in images {
         let mut report = Report { file, document, errors };
         for (index, need) in image.spec.needs.iter().enumerate() {
-            if let Some(message) = mistake(image, need, definitions) {
+            if let Some(message) = mistake_in_need(image, need, definitions) {
                 report.add(&["spec", "needs", &index.to_string()], message);
             }
         }
     }
 }
 
-fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Option<String> {
+fn mistake_in_need(image: &DriverImage, need: &Need, definitions: &Definitions) -> Option<String> {
     let name = need.image().filter(|name| **name != image.metadata.name)?;
     let Some(needed) = definitions.images.get(name) else {
         let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
         let file = format!("{name}.yaml");
-        let ignored = builtin::IMAGES.get_file(&file).map(|_| {
+        let built_in_hint = builtin::IMAGES.get_file(&file).map(|_| {
             format!(
                 " (farrier's built-in images/{file} is ignored because the definitions have an `images/`: copy it there)"
             )
@@ -84,16 +88,16 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
             "there is no driver image {:?}; known: {}{}",
             name.as_str(),
             known.join(", "),
-            ignored.unwrap_or_default()
+            built_in_hint.unwrap_or_default()
         ));
     };
-    if let Some(circle) = find_cycle(&definitions.images, &image.metadata.name)
-        && circle.get(1) == Some(name)
+    if let Some(cycle) = find_cycle(&definitions.images, &image.metadata.name)
+        && cycle.get(1) == Some(name)
         // Report the cycle for only one of its images.
-        && circle.iter().min() == Some(&image.metadata.name)
+        && cycle.iter().min() == Some(&image.metadata.name)
     {
-        let circle: Vec<&str> = circle.iter().map(ImageName::as_str).collect();
-        return Some(format!("images need each other in a cycle: {}", circle.join(" -> ")));
+        let cycle: Vec<&str> = cycle.iter().map(ImageName::as_str).collect();
+        return Some(format!("images need each other in a cycle: {}", cycle.join(" -> ")));
     }
     needed.spec.exposes.is_empty().then(|| {
         let why = match needed.spec.output {

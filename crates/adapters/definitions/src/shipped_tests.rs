@@ -174,7 +174,7 @@ fn families_of_the_documentation_are_read() {
     }
 }
 
-/// The forms in `contracts.md` section 3.
+/// The operators' tag forms, see `docs/operators.md`.
 #[test]
 fn the_first_tags_are_those_that_the_operators_compute() {
     let definitions = load(None).unwrap();

@@ -94,7 +94,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             report.add(&["spec", "patches", &index.to_string(), "path"], message);
         }
     }
-    needs::within(report, image);
+    needs::check_image(report, image);
 }
 
 /// Reports firmware from unknown sources, and firmware that the template would not copy.
@@ -129,9 +129,10 @@ fn git_sources(report: &mut Report<'_>, image: &DriverImage) {
             report.add(&path, "set `ref` (`refs/tags/v1.0`, `refs/heads/main`), `commit`, or both");
         }
     }
-    let follows = |source: &&SourceSpec| git(source).is_some_and(|git| git.follows_branch());
-    let followed = spec.sources.iter().filter(follows).filter(|_| spec.on_conflict == OnConflict::Refuse);
-    let followed: Vec<&str> = followed.map(|source| source.name.as_str()).collect();
+    let follows_branch = |source: &&SourceSpec| git(source).is_some_and(|git| git.follows_branch());
+    let moving =
+        spec.sources.iter().filter(follows_branch).filter(|_| spec.on_conflict == OnConflict::Refuse);
+    let moving: Vec<&str> = moving.map(|source| source.name.as_str()).collect();
     for (index, pattern) in spec.tags.iter().enumerate() {
         let path = ["spec", "tags", &index.to_string()];
         let used = sources_in(pattern);
@@ -140,7 +141,7 @@ fn git_sources(report: &mut Report<'_>, image: &DriverImage) {
         if let Some(name) = used.iter().find(|name| !is_git(name)) {
             report.add(&path, format!("{name:?} is not a `git` source of `sources`"));
         }
-        if let Some(name) = followed.iter().find(|name| !used.contains(name)) {
+        if let Some(name) = moving.iter().find(|name| !used.contains(name)) {
             let message = format!(
                 "source {name:?} follows a branch, so the next commit would conflict with this tag: add \
                  `{{{{sources.{name}.commit}}}}` to it, or set `commit` of the source, or `onConflict: overwrite`"

@@ -28,8 +28,8 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     }
 }
 
-/// Runs `work` as [`blocking`] does, with cancellation. When the future is dropped, the flag that `work` received becomes true, and
-/// the drop waits for `work` to return, because the caller is about to remove the files that `work` uses.
+/// Runs `work` as [`blocking`] does, with cancellation. Dropping the future sets the flag that `work` received, and waits for
+/// `work` to return, because the caller may then remove the files that `work` uses.
 pub async fn stoppable<T: Send + 'static>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
     let stop = Arc::new(AtomicBool::new(false));
     let (done, ended) = mpsc::channel::<()>();

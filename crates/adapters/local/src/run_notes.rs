@@ -1,8 +1,8 @@
 //! On-disk notes about runs that may be killed before they report an outcome: builds, and an engine's objects for a build.
 //!
-//! farrier writes a note before its run begins, and removes the note once the run's outcome is known and all of the run's objects are
-//! removed. The note stays locked while the run lives. An unlocked note therefore belongs to a run whose farrier was killed, or whose
-//! engine died before the cleanup.
+//! farrier writes a note before its run begins, and removes the note once the run's outcome is known and all of the run's
+//! objects are removed. The note is locked during the run. An unlocked note therefore belongs to a run whose farrier was
+//! killed, or whose engine died before the cleanup.
 
 use std::{
     fs::TryLockError,
@@ -21,7 +21,7 @@ pub struct Notes(PathBuf);
 #[derive(Debug)]
 pub struct Note {
     path: PathBuf,
-    locked: File,
+    locked_file: File,
 }
 
 impl Notes {
@@ -38,7 +38,7 @@ impl Notes {
         new.as_file().lock()?;
         let path = self.0.join(run);
         let lock = File::from_parts(new.persist(&path)?, &path);
-        Ok(Note { path, locked: lock })
+        Ok(Note { path, locked_file: lock })
     }
 
     /// Returns the runs that have not ended, in no particular order, each with its open note. The open file stays readable
@@ -52,7 +52,7 @@ impl Notes {
         Ok(fs::read_dir(&self.0)?.flatten().filter(is_note).filter_map(running))
     }
 
-    /// Returns the text that the running processes have written to their notes.
+    /// Returns the texts of the notes of all runs that have not ended.
     pub(crate) fn texts_of_running(&self) -> std::io::Result<Vec<String>> {
         let read = |(_, mut file): (String, File)| {
             let mut text = String::new();
@@ -68,13 +68,13 @@ impl Notes {
             let (path, run) = (entry.path(), entry.file_name().into_string().ok()?);
             let lock = File::open(&path).ok()?;
             lock.try_lock().ok()?;
-            Some((run, Note { path, locked: lock }))
+            Some((run, Note { path, locked_file: lock }))
         });
         abandoned.collect()
     }
 }
 
-/// Names that begin with a dot are notes that are still being created.
+/// Whether a directory entry is a note. A note that is still being created has a name with a leading dot.
 fn is_note(entry: &fs::DirEntry) -> bool {
     !entry.file_name().as_encoded_bytes().starts_with(b".")
 }
@@ -82,7 +82,7 @@ fn is_note(entry: &fs::DirEntry) -> bool {
 impl Note {
     /// Appends a line to the note.
     pub(crate) fn append_line(&mut self, line: &str) -> std::io::Result<()> {
-        self.locked.write_all(format!("{line}\n").as_bytes())
+        self.locked_file.write_all(format!("{line}\n").as_bytes())
     }
 
     /// Removes the note, once the run's outcome is known and all of the run's objects are removed.

@@ -26,8 +26,8 @@ const MOVED: &str = ".farrier-moved-";
 /// be accessible to their owner. Files removed concurrently by another process are not an error. Blocks.
 ///
 /// # Errors
-/// `NotFound` if nothing exists at the path. Otherwise the error of the first entry that could not be removed; all other entries are
-/// removed then.
+/// `NotFound` if nothing exists at the path. Otherwise the error of the first entry that could not be removed, after the removal
+/// of all other entries.
 pub fn remove_tree(tree: &Path) -> io::Result<()> {
     remove(tree).map_err(|error| {
         let error = io::Error::from(error);
@@ -49,10 +49,10 @@ fn remove(tree: &Path) -> Result<(), Errno> {
     };
     let mut removal = Removal { open: vec![Level { name: CString::default(), entries: root }], moved: 0 };
     loop {
-        let pass = removal.pass();
+        let pass = removal.run_pass();
         match unlinkat(&parent, &name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            Err(_) if pass.advanced => {}
+            Err(_) if pass.made_progress => {}
             Err(error) => return Err(pass.failure.unwrap_or(error)),
         }
     }
@@ -75,14 +75,14 @@ struct Level {
 #[derive(Default)]
 struct Pass {
     /// Whether anything was removed or moved up, so that another pass may remove the remaining entries.
-    advanced: bool,
+    made_progress: bool,
     failure: Option<Errno>,
 }
 
 impl Pass {
     fn record(&mut self, outcome: Result<(), Errno>) {
         match outcome {
-            Ok(()) => self.advanced = true,
+            Ok(()) => self.made_progress = true,
             Err(Errno::NOENT) => {}
             Err(error) => self.failure = self.failure.or(Some(error)),
         }
@@ -91,7 +91,7 @@ impl Pass {
 
 impl Removal {
     /// Removes every entry that can be removed, depth first, and moves up directories that are too deep.
-    fn pass(&mut self) -> Pass {
+    fn run_pass(&mut self) -> Pass {
         let mut pass = Pass::default();
         if let [root, ..] = &mut *self.open {
             root.entries.rewind();
@@ -99,7 +99,7 @@ impl Removal {
         while let Some(last) = self.open.last_mut() {
             match last.entries.read() {
                 Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-                Some(Ok(entry)) => self.entry(entry.file_name(), entry.file_type(), &mut pass),
+                Some(Ok(entry)) => self.remove_entry(entry.file_name(), entry.file_type(), &mut pass),
                 end => {
                     if let Some(Err(error)) = end {
                         pass.record(Err(error));
@@ -107,21 +107,21 @@ impl Removal {
                     if self.open.len() == 1 {
                         break;
                     }
-                    self.leave(&mut pass);
+                    self.remove_last_level(&mut pass);
                 }
             }
         }
         pass
     }
 
-    /// Removes an entry of the last level. A directory becomes the new last level.
-    fn entry(&mut self, name: &CStr, kind: FileType, pass: &mut Pass) {
+    /// Removes an entry of the last level. A directory is not removed yet but becomes the new last level.
+    fn remove_entry(&mut self, name: &CStr, kind: FileType, pass: &mut Pass) {
         let Some(dir) = self.open.last().and_then(|last| last.entries.fd().ok()) else {
             return;
         };
         if kind != FileType::Directory {
             match unlinkat(dir, name, AtFlags::empty()) {
-                // The file system does not report the types of its entries.
+                // A directory on a file system that does not report the types of its entries.
                 Err(Errno::ISDIR) => {}
                 outcome => return pass.record(outcome),
             }
@@ -137,7 +137,7 @@ impl Removal {
     }
 
     /// Removes the last level, which is empty unless something in it could not be removed.
-    fn leave(&mut self, pass: &mut Pass) {
+    fn remove_last_level(&mut self, pass: &mut Pass) {
         let Some(Level { name, entries: _ }) = self.open.pop() else { return };
         let Some(parent) = self.open.last().and_then(|parent| parent.entries.fd().ok()) else { return };
         match unlinkat(parent, &name, AtFlags::REMOVEDIR) {
@@ -184,8 +184,8 @@ fn open_directory(parent: impl AsFd, name: &CStr) -> Result<Dir, Errno> {
     Dir::new(directory)
 }
 
-/// Gives a directory's owner all permissions. `chmod` without following links does not exist on all kernels, so the function uses the
-/// descriptor's path in `/proc`.
+/// Gives a directory's owner all permissions. Uses the descriptor's path in `/proc`, because not all kernels have a `chmod` that
+/// does not follow links.
 fn make_accessible(parent: impl AsFd, name: &CStr) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory: OwnedFd = openat(parent, name, flags, Mode::empty())?;

@@ -46,7 +46,8 @@ impl Net {
     ) -> Result<AptOptions, NetError> {
         let proxies = self.proxies().await?;
         let offline = self.is_offline();
-        let mut apt = AptOptions { options: Vec::new(), ignores_environment: offline || self.0.site_proxy };
+        let mut apt =
+            AptOptions { options: Vec::new(), ignores_environment: offline || self.0.has_site_proxy };
         if offline {
             apt.options.extend(
                 [
@@ -71,7 +72,8 @@ impl Net {
                 let proxy = match proxies.for_url(&url) {
                     // A proxy from the environment is not a named host for `--offline`.
                     Some(proxy)
-                        if !self.0.environment || proxy.host().is_some_and(|host| self.allows(&host)) =>
+                        if !self.0.is_environment_proxy
+                            || proxy.host().is_some_and(|host| self.allows(&host)) =>
                     {
                         proxy.as_url().as_str()
                     }

@@ -74,9 +74,9 @@ impl Net {
 
     /// Checks that the environment's proxy may be used, if it applies to this address.
     pub(super) fn permit_proxy(&self, url: &Url, asker: &Asker<'_>) -> Result<(), NetError> {
-        let Some(proxy) = self.proxy(url).filter(|(_, environment)| *environment) else { return Ok(()) };
+        let Some((proxy, true)) = self.proxy(url) else { return Ok(()) };
         let what = format!("{asker}, through the environment's proxy,");
-        proxy.0.host().map_or(Ok(()), |host| self.permit(&host, &Asker::of(&what)))
+        proxy.host().map_or(Ok(()), |host| self.permit(&host, &Asker::of(&what)))
     }
 
     /// The site's entry for a host and its index, if the entry configures certificates.
@@ -193,7 +193,7 @@ impl Net {
     }
 }
 
-/// Moves the user name and password from the URL into the `Authorization` header.
+/// Moves the user name and password from the URL into the `Authorization` header, as `client` does for requests that it builds.
 fn move_credentials_to_header(client: &Client, request: &mut Request) -> Result<(), NetError> {
     let url = request.url();
     if url.username().is_empty() && url.password().is_none() {

@@ -88,8 +88,8 @@ struct Inner {
     insecure: Vec<HostPort>,
     proxy: Proxy,
     /// Whether `proxy` comes from the environment. Such a proxy is not a named host for `--offline`.
-    environment: bool,
-    site_proxy: bool,
+    is_environment_proxy: bool,
+    has_site_proxy: bool,
     policy: RwLock<HostPolicy>,
     secrets: SecretReader,
     root: PathBuf,
@@ -109,7 +109,9 @@ impl Net {
             policy.allow(host);
         }
         for address in proxy.iter().flat_map(|proxy| [&proxy.http, &proxy.https]).flatten() {
-            address.host().into_iter().for_each(|host| policy.allow(host));
+            if let Some(host) = address.host() {
+                policy.allow(host);
+            }
         }
         let mut insecure_hosts = Vec::new();
         for text in &insecure {
@@ -122,8 +124,8 @@ impl Net {
         let trusted = tls::Trusted::read(ca_file.as_deref(), &hosts, &root)?;
         Ok(Self(Arc::new(Inner {
             clients: Clients { hosts: hosts.iter().map(|_| OnceCell::new()).collect(), ..Clients::default() },
-            environment: proxy.is_none() && environment != Proxy::default(),
-            site_proxy: proxy.is_some(),
+            is_environment_proxy: proxy.is_none() && environment != Proxy::default(),
+            has_site_proxy: proxy.is_some(),
             proxy: proxy.unwrap_or(environment),
             policy: RwLock::new(policy),
             secrets: SecretReader::new(root.clone(), cluster),
@@ -224,7 +226,7 @@ impl Net {
 
     /// Proxy for an address, and whether it comes from the environment.
     fn proxy(&self, url: &Url) -> Option<(&ProxyUrl, bool)> {
-        self.0.proxy.for_url(url).map(|proxy| (proxy, self.0.environment))
+        self.0.proxy.for_url(url).map(|proxy| (proxy, self.0.is_environment_proxy))
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Trusted {
 #[derive(Default)]
 struct HostTls {
     roots: Vec<CertificateDer<'static>>,
-    client: Vec<CertificateDer<'static>>,
+    client_chain: Vec<CertificateDer<'static>>,
 }
 
 impl Trusted {
@@ -61,7 +61,8 @@ impl Trusted {
                 file.map_or(Ok(Vec::new()), read)
             };
             let roots = read("caFile", ca_file.as_deref())?;
-            list.push(HostTls { roots, client: read("clientCertificate", client_certificate.as_deref())? });
+            let client_chain = read("clientCertificate", client_certificate.as_deref())?;
+            list.push(HostTls { roots, client_chain });
         }
         Ok(Self { system: OnceLock::new(), general, hosts: list })
     }
@@ -76,21 +77,21 @@ impl Trusted {
                 .map(|certificate| certificate.not_after)
         }
         let mut ends = vec![("--ca-file".to_owned(), expiries(&self.general).max())];
-        for (Host { host, .. }, HostTls { roots, client }) in hosts.iter().zip(&self.hosts) {
+        for (Host { host, .. }, HostTls { roots, client_chain }) in hosts.iter().zip(&self.hosts) {
             ends.push((format!("caFile of {host}"), expiries(roots).max()));
-            ends.push((format!("clientCertificate of {host}"), expiries(client).min()));
+            ends.push((format!("clientCertificate of {host}"), expiries(client_chain).min()));
         }
         ends.into_iter().filter_map(|(what, expiry)| Some((what, expiry?))).collect()
     }
 
-    /// Creates a client configuration. It names ring explicitly, so that it does not depend on a process-wide default. Blocks.
+    /// Creates a client configuration for the host with this index. Uses ring and not the process-wide default provider. Blocks.
     pub(super) fn config(
         &self,
-        host: Option<usize>,
+        host_index: Option<usize>,
         key: Option<&Secret>,
         versions: &[&'static SupportedProtocolVersion],
     ) -> Result<ClientConfig, String> {
-        let entry = host.and_then(|index| self.hosts.get(index));
+        let entry = host_index.and_then(|index| self.hosts.get(index));
         let mut roots = self.system.get_or_init(system_roots).clone();
         let for_host = entry.iter().flat_map(|entry| &entry.roots);
         let listed: Vec<_> = self.general.iter().chain(for_host).cloned().collect();
@@ -101,7 +102,7 @@ impl Trusted {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
             .map_err(|error| error.to_string())?;
-        // Without any root, `ListedOrIssued` has nothing to verify with, and every server is refused.
+        // With no listed certificate the default verifier suffices, and `WebPkiServerVerifier` cannot be built without roots.
         let builder = if listed.is_empty() {
             builder.with_root_certificates(roots)
         } else {
@@ -111,7 +112,7 @@ impl Trusted {
             let verifier = Arc::new(ListedOrIssued { listed, issued });
             builder.dangerous().with_custom_certificate_verifier(verifier)
         };
-        let mut config = match (entry.map(|entry| &entry.client), key) {
+        let mut config = match (entry.map(|entry| &entry.client_chain), key) {
             (Some(chain), Some(key)) if !chain.is_empty() => {
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| {
                     format!("clientKey contains no unencrypted private key in PEM form ({error})")

@@ -149,7 +149,7 @@ impl Stack<'_> {
         remove(&full)?;
         let keep = (self.keep)(&path);
         let content = match source {
-            // Without a file at the target of a hard link, the filter has skipped the target.
+            // A hard link to a file that the filter skipped matches the last arm.
             Some(source) if source.is_file() => Some(source),
             None if kind == EntryType::Regular => None,
             None if kind == EntryType::Symlink && keep == Keep::Name => None,

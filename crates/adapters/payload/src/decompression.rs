@@ -31,7 +31,7 @@ pub struct DecompressionBudget {
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     bytes: u64,
-    module: u64,
+    bytes_per_module: u64,
     deadline: Period,
 }
 
@@ -44,7 +44,7 @@ struct Spent {
 impl DecompressionBudget {
     /// Creates the budget of a build that has already used the time `used` of its deadline.
     pub fn of_build(deadline: Period, used: Duration) -> Self {
-        Self::new(Limits { bytes: MAX_BYTES, module: MAX_MODULE, deadline }, used)
+        Self::new(Limits { bytes: MAX_BYTES, bytes_per_module: MAX_MODULE, deadline }, used)
     }
 
     /// Creates the budget of a check without a build.
@@ -54,15 +54,15 @@ impl DecompressionBudget {
 
     #[cfg(any(test, feature = "testing"))]
     pub fn of_bytes(bytes: u64) -> Self {
-        Self::new(Limits { bytes, module: bytes, deadline: WITHOUT_BUILD }, Duration::ZERO)
+        Self::new(Limits { bytes, bytes_per_module: bytes, deadline: WITHOUT_BUILD }, Duration::ZERO)
     }
 
     fn new(limits: Limits, time: Duration) -> Self {
         Self { limits, spent: Mutex::new(Spent { bytes: 0, time }) }
     }
 
-    /// Opens a module file. Decompresses a compressed module into an unnamed temporary file. `module` is its name in messages. The outer
-    /// error concerns the disk or the budget, the inner error the compressed data.
+    /// Opens a module file. Decompresses a compressed module into an unnamed temporary file. `module` is the file's name in
+    /// messages. The outer error concerns the disk or the budget, the inner error the compressed data.
     pub(super) fn open(
         &self,
         path: &Path,
@@ -101,7 +101,7 @@ impl DecompressionBudget {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Ok(Err(ModuleError::decompress(error))),
             };
-            let limit = self.limits.module;
+            let limit = self.limits.bytes_per_module;
             if meter.bytes > limit {
                 let reason = format_args!("it holds more than {} MiB", limit >> 20);
                 return Ok(Err(ModuleError::decompress(reason)));
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_bomb_stops_at_the_limit_of_one_module() {
-        let limits = Limits { bytes: 4 << 20, module: 1 << 20, deadline: DEADLINE };
+        let limits = Limits { bytes: 4 << 20, bytes_per_module: 1 << 20, deadline: DEADLINE };
         let (outcome, written) = copy(&DecompressionBudget::new(limits, Duration::ZERO), &bomb(5 << 20));
         assert_eq!(outcome.unwrap(), Err(ModuleError::decompress("it holds more than 1 MiB")));
         assert!(written <= 1 << 20);

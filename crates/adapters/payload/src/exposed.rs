@@ -126,8 +126,8 @@ fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>> {
         let previous_count = found.len();
         if deepest_directory(payload, parent) == parent {
             let names = names_in(payload, parent)?;
-            found
-                .extend(names.iter().filter(|found| matches_glob(name, found)).map(|name| parent.join(name)));
+            let matching = names.iter().filter(|candidate| matches_glob(name, candidate));
+            found.extend(matching.map(|candidate| parent.join(candidate)));
         }
         if found.len() == previous_count {
             missing.push(exposed.to_owned());

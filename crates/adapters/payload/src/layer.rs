@@ -202,8 +202,8 @@ pub(super) fn digest(tree: &Tree) -> Result<Digest> {
     Ok(digester.finish()?)
 }
 
-/// Writes a whole root file system as a layer to `out`, with the given gzip level. Every entry gets the same modification time (seconds
-/// since the Unix epoch), and hard links become files. Blocks.
+/// Writes a whole root file system as a layer to `out`, with gzip level `level`. Every entry gets the modification time
+/// `mtime` (seconds since the Unix epoch), and hard links become files. Blocks.
 pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Result<Layer> {
     write_entries(&walk(root)?, |file| LayerWriter::at(file, mtime, level), out)
 }

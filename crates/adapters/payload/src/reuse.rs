@@ -45,7 +45,7 @@ pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> 
     if directories.is_empty() {
         return Err(PayloadError::NoModules(from.clone()));
     }
-    if let Some(path) = first_naming(tree, &directories, from)? {
+    if let Some(path) = first_mention(tree, &directories, from)? {
         return Err(PayloadError::NamesKernel(path, from.clone()));
     }
     for directory in directories {
@@ -60,7 +60,7 @@ pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> 
 
 /// Returns the first entry, relative to the tree, whose name, link target or content contains the kernel's release. The module
 /// directories themselves and the modules' content do not count.
-fn first_naming(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease) -> Result<Option<PathBuf>> {
+fn first_mention(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease) -> Result<Option<PathBuf>> {
     // An escaped literal is a valid regular expression. If compiling it still fails, assume a match.
     let Ok(pattern) = Regex::new(&regex::escape(kernel.as_str())) else { return Ok(Some(PathBuf::new())) };
     let contains_release = |path: &Path| pattern.is_match(path.as_os_str().as_encoded_bytes());
@@ -71,12 +71,12 @@ fn first_naming(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease) ->
             directories.iter().find_map(|directory| path.strip_prefix(directory).ok()).unwrap_or(path);
         // Skip the content of modules: every module names its kernel, and the check decides whether it loads.
         let is_module = is_module_file(&entry.file_name().to_string_lossy());
-        let is_naming_kernel = contains_release(inner)
+        let mentions_kernel = contains_release(inner)
             || (entry.path_is_symlink() && contains_release(&fs::read_link(entry.path())?))
             || (entry.file_type().is_file()
                 && !is_module
                 && contains(entry.path(), &pattern, kernel.as_str().len())?);
-        if is_naming_kernel {
+        if mentions_kernel {
             return Ok(Some(path.to_owned()));
         }
     }

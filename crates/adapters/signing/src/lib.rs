@@ -59,7 +59,13 @@ impl Signer {
     /// deterministic, unless a program signs. Blocks, with a program for up to a minute.
     pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
         let failed = || {
-            SigningError::key(format!("cannot sign with the key of {}: the library refused", self.from), "")
+            SigningError::key(
+                format!(
+                    "cannot sign with the key of {}: the cryptography library returned an error",
+                    self.from
+                ),
+                "",
+            )
         };
         match &self.key {
             Key::Rsa(key) => {

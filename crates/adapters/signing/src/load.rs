@@ -11,7 +11,7 @@ use ring::signature::{KeyPair as _, RsaKeyPair};
 use super::{Key, Result, Signer, SigningCommand, SigningError, pem, public_key::check_usable};
 
 impl Signer {
-    /// Loads a key. `passphrase` decrypts it, if it is encrypted. `public` is its public key, which is required if a program signs.
+    /// Loads a key. `passphrase` decrypts an encrypted key. `public` is the public key, which is required if a program signs.
     pub async fn load(
         source: &KeySource,
         passphrase: Option<&SecretSource>,

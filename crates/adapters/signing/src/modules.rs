@@ -64,7 +64,7 @@ impl ModuleSigner {
         }
     }
 
-    /// Warning if `now` is outside the certificate's validity period. This is not an error, because the kernel ignores the period.
+    /// Warning if `now` is outside the certificate's validity period. Not an error, because the kernel ignores the period.
     pub fn warning(&self, now: Timestamp) -> Option<String> {
         let Certificate { not_before, not_after, .. } = &self.certificate;
         let path = self.path.display();

@@ -9,8 +9,8 @@ use farrier_core::{
 
 use super::StoreError;
 
-/// Returns the tag of a kernel's header set: `<release>-<architecture>`. Characters that a tag cannot contain become `_` and two
-/// hexadecimal digits (`+` is `_2b`), and `_` becomes `__`. So no two releases share a tag, although two can share a kernel label.
+/// Returns the tag of a kernel's header set: `<release>-<architecture>`. Characters that a tag cannot contain become `_` and
+/// two hexadecimal digits (`+` is `_2b`), and `_` becomes `__`. No two releases share a tag, unlike a kernel label.
 pub fn header_tag(release: &KernelRelease, arch: Architecture) -> Result<Tag, StoreError> {
     let mut text = String::new();
     for byte in release.as_str().bytes() {

@@ -269,11 +269,11 @@ fn with_samples(text: &str) -> String {
     placeholders.fold(text.to_owned(), |text, placeholder| text.replace(placeholder, "1"))
 }
 
-/// Implements placeholder replacement for types. The values come from validated types, so they contain no separators.
+/// Implements `filled` for types with placeholders. The values come from validated types, so they contain no separators.
 macro_rules! filled {
     ($($name:ident)*) => {
         $(impl $name {
-            /// Returns the text that `fill` returns for this text. Unknown placeholders may remain.
+            /// Replaces placeholders with `fill`. Placeholders without a known value may remain.
             #[must_use]
             pub(crate) fn filled(&self, fill: impl Fn(&str) -> String) -> Self {
                 Self(fill(&self.0))

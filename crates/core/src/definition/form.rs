@@ -35,6 +35,7 @@ pub fn without_logins(text: &str) -> String {
     let mut masked = String::with_capacity(text.len());
     for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"'".contains(c)) {
         let (scheme, address) = word.split_at(word.find("://").map_or(0, |index| index + 3));
+        // `user:password`, or after a scheme also `user` alone. Text with an earlier `/` is part of a path.
         let is_login = |text: &str| match text.find([':', '/']) {
             Some(end) => text[end..].starts_with(':') && !(scheme.is_empty() && text.contains(['@', '/'])),
             None => !scheme.is_empty(),

@@ -70,7 +70,7 @@ pub const MEMBERS: &str = "farrier.dev/members";
 pub const KERNELS_SEEN: &str = "farrier.dev/kernels-seen";
 /// On the build record: durations of recent builds, in the form of [`BuildTimes`](crate::plan::BuildTimes).
 pub const BUILD_TIMES: &str = "farrier.dev/build-times";
-/// On a stored source or root file system: the content's identity where it was made, as used in input hashes.
+/// On a stored source or root file system: its identity in input hashes, as stated by the machine that stored it.
 pub const IDENTITY: &str = "farrier.dev/identity";
 /// On a stored root file system: digest of the uncompressed layer.
 pub const DIFF_ID: &str = "farrier.dev/diff-id";
@@ -188,11 +188,11 @@ fn text(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Opt
 
 fn members(annotations: &BTreeMap<String, String>) -> Result<BTreeMap<KernelRelease, Digest>, FactsError> {
     let Some(text) = annotations.get(MEMBERS) else { return Ok(BTreeMap::new()) };
-    let member = |item: &str| {
+    let parse_member = |item: &str| {
         let (kernel, digest) = item.split_once('@')?;
         Some((kernel.parse().ok()?, digest.parse().ok()?))
     };
-    let members: Option<BTreeMap<_, _>> = text.split(' ').map(member).collect();
+    let members: Option<BTreeMap<_, _>> = text.split(' ').map(parse_member).collect();
     members.filter(|_| text.len() <= MAX_MEMBERS).ok_or_else(|| invalid_value(MEMBERS, text))
 }
 

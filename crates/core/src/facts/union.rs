@@ -14,6 +14,7 @@ use crate::{
     kmod::Verdict,
 };
 
+/// Name of the image in errors.
 const WHAT: &str = "union image";
 /// Number of layers that overlayfs stacks in every container runtime, minus one for the container's own layer.
 const MAX_LAYERS: usize = 127;
@@ -100,7 +101,7 @@ pub fn assemble_union(parts: &[UnionPart], metadata: &UnionMetadata<'_>) -> Resu
     })
 }
 
-/// The image of a part, whose layers are the layers of its base and then its payload layers.
+/// The image of a part, split into the layers of its base and its payload layers.
 struct SplitImage {
     image: Base,
     /// Number of layers that belong to the base.
@@ -111,7 +112,7 @@ struct SplitImage {
 }
 
 impl SplitImage {
-    /// Counts the payload layers in the image history, where farrier records the layers that it adds to a base.
+    /// Validates and splits an image. Its history has an entry for each payload layer, because farrier records these layers.
     fn of(part: &UnionPart, arch: Architecture) -> Result<Self, ImageError> {
         let unusable = |why: &str| ImageError::unusable(WHAT, format!("the image for {} {why}", part.kernel));
         if Digest::of(&part.manifest) != part.digest {

@@ -12,7 +12,7 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// Computes the chains of these images. Needs that no image satisfies connect nothing.
+    /// Computes the chains of these images. A need without a matching image is ignored.
     pub fn of(images: &BTreeMap<ImageName, DriverImage>) -> Self {
         let mut dependents: BTreeMap<ImageName, BTreeSet<ImageName>> = BTreeMap::new();
         for (name, need) in need_edges(images) {

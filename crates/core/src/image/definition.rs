@@ -283,7 +283,7 @@ impl DriverImageSpec {
     ) -> Result<Vec<usize>, E> {
         let mut chosen: Vec<usize> = Vec::new();
         for (index, PatchSpec { path, kernels, release, when }) in self.patches.iter().enumerate() {
-            if !chosen.iter().any(|chosen| self.patches[*chosen].path == *path)
+            if !chosen.iter().any(|earlier| self.patches[*earlier].path == *path)
                 && (KernelCondition { kernels, release, when }).matches(target, &mut check_headers)?
             {
                 chosen.push(index);
@@ -322,7 +322,7 @@ impl DriverImageSpec {
     }
 }
 
-/// The tag form of the Network Operator's precompiled drivers, see `contracts.md` section 3.
+/// The tag form of the Network Operator's precompiled drivers, see `docs/operators.md`.
 fn default_tags() -> Vec<String> {
     vec!["{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}".to_owned()]
 }

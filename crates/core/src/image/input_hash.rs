@@ -29,8 +29,8 @@ pub struct FieldHasher {
 }
 
 impl FieldHasher {
-    /// Starts with the name of a format. It changes whenever the same fields mean something else, such as other bytes of a
-    /// build.
+    /// Starts a hash with the name of its format. The name must change whenever the meaning of the fields changes, for example
+    /// if the same fields give a build with other bytes.
     pub fn new(format: &str) -> Self {
         let (recorded, subject) = (BTreeMap::new(), String::new());
         let mut hasher = Self { hash: sha2::Sha256::new(), recorded, subject };

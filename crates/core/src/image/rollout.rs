@@ -237,7 +237,7 @@ impl OperatorResource {
     pub const TARGETS: [Self; 5] =
         [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver, Self::Module];
 
-    /// Whether the resource belongs to the GPU Operator rather than the Network Operator.
+    /// Whether the resource belongs to the GPU Operator.
     pub fn is_of_gpu_operator(self) -> bool {
         matches!(self, Self::ClusterPolicy | Self::NvidiaDriver | Self::GpuCluster)
     }
@@ -279,7 +279,7 @@ impl OperatorResource {
         }
     }
 
-    /// Label of the nodes for the operator's driver, with the value `true`, if there is one.
+    /// Label with the value `true` that selects the nodes for the operator's driver.
     pub(crate) fn node_label(self) -> Option<&'static str> {
         match self {
             Self::NicClusterPolicy | Self::NicNodePolicy => {

@@ -131,8 +131,8 @@ pub fn sources_in(pattern: &str) -> Vec<&str> {
 }
 
 fn names_after<'a>(pattern: &'a str, field: &str) -> Vec<&'a str> {
-    let after_name = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
-    pattern.split(field).skip(1).filter_map(|text| text.split(after_name).next()).collect()
+    let ends_name = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+    pattern.split(field).skip(1).filter_map(|text| text.split(ends_name).next()).collect()
 }
 
 fn render_one(templates: &mut Templates, pattern: &str, values: &Values<'_>) -> Result<Tag, TagError> {

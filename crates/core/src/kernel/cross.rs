@@ -23,20 +23,21 @@ pub fn not_compiled_here(target: Architecture, machine: Architecture, why: &str)
     format!("modules for {target} cannot be compiled on this machine, which is {machine}: {why}")
 }
 
-/// Returns why a machine cannot compile for a family's kernel, with a hint. Inspects only the definitions. Imported or published
-/// headers contain tools for their own architecture, and Ubuntu has no package of these tools.
+/// Returns why a machine cannot compile for a family's kernel, with a hint. Inspects only the definitions. Headers that the user
+/// provides contain tools for their own architecture only, and Ubuntu has no package of these tools.
 pub fn cross_compile_blocker(
     family: &KernelFamily,
     target: &KernelTarget,
     machine: Architecture,
-    has_own_headers: bool,
+    has_user_headers: bool,
 ) -> Option<String> {
-    let has_package = matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
+    let has_tools_package =
+        matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
     let why = match &family.spec.toolchain {
         _ if target.arch == machine => return None,
         Toolchain::Bootstrap(toolchain) if compiles_nothing(toolchain) => return None,
         Toolchain::Rpm(_) | Toolchain::Image(_) => NO_CROSS_COMPILERS,
-        Toolchain::Bootstrap(_) if has_own_headers || !has_package => FOREIGN_TOOLS,
+        Toolchain::Bootstrap(_) if has_user_headers || !has_tools_package => FOREIGN_TOOLS,
         Toolchain::Bootstrap(_) => return None,
     };
     Some(format!("{} ({BUILD_ELSEWHERE_HINT})", not_compiled_here(target.arch, machine, why)))
@@ -45,9 +46,9 @@ pub fn cross_compile_blocker(
 /// Returns the toolchain that compiles kernels of `target` on a machine of another architecture. It replaces the compiler
 /// packages of `toolchain` with cross compilers and adds kbuild's tools for this machine.
 ///
-/// The tools' packages come from `headers`, the packages of the kernel's headers (`name=version ...`), and `suites`, which
-/// contain these packages. Without such a package, the tools in the headers run only on the architecture of the kernel: the result
-/// is then `None`, unless `toolchain` has no compiler.
+/// `headers` are the packages of the kernel's headers (`name=version ...`), among them the package of kbuild's tools. `suites`
+/// contain these packages. Returns `None` without a package of the tools, because the tools in the headers then run only on the
+/// kernel's architecture. A `toolchain` without a compiler needs no tools.
 pub fn cross_toolchain(
     toolchain: &BootstrapSpec,
     target: Architecture,

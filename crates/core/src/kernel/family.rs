@@ -147,10 +147,10 @@ impl KernelFamilySpec {
     /// Returns the origin of a kernel's header set. Placeholders are replaced with the known facts about its nodes' system.
     pub fn headers_for(&self, target: &KernelTarget, system: &NodeSystem) -> Cow<'_, HeaderSource> {
         let fill = |text: &str| self.fill(text, target, system);
-        let inside = |path: &Option<PathInside>| path.as_ref().map(|path| path.filled(fill));
+        let fill_path = |path: &Option<PathInside>| path.as_ref().map(|path| path.filled(fill));
         Cow::Owned(match &self.headers {
             HeaderSource::Oci(ImageHeaders { image, path }) => {
-                HeaderSource::Oci(ImageHeaders { image: image.filled(fill), path: inside(path) })
+                HeaderSource::Oci(ImageHeaders { image: image.filled(fill), path: fill_path(path) })
             }
             HeaderSource::Url(DownloadedHeaders { url, verify, path }) => {
                 let verify = match verify {
@@ -160,7 +160,7 @@ impl KernelFamilySpec {
                         FileProof::Signature(DetachedSignature { url: url.filled(fill), signed_by })
                     }
                 };
-                HeaderSource::Url(DownloadedHeaders { url: url.filled(fill), verify, path: inside(path) })
+                HeaderSource::Url(DownloadedHeaders { url: url.filled(fill), verify, path: fill_path(path) })
             }
             headers => return Cow::Borrowed(headers),
         })

@@ -11,10 +11,9 @@ use crate::definition::{
     checked::{RpmName, to_strings},
 };
 
-/// Returns the family of a kernel with existing headers, which name the compiler that built it. Usually that is the matching
-/// family.
+/// Returns the family of a kernel whose headers name the compiler that built the kernel (`built_with`).
 ///
-/// If the matching family's toolchain lacks that compiler, the first family for the compiler is used instead. The two families
+/// This is the matching family, or, if its toolchain lacks that compiler, the first family for that compiler. The two families
 /// must differ only in the toolchain.
 pub fn family_for<'a>(
     families: &'a [KernelFamily],
@@ -38,9 +37,9 @@ pub fn family_for<'a>(
     families.iter().find(has_compiler).or(Some(family))
 }
 
-/// Returns why the family's toolchain cannot compile for a kernel: the toolchain lacks the compiler that the kernel's headers name
-/// (`built_with`), or, without headers, all compilers that the family names. Also returns `None` if the definition does not show
-/// which compilers the toolchain has.
+/// Returns a message if the family's toolchain lacks the compiler that the kernel's headers name (`built_with`). If `built_with`
+/// is `None`, one of the compilers that the family names suffices. Returns `None` if the definition does not show which compilers
+/// the toolchain has.
 pub fn missing_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Option<String> {
     let required: BTreeSet<Compiler> = match built_with {
         Some(compiler) => [compiler].into(),
@@ -153,13 +152,16 @@ pub fn missing_headers_message(families: &[KernelFamily], target: &KernelTarget,
     let message = format!(
         "no headers for {release}: there is no {looked_for}{}; import or collect them (`farrier headers import`, `farrier headers collect`), \
          or name a mirror that has them",
-        with_flavor(families, target).map(|near| format!(" (did you mean {near}?)")).unwrap_or_default()
+        suggested_release(families, target)
+            .map(|near| format!(" (did you mean {near}?)"))
+            .unwrap_or_default()
     );
     if families.iter().filter(names_os).any(may_match) {
         return message;
     }
-    let is_general = |family: &&KernelFamily| family.spec.matches.built_with.is_empty();
-    let example = families.iter().rev().find(names_os).or_else(|| families.iter().rev().find(is_general));
+    let has_no_compiler_condition = |family: &&KernelFamily| family.spec.matches.built_with.is_empty();
+    let example = families.iter().rev().find(names_os);
+    let example = example.or_else(|| families.iter().rev().find(has_no_compiler_condition));
     let file = example.map_or("kernels/90-custom.yaml", |family| family.file.as_str());
     format!(
         "{message}; no kernel family matches {os} {os_version} ({arch}): copy {file} into your definitions' \
@@ -167,8 +169,8 @@ pub fn missing_headers_message(families: &[KernelFamily], target: &KernelTarget,
     )
 }
 
-/// Returns the release with a flavor, if a family of the distribution matches only that.
-fn with_flavor(families: &[KernelFamily], target: &KernelTarget) -> Option<String> {
+/// Returns the release with a flavor or architecture appended, if a family of the distribution matches only this form.
+fn suggested_release(families: &[KernelFamily], target: &KernelTarget) -> Option<String> {
     let family_of = |target: &KernelTarget| {
         match_family(families, target).filter(|family| family.spec.matches.os.contains(&target.os))
     };

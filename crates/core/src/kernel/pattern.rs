@@ -4,7 +4,7 @@ use regex::bytes::{Regex, RegexBuilder};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Size limit of a compiled pattern in bytes. The patterns of the built-in families take a hundredth of it.
+/// Size limit of a compiled pattern in bytes. Patterns of the built-in families take a hundredth of the limit.
 const COMPILED_LIMIT: usize = 1 << 20;
 
 /// A regular expression that matches whole texts (anchored at both ends), compiled when the definition is read.
@@ -30,8 +30,8 @@ impl Pattern {
     }
 }
 
-/// `\d`, `\w` and `\s` match ASCII only, like the names of kernels, unless the pattern requires Unicode. Every command reads all
-/// families, and patterns with Unicode classes took four fifths of its time.
+/// `\d`, `\w` and `\s` match ASCII only, like the names of kernels, unless the pattern requires Unicode. Every command compiles
+/// the patterns of all families; with Unicode classes this took four fifths of a command's run time.
 fn compile(text: &str) -> Result<Regex, regex::Error> {
     let build = |unicode| RegexBuilder::new(text).unicode(unicode).size_limit(COMPILED_LIMIT).build();
     build(false).or_else(|_| build(true))

@@ -1,4 +1,4 @@
-//! Announced kernels, which images are built for before any node runs them, and their announcers.
+//! Announced kernels and their announcers. Images for an announced kernel are built before any node runs it.
 
 use std::{
     borrow::Cow,
@@ -101,7 +101,7 @@ pub fn newest_tracked(
     Some(TrackedKernel { target, family: family.clone(), flavor: flavor.to_owned() })
 }
 
-/// Whether a release has a flavor. The part before the flavor must start with a digit:
+/// Whether a release has a flavor. The word before the flavor must start with a digit:
 /// `6.1.0-47-cloud-amd64` has the flavor `cloud-amd64` and not `amd64`; `5.14.0-503.el9.x86_64` has `x86_64`.
 fn has_flavor(release: &KernelRelease, flavor: &str) -> bool {
     let prefix = release.as_str().strip_suffix(flavor).and_then(|text| text.strip_suffix(['-', '.']));
@@ -111,8 +111,8 @@ fn has_flavor(release: &KernelRelease, flavor: &str) -> bool {
 }
 
 /// Returns the flavor of an RPM distribution's release: `x86_64`, `x86_64+rt`, `default`, `azl3`. Without an
-/// architecture in the release, the flavor consists of the words that do not start with a digit: `acme` for
-/// `5.10.0-acme.3`, and an empty flavor for `6.12.90` and `6.12.0-rc3`.
+/// architecture in the release, the flavor consists of the words that are neither numbers nor `rcN`: `acme` for
+/// `5.10.0-acme.3`. It is empty for `6.12.90` and `6.12.0-rc3`.
 pub fn rpm_flavor(release: &KernelRelease) -> String {
     let text = release.as_str();
     let arch_start = [".x86_64", ".aarch64"].iter().filter_map(|arch| text.find(arch)).min();

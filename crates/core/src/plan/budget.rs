@@ -16,8 +16,8 @@ impl Budget {
     pub const UNLIMITED: Self =
         Self { cpus: Cpus::from_thousandths(u64::MAX), memory: Memory::from_bytes(u64::MAX) };
 
-    /// Whether a build may start beside the running ones. A single build always may: a build that exceeds the whole
-    /// machine is slow, but would otherwise never run.
+    /// Whether a build may start beside the running ones. If none runs, every build may start: otherwise a build that
+    /// exceeds the budget would never run.
     pub fn admits<'a>(&self, running: impl IntoIterator<Item = &'a BuildSpec>, next: &BuildSpec) -> bool {
         let mut running = running.into_iter().peekable();
         if running.peek().is_none() {

@@ -77,7 +77,7 @@ pub struct FetchedInputs {
     /// Identity of the runtime base, where the image has one that is not a need.
     pub base: Option<String>,
     /// Digests of inputs whose only source is unsigned content in the registry's store, by kind. Also one digest over the
-    /// inputs that the nodes' system names.
+    /// inputs that depend on facts about the nodes' system.
     pub unverified: BTreeMap<&'static str, Digest>,
 }
 
@@ -88,7 +88,7 @@ impl FetchedInputs {
     pub const TOOLCHAIN: &str = "toolchain";
     /// Key of the runtime base in `unverified`.
     pub const BASE: &str = "base";
-    /// Key of the digest over toolchain and headers from images that the nodes' system names.
+    /// Key of the digest over toolchain and headers that depend on facts about the nodes' system.
     pub const SYSTEM: &str = "system";
 }
 
@@ -112,8 +112,8 @@ pub struct Cell {
     pub further: Vec<ImageReference>,
     /// Hash over everything that can change the image.
     pub input_hash: InputHash,
-    /// Input hash without the digests that come only from the registry's store or the nodes' system. A published image
-    /// with the same declared hash is up to date.
+    /// Input hash without the digests in [`FetchedInputs::unverified`]. A published image with the same declared hash is
+    /// up to date.
     #[serde(skip)]
     pub declared_hash: InputHash,
     /// Input hash without module signing, for signed images. An image with the same unsigned hash has the same payload,

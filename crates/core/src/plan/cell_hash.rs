@@ -214,15 +214,17 @@ fn add_base(hasher: &mut FieldHasher, inputs: &HashInputs<'_>) -> Result<(), Ski
 
 /// Fails if no `driver-entrypoint` binary exists for this architecture.
 fn check_entrypoint_exists(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReason> {
-    let unresolved = |detail| Err(SkipReason::Unresolved { detail });
-    match resolved.entrypoints.first() {
-        _ if resolved.entrypoints.contains(&arch) => Ok(()),
-        Some(other) => unresolved(format!(
+    if resolved.entrypoints.contains(&arch) {
+        return Ok(());
+    }
+    let detail = match resolved.entrypoints.first() {
+        Some(other) => format!(
             "the driver-entrypoint here is for {other}, and the target is {arch} (build it with `cargo build --profile \
              entrypoint` in crates/node/driver-entrypoint for {arch}, and put it beside the other as driver-entrypoint-{arch})"
-        )),
-        None => unresolved("driver-entrypoint was not looked up".to_owned()),
-    }
+        ),
+        None => "driver-entrypoint was not looked up".to_owned(),
+    };
+    Err(SkipReason::Unresolved { detail })
 }
 
 /// Returns the canonical form of a part of a definition: JSON with fields in declaration order and maps in key order.

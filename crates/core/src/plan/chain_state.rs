@@ -58,7 +58,8 @@ impl<'a> ChainStates<'a> {
                 if reason.unknown {
                     this.unknown.insert((*name, target));
                 }
-                if matches!(members.get(name), Some(None)) {
+                let is_available = matches!(members.get(name), Some(None));
+                if is_available {
                     let why = format!("its chain is incomplete: {}", reason.why);
                     this.incomplete.insert((*name, target), why);
                 }
@@ -81,8 +82,8 @@ impl<'a> ChainStates<'a> {
     }
 }
 
-/// Returns the images that each kernel calls for and that are meant for the kernel. Each image has the reason why it is
-/// unavailable, if any.
+/// Returns the images that each kernel calls for, except for images that are not meant for the kernel. Each image has the
+/// reason why it is unavailable, if any.
 fn members<'a>(
     inputs: &PlanInputs<'_>,
     observed: &Observed,
@@ -110,7 +111,7 @@ fn members<'a>(
             }
             Outcome::Build { .. } => unavailable(format!("{subject} is to be built"), false),
             Outcome::Skipped { why } if why.is_not_applicable() => continue,
-            // A cell that waits only for such cells has no other reason than the missing answer.
+            // If all needs are unanswered, the missing answer is the only reason for this cell too.
             Outcome::Waiting { needs } => unavailable(
                 format!("{subject} {}", waits_for(needs)),
                 needs.iter().all(|need| unanswered.contains(&(need, target))),

@@ -8,10 +8,10 @@ use super::{Cell, table::with_short_digests};
 /// Untrusted input, for messages only.
 pub type NamedInputs = BTreeMap<String, String>;
 
-/// A file that a build in a local source directory left there, by the name of the source.
+/// Files that earlier builds left in local source directories: one file for each source, by the source's name.
 pub type BuildProducts = BTreeMap<String, String>;
 
-/// The rendered Dockerfile, without the name of its base image, which follows from toolchain and headers.
+/// Name of the input for the rendered Dockerfile. The base image's name is left out: it follows from toolchain and headers.
 pub(super) const DOCKERFILE: &str = "Dockerfile";
 /// Longest value in a message.
 const MAX_SHOWN: usize = 200;
@@ -26,7 +26,7 @@ pub fn changed_inputs(published: &NamedInputs, cell: &Cell) -> Vec<String> {
     }
     let mut changed: BTreeSet<&String> = published.keys().chain(current.keys()).collect();
     changed.retain(|name| published.get(*name) != current.get(*name));
-    // The Dockerfile also follows from other inputs.
+    // A change of another input can change the Dockerfile, so name the Dockerfile only if nothing else changed.
     if changed.len() > 1 {
         changed.retain(|name| *name != DOCKERFILE);
     }

@@ -43,7 +43,7 @@ impl CiBuild {
         }
     }
 
-    /// None of these fields holds a blank or a shell metacharacter.
+    /// Joins the fields with blanks. No field contains a blank or a shell metacharacter.
     fn words(&self) -> String {
         let Self { image, kernel, os, os_version, arch } = self;
         format!("{image} {kernel} {os} {os_version} {arch}")
@@ -97,7 +97,7 @@ fn map<T>(key: &str, value: T) -> BTreeMap<&str, T> {
     [(key, value)].into()
 }
 
-/// Only strings and lists: the serialization cannot fail.
+/// Serializes strings and lists, which cannot fail.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

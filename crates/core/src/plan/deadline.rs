@@ -10,9 +10,12 @@ use super::{
 };
 use crate::image::{Definitions, Period, RolloutSpec};
 
-/// Returns the time until the next deadline of any rollout: the deadline for its pods to become ready, the end of the
-/// time for which pods must stay ready, the end of an unused kernel's grace time, or the time at which the site ignores
-/// a node that is not ready. `None` if there is no future deadline.
+/// Returns the time until the next deadline of any rollout, or `None` if there is none. A deadline is the end of:
+///
+/// - the time for its pods to become ready
+/// - the time for which its pods must stay ready
+/// - an unused kernel's grace time
+/// - the time after which the site ignores a node that is not ready
 ///
 /// Pods that become ready change the cluster and trigger a reconcile. Pods that never become ready do not, so their
 /// deadline needs a timer.
@@ -42,7 +45,7 @@ pub fn next_deadline(
     waits.chain(upgrades).min()
 }
 
-/// Returns the interval at which upgrades are polled: refused evictions are retried, windows open, timeouts pass.
+/// Returns the interval at which upgrades are polled, to retry refused evictions and to notice windows and timeouts.
 fn poll_interval(snapshot: &ClusterSnapshot) -> Duration {
     let is_under_way = snapshot.nodes.iter().any(|node| UpgradeNote::under_way(node).is_some());
     Duration::from_secs(if is_under_way { 5 } else { 60 })

@@ -37,9 +37,9 @@ fn cannot_build(
         let key = (kind, identity.to_owned(), cell.target.arch);
         inputs.cells.resolved.unbuildable_root_fs.get(&key).cloned()
     };
-    // A payload that is reused or only signed again is not compiled.
-    let compiles = spec.reuse == Reuse::Never && cell.unsigned_hash.is_none();
-    if compiles && let Some(detail) = unbuildable(FetchedInputs::TOOLCHAIN, &cell.toolchain) {
+    // A payload that can be reused or only signed again may need no compilation.
+    let must_compile = spec.reuse == Reuse::Never && cell.unsigned_hash.is_none();
+    if must_compile && let Some(detail) = unbuildable(FetchedInputs::TOOLCHAIN, &cell.toolchain) {
         return Some(SkipReason::Toolchain { family: cell.family.to_string(), detail });
     }
     let base = cell.fetched.base.as_deref();
@@ -49,7 +49,7 @@ fn cannot_build(
     if spec.output == Output::Image {
         return (!inputs.has_daemon).then_some(SkipReason::NoDaemon);
     }
-    let machine = inputs.machine.filter(|_| compiles)?;
+    let machine = inputs.machine.filter(|_| must_compile)?;
     let detail = cross_compile_blocker(family, &cell.target, machine, cell.fetched.headers.is_some())?;
     Some(SkipReason::ForeignArchitecture { detail })
 }
@@ -57,9 +57,9 @@ fn cannot_build(
 /// Compares a cell with the registry. [`Outcome::Build`] is provisional until [`decide_build`] has confirmed it.
 pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>) -> Outcome {
     let spec = &image.spec;
-    let unknown = |reference| Some((reference, observed.lookup_error(reference)?));
-    if let Some((reference, message)) = cell.references().find_map(unknown) {
-        return unanswered(cell, reference, message);
+    let failed_lookup = |reference| Some((reference, observed.lookup_error(reference)?));
+    if let Some((reference, message)) = cell.references().find_map(failed_lookup) {
+        return unknown_outcome(cell, reference, message);
     }
 
     let published_as = |reference: &ImageReference| observed.image(reference, cell.target.arch);
@@ -108,10 +108,10 @@ pub(super) fn decide_build(
     why: BuildReason,
 ) -> Outcome {
     let Some(failure) = observed.failures.get(&cell.input_hash) else {
-        return unanswered(&cell, &cell.reference, "earlier failures of its build were not looked up");
+        return unknown_outcome(&cell, &cell.reference, "earlier failures of its build were not looked up");
     };
     let Some(headers) = observed.headers.get(&cell.target) else {
-        return unanswered(&cell, &cell.reference, "the kernel's headers were not looked up");
+        return unknown_outcome(&cell, &cell.reference, "the kernel's headers were not looked up");
     };
     if let Some(why) = cannot_build(inputs, image, &cell, headers) {
         return why.into();
@@ -125,7 +125,7 @@ pub(super) fn decide_build(
     Outcome::Build { cell, why, may_reuse: image.spec.reuse == Reuse::Compatible }
 }
 
-fn unanswered(cell: &Arc<Cell>, reference: &ImageReference, message: &str) -> Outcome {
+fn unknown_outcome(cell: &Arc<Cell>, reference: &ImageReference, message: &str) -> Outcome {
     let (reference, message) = (reference.clone(), message.to_owned());
     Outcome::Unknown { cell: Arc::clone(cell), reference, message }
 }

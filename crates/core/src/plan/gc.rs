@@ -34,7 +34,7 @@ pub struct LiveKernels(BTreeMap<String, KernelUse>);
 enum KernelUse {
     Runs,
     Announced,
-    /// The grace time of a union rollout keeps the kernel. That time may be longer than the garbage collector's.
+    /// A union rollout keeps the kernel for its grace time, which may be longer than the garbage collector's.
     Left,
 }
 
@@ -42,6 +42,7 @@ impl LiveKernels {
     /// Collects the kernels that nodes report, all announced kernels whether or not the announcement is used, and the
     /// kernels that unions still keep.
     pub fn of(snapshot: &ClusterSnapshot, announced: &Announcements) -> Self {
+        // The strongest use of a kernel is inserted last and replaces the others.
         let mut kernels = BTreeMap::new();
         for live in snapshot.daemon_sets.iter().filter_map(|daemon_set| daemon_set.live.as_ref()) {
             let unused = unused_kernels(&live.annotations);
@@ -62,7 +63,7 @@ impl LiveKernels {
     }
 }
 
-/// Returns the nodes' kernels and the announced kernels to record as seen: only those with a known target.
+/// Returns the kernels to record as seen: announced kernels, and the kernels of nodes with a known target.
 pub fn kernels_in_use(snapshot: &ClusterSnapshot, announced: &Announcements) -> BTreeSet<KernelKey> {
     let running = snapshot.nodes.iter().filter_map(|node| node_target(node).ok());
     let all = running.chain(announced.targets().cloned());

@@ -32,7 +32,7 @@ pub(super) fn admissible_image(
         RequiredKernels::Kernel(kernel) if kernel_release.as_deref() != Some(kernel.release.as_str()) => {
             return Err(HoldReason::OtherKernel { image, found: kernel_release.clone() });
         }
-        RequiredKernels::Members(inputs) if *input_hash != Some(inputs) => {
+        RequiredKernels::Members(expected) if *input_hash != Some(expected) => {
             return Err(HoldReason::NoUnion {
                 detail: format!("{name} holds an image built from other inputs"),
             });

@@ -1,11 +1,11 @@
-//! Drivers that `farrier-host` loads on hosts from system extensions, as its labels name them.
+//! Drivers that `farrier-host` loads on hosts from system extensions, as the labels of the nodes report them.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{ClusterSnapshot, NextKernel, NodeFacts, Plan, Readiness, labels::HOST_DRIVER_PREFIX};
 use crate::image::{Definitions, ImageName};
 
-/// Returns the nodes whose host loads drivers, by a description of what they load now and need next.
+/// Groups the nodes whose hosts load drivers by a description of the loaded drivers and the images for the next kernel.
 pub fn host_drivers<'a>(
     definitions: &Definitions,
     snapshot: &'a ClusterSnapshot,

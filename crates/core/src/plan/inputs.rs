@@ -34,7 +34,7 @@ pub struct PlanInputs<'a> {
     pub announced: &'a Announcements,
     /// DaemonSets of the directories that `file` rollouts name, by the path in the definition.
     pub manifests: &'a Manifests,
-    /// Name of this farrier, where a cluster has several.
+    /// Name of this farrier instance, where a cluster has several.
     pub instance: &'a Instance,
     /// Architecture of the machine whose sandbox compiles; `None` for an engine that may have machines of other
     /// architectures.
@@ -60,7 +60,7 @@ pub struct Observed {
     pub published: BTreeMap<ImageReference, Published>,
     /// Inputs of published images that conflict with a cell, by the image's digest.
     pub inputs: BTreeMap<Digest, NamedInputs>,
-    /// Products of a build in the sources of images that conflict with a published one.
+    /// Build products in the sources of images that conflict with a published image.
     pub products: BTreeMap<ImageName, BuildProducts>,
     /// Names that the registry does not have.
     pub absent: BTreeSet<ImageReference>,
@@ -138,8 +138,8 @@ pub struct Published {
     /// Kernel release that the image claims to be for.
     #[serde(skip)]
     pub kernel_release: Option<String>,
-    /// Images by architecture, where the name points to several images, or to one whose architecture is known. The
-    /// other fields then describe the manifest under the name: for an index, only its digest.
+    /// Images by architecture, where the name points to an index, or to one image whose architecture is known. The
+    /// other fields describe the manifest itself; for an index, only `digest` is set.
     #[serde(skip)]
     pub platforms: BTreeMap<Architecture, Self>,
 }

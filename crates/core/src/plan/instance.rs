@@ -14,7 +14,9 @@ const MAX_LENGTH: usize = 32;
 
 /// Error for a text that is not a valid instance name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no name: 1 to {MAX_LENGTH} of a-z, 0-9 and '-', with a letter or digit at both ends")]
+#[error(
+    "{0:?} is not a valid name: use 1 to {MAX_LENGTH} characters of a-z, 0-9 and '-', with a letter or digit at both ends"
+)]
 pub struct InstanceError(String);
 
 impl FromStr for Instance {

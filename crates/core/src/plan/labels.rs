@@ -22,9 +22,11 @@ pub const UPGRADE_STATE_LABELS: [&str; 2] =
 pub(super) fn stall_remedy(state: &str) -> Option<&'static str> {
     match state {
         "upgrade-required" => Some(
-            "it waits for its operator: check autoUpgrade, maxParallelUpgrades and maxUnavailable in upgradePolicy, and the node's label",
+            "the node waits for its operator: check autoUpgrade, maxParallelUpgrades and maxUnavailable in upgradePolicy, and the node's label",
         ),
-        "upgrade-failed" => Some("its operator gave up: repair the driver's pod; see also the node's label"),
+        "upgrade-failed" => Some(
+            "the operator marked the upgrade as failed: repair the driver's pod; see also the node's label",
+        ),
         _ => None,
     }
 }
@@ -45,10 +47,10 @@ pub(super) fn operator_upgrade_in_progress(
 
 /// Annotation in which a node, or the automation that upgrades it, names the kernel to boot next.
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
-/// Label with the kernel to boot next, from a feature file that `farrier-host` writes for NFD. `.plus.` replaces `+` in the value.
+/// Label with the kernel to boot next, from a feature file that `farrier-host` writes for NFD. The value has `.plus.` for `+`.
 pub const NEXT_KERNEL_LABEL: &str = "feature.node.kubernetes.io/farrier-next-kernel";
-/// Prefix of the labels with the drivers that `farrier-host` has loaded, by name of the image. The value is the start of the digest
-/// of the system extension.
+/// Prefix of the labels with the drivers that `farrier-host` has loaded, by name of the image. The value is the start of the
+/// system extension's digest.
 pub const HOST_DRIVER_PREFIX: &str = "feature.node.kubernetes.io/farrier-host.";
 /// Label and annotation of a node that may boot its next kernel. The value is that kernel's label.
 pub const READY_FOR: &str = "farrier.dev/ready-for";

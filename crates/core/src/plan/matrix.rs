@@ -232,6 +232,7 @@ struct Demand<'a> {
 }
 
 impl Demand<'_> {
+    /// Whether a node that runs the kernel demands the image, directly or through a dependent.
     fn is_live(&self) -> bool {
         self.needed_live || !self.nodes.is_empty()
     }

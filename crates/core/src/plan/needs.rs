@@ -34,7 +34,7 @@ pub fn cell_for(
 
 impl<'a> CellRequest<'a, '_> {
     /// Returns the version of each need. `drafted` returns the drafts, for the same target, of images that come earlier in
-    /// the order. [`Self::needs`] returns the reason for a need without a draft.
+    /// the order. The error for a need without a draft is never shown: [`Self::needs`] fails first, with the actual reason.
     pub(super) fn need_versions<'d>(
         &self,
         drafted: impl Fn(&ImageName) -> Option<&'d CellDraft<'d>>,
@@ -52,8 +52,8 @@ impl<'a> CellRequest<'a, '_> {
         self.image.spec.needs.iter().map(version).collect()
     }
 
-    /// Returns all needs of an image, or the outcome of an image without some of them. `planned` returns the cells, for
-    /// the same target, of images that come earlier in the order.
+    /// Returns all needs of the image, or the image's outcome if some of them are unavailable. `planned` returns the cells,
+    /// for the same target, of images that come earlier in the order.
     pub(super) fn needs<'p>(
         &self,
         published: &PublishedImages,
@@ -132,7 +132,7 @@ impl<'a> CellRequest<'a, '_> {
         let key = (image.metadata.name.clone(), need.clone(), target.clone());
         let exposed = looked_up(&inputs.resolved.trees, &key, "its tree was not looked up")
             .map_err(|detail| NeedReason::Tree { detail })?;
-        // A tree from a host has no version.
+        // A tree from a host has no version: use its digest.
         let version = exposed.short().to_owned();
         Ok(CellNeed { name: need.clone(), version, exposed: exposed.clone(), image: None })
     }
@@ -141,8 +141,10 @@ impl<'a> CellRequest<'a, '_> {
 /// Returns the need that an image with this outcome provides; `None` where the image will only be published later.
 fn need_from(published: &PublishedImages, outcome: &Outcome) -> Result<Option<CellNeed>, NeedReason> {
     let exposed = outcome.cell().map(|cell| exposed_by(published, cell)).transpose()?.flatten();
+    if exposed.is_some() {
+        return Ok(exposed);
+    }
     match outcome {
-        _ if exposed.is_some() => Ok(exposed),
         Outcome::Skipped { why } => Err(NeedReason::Skipped { why: Box::new(why.clone()) }),
         // Do not wait for an image that will not be published.
         Outcome::Conflict { reference, theirs, .. } => {

@@ -58,8 +58,8 @@ struct ResolvedInputs<'a> {
     /// Canonical `headers` section of the family, followed by the headers' digest.
     headers: String,
     headers_digest: Option<String>,
-    /// Digest over toolchain and headers that the nodes' system names. Another system version with the same kernel has
-    /// another toolchain and headers, which give the same modules (decision 0002).
+    /// Digest over toolchain and headers that depend on facts about the nodes' system. Another system version with the same
+    /// kernel has another toolchain and headers, which give the same modules (decision 0002).
     system_digest: Option<Digest>,
     /// Facts about the nodes' system that are unknown.
     unknown: Option<String>,
@@ -307,8 +307,8 @@ impl<'a> CellRequest<'a, '_> {
         })
     }
 
-    /// Returns the digests of inputs that only the registry's store vouches for or that the nodes' system names. Also
-    /// returns the reason why one of these inputs is unknown or must not be used.
+    /// Returns the digests of inputs that only the registry's store vouches for, or that depend on facts about the nodes'
+    /// system. Also returns the reason why one of these inputs is unknown or must not be used.
     fn unverified(
         &self,
         inputs: &ResolvedInputs<'_>,
@@ -344,12 +344,13 @@ impl<'a> CellRequest<'a, '_> {
             .templates
             .get(spec.template.as_str())
             .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.to_string() })?;
-        let refused = |detail: String| SkipReason::Template { detail };
-        let dockerfile =
-            templates.render(&spec.template, text, context).map_err(|error| refused(error.to_string()))?;
+        let template_error = |detail: String| SkipReason::Template { detail };
+        let dockerfile = templates
+            .render(&spec.template, text, context)
+            .map_err(|error| template_error(error.to_string()))?;
         match fetching_add(&dockerfile) {
             None => Ok(dockerfile),
-            Some((line, source)) => Err(refused(format!(
+            Some((line, source)) => Err(template_error(format!(
                 "template {} gives a Dockerfile in whose line {line} ADD takes {source}, which is not a \
                  plain path in the build context: the engine would download it; add it to the image's \
                  `sources`, and COPY it",

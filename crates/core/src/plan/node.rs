@@ -71,7 +71,7 @@ pub enum NodeReason {
     TooManyNamed { most: u32, within: Period },
     /// The nodes run more kernels than the limit for the fleet.
     #[error(
-        "nodes run more than {most} kernels, and the others run on more nodes or for longer: this node is \
+        "nodes run more than {most} kernels, and the other kernels run on more nodes or for longer: this node is \
          skipped, and blocks no other nodes; retire kernels, or raise kernelLimits.distinct in site.yaml"
     )]
     TooManyKernels { most: u32 },
@@ -100,7 +100,7 @@ impl NodeReason {
     /// message already contains the remedy.
     pub fn remedy(&self, node: &str, is_manifest: bool) -> String {
         let node = shell_word(node);
-        let edit = |labels: String| format!("set {labels} in the manifest of node {node}");
+        let edit_manifest = |labels: String| format!("set {labels} in the manifest of node {node}");
         let value = |label: &&str| match *label {
             // The form of NFD's label, as `KernelLabel` computes it.
             KERNEL_LABEL => format!(
@@ -110,7 +110,7 @@ impl NodeReason {
             OS_VERSION_LABEL => format!("{OS_VERSION_LABEL}=VERSION_ID"),
             label => format!("{label}=ID"),
         };
-        let set = |labels: &[&str]| {
+        let label_command = |labels: &[&str]| {
             let values: Vec<String> = labels.iter().map(value).collect();
             let from = match labels {
                 [KERNEL_LABEL] => "",
@@ -123,14 +123,14 @@ impl NodeReason {
             )
         };
         match self {
-            Self::MissingLabel { labels } if is_manifest => edit(labels.join(", ")),
-            Self::MissingLabel { labels } => set(labels),
+            Self::MissingLabel { labels } if is_manifest => edit_manifest(labels.join(", ")),
+            Self::MissingLabel { labels } => label_command(labels),
             Self::KernelLabelDiffers { release, .. } if is_manifest => {
-                edit(format!("{KERNEL_LABEL} as Node Feature Discovery writes {release}"))
+                edit_manifest(format!("{KERNEL_LABEL} as Node Feature Discovery writes {release}"))
             }
-            Self::KernelLabelDiffers { .. } => set(&[KERNEL_LABEL]),
+            Self::KernelLabelDiffers { .. } => label_command(&[KERNEL_LABEL]),
             Self::ArchitectureLabelDiffers { architecture, .. } if is_manifest => {
-                edit(format!("{ARCH_LABEL} to {architecture}"))
+                edit_manifest(format!("{ARCH_LABEL} to {architecture}"))
             }
             Self::ArchitectureLabelDiffers { label: _, architecture } => {
                 format!("`kubectl label --overwrite node {node} {ARCH_LABEL}={}`", shell_word(architecture))
@@ -242,7 +242,7 @@ fn shortened(value: &str) -> String {
 
 /// Nodes with equal taints, and equal values in every label of interest.
 pub(super) struct NodeGroup<'a> {
-    /// One of the nodes. Its facts hold for all of them, except for the name.
+    /// One of the nodes. All nodes have the same kernel, taints and labels of interest.
     pub(super) sample: &'a NodeFacts,
     /// All nodes of the group.
     pub(super) nodes: Vec<&'a NodeFacts>,
@@ -250,7 +250,7 @@ pub(super) struct NodeGroup<'a> {
     pub(super) target: Result<KernelTarget, NodeReason>,
 }
 
-/// Groups nodes by the labels of interest. Later steps then scale with the number of distinct nodes instead of all
+/// Groups nodes by the labels of interest. Later steps then scale with the number of groups instead of the number of
 /// nodes.
 pub(super) fn group_nodes<'a, 'l>(
     nodes: &'a [CowArc<NodeFacts>],
@@ -270,8 +270,8 @@ pub(super) fn group_nodes<'a, 'l>(
         key.push(Some(node.architecture.as_str()));
         key.push(is_duplicate.then_some("twice"));
         key.push(node.rejected_claims.kernel.map(|limit| match limit {
-            ExceededLimit::PerNode { .. } => "named too many",
-            ExceededLimit::Distinct(_) => "one too many",
+            ExceededLimit::PerNode { .. } => "per node",
+            ExceededLimit::Distinct(_) => "distinct",
         }));
         key.push(node.ignored_by.map(|_| "ignored"));
         key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));

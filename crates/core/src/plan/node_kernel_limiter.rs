@@ -10,7 +10,7 @@ use std::{
 use super::{ClusterSnapshot, ExceededLimit, RejectedClaims, announced::announcement, node_target};
 use crate::{image::Definitions, kernel::KernelTarget, site::KernelLimits};
 
-/// Kernels that nodes named recently. Times are durations since one arbitrary moment, the same for all calls.
+/// Kernels that nodes named recently. Times are durations since a fixed, arbitrary start.
 #[derive(Debug, Default)]
 pub struct NodeKernelLimiter {
     /// Kernels by node, each with the time at which the node last named it.
@@ -39,15 +39,16 @@ impl NodeKernelLimiter {
             }
             let running_kernel = node_target(node).ok();
             let announced_kernel = announcement(node).and_then(Result::ok);
-            let is_excess = self.note(&node.name, running_kernel.iter().chain(&announced_kernel), most, now);
-            if is_excess {
+            let is_over_limit =
+                self.note(&node.name, running_kernel.iter().chain(&announced_kernel), most, now);
+            if is_over_limit {
                 node.rejected_claims.announcement = Some(ExceededLimit::PerNode { most, within });
             }
-            running.push(running_kernel.map(|running_kernel| (running_kernel, is_excess)));
+            running.push(running_kernel.map(|running_kernel| (running_kernel, is_over_limit)));
         }
         let mut counts: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
-        for (kernel, is_excess) in running.iter().flatten() {
-            if !is_excess {
+        for (kernel, is_over_limit) in running.iter().flatten() {
+            if !is_over_limit {
                 *counts.entry(kernel).or_default() += 1;
             }
         }
@@ -56,6 +57,7 @@ impl NodeKernelLimiter {
             let Some((kernel, _)) = running.as_ref().filter(|(kernel, _)| !admitted.contains(kernel)) else {
                 continue;
             };
+            // A kernel without a count runs only on nodes that named too many.
             node.rejected_claims.kernel = Some(if counts.contains_key(kernel) {
                 ExceededLimit::Distinct(distinct.get())
             } else {
@@ -101,7 +103,7 @@ impl NodeKernelLimiter {
         recent.len() > most
     }
 
-    /// Returns the kernels within the limit, of the kernels that trusted nodes run: those on most nodes, else the first seen.
+    /// Returns at most `most` of the kernels that trusted nodes run. Prefers those on more nodes, then those seen first.
     fn admitted<'a>(
         &mut self,
         counts: &BTreeMap<&'a KernelTarget, usize>,

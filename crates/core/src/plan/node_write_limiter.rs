@@ -9,7 +9,7 @@ use super::{Change, NodeChange, PlannedNode};
 const MAX_REPEATED_WRITES: u32 = 3;
 const REPEAT_WINDOW: Duration = Duration::from_mins(10);
 
-/// Recent writes to nodes. Times are durations since one arbitrary moment, the same for all calls.
+/// Recent writes to nodes. Times are durations since a fixed, arbitrary start.
 #[derive(Debug, Default)]
 pub struct NodeWriteLimiter(BTreeMap<String, RecentWrite>);
 

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::image::{OperatorResource, RolloutSpec};
 
-/// Resources in a rollout's manifests, and resources of the cluster. A manifest takes precedence over the resource of the same kind
-/// and name.
+/// Resources in a rollout's manifests, and resources of the cluster. A manifest takes precedence over the resource of the
+/// same kind and name.
 #[derive(Clone, Copy)]
 pub(super) struct OperatorResources<'a> {
     snapshot: &'a ClusterSnapshot,
@@ -40,7 +40,7 @@ impl<'a> OperatorResources<'a> {
     /// Returns the ClusterPolicy that the GPU Operator uses: the oldest one (`getSingletonClusterPolicy` in
     /// `controllers/clusterpolicy_controller.go`, since 26.7; earlier versions use the one that they see first).
     pub(super) fn cluster_policy(self) -> Option<&'a ResourceFacts> {
-        // A manifest without a live object is created later than all live ones.
+        // A manifest without a live object counts as younger than all live objects.
         fn age(policy: &ResourceFacts) -> impl Ord + '_ {
             (policy.created.is_none(), policy.created, &policy.name)
         }

@@ -167,14 +167,14 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Returns the phase in lower case.
+    /// Returns the phase in kebab case.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
 impl Outcome {
-    /// Returns the cell's phase, judged by registry and cluster alone.
+    /// Returns the cell's phase, without regard to running builds.
     pub fn phase(&self) -> Phase {
         match self {
             Self::Build { .. } => Phase::Missing,

@@ -68,7 +68,7 @@ impl Plan {
         })
     }
 
-    /// Returns the cells in a phase, judged by registry and cluster alone.
+    /// Returns the cells in a phase, without regard to running builds.
     pub(crate) fn cells_in(&self, phase: Phase) -> impl Iterator<Item = &PlannedCell> {
         self.cells.iter().filter(move |cell| cell.outcome.phase() == phase)
     }
@@ -106,8 +106,8 @@ impl Plan {
             && self.nodes.iter().all(|node| node.change.is_none())
     }
 
-    /// Whether a target needs an image or a rewrite and will not get it. Rollouts on hold because of the cluster's
-    /// shape (mixed kernels, no nodes) are findings, not failures. So are kernels that no definition is meant for.
+    /// Whether a target needs an image or a rewrite and will not get it. Holds because of the cluster's state (mixed
+    /// kernels, no nodes) are not failures, and neither are kernels that no definition is meant for.
     pub fn has_failures(&self) -> bool {
         let is_failure = |cell: &PlannedCell| match &cell.outcome {
             Outcome::Build { .. } | Outcome::Waiting { .. } => false,

@@ -1,7 +1,7 @@
 //! Determines the nodes that the pods of an object reach. Follows the DaemonSet controller (`NodeShouldRunDaemonPod`).
 //!
 //! A node without a kernel label is *unlabeled*: NFD removes all of its labels when it restarts, and adds them again. A rule
-//! that only fails for such labels leaves the node undetermined instead of excluding it.
+//! that fails only because such labels are missing leaves the node undetermined instead of excluding it.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -75,8 +75,8 @@ pub(super) const DRIVER_OWNER: &str = "nvidia.com/gpu-operator.driver.owner";
 /// Label of the nodes on which the GPU Operator found a GPU.
 const GPU_PRESENT: &str = "nvidia.com/gpu.present";
 
-/// Assignment of each node to one NVIDIADriver. A resource with `spec.default` takes the nodes that no other one selects
-/// (GPU Operator 26.7, `internal/nvidiadriver` and `internal/state/nodepool.go`).
+/// Assignment of nodes to the NVIDIADriver `name`. Each node has one owner. A resource with `spec.default` owns the nodes that
+/// no other resource selects (GPU Operator 26.7, `internal/nvidiadriver` and `internal/state/nodepool.go`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverOwnership {
     name: String,
@@ -103,8 +103,8 @@ impl DriverOwnership {
         }
     }
 
-    /// Returns the reason why the operator does not assign a node that the node selector matches. A node that another
-    /// resource still owns is about to change over, unless the other one also selects it.
+    /// Returns the reason why the operator does not assign a node to this resource, although the node selector matches. A
+    /// node that another resource owns will change its owner, unless another resource also selects the node.
     fn exclusion<'a>(&'a self, node: &NodeFacts) -> Option<Exclusion<'a>> {
         if !self.in_use || node.labels.get(DRIVER_OWNER) == Some(&self.name) {
             return None;
@@ -210,7 +210,7 @@ impl Placement {
         if let Some(name) = self.node_name.as_deref().filter(|name| *name != node.name) {
             return NodeReach::Excluded(Exclusion::NodeName { name });
         }
-        // A node that NFD is labeling again keeps its owner label, because the operator writes that label.
+        // NFD may have removed `GPU_PRESENT` from an unlabeled node, so the node's owner is not examined.
         let ownership = self.ownership.as_ref().filter(|_| !node.is_unlabeled());
         if let Some(why) = ownership.and_then(|ownership| ownership.exclusion(node)) {
             return NodeReach::Excluded(why);
@@ -241,12 +241,12 @@ impl Placement {
         }
         // A pod that already runs on the node stays, unless a taint evicts it.
         let mut untolerated = node.taints.iter().filter(|taint| !self.tolerates(taint));
-        let refused = untolerated.find(|taint| match taint.effect.as_str() {
+        let excluding_taint = untolerated.find(|taint| match taint.effect.as_str() {
             NO_EXECUTE => true,
             NO_SCHEDULE => !has_pod,
             _ => false,
         });
-        match refused {
+        match excluding_taint {
             Some(taint) => NodeReach::Excluded(Exclusion::Taint(taint)),
             None if is_undetermined => NodeReach::Undetermined,
             None => NodeReach::Reached,
@@ -301,7 +301,7 @@ pub(super) enum LabelState<'a> {
     Present(&'a str),
     /// The node does not have the label.
     Absent,
-    /// The node lost the label, or does not have it yet. Every requirement may be met.
+    /// The node lost the label, or does not have it yet. Every requirement counts as met.
     Unknown,
 }
 
@@ -345,12 +345,12 @@ impl<'a> ReachingObject<'a> {
         self.placement.reach(node, self.with_pods.contains(node.name.as_str()))
     }
 
-    /// Returns the reached ones of nodes that are equal except for their names.
+    /// Returns which of these nodes are reached. The nodes are equal except for their names.
     pub(super) fn reach_of_equal_nodes<'n>(&self, nodes: &[&'n NodeFacts]) -> Reach<'n> {
         let mut reach = Reach::default();
         let Some(first) = nodes.first() else { return reach };
-        let differs_by_name = self.placement.names_nodes() || !first.taints.is_empty();
-        let common = (!differs_by_name).then(|| self.reach(first));
+        let differs_by_node = self.placement.names_nodes() || !first.taints.is_empty();
+        let common = (!differs_by_node).then(|| self.reach(first));
         for node in nodes {
             match common.unwrap_or_else(|| self.reach(node)) {
                 NodeReach::Reached => reach.reached.push(*node),
@@ -399,7 +399,7 @@ pub(super) fn operator_placement(kind: OperatorResource, name: &str, spec: &Valu
         OperatorResource::ClusterPolicy => tolerations(&spec["daemonsets"]["tolerations"]),
         _ => tolerations(&spec["tolerations"]),
     };
-    // Only ClusterPolicy replaces the default.
+    // A ClusterPolicy's tolerations replace the default one. A Module has no default.
     if kind != OperatorResource::Module && (kind != OperatorResource::ClusterPolicy || tolerations.is_empty())
     {
         tolerations.push(gpu_toleration);

@@ -39,7 +39,7 @@ pub enum BootReadiness {
 }
 
 impl BootReadiness {
-    /// Returns the answer in lower case.
+    /// Returns the answer in kebab case.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
@@ -50,7 +50,7 @@ impl BootReadiness {
     }
 }
 
-/// Reason why a node is not marked as needing no driver image, although no definition's `nodes` match.
+/// Reason why a node may need a driver image although no definition's `nodes` match. It prevents [`NO_DRIVER_FOR`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "reason")]
 pub enum Blocker {
@@ -122,7 +122,7 @@ impl NextKernel {
     }
 }
 
-/// Node with a next kernel, or with a mark that is stale.
+/// Node with a next kernel, or with a stale mark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedNode {
@@ -169,11 +169,12 @@ pub(super) fn nodes(
                 let tag =
                     |kernel: &_| Some(cells.get(rollout.image, kernel)?.outcome.cell()?.reference.clone());
                 let own_tag = tag(&target);
-                let is_shared =
+                let has_same_image =
                     |kernel: &_| *kernel == target || (own_tag.is_some() && tag(kernel) == own_tag);
-                Some((rollout.image, rollout.conflict(node, is_shared)?))
+                Some((rollout.image, rollout.conflict(node, has_same_image)?))
             })
             .collect();
+        // Nodes with the same key share one `NextKernel`.
         let key = (target, selection, node.has_hardware_labels, conflicts);
         let next =
             kernels.entry(key).or_insert_with_key(|(target, selection, has_hardware_labels, conflicts)| {
@@ -215,7 +216,7 @@ fn required_image(
 ) -> RequiredImage {
     let name = &image.metadata.name;
     let missing = |message: &str| Readiness::Missing { message: message.to_owned() };
-    // An outage also fails the lookups of headers, sources and bases, without which the image is not looked up.
+    // An outage also fails the lookups of headers, sources and bases. Without them the image itself is not looked up.
     let is_lookup_failure = || {
         let outcome = cells.get(name, target).map(|planned| &planned.outcome);
         inputs.cells.resolved.unreachable

@@ -1,4 +1,4 @@
-//! The reasons for building or not building, rolling out or not rolling out. Each has a human-readable text (`Display`)
+//! Reasons for a build, and for leaving an image field as it is. Each has a human-readable text (`Display`)
 //! and a stable kebab-case identifier (the `reason` field of the JSON form).
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ pub struct NotReadyNode {
 }
 
 impl NotReadyNode {
-    /// Returns the node that has not been ready for the longest time.
+    /// Returns the node that became not ready first.
     pub(super) fn first<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>) -> Option<Self> {
         let not_ready = nodes.into_iter().filter(|node| node.not_ready);
         let first = not_ready.min_by_key(|node| (node.ready_changed, &node.name))?;
@@ -160,7 +160,7 @@ pub enum HoldReason {
         "another writer reverted the field {times} times, so farrier stopped writing the field; find that writer, then remove the annotation {RECORD_ANNOTATION}"
     )]
     ChangedBack { times: u32 },
-    /// Another instance of farrier set it to another value, and would do so again.
+    /// Another instance of farrier set the field to another value, and would do so again.
     #[error(
         "{name}, another farrier instance in this cluster, set the field to another value: remove the rollout from the definitions of one instance; to take over the field, remove the annotation {RECORD_ANNOTATION}"
     )]
@@ -245,7 +245,7 @@ pub enum HoldReason {
     #[error("{image} did not work for {kernel}: {why}; it is not retried until there is another image")]
     CopyFailed { kernel: String, image: String, why: String },
     /// No key that the policy accepts has signed the image, which is named by digest.
-    #[error("{image} is not signed as policy.requireSigned asks: {why}")]
+    #[error("{image} does not satisfy policy.requireSigned: {why}")]
     NotSigned { image: ImageReference, why: String },
     /// There is no single image for all the kernels.
     #[error("there is no single image for all kernels: {detail}")]
@@ -270,7 +270,7 @@ pub enum HoldReason {
     Proposed { branch: String },
     /// Another image of the chain cannot be rolled out, and the images of a chain are rolled out together or not at
     /// all.
-    #[error("its chain goes out together, and {image} is on hold: {why}")]
+    #[error("images of a chain are rolled out together, and {image} is on hold: {why}")]
     Chain { image: ImageName, why: String },
 }
 
@@ -333,24 +333,24 @@ impl HoldReason {
     }
 }
 
-/// Strategies for nodes with several kernels.
+/// Remedy for nodes with different kernels.
 const SEVERAL_KERNELS: &str = "use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel";
 
 fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map(|nearest| format!("; did you mean {nearest}?")).unwrap_or_default()
 }
 
-/// Returns the text about a node that is not ready, after another text.
+/// Formats a node that is not ready, to append to another text.
 fn also(not_ready: Option<&NotReadyNode>) -> String {
     not_ready.map(|node| format!("; {node}")).unwrap_or_default()
 }
 
-/// Returns the text after the name of a node that is ready.
+/// Formats the time since which a node is ready, to append to its name.
 fn since_ready(since: Option<jiff::Timestamp>) -> String {
     since.map(|since| format!(", ready since {since:.0},")).unwrap_or_default()
 }
 
-/// Returns the remedy for a node with an unknown kernel, after another text.
+/// Formats the remedy for a node with an unknown kernel, to append to another text.
 fn unknown_node_remedy(node: &str, why: &NodeReason, not_ready: Option<&NotReadyNode>) -> String {
     let is_node_fault = matches!(why, NodeReason::Malformed { .. } | NodeReason::DefinedTwice);
     let (subject, name) = (if is_node_fault { "the node" } else { "its labels" }, shell_word(node));
@@ -364,7 +364,7 @@ fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the text after the name of the first of `count` nodes.
+/// Formats how many of `count` nodes follow the first one, to append to its name.
 pub(super) fn and_more(count: usize) -> String {
     if count > 1 { format!(" and {} more", count - 1) } else { String::new() }
 }

@@ -39,7 +39,7 @@ fn has_tag(cell: &Cell, tag: &Tag) -> bool {
 /// recipe, be for another kernel, and have modules that are known to load there.
 pub fn is_reusable(cell: &Cell, facts: &ImageFacts) -> bool {
     facts.recipe == Some(cell.recipe)
-        && can_sign_over(cell, facts)
+        && can_sign_as_required(cell, facts)
         && facts.verdict == Some(Verdict::Loads)
         && facts.kernel_release.as_ref().is_some_and(|release| *release != cell.target.release)
 }
@@ -67,12 +67,12 @@ pub fn can_re_sign(cell: &Cell, facts: &ImageFacts) -> bool {
     cell.unsigned_hash.is_some()
         && unsigned == cell.unsigned_hash
         && facts.kernel_release.as_ref() == Some(&cell.target.release)
-        && can_sign_over(cell, facts)
+        && can_sign_as_required(cell, facts)
 }
 
 /// Whether the payload can get the signatures that the cell requires. Replaced signatures cannot be restored, and
 /// signatures cannot be removed.
-fn can_sign_over(cell: &Cell, facts: &ImageFacts) -> bool {
+fn can_sign_as_required(cell: &Cell, facts: &ImageFacts) -> bool {
     match (&cell.signed_with, &facts.module_signer) {
         (_, None) => true,
         (None, Some(_)) => false,

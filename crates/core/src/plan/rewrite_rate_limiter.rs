@@ -11,7 +11,7 @@ const BURST: u32 = 4;
 /// Time after which one more rewrite is allowed.
 const REFILL_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Token bucket of each target: a rewrite takes a token. Times are durations since one arbitrary moment, the same for all calls.
+/// Token bucket of each target: a rewrite takes a token. Times are durations since a fixed, arbitrary start.
 #[derive(Debug, Default)]
 pub struct RewriteRateLimiter(HashMap<RolloutTarget, TokenBucket>);
 

@@ -91,19 +91,19 @@ pub(super) struct OneImage<'a> {
 }
 
 impl OneImage<'_> {
-    /// Returns the reason why a node gets no driver once it boots a kernel: other nodes need another image. `is_shared` says
-    /// whether another kernel's image has the same tag.
+    /// Returns the reason why the node would get no driver with its next kernel: the DaemonSet's other nodes need another
+    /// image. `has_same_image` says whether another kernel's image has the same tag.
     pub(super) fn conflict(
         &self,
         node: &NodeFacts,
-        is_shared: impl Fn(&KernelTarget) -> bool,
+        has_same_image: impl Fn(&KernelTarget) -> bool,
     ) -> Option<String> {
         let is_node = |other: &&NodeFacts| other.name == node.name;
         if !self.kernels.values().flatten().any(is_node) {
             return None;
         }
         let needs_other_image = |(kernel, nodes): &(&&KernelTarget, &Vec<&NodeFacts>)| {
-            !is_shared(kernel) && !nodes.iter().all(is_node)
+            !has_same_image(kernel) && !nodes.iter().all(is_node)
         };
         let (kernel, _) = self.kernels.iter().find(needs_other_image)?;
         Some(format!(
@@ -137,9 +137,10 @@ impl<'a> RequestedRollouts<'a> {
             rollout.claimed_by = images;
         }
         let manifests = inputs.manifests.values().flatten();
-        let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|facts| &facts.daemon_sets));
+        let in_manifests = manifests.flat_map(|facts| &facts.daemon_sets);
+        let daemon_sets = inputs.snapshot.daemon_sets.iter().chain(in_manifests);
         let resource_labels = resource::label_keys(inputs);
-        let labels = labels.flat_map(|facts| facts.placement.label_keys());
+        let labels = daemon_sets.flat_map(|facts| facts.placement.label_keys());
         let labels = labels.chain(resource_labels.iter().map(String::as_str));
         Self { all, groups: group_nodes(&inputs.snapshot.nodes, labels) }
     }
@@ -201,6 +202,7 @@ impl<'a> RequestedRollouts<'a> {
             if !matches!(rollout.spec, RolloutSpec::Union { .. }) || !rollout.claimed_by.is_empty() {
                 continue;
             }
+            // `decide` may use any of these views of an image with a chain.
             let on_hold = CellLookup { held_image: Some(rollout.image), ..complete };
             let variants =
                 if chain_states.has(rollout.image) { &[cells, complete, on_hold][..] } else { &[cells] };
@@ -261,18 +263,18 @@ impl<'a> RequestedRollouts<'a> {
         for (index, why) in chain_holds(&planned, chain_states) {
             let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
             let cells = CellLookup { held_image: Some(context.image), ..in_complete_chains };
-            // A strategy in the middle of its steps may have something to finish even without an image, so decide first.
+            // A strategy in the middle of its steps may have to finish them even without an image, so decide before the hold.
             let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
             let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
             let upgrade = planned_upgrade(context, &rollout.target, &decision);
             let target = rollout.target.clone();
             for (rollout, context) in planned.iter_mut().zip(&contexts) {
                 // Rollouts of several images to the copies of one DaemonSet are one decision.
-                let is_same = |other: &RolloutTarget| {
+                let shares_copies = |other: &RolloutTarget| {
                     [&target, other].iter().all(|target| target.strategy == Strategy::PerKernel)
                         && target.live_daemon_set() == other.live_daemon_set()
                 };
-                if rollout.target == target || is_same(&rollout.target) {
+                if rollout.target == target || shares_copies(&rollout.target) {
                     (rollout.decision, rollout.changes) = (decision.clone(), changes.clone());
                     rollout.upgrade = upgrade.clone().filter(|_| context.carries_upgrade(&rollout.target));
                 }
@@ -297,9 +299,11 @@ fn chain_holds(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usi
         })
         .collect();
     let hold = |(index, rollout): (usize, &PlannedRollout)| {
-        let changes = rollout.decision.is_change();
+        if !rollout.decision.is_change() {
+            return None;
+        }
         let (other, why) =
-            broken.iter().find(|(other, _)| changes && chains.are_linked(&other.image, &rollout.image))?;
+            broken.iter().find(|(other, _)| chains.are_linked(&other.image, &rollout.image))?;
         Some((index, HoldReason::Chain { image: other.image.clone(), why: why.to_string() }))
     };
     planned.iter().enumerate().filter_map(hold).collect()
@@ -370,7 +374,7 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
 }
 
 /// Plans the upgrade of a rollout, where the definition asks for one and farrier may change the DaemonSet. An upgrade
-/// under way continues, whatever is decided about the image.
+/// in progress continues, whatever is decided about the image.
 fn planned_upgrade(
     context: &Context<'_>,
     target: &RolloutTarget,

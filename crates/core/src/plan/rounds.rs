@@ -89,7 +89,7 @@ impl<'a> ComparedMatrix<'a> {
     }
 }
 
-/// Returns the final outcome of a provisional one. `None` for an outcome that headers and earlier failures do not change.
+/// Returns the final outcome of a cell. `None` for an outcome that the answers of round 2 do not change.
 /// `earlier` has the cells of the images that come earlier in the order.
 fn decide(
     fixed: &FixedParts<'_>,
@@ -122,7 +122,7 @@ pub struct DecidedMatrix<'a> {
 }
 
 impl DecidedMatrix<'_> {
-    /// Round 3: lists every union image that a rollout may ask for. Their names follow from the outcomes of the cells.
+    /// Round 3: lists all union images that rollouts may ask for. Their names follow from the outcomes of the cells.
     pub fn unions_to_look_up(&self) -> BTreeSet<ImageReference> {
         self.unions.iter().map(|union| union.reference.clone()).collect()
     }

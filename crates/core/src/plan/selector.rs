@@ -70,10 +70,10 @@ impl Requirement {
             LabelState::Present(value) => Some(value),
             LabelState::Absent => None,
         };
-        let listed = |value: &str| self.values.iter().any(|listed| listed == value);
+        let is_listed = |value: &str| self.values.iter().any(|listed| listed == value);
         match self.operator {
-            Operator::In => value.is_some_and(listed),
-            Operator::NotIn => !value.is_some_and(listed),
+            Operator::In => value.is_some_and(is_listed),
+            Operator::NotIn => !value.is_some_and(is_listed),
             Operator::Exists => value.is_some(),
             Operator::DoesNotExist => value.is_none(),
             Operator::Gt => self.integers(value).is_some_and(|(value, bound)| value > bound),

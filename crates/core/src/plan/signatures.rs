@@ -102,7 +102,7 @@ mod tests {
     fn what_is_not_signed_is_held_with_the_reason() {
         let refused = |why: &str| SignatureState { ours: true, refused: Some(why.to_owned()) };
         let why = held(&world(Some(refused("it has no signature"))).plan()).unwrap();
-        assert!(why.ends_with("is not signed as policy.requireSigned asks: it has no signature"), "{why}");
+        assert!(why.ends_with("does not satisfy policy.requireSigned: it has no signature"), "{why}");
         assert_eq!(world(None).rounds().1.signatures.len(), 1, "the signature is looked up first");
         assert!(held(&world(Some(SignatureState::default())).plan()).is_none());
         assert!(world(Some(refused("it has no signature"))).plan().has_failures());

@@ -352,7 +352,7 @@ impl NodeFacts {
         (name, &self.kernel_version, &self.architecture, rejection, labels, taints)
     }
 
-    /// Whether the node has no kernel label, so that NFD has not labeled it yet or has removed its labels.
+    /// Whether the node has no kernel label: NFD has not labeled the node yet, or has removed its labels.
     pub(crate) fn is_unlabeled(&self) -> bool {
         self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty)
     }
@@ -377,16 +377,16 @@ impl ClusterSnapshot {
 
     /// Whether every node of a later snapshot that a rollout to this target may reach has an equivalent in this
     /// snapshot. Nodes are equivalent if they agree in kernel, architecture, labels, and in the name where nodes are
-    /// selected by name. A rollout that was decided from this snapshot then reaches no kernel that it did not know.
+    /// selected by name. A rollout that was decided from this snapshot then reaches no kernel that is new to the decision.
     /// farrier's own labels are ignored, because they change during a rollout.
     pub fn covers_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
         let by_name = self.daemon_sets.iter().any(|daemon_set| daemon_set.placement.names_nodes());
         // Copies, operators' resources and manifests are not limited to the nodes of one DaemonSet.
-        let reached = match (target.strategy, &target.object) {
+        let object = match (target.strategy, &target.object) {
             (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(name)) => {
-                let mut planned = self.daemon_sets.iter().filter(|daemon_set| daemon_set.is_named(name));
+                let planned = self.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
                 let current = later.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
-                let (Some(planned), Some(current)) = (planned.next(), current) else { return false };
+                let (Some(planned), Some(current)) = (planned, current) else { return false };
                 if planned.placement != current.placement {
                     return false;
                 }
@@ -395,7 +395,7 @@ impl ClusterSnapshot {
             _ => None,
         };
         let is_reached = |node: &&CowArc<NodeFacts>| {
-            reached.as_ref().is_none_or(|reached| !matches!(reached.reach(node), NodeReach::Excluded(_)))
+            object.as_ref().is_none_or(|object| !matches!(object.reach(node), NodeReach::Excluded(_)))
         };
         let known: HashSet<_> = self.nodes.iter().map(|node| node.fingerprint(by_name)).collect();
         later.nodes.iter().filter(is_reached).all(|node| known.contains(&node.fingerprint(by_name)))
@@ -408,7 +408,7 @@ impl DaemonSetFacts {
         self.namespace == *target.namespace && self.name == *target.daemon_set
     }
 
-    /// Whether farrier created this DaemonSet for one kernel, as a copy of another DaemonSet.
+    /// Whether farrier created this DaemonSet for one kernel, as a copy of `original`.
     pub fn is_copy_of(&self, original: &Self) -> bool {
         let original_name = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
         self.namespace == original.namespace && original_name == Some(&original.name)
@@ -439,12 +439,12 @@ impl ResourceFacts {
         self.name.rsplit_once('/').unwrap_or(("", &self.name))
     }
 
-    /// Returns the rules of the DaemonSet that the operator creates, apart from what other resources change.
+    /// Returns the rules of the DaemonSet that the operator creates, without the effect of other resources.
     pub fn placement(&self) -> Placement {
         operator_placement(self.kind, &self.name, &self.spec)
     }
 
-    /// Returns the rules of the DaemonSet that the operator creates in a cluster.
+    /// Returns the rules of the DaemonSet that the operator creates, with the effect of the cluster's other resources.
     pub(super) fn placement_in(&self, snapshot: &ClusterSnapshot) -> Placement {
         OperatorResources::live(snapshot).placement_of(self)
     }

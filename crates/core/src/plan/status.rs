@@ -46,7 +46,7 @@ pub struct StatusRow {
     pub announced_by: Vec<String>,
 }
 
-/// One row, with its subject as checked types.
+/// One row, with image and kernel target as typed values.
 #[derive(Clone, Debug)]
 pub struct StatusEntry<'a> {
     /// The driver image.
@@ -106,7 +106,7 @@ impl<'a> StatusItem<'a> {
     }
 }
 
-/// Returns the matrix in the order of [`status_entries`], judged by registry and cluster alone.
+/// Returns the matrix in the order of [`status_entries`], without regard to running builds.
 pub fn status(plan: &Plan) -> Vec<StatusRow> {
     status_at(plan, &Activity::new(), Timestamp::UNIX_EPOCH)
 }
@@ -118,11 +118,11 @@ pub fn status_at(plan: &Plan, activity: &Activity, now: Timestamp) -> Vec<Status
         ..entry.row
     };
     let mut rows: Vec<StatusRow> = status_entries(plan, activity).into_iter().map(row).collect();
-    let built: BTreeSet<(String, String)> =
+    let with_row: BTreeSet<(String, String)> =
         rows.iter().map(|row| (row.image.clone(), row.kernel.clone())).collect();
     rows.extend(plan.own_drivers.iter().map(own_driver).filter(|row| {
         // If other nodes of that kernel do not bring a driver, the image's own row already covers the kernel.
-        !built.contains(&(row.image.clone(), row.kernel.clone()))
+        !with_row.contains(&(row.image.clone(), row.kernel.clone()))
     }));
     rows
 }

@@ -163,7 +163,7 @@ fn rollouts<'a>(plan: &Plan, shown: impl Iterator<Item = &'a PlannedRollout>) ->
                 ("wait", format!("until {on} is published"))
             }
             (RolloutDecision::Hold(HoldReason::Chain { image, why }), _) => {
-                // The row of the other image has its reason.
+                // The row of the other image already gives the reason.
                 let (action, text) = decided(rollout);
                 (
                     action,
@@ -183,14 +183,15 @@ fn rollouts<'a>(plan: &Plan, shown: impl Iterator<Item = &'a PlannedRollout>) ->
     table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], shown.map(row))
 }
 
-/// Returns what [`decided`] returns, without the reason that the state of the image above already has.
+/// Returns what [`decided`] returns, but does not repeat the reason that the image's own row above gives.
 pub(super) fn decided_below_images(plan: &Plan, rollout: &PlannedRollout) -> (&'static str, String) {
     let (action, text) = decided(rollout);
     let RolloutDecision::Hold(HoldReason::NoImage { kernel, .. }) = &rollout.decision else {
         return (action, text);
     };
-    let is_absent = |cell: &&PlannedCell| cell.image == rollout.image && cell.target.to_string() == *kernel;
-    let reason = plan.cells.iter().find(is_absent).map(|cell| cell.outcome.absence_reason());
+    let is_missing_cell =
+        |cell: &&PlannedCell| cell.image == rollout.image && cell.target.to_string() == *kernel;
+    let reason = plan.cells.iter().find(is_missing_cell).map(|cell| cell.outcome.absence_reason());
     let repeated = reason.filter(|reason| !reason.is_empty()).map(|reason| format!(": {reason}"));
     (action, repeated.map_or(text.clone(), |repeated| text.replacen(&repeated, ", for the reason above", 1)))
 }
@@ -263,10 +264,10 @@ fn nodes(plan: &Plan) -> Table {
     let mut kernels: BTreeMap<(String, &str, String), Vec<&str>> = BTreeMap::new();
     for PlannedNode { node, next, ready: _, may_boot, change: _ } in &plan.nodes {
         let key = match (next, may_boot) {
-            (None, _) => ("none".to_owned(), "no mark", "no kernel is announced for it any more".to_owned()),
+            (None, _) => ("none".to_owned(), "no mark", "no next kernel is announced".to_owned()),
             (Some(next), BootReadiness::Ready) => (next.kernel.to_string(), "ready", String::new()),
             (Some(next), BootReadiness::NoDriver) => {
-                (next.kernel.to_string(), "no driver", "no driver image is called for".to_owned())
+                (next.kernel.to_string(), "no driver", "no driver image selects the node".to_owned())
             }
             (Some(next), BootReadiness::Wait | BootReadiness::Unknown) => {
                 (next.kernel.to_string(), "wait", missing_images(next))

@@ -81,7 +81,7 @@ impl ManifestLocation {
                     without_dots(Path::new(path.trim_start_matches('/')))
                 });
                 let [first, second] =
-                    [one, other].map(|location| repository_name(location.repository.as_ref()));
+                    [one, other].map(|location| normalized_address(location.repository.as_ref()));
                 (first, &one.branch) == (second, &other.branch) && are_nested(&paths[0], &paths[1])
             }
             _ => false,
@@ -93,8 +93,8 @@ fn without_dots(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
 }
 
-/// Returns a form of a repository's address that is the same for its usual spellings. Hosts, and most servers, ignore case.
-fn repository_name(address: &str) -> String {
+/// Normalizes a repository's address, so that its usual spellings are equal. Hosts, and most servers, ignore case.
+fn normalized_address(address: &str) -> String {
     let address = address.trim_end_matches('/');
     address.strip_suffix(".git").unwrap_or(address).to_lowercase()
 }
@@ -123,7 +123,7 @@ impl RolloutTarget {
         Self { strategy: spec.strategy(), location: ManifestLocation::of(spec), object }
     }
 
-    /// Returns namespace and name of a DaemonSet in the cluster. Rollouts to the same one are written together.
+    /// Returns namespace and name of a DaemonSet in the cluster. Rollouts to the same DaemonSet are written together.
     pub fn live_daemon_set(&self) -> Option<(&str, &str)> {
         match (&self.location, &self.object) {
             (None, RolloutObject::DaemonSet(target)) => Some((&target.namespace, &target.daemon_set)),
@@ -138,7 +138,7 @@ impl RolloutTarget {
             && match (&self.location, &other.location) {
                 (None, None) => true,
                 (Some(one), Some(other)) => one.overlaps(other),
-                // The repository's object becomes the cluster's.
+                // The object in a Git repository is applied to the cluster.
                 (None, Some(location)) | (Some(location), None) => {
                     matches!(location, ManifestLocation::Git(_))
                 }

@@ -14,7 +14,7 @@ use crate::{image::ImageName, kernel::KernelTarget};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum RolloutWait {
-    /// The rollout cannot continue without intervention, or not now.
+    /// The rollout cannot continue now, or not without intervention.
     Held,
     /// The rollout still has a write to make, or proceeds step by step.
     Unfinished,

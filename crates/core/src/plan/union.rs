@@ -15,7 +15,8 @@ use crate::{
 const FORMAT: &str = "farrier.dev/union/1";
 /// Format of the names that unions of several architectures share.
 const INDEX_FORMAT: &str = "farrier.dev/union-index/1";
-/// Most kernels in one image. Each is a layer, and container runtimes stack at most 128 layers, including the base's layers.
+/// Maximum number of kernels in one image. Each kernel is a layer, and container runtimes stack at most 128 layers, including
+/// the base's layers.
 pub(super) const MAX_MEMBERS: usize = 100;
 
 /// Image for one kernel that is part of a union.

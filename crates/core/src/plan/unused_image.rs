@@ -14,7 +14,7 @@ use crate::image::{ImageName, NodeSelector};
 pub struct UnusedImage {
     /// Name of the image.
     pub image: ImageName,
-    /// The first label that keeps nodes out.
+    /// Reason why no node matches.
     #[serde(serialize_with = "serialize_reason")]
     pub why: NoNodeReason,
 }

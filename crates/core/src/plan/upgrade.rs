@@ -1,7 +1,7 @@
-//! Upgrades the nodes of a DaemonSet to another driver in order. Decides about the next node, the next step of
-//! each node under way, and the reason why each other node waits.
+//! Upgrades the nodes of a DaemonSet to another driver one after the other. Decides which node starts next, the next
+//! step of each node in progress, and the reason why each other node waits.
 //!
-//! The whole state of a node under way is stored on the node ([`UpgradeNote`]) and written together with its cordon. If
+//! The whole state of a node in progress is stored on the node ([`UpgradeNote`]) and written together with its cordon. If
 //! farrier is killed between any two steps, it continues where it stopped. The steps of a node do not depend on other
 //! nodes; only the choice of the next node depends on all nodes.
 
@@ -30,7 +30,7 @@ use crate::image::UpgradeSpec;
 /// Inputs of the plan of one DaemonSet's upgrade.
 #[derive(Clone, Debug)]
 pub struct Upgrade<'a> {
-    /// Name of this farrier.
+    /// Name of this farrier instance.
     pub by: &'a str,
     /// Namespace of the DaemonSet.
     pub namespace: &'a str,
@@ -91,8 +91,8 @@ pub struct DriverPod<'a> {
 }
 
 impl<'a> DriverPod<'a> {
-    /// Examines the named containers of a pod; `is_current` returns whether an image is the target's. `image` becomes the image of
-    /// the first outdated container, or else of the first container.
+    /// Examines the named containers of a pod; `is_current` returns whether an image is the target's. `image` becomes the
+    /// image of the first outdated container, or else of the first container.
     pub(super) fn of<'c>(
         pod: &'a PodFacts,
         containers: impl IntoIterator<Item = &'c str>,
@@ -208,7 +208,7 @@ impl Upgrade<'_> {
         PlannedUpgrade { rollout: self.rollout(), nodes, forecast }
     }
 
-    /// Returns the DaemonSet's name, as notes contain it.
+    /// Returns the DaemonSet as `namespace/name`, the form in notes.
     fn rollout(&self) -> String {
         format!("{}/{}", self.namespace, self.daemon_set)
     }

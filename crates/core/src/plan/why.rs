@@ -242,7 +242,7 @@ impl Explain<'_> {
             let next = planned.next.as_deref()?;
             let reason = match planned.may_boot {
                 BootReadiness::Ready => "every image that it will need is published".to_owned(),
-                BootReadiness::NoDriver => "no driver image is called for".to_owned(),
+                BootReadiness::NoDriver => "no driver image selects the node".to_owned(),
                 BootReadiness::Wait | BootReadiness::Unknown => missing_images(next),
             };
             let answer = if planned.may_boot.is_free() { "may boot" } else { "should not boot yet" };

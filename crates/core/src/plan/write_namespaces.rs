@@ -12,7 +12,7 @@ pub enum WriteNamespaces {
     #[default]
     #[display("*")]
     All,
-    /// Only these namespaces, written with commas between them.
+    /// Only these namespaces, written as a comma-separated list.
     #[display("{}", _0.iter().map(String::as_str).collect::<Vec<_>>().join(","))]
     Named(BTreeSet<String>),
 }

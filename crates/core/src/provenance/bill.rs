@@ -77,7 +77,7 @@ fn component_json(component: &Component<'_>) -> Value {
         None => component.licenses.iter().map(|name| json!({"license": {"name": name}})).collect(),
     };
     without_nulls(json!({
-        "type": component.kind.0,
+        "type": component.kind.cyclonedx,
         "bom-ref": component.reference,
         "name": component.name,
         "version": component.version,
@@ -170,7 +170,7 @@ mod tests {
             made.subject.output = output;
             let bill = bill(&made);
             let shipped = bill["components"].as_array().unwrap();
-            let certificates = shipped.iter().filter(|one| one["type"] == CERTIFICATE.0);
+            let certificates = shipped.iter().filter(|one| one["type"] == CERTIFICATE.cyclonedx);
             assert_eq!((certificates.count(), shipped.len()), (count, count + 1), "{output:?}");
             let subject = &bill["metadata"]["component"]["type"];
             assert_eq!(subject, if output.is_some() { "file" } else { "container" });

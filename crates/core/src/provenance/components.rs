@@ -12,17 +12,24 @@ use crate::image::{Digest, HostOutput};
 /// Property that says whether the license allows redistribution.
 pub(super) const REDISTRIBUTE: &str = "redistribute";
 
-/// Type of a component in CycloneDX and in SPDX. Scanners ignore CycloneDX's containers and files, but no SPDX package.
-pub(super) type Kind = (&'static str, Option<&'static str>);
-const APPLICATION: Kind = ("application", Some("APPLICATION"));
-const BASE: Kind = ("container", None);
-pub(super) const CERTIFICATE: Kind = ("cryptographic-asset", None);
-const FILE: Kind = ("file", None);
-const IMAGE: Kind = ("container", Some("CONTAINER"));
-const OUTPUT: Kind = ("file", Some("FILE"));
-const LIBRARY: Kind = ("library", Some("LIBRARY"));
+/// Kind of a component. Scanners ignore containers and files in CycloneDX, but no package in SPDX.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Kind {
+    /// The component's `type` in CycloneDX.
+    pub(super) cyclonedx: &'static str,
+    /// The package's purpose in SPDX; `None` if the SPDX document omits the component.
+    pub(super) spdx: Option<&'static str>,
+}
+
+const APPLICATION: Kind = Kind { cyclonedx: "application", spdx: Some("APPLICATION") };
+const BASE: Kind = Kind { cyclonedx: "container", spdx: None };
+pub(super) const CERTIFICATE: Kind = Kind { cyclonedx: "cryptographic-asset", spdx: None };
+const FILE: Kind = Kind { cyclonedx: "file", spdx: None };
+const IMAGE: Kind = Kind { cyclonedx: "container", spdx: Some("CONTAINER") };
+const OUTPUT: Kind = Kind { cyclonedx: "file", spdx: Some("FILE") };
+const LIBRARY: Kind = Kind { cyclonedx: "library", spdx: Some("LIBRARY") };
 /// Scanners use the first operating system as the distribution.
-const OPERATING_SYSTEM: Kind = ("operating-system", Some("OPERATING-SYSTEM"));
+const OPERATING_SYSTEM: Kind = Kind { cyclonedx: "operating-system", spdx: Some("OPERATING-SYSTEM") };
 
 #[derive(Default)]
 pub(super) struct Component<'a> {
@@ -82,7 +89,7 @@ pub(super) struct Components<'a> {
     pub(super) shipped: Vec<Component<'a>>,
     /// Inputs of the build that are not content.
     pub(super) build: Vec<Component<'a>>,
-    /// Number of components for each reference before its number is added.
+    /// Number of components for each reference without its suffix `#NUMBER`.
     reference_counts: BTreeMap<String, usize>,
 }
 
@@ -135,6 +142,7 @@ impl<'a> Components<'a> {
             Role::ModuleCertificate => CERTIFICATE,
         };
         let reference = self.unique_reference(role, name, version.as_deref());
+        // Two builds of a toolchain from packages may give different bytes.
         let is_content_fixed = role != Role::Toolchain || url.is_some();
         let mut component = Component {
             digest: digest.as_ref().filter(|_| is_content_fixed),

@@ -8,6 +8,7 @@ use crate::facts::media_type::IN_TOTO;
 
 /// The media type of an envelope.
 pub const DSSE: &str = "application/vnd.dsse.envelope.v1+json";
+
 /// Reason why an envelope cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Distribution;
 use crate::oci::{LayerReader, each_entry, plain_path};
 
-/// Size limit of a status or copyright file. Debian's whole archive has a status of 70 MB, more than any image.
+/// Size limit of a status or copyright file in bytes. A status with every package of Debian would have 70 MB.
 const MAX_FILE: u64 = 32 << 20;
 /// Path of the list of RPM packages in Azure Linux' distroless images. Scanners read the list there (Syft, Trivy).
 pub const RPM_LIST: &str = "var/lib/rpmmanifest/container-manifest-2";
@@ -53,7 +53,7 @@ pub struct PackageReader {
     /// Distribution in each `os-release`. In the order of paths, `/etc` precedes `/usr/lib`.
     distributions: BTreeMap<&'static str, Option<Distribution>>,
     /// Packages in each package list, by its path.
-    status: BTreeMap<String, Vec<Package>>,
+    package_lists: BTreeMap<String, Vec<Package>>,
     /// Licenses by package.
     licenses: BTreeMap<String, BTreeSet<String>>,
 }
@@ -67,11 +67,11 @@ impl PackageReader {
                 return Ok(ControlFlow::<()>::Continue(()));
             };
             if path == Path::new(RPM_LIST) {
-                self.status.insert(RPM_LIST.to_owned(), parse_rpm_list(&text(entry)?));
+                self.package_lists.insert(RPM_LIST.to_owned(), parse_rpm_list(&text(entry)?));
             } else if let Some(file) = OS_RELEASE.into_iter().find(|file| path == Path::new(file)) {
                 self.distributions.insert(file, Distribution::parse(&text(entry)?));
             } else if let Some(file) = status_file(&path) {
-                self.status.insert(file, parse_status(&text(entry)?));
+                self.package_lists.insert(file, parse_status(&text(entry)?));
             } else if let Some(name) = copyright_owner(&path) {
                 self.licenses.insert(name, parse_licenses(&text(entry)?));
             }
@@ -82,8 +82,8 @@ impl PackageReader {
 
     /// Returns the packages and the distribution.
     pub fn finish(self) -> PackageList {
-        let Self { distributions, status, licenses } = self;
-        let mut packages: Vec<Package> = status.into_values().flatten().collect();
+        let Self { distributions, package_lists, licenses } = self;
+        let mut packages: Vec<Package> = package_lists.into_values().flatten().collect();
         for package in &mut packages {
             let names = licenses.get(&package.name).into_iter().flatten();
             package.licenses = names.take(MAX_LICENSES).cloned().collect();
@@ -94,7 +94,7 @@ impl PackageReader {
     }
 }
 
-/// Returns dpkg's status file, or a file in `status.d`, as distroless images without dpkg have.
+/// Returns a path relative to `var/lib/dpkg` if it is dpkg's `status`, or in the `status.d` of distroless images without dpkg.
 fn status_file(path: &Path) -> Option<String> {
     let path = path.to_str()?;
     let file = path.strip_prefix("var/lib/dpkg/")?;
@@ -116,7 +116,7 @@ fn text(file: impl Read) -> io::Result<String> {
 
 /// Parses the installed packages in a dpkg status file (`deb-control(5)`, `dpkg(1)`).
 fn parse_status(status: &str) -> Vec<Package> {
-    let paragraph = |text: &str| {
+    let parse_paragraph = |text: &str| {
         let field = |name: &str| {
             let is_field =
                 |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -128,18 +128,18 @@ fn parse_status(status: &str) -> Vec<Package> {
         let architecture = field("Architecture").unwrap_or_default();
         installed.then_some(Package { name, version, architecture, licenses: Vec::new() })
     };
-    status.split("\n\n").filter_map(paragraph).collect()
+    status.split("\n\n").filter_map(parse_paragraph).collect()
 }
 
 /// Parses a package list in [`RPM_LIST_FORMAT`].
 fn parse_rpm_list(list: &str) -> Vec<Package> {
-    let package = |line: &str| {
+    let parse_line = |line: &str| {
         let [name, version, _, _, _, _, _, arch, epoch, _] =
             line.split('\t').map(printable).collect::<Vec<_>>().try_into().ok()?;
         let version = if epoch == "0" { version } else { format!("{epoch}:{version}") };
         Some(Package { name, version, architecture: arch, licenses: Vec::new() })
     };
-    list.lines().filter_map(package).collect()
+    list.lines().filter_map(parse_line).collect()
 }
 
 /// Returns the short names in the `License:` fields of a DEP 5 file; empty for files in another format.

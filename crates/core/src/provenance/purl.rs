@@ -17,8 +17,8 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Returns the distribution that publishes an apt suite. `None` if the suite is unknown, or if the archive at `mirror` is not
-    /// a copy of the distribution's own, whose addresses contain the distribution's name.
+    /// Returns the distribution that publishes an apt suite. `None` if the suite is unknown, or if `mirror` is probably not a
+    /// mirror of the distribution's archive: no segment of such a URL starts with the distribution's id.
     pub fn of_suite(suite: &str, mirror: Option<&str>) -> Option<Self> {
         let (id, version) = match suite.split(['-', '/']).next()? {
             "bullseye" => ("debian", "11"),

@@ -23,13 +23,13 @@ pub const SPDX_IMAGE: &str = "SPDXRef-image";
 pub fn spdx(provenance: &Provenance) -> Value {
     let subject = &provenance.subject;
     let image = Component::of_subject(subject);
-    let mut packages = vec![package(&image, image.kind.1.unwrap_or_default(), SPDX_IMAGE)];
+    let mut packages = vec![package(&image, image.kind.spdx.unwrap_or_default(), SPDX_IMAGE)];
     let mut licenses: Vec<&str> = image.license.into_iter().collect();
     let mut relationships = vec![relationship(DOCUMENT, "DESCRIBES", SPDX_IMAGE)];
     let Components { shipped, .. } = Components::of(provenance);
     for component in &shipped {
         licenses.extend(component.license);
-        let Some(purpose) = component.kind.1 else { continue };
+        let Some(purpose) = component.kind.spdx else { continue };
         let id = format!("SPDXRef-{}", packages.len());
         packages.push(package(component, purpose, &id));
         relationships.push(relationship(SPDX_IMAGE, "CONTAINS", &id));

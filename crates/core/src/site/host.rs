@@ -20,7 +20,7 @@ pub struct HostPort {
     port: Option<u16>,
 }
 
-const A_HOST: &str = "a host: `name` or `name:port`, without a scheme or a path";
+const HOST_SYNTAX: &str = "a host: `name` or `name:port`, without a scheme or a path";
 
 impl HostPort {
     /// Returns the host of a URL. Without a port in the URL, the scheme's default port applies.
@@ -61,7 +61,7 @@ impl FromStr for HostPort {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let invalid = || ParseError::new(text, A_HOST);
+        let invalid = || ParseError::new(text, HOST_SYNTAX);
         let (name, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
             Some((address, "")) => (address, None),
             Some((address, suffix)) => (address, Some(suffix.strip_prefix(':').ok_or_else(invalid)?)),
@@ -162,14 +162,14 @@ impl NoProxy {
     }
 }
 
-const A_DIRECT_HOST: &str = "a host that is reached directly: a name, a domain (`.example.org`), an address, a network \
+const DIRECT_HOST_SYNTAX: &str = "a host that is reached directly: a name, a domain (`.example.org`), an address, a network \
                              (`10.0.0.0/8`) or `*`, perhaps with a port";
 
 impl FromStr for NoProxy {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let invalid = || ParseError::new(text, A_DIRECT_HOST);
+        let invalid = || ParseError::new(text, DIRECT_HOST_SYNTAX);
         if text == "*" {
             return Ok(Self::All);
         }
@@ -217,7 +217,7 @@ impl fmt::Display for NoProxy {
 #[debug("ProxyUrl({self})")]
 pub struct ProxyUrl(Url);
 
-const A_PROXY: &str = "a proxy's address: `http://host[:port]` or the same with `https://`, without a \
+const PROXY_SYNTAX: &str = "a proxy's address: `http://host[:port]` or the same with `https://`, without a \
      password (reference it in `login` beside it)";
 
 impl ProxyUrl {
@@ -241,7 +241,7 @@ impl ProxyUrl {
     /// Parses `http://[user:password@]host[:port]`, the form of environment variables.
     pub fn of_environment(text: &str) -> Result<Self, ParseError> {
         // An invalid value may contain a password, so the error omits everything before the `@`.
-        let invalid = || ParseError::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
+        let invalid = || ParseError::new(text.rsplit('@').next().unwrap_or_default(), PROXY_SYNTAX);
         let url = Url::parse(text).map_err(|_| invalid())?;
         let has_only_host = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
         if matches!(url.scheme(), "http" | "https") && url.has_host() && has_only_host {
@@ -260,7 +260,7 @@ impl FromStr for ProxyUrl {
         if proxy.0.username().is_empty() && proxy.0.password().is_none() {
             Ok(proxy)
         } else {
-            Err(ParseError::new(text, A_PROXY))
+            Err(ParseError::new(text, PROXY_SYNTAX))
         }
     }
 }
@@ -288,9 +288,9 @@ pub(super) fn text_with_description(description: &str) -> Schema {
     json_schema!({"type": "string", "description": format!("{description}.")})
 }
 
-text_schema!(HostPort, true, text_with_description(A_HOST));
-text_schema!(NoProxy, true, text_with_description(A_DIRECT_HOST));
-text_schema!(ProxyUrl, true, text_with_description(A_PROXY));
+text_schema!(HostPort, true, text_with_description(HOST_SYNTAX));
+text_schema!(NoProxy, true, text_with_description(DIRECT_HOST_SYNTAX));
+text_schema!(ProxyUrl, true, text_with_description(PROXY_SYNTAX));
 
 #[cfg(test)]
 mod tests {

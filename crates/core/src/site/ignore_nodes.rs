@@ -69,7 +69,7 @@ impl IgnoredTaint {
 impl IgnoreNodes {
     fn matches(&self, node: &NodeFacts, now: Timestamp) -> bool {
         let Self { labels, taints, os, not_ready_for } = self;
-        let is_expired = |limit: &Period| {
+        let is_not_ready_for = |limit: &Period| {
             let since = node.ready_changed.filter(|_| node.not_ready);
             let limit = SignedDuration::try_from(limit.duration()).unwrap_or(SignedDuration::MAX);
             since.is_some_and(|since| now.duration_since(since) >= limit)
@@ -78,7 +78,7 @@ impl IgnoreNodes {
             && has_labels(&node.labels, labels)
             && taints.iter().all(|rule| node.taints.iter().any(|taint| rule.matches(taint)))
             && (os.is_empty() || os.iter().any(|os| **os == *node.operating_system))
-            && not_ready_for.as_ref().is_none_or(is_expired)
+            && not_ready_for.as_ref().is_none_or(is_not_ready_for)
     }
 }
 

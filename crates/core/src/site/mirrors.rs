@@ -44,7 +44,7 @@ pub struct ImagePrefix {
     path: String,
 }
 
-const A_PREFIX: &str = "the beginning of image references (`docker.io/library`: Docker Hub's start with \
+const PREFIX_SYNTAX: &str = "the beginning of image references (`docker.io/library`: Docker Hub's start with \
                         `docker.io`) or of addresses (`https://github.com/Mellanox/`)";
 
 impl ImagePrefix {
@@ -93,7 +93,7 @@ impl FromStr for Prefix {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let invalid = || ParseError::new(text, A_PREFIX);
+        let invalid = || ParseError::new(text, PREFIX_SYNTAX);
         if text.contains("://") {
             let mut url = Url::parse(text).map_err(|_| invalid())?;
             let has_only_path = url.query().is_none()
@@ -101,7 +101,7 @@ impl FromStr for Prefix {
                 && url.username().is_empty()
                 && url.password().is_none();
             if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !has_only_path {
-                return Err(ParseError::new(text.rsplit('@').next().unwrap_or_default(), A_PREFIX));
+                return Err(ParseError::new(text.rsplit('@').next().unwrap_or_default(), PREFIX_SYNTAX));
             }
             let path = url.path().trim_end_matches('/').to_owned();
             url.set_path(&path);
@@ -119,7 +119,7 @@ impl FromStr for Prefix {
     }
 }
 
-text_schema!(Prefix, true, text_with_description(A_PREFIX));
+text_schema!(Prefix, true, text_with_description(PREFIX_SYNTAX));
 
 /// Returns the repositories to try, in order. The last one is `repository` itself.
 pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {

@@ -53,7 +53,7 @@ pub enum UnprovenPolicy {
 }
 
 impl Policy {
-    /// Whether the images of this name may leave the site under such a license.
+    /// Whether an image may leave the site, given whether its license allows redistribution.
     pub fn may_export(&self, image: &str, redistribute: Redistribute) -> bool {
         match redistribute {
             Redistribute::Allowed => true,

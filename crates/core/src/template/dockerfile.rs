@@ -56,8 +56,8 @@ pub(super) fn unambiguous(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
         split(dockerfile, Syntax { here_docs: true, double_escape_continues, check_directive })
     });
     for other in others {
-        let equal = instructions.iter().zip(&other).take_while(|(one, other)| one == other).count();
-        if let Some(different) = instructions.get(equal).or(other.get(equal)) {
+        let common = instructions.iter().zip(&other).take_while(|(one, other)| one == other).count();
+        if let Some(different) = instructions.get(common).or(other.get(common)) {
             return Err(different.first);
         }
     }
@@ -80,6 +80,7 @@ struct Syntax {
 /// URLs and repositories themselves, even if the build has no network.
 pub fn fetching_add(dockerfile: &str) -> Option<(usize, String)> {
     let mut adds = Vec::new();
+    // All combinations of the syntax flags, because the builder is unknown.
     for bits in 0..8 {
         let (here_docs, double_escape_continues, check_directive) =
             (bits & 1 == 0, bits & 2 == 0, bits & 4 == 0);
@@ -202,6 +203,7 @@ impl Document {
             return None;
         }
         let (name, quoted) = (single_word(Quotes::Removed)?, single_word(Quotes::Kept)?);
+        // The name was quoted if `Quotes::Removed` removed any quotes.
         let quote_count = |text: &str| text.matches(['\'', '"']).count();
         let expand = quote_count(&name) == quote_count(&quoted);
         Some(Self { name, content: String::new(), strip_tabs, expand, ends: false })

@@ -43,7 +43,7 @@ pub(super) struct Lexer<'a> {
     /// Removes the special meaning of the next character.
     pub(super) escape: char,
     pub(super) quotes: Quotes,
-    /// Whether escape characters are kept.
+    /// Whether escape characters are kept at the outermost nesting level.
     pub(super) raw_escapes: bool,
     /// Lookup of variables; `None` leaves `$X` unchanged.
     pub(super) variables: Option<Values<'a>>,
@@ -68,6 +68,7 @@ impl<'a> Lexer<'a> {
 
 struct Cursor<'a> {
     lexer: Lexer<'a>,
+    /// Whether escape characters are kept at the current nesting level.
     raw_escapes: bool,
     chars: Peekable<Chars<'a>>,
     /// The current word. All nesting depths share it, as in BuildKit, so text before `${x:-y}` is lost.
@@ -207,6 +208,7 @@ impl<'a> Cursor<'a> {
                             text.push(c);
                         }
                         let escaped = self.chars.next_if(|c| ['"', '$', escape].contains(c));
+                        // An escape character at the end of the text is dropped.
                         if self.chars.peek().is_some() || escaped.is_some() {
                             text.push(escaped.unwrap_or(c));
                         }
@@ -246,23 +248,23 @@ impl<'a> Cursor<'a> {
                 None => format!("${{{name}}}"),
                 Some(values) => values(&name).unwrap_or_default(),
             }),
-            Some(operator @ ('-' | '+' | '?')) => self.with_default(&name, colon, operator, depth),
+            Some(operator @ ('-' | '+' | '?')) => self.conditional_value(&name, colon, operator, depth),
             Some(operator @ ('#' | '%')) if !colon => {
                 let (pattern, _) = self.read_level(Some('}'), true, depth + 1)?;
-                self.unsupported(&format!("${{{name}{operator}{pattern}}}"))
+                self.pattern_operation(&format!("${{{name}{operator}{pattern}}}"))
             }
             Some('/') if !colon => {
                 let all = if self.chars.next_if_eq(&'/').is_some() { "/" } else { "" };
                 let (pattern, _) = self.read_level(Some('/'), true, depth + 1)?;
                 let (new, _) = self.read_level(Some('}'), true, depth + 1)?;
-                self.unsupported(&format!("${{{name}/{all}{pattern}/{new}}}"))
+                self.pattern_operation(&format!("${{{name}/{all}{pattern}/{new}}}"))
             }
             _ => mistake(format!("`${{{name}` is followed by an unknown operator")),
         }
     }
 
     /// Expands `${x-word}`, `${x+word}` or `${x?word}`. With a colon before the operator, an empty value counts as no value.
-    fn with_default(
+    fn conditional_value(
         &mut self,
         name: &str,
         colon: bool,
@@ -283,8 +285,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Refuses pattern replacements, which the classic builder does not support.
-    fn unsupported(&self, text: &str) -> Result<String, Refusal> {
+    /// Refuses to expand pattern operations, which the classic builder does not support. Without variables, returns `text`.
+    fn pattern_operation(&self, text: &str) -> Result<String, Refusal> {
         match self.lexer.variables {
             None => Ok(text.to_owned()),
             Some(_) => Err(Refusal::Unsupported(format!("{text} replaces parts of a value"))),

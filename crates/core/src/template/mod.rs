@@ -50,7 +50,7 @@ pub struct TemplateContext {
 /// `{{kernel.flags}}` for modules without type information. Debug information would be stripped, so none is generated.
 const WITHOUT_BTF: &str = "KCFLAGS=-g0";
 /// `{{kernel.flags}}` for modules with type information, which pahole generates from debug information. With a timestamp, kbuild
-/// does not run pahole in parallel, which would give different bytes each time (`scripts/Makefile.btf`).
+/// does not run pahole in parallel; parallel runs give different bytes each time (`scripts/Makefile.btf`).
 const WITH_BTF: &str = "KCFLAGS=-g KBUILD_BUILD_TIMESTAMP=@0";
 
 /// Reason why a template cannot be rendered.
@@ -112,7 +112,7 @@ impl TemplateContext {
     }
 }
 
-/// Cache of parsed templates and tag patterns, so that each is parsed once for all cells. Each name must always be used with the same text.
+/// Cache of parsed templates and tag patterns, so that each is parsed once for all cells. A name must always have the same text.
 #[derive(Debug)]
 pub struct Templates(Handlebars<'static>);
 

@@ -13,8 +13,8 @@ pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
     let mut blocks = 0;
     for Tag { start, words } in (Tags { text, index: 0 }) {
         let line = || 1 + text.as_bytes().iter().take(start).filter(|byte| **byte == b'\n').count();
-        if has_too_deep_words(words) {
-            return Some((line(), format!("words are nested more than {MAX_DEPTH} deep")));
+        if exceeds_depth(words) {
+            return Some((line(), format!("parentheses and brackets are nested more than {MAX_DEPTH} deep")));
         }
         let word = words.trim_start_matches('~').trim_start();
         if word.starts_with('#') {
@@ -82,7 +82,8 @@ fn is_further_branch(word: &str) -> bool {
     condition.is_some_and(|condition| !condition.trim_end_matches('~').trim().is_empty())
 }
 
-fn has_too_deep_words(words: &str) -> bool {
+/// Whether a tag nests words in too many parentheses or brackets.
+fn exceeds_depth(words: &str) -> bool {
     let mut depth = 0_usize;
     words.chars().any(|c| {
         match c {
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(told(&branches).0, MAX_DEPTH + 1);
         for (open, close) in [("(not ", ")"), ("[", "]"), ("{\"a\": ", "}")] {
             let words = format!("\n{{{{#if {}1{}}}}}", open.repeat(20_000), close.repeat(20_000));
-            assert_eq!(told(&words), (2, "words are nested more than 64 deep".to_owned()));
+            assert_eq!(told(&words), (2, "parentheses and brackets are nested more than 64 deep".to_owned()));
         }
         assert_eq!(told(&format!("{{{{#if {}", "(not ".repeat(20_000))).0, 1, "a tag without an end");
     }

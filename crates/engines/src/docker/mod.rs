@@ -37,7 +37,7 @@ use super::{
 
 /// Label with the request's ID on everything that a build creates.
 const BUILD_LABEL: &str = "farrier.dev/build";
-/// Label on everything that one run creates, by which the cleanup finds it. Unlike a request's ID, it is unique.
+/// Label by which the cleanup finds everything that one run created. Unlike a request's ID, its value is unique.
 const RUN_LABEL: &str = "farrier.dev/run";
 /// Label of kept images.
 const CACHE_LABEL: &str = "farrier.dev/cache";

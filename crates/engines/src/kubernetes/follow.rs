@@ -11,7 +11,7 @@ use kube::{
     client::UpgradeConnectionError,
 };
 use runner::{
-    pod::{BEAT, RUNNER},
+    pod::{HEARTBEAT, RUNNER},
     wire::{Message, decode},
 };
 use tokio::{
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Timeout of a silent connection, which counts as dead because the runner sends heartbeats.
-const SILENCE: Duration = Duration::from_secs(6 * BEAT.as_secs());
+const SILENCE: Duration = Duration::from_secs(6 * HEARTBEAT.as_secs());
 /// Shortest and longest pause between two attempts to reach the runner.
 const MIN_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ impl<'a> Follower<'a> {
             let command = [RUNNER.to_owned(), "follow".to_owned(), self.offset.to_string()];
             let follow = self.pods.exec(name, command, &params);
             let opened = timeout(SILENCE, follow).await.map_err(io::Error::from)?;
-            let mut process = opened.map_err(|error| refusal(&error))?;
+            let mut process = opened.map_err(|error| exec_error(&error))?;
             let output = process.stdout().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
             let status = process.take_status().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
             self.connection = Some(Connection {
@@ -134,7 +134,7 @@ fn disconnected() -> ReadError {
     ReadError::Connection(io::ErrorKind::ConnectionAborted.into())
 }
 
-fn refusal(error: &kube::Error) -> ReadError {
+fn exec_error(error: &kube::Error) -> ReadError {
     let is_forbidden = matches!(
         error,
         kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) if matches!(status.as_u16(), 401 | 403)

@@ -83,7 +83,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
         ("farrier.dev/image", driver.as_str()),
     ]);
     labels.extend(kernel.as_ref().map(|kernel| ("farrier.dev/kernel", kernel.as_str())));
-    let deadline = build.deadline.duration() + START_TIMEOUT + pod::HOLD;
+    let deadline = build.deadline.duration() + START_TIMEOUT + pod::RESULT_TTL;
     // Slightly more than the limit, so that the runner survives to report which limit was exceeded.
     let memory = limits.memory.unwrap_or(build.memory.bytes()) + RUNNER_MEMORY;
     let mut pod = builds.pod.fields().clone();

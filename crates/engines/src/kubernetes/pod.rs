@@ -54,7 +54,7 @@ pub fn pod_state(pod: &Pod) -> PodState {
     }
     match status.phase.as_deref() {
         Some("Failed" | "Succeeded") => finished(name, status),
-        Some("Running") => match container(status) {
+        Some("Running") => match terminated_state(status) {
             Some(end) => state_of_terminated(name, end),
             None => PodState::Running,
         },
@@ -91,7 +91,7 @@ fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> 
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
 
-fn container(status: &PodStatus) -> Option<&ContainerStateTerminated> {
+fn terminated_state(status: &PodStatus) -> Option<&ContainerStateTerminated> {
     let status = status.container_statuses.iter().flatten().find(|status| status.name == CONTAINER);
     status?.state.as_ref()?.terminated.as_ref()
 }
@@ -122,7 +122,7 @@ fn waiting(name: &str, status: &PodStatus) -> PodState {
 
 fn finished(name: &str, status: &PodStatus) -> PodState {
     let reason = status.reason.as_deref();
-    match (reason, container(status)) {
+    match (reason, terminated_state(status)) {
         (Some("DeadlineExceeded"), _) => {
             PodState::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
         }

@@ -65,7 +65,7 @@ impl<'a> Wait<'a> {
         let mut without_image: Option<(String, Instant)> = None;
         loop {
             let timer = tokio::time::sleep(JOB_CHECK_INTERVAL);
-            let (name, pod_state) = tokio::select! {
+            let (name, state) = tokio::select! {
                 pod = pods.next() => match pod {
                     Some(Ok(pod)) => {
                         has_pod = true;
@@ -82,7 +82,7 @@ impl<'a> Wait<'a> {
                     None => continue,
                 },
                 () = timer => match self.check_job(has_pod).await {
-                    Some(pod_state) => (String::new(), pod_state),
+                    Some(state) => (String::new(), state),
                     None => match &without_image {
                         Some((why, since)) if since.elapsed() > PULL_TIMEOUT => {
                             (String::new(), PodState::Ended(pull_timed_out(&self.job.name, why)))
@@ -91,14 +91,14 @@ impl<'a> Wait<'a> {
                     },
                 },
             };
-            without_image = match &pod_state {
+            without_image = match &state {
                 PodState::WithoutImage(why) => {
                     let since = without_image.map_or_else(Instant::now, |(_, since)| since);
                     Some((why.clone(), since))
                 }
                 _ => None,
             };
-            match pod_state {
+            match state {
                 PodState::Running => {
                     (self.phases)(Phase::Running);
                     return Ok(name);

@@ -183,8 +183,8 @@ fn limits(has_group: bool) -> [(&'static str, &'static str); 3] {
     [("memory", memory), ("processes", processes), ("disk", "measured four times a second, per build")]
 }
 
-/// Kills the sandbox. The end of process 1 kills all processes in the sandbox, and its parent waits for them. After this function
-/// has returned, no process of the sandbox writes any files.
+/// Kills process 1 of the sandbox, and thereby all processes of its PID namespace. Waits for the runner, which waits for
+/// process 1. After this function has returned, no process of the sandbox writes any files.
 async fn kill(child: &mut Child, id: u32) {
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     let init = children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?));

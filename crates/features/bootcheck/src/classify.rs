@@ -16,9 +16,9 @@ use super::{
 
 /// Returns an outcome for each step. The init process must have reported.
 pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>> {
-    let names: Vec<(&str, bool)> =
+    let modules: Vec<(&str, bool)> =
         steps.iter().map(|step| (step.name.as_str(), step.payload_index.is_some())).collect();
-    let mut outcomes = outcomes(&names, &run.transcript, run.ending, &run.console)?;
+    let mut outcomes = outcomes(&modules, &run.transcript, run.ending, &run.console)?;
     let dependencies: Vec<_> =
         steps.iter().map(|step| (step.name.as_str(), step.dependencies.as_slice())).collect();
     mark_dependents_not_reached(&dependencies, &mut outcomes);

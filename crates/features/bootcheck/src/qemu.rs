@@ -30,7 +30,7 @@ const THREADS: u64 = 2;
 const SANDBOX: [&str; 2] =
     ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
-/// Executor of the guest's instructions.
+/// QEMU's accelerator, which executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub(super) enum Accelerator {

@@ -63,7 +63,7 @@ pub async fn collect(
     let mut collector = Collector::default();
     let mut contents = BTreeMap::new();
     for request in requests {
-        contents.insert(request.content.clone(), collector.content(request).await?);
+        contents.insert(request.content.clone(), collector.add_content(request).await?);
     }
     let Collector { manifests, mut blobs, sources } = collector;
     if let Some(since) = since {
@@ -105,8 +105,8 @@ impl ContentRequest {
 }
 
 impl Collector {
-    /// Records a content with all manifests and blobs that it names.
-    async fn content(&mut self, request: &ContentRequest) -> Result<Listed> {
+    /// Adds a content with all manifests and blobs that it names.
+    async fn add_content(&mut self, request: &ContentRequest) -> Result<Listed> {
         let ContentRequest { content, repository, registry } = request;
         let mut sizes = BTreeMap::new();
         let mut queue = vec![(content.digest.clone(), 0)];

@@ -155,10 +155,10 @@ pub(super) fn has_same_content(one: &SourceSpec, other: &SourceSpec) -> bool {
 }
 
 impl<'a> Needed<'a> {
-    /// The source as it is looked up for the kernels of its image.
+    /// Returns the source in each form in which it is looked up for the kernels of its image.
     fn variants(&self, image: &DriverImage, source: &SourceSpec) -> Vec<SourceSpec> {
-        // The plan takes the driver's version from the package for the machine's own architecture. A kernel for which the
-        // source has no package is reported in the plan.
+        // The plan takes the driver's version from the package for the machine's own architecture. The plan also
+        // reports kernels for which the source has no package.
         let for_this_machine = (!source.differs_by_kernel()).then(|| source.for_architecture(native()));
         let for_kernels = self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
         for_this_machine.into_iter().chain(for_kernels).collect()

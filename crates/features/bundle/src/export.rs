@@ -58,13 +58,13 @@ pub async fn export(
     meter: Arc<dyn Meter>,
 ) -> Result<Exported> {
     let collection = Arc::new(collection);
-    let (path, index) = (to.to_owned(), Arc::clone(&collection));
+    let (path, shared) = (to.to_owned(), Arc::clone(&collection));
     let writer_meter = Arc::clone(&meter);
-    let writer = blocking(move || Writer::open(&path, split, &index.index, writer_meter.as_ref())).await?;
+    let writer = blocking(move || Writer::open(&path, split, &shared.index, writer_meter.as_ref())).await?;
     let resumed_blobs = writer.resumed_blobs();
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
-    let index = Arc::clone(&collection);
-    let writing = tokio::spawn(blocking(move || write(writer, &index, receiver)));
+    let shared = Arc::clone(&collection);
+    let writing = tokio::spawn(blocking(move || write(writer, &shared, receiver)));
     meter.begin(Phase::Export, collection.index.bytes().0);
     meter.advance(collection.index.carried().take(resumed_blobs).map(|blob| blob.size).sum());
     let fetched = fetch(&collection, resumed_blobs, &sender, meter.as_ref()).await;

@@ -49,7 +49,7 @@ enum Encoder<W: Write> {
 pub(super) struct FrameWriter<W: Write> {
     encoder: Encoder<W>,
     pending: Vec<u8>,
-    /// Bytes that are still missing.
+    /// Number of content bytes that are not encoded yet.
     remaining: u64,
 }
 

@@ -54,7 +54,7 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// Whether the registry lacks the content, or its tag has other content.
+    /// Whether the import still has to push the content or move its tag.
     fn is_pending(&self) -> bool {
         matches!(self.outcome, ImportOutcome::Pushed | ImportOutcome::Moved { .. })
     }
@@ -250,7 +250,7 @@ impl Target {
         })
     }
 
-    /// First of the repositories that has the blob.
+    /// Finds the first of the repositories that has the blob.
     async fn find<'a>(
         &self,
         digest: &Digest,

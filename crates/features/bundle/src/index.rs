@@ -163,8 +163,8 @@ impl BundleIndex {
         if let Some(problem) = self.order.as_ref().and_then(Order::problem) {
             return Some(problem.to_owned());
         }
-        let order = |blob: &Blob| (blob.manifest.is_none(), blob.digest.clone());
-        if !self.blobs.is_sorted_by(|a, b| order(a) < order(b)) {
+        let sort_key = |blob: &Blob| (blob.manifest.is_none(), blob.digest.clone());
+        if !self.blobs.is_sorted_by(|a, b| sort_key(a) < sort_key(b)) {
             return Some("its blobs are not sorted, or named twice".to_owned());
         }
         if !self.contents.is_sorted_by(|a, b| a.content < b.content) {

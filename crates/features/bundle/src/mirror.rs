@@ -165,9 +165,10 @@ async fn inputs_of<'a>(
     let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
     let mut missing: Vec<MissingInput> =
         unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect();
-    let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign_images());
+    let (mut seen_roots, mut copies) = (BTreeSet::new(), needed.foreign_images());
+    // Returns each root file system only once.
     let mut packages = |root: &PackageRoot, arch: Architecture| {
-        root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
+        seen_roots.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
     for (kernel, family) in kernels {
         // Headers select the toolchain here as they do for a build, if they are available.

@@ -41,7 +41,7 @@ pub struct Order {
     pub time: Timestamp,
 }
 
-/// Side of the gap that a record of orders belongs to.
+/// Side of the air gap on which an order is recorded.
 #[derive(Clone, Copy, Debug, strum::Display)]
 #[strum(serialize_all = "kebab-case")]
 enum Role {
@@ -82,7 +82,7 @@ pub struct Older {
     pub order: Option<Order>,
     /// Newest order that the site accepted.
     pub newest: Order,
-    /// Each tag that would move back, with its present and its former target.
+    /// Each tag that would move back, with its present content and the bundle's.
     pub changes: Vec<String>,
 }
 
@@ -94,8 +94,8 @@ impl fmt::Display for Older {
         }
         write!(to, " is older than the newest that this site accepted ({}); ", self.newest)?;
         match &self.changes[..] {
-            [] => write!(to, "no tag goes back"),
-            changes => write!(to, "these tags go back: {}", changes.join(", ")),
+            [] => write!(to, "no tag moves back"),
+            changes => write!(to, "these tags move back: {}", changes.join(", ")),
         }
     }
 }
@@ -202,7 +202,7 @@ fn tag_prefix(role: Role, origin: &str) -> String {
     format!("{role}-{}-", Digest::of(origin.as_bytes()).short())
 }
 
-/// Identity of a stored input as its manifest states it, and its digest.
+/// Formats the digest of a stored input, after the identity in its manifest, if there is one.
 fn describe(digest: &Digest, manifest: Option<&[u8]>) -> String {
     let manifest = manifest.and_then(|bytes| ImageManifest::parse(bytes).ok());
     let identity = manifest.and_then(|mut manifest| manifest.annotations.remove(annotations::IDENTITY));

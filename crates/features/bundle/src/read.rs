@@ -144,19 +144,19 @@ impl Bundle {
         }
     }
 
-    /// Bytes of a frame in the file.
-    fn bytes_of(&self, frame: usize) -> Range<u64> {
+    /// Byte range of a frame in the file.
+    fn frame_range(&self, frame: usize) -> Range<u64> {
         let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length());
         at(frame)..at(frame + 1)
     }
 
     pub(super) fn section(&self, frame: usize) -> Section {
-        let Range { start, end } = self.bytes_of(frame);
+        let Range { start, end } = self.frame_range(frame);
         Section::new(Arc::clone(&self.file), start, end)
     }
 
     pub(super) fn damaged(&self, frame: usize, entry: &str, reason: &str) -> BundleError {
-        BundleError::damaged(&self.path, &self.bytes_of(frame), entry, reason)
+        BundleError::damaged(&self.path, &self.frame_range(frame), entry, reason)
     }
 
     /// Blob in a frame, which can be read several times. Its digest is not verified.
@@ -166,7 +166,7 @@ impl Bundle {
 }
 
 /// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized. Also returns
-/// its bytes in the file.
+/// its byte range in the file.
 fn find_index(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
     let not_a_bundle = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
     let mut magic = [0; 4];

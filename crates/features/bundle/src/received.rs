@@ -26,8 +26,8 @@ const LIMITS: Limits = Limits { entries: 1 << 20, bytes: 1 << 45, depth: 8 };
 
 impl Bundle {
     /// Opens a bundle as a site received it: `-` for standard input; a file or its parts in any order; a tar that is not
-    /// compressed; a directory with parts or with an unpacked layout. Other forms than a bundle's file are packed again
-    /// in a temporary directory, and every digest is verified as in a file.
+    /// compressed; a directory with parts or with an unpacked layout. A tar or layout is repacked into a file in
+    /// a temporary directory, and every digest verified; standard input is copied there.
     pub fn receive(paths: &[PathBuf]) -> Result<Self> {
         let scratch = tempfile::tempdir()?;
         let (name, files) = parts_of(paths)?;
@@ -58,7 +58,7 @@ impl Bundle {
     }
 }
 
-/// Packs an unpacked layout into a bundle, which has the same bytes as the bundle that it was unpacked from.
+/// Packs an unpacked layout into a bundle with the same bytes as the original bundle.
 fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
     let not_a_bundle = |reason: String| BundleError::NotABundle(name.to_owned(), reason);
     let mut bytes = Vec::new();

@@ -106,17 +106,17 @@ impl Bundle {
         let known: BTreeMap<&Digest, &Blob> =
             self.index().blobs.iter().map(|blob| (&blob.digest, blob)).collect();
         for (digest, manifest) in manifests {
-            let Some(holder) = known.get(digest) else { continue };
+            let Some(manifest_blob) = known.get(digest) else { continue };
             let children = manifest.parsed.children().iter().map(|child| (child, true));
             for (referenced, is_manifest) in
                 blobs_of(&manifest.parsed).map(|blob| (blob, false)).chain(children)
             {
-                let fits = known.get(&referenced.digest).is_some_and(|blob| {
+                let is_present = known.get(&referenced.digest).is_some_and(|blob| {
                     blob.size == referenced.size
-                        && holder.repositories.is_subset(&blob.repositories)
+                        && manifest_blob.repositories.is_subset(&blob.repositories)
                         && (!is_manifest || blob.manifest.is_some())
                 });
-                if !fits {
+                if !is_present {
                     return Err(self.inconsistent(&format!(
                         "manifest {digest} names {} of {} bytes, which is missing",
                         referenced.digest, referenced.size

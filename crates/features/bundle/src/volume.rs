@@ -66,8 +66,8 @@ fn number(path: &Path) -> Option<usize> {
     path.extension()?.to_str().filter(|end| end.len() >= 3)?.parse().ok()
 }
 
-/// Files of a bundle in order, and the name that they have in common. If one path is given and it is a part, the name
-/// without a number, or a directory, the directory is searched for all parts.
+/// Returns the common name of a bundle's files, and the files in order. A single path may be a file, one part, the
+/// parts' common name, or a directory of parts; the other parts are then searched for.
 pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     let mut parts = paths.to_vec();
     let is_part_of = |name: &Path, path: &Path| path.with_extension("").file_name() == name.file_name();
@@ -116,7 +116,7 @@ impl VolumeWriter {
                 break;
             }
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-            // The first part represents the bundle.
+            // Every writer locks the first part first, so a second one stops there.
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(path)),
                 Err(TryLockError::Error(error)) => return Err(error.into()),

@@ -178,15 +178,15 @@ impl Actions {
         };
         let _permit = self.reviews.acquire().await;
         match tokio::time::timeout(REVIEW_TIMEOUT, kube.review_token(token, patches)).await {
-            Ok(Ok(Some(person))) => Ok(person),
+            Ok(Ok(Some(owner))) => Ok(owner),
             Ok(Ok(None)) => Err(forbidden("the cluster does not accept the bearer token")),
             Ok(Err(error)) => Err(forbidden(error_chain(&error))),
             Err(_) => Err(forbidden("the cluster did not review the bearer token in time")),
         }
     }
 
-    /// Returns the patch whose permission the sender needs for an action. Actions on a cell write to the registry and the cache,
-    /// where Kubernetes has no permissions. They need the permission to patch DriverBuilds instead.
+    /// Returns the patch that the sender must be allowed to make. Kubernetes has no permissions for the registry and the cache,
+    /// to which actions on a cell write. These actions require the permission to patch DriverBuilds instead.
     fn patch_for(&self, facts: &Facts, subject: &str) -> RequestedPatch {
         let (kind_or_namespace, name) = subject.split_once('/').unwrap_or_default();
         let kind = OperatorResource::TARGETS.into_iter().find(|kind| kind.kind() == kind_or_namespace);
@@ -234,7 +234,7 @@ impl Actions {
 
     async fn roll_back(&self, subject: &str, dry_run: bool) -> Result<Vec<RollbackResult>, String> {
         let results = roll_back(self.cluster.as_ref(), &[subject.to_owned()], dry_run).await;
-        // The snapshot above consumed the change notification of the cluster, so that the loop may have missed a change.
+        // `roll_back` takes a snapshot, which consumes the cluster's change notification. The loop may have missed a change.
         self.reconcile_request.notify_one();
         results.map_err(|error| error_chain(&error))
     }

@@ -16,7 +16,7 @@ use super::{
     facts::natural_order,
     fleet::{
         Fleet, ImageBadge, Link, Listed, NodeEntries, ago, cell_link, class_of, image_badge, is_building,
-        log_link, node_link, nodes as nodes_in_words, subject,
+        log_link, node_link, nodes_in_words, subject,
     },
     image::{CellData, Image, ImageResult, ProvenanceSummary},
     log::Excerpt,
@@ -57,7 +57,7 @@ pub struct CellPage {
     /// Progress of the running build.
     pub build: Option<BuildBar>,
     pub excerpt: Option<Excerpt>,
-    /// Suffix for the excerpt's title if it is not of the running attempt.
+    /// Suffix of the title of an excerpt from the previous attempt; otherwise empty.
     pub of_attempt: &'static str,
     /// The log's first error, unless the reason contains the error.
     pub error: Option<String>,
@@ -113,13 +113,17 @@ impl Fleet<'_> {
         let lacks_report = image.is_some() && report.is_none();
         let no_report = lacks_report.then(|| "the image has none".to_owned()).or(no_image.clone());
         let (reason, hint) = entry.reason_and_hint();
-        let time = self.build_time(entry, usual);
-        let build = time.elapsed_seconds.filter(|_| is_building(entry));
-        let build =
-            build.map(|elapsed| BuildBar { elapsed, usual: time.usual_seconds, text: time.to_string() });
-        let time = Some(time).filter(|time| build.is_none() && *time != BuildTime::default());
+        let build_time = self.build_time(entry, usual);
+        let elapsed = build_time.elapsed_seconds.filter(|_| is_building(entry));
+        let build = elapsed.map(|elapsed| BuildBar {
+            elapsed,
+            usual: build_time.usual_seconds,
+            text: build_time.to_string(),
+        });
+        // The bar of a running build already shows this time.
+        let listed_time = Some(build_time).filter(|time| build.is_none() && *time != BuildTime::default());
         let previous = match entry.outcome {
-            Outcome::UpToDate { published, .. } => self.replaced(&published.digest).collect(),
+            Outcome::UpToDate { published, .. } => self.replaced_values(&published.digest).collect(),
             _ => previous_image(before.as_ref(), no_image.is_some()).into_iter().collect(),
         };
         let is_previous = log.as_ref().is_some_and(|log| log.is_of_previous_attempt);
@@ -132,13 +136,13 @@ impl Fleet<'_> {
             error: error.filter(|error| !reason.contains(error.as_str())),
             reason,
             hint,
-            facts: self.cell_facts(entry, time, previous, image.as_deref()),
+            facts: self.cell_facts(entry, listed_time, previous, image.as_deref()),
             inputs: inputs(entry),
             build,
             excerpt,
             of_attempt,
             whole_log: has_log.then(|| log_link(entry)),
-            signature: image.as_ref().and_then(|image| image.signature.as_ref()).map(signature),
+            signature: image.as_ref().and_then(|image| image.signature.as_ref()).map(signature_answer),
             has_findings: report.as_ref().is_some_and(has_findings),
             report,
             image_name: image_of(entry.outcome).map(|image| image.to_string()),
@@ -172,7 +176,7 @@ impl Fleet<'_> {
     ) -> Vec<Fact> {
         let row = &entry.row;
         let mut facts = Vec::new();
-        if let Some(since) = self.age(entry) {
+        if let Some(since) = self.state_since(entry) {
             facts.push(fact("Since", format!("{since:.0} ({})", ago(since, self.now))));
         }
         facts.extend(time.map(|time| fact("Build time", time)));
@@ -213,7 +217,7 @@ impl Fleet<'_> {
     }
 
     /// Returns the values that the image replaced in rollout targets. A rollback restores these values.
-    fn replaced(&self, digest: &Digest) -> impl Iterator<Item = Fact> {
+    fn replaced_values(&self, digest: &Digest) -> impl Iterator<Item = Fact> {
         let records =
             self.facts.records.iter().filter_map(|(object, record)| Some((object, record.as_ref().ok()?)));
         let fields = records
@@ -289,7 +293,7 @@ fn has_findings(report: &Value) -> bool {
     modules.filter_map(|module| module["findings"].as_array()).any(|findings| !findings.is_empty())
 }
 
-fn signature(signature_status: &SignatureStatus) -> Answer {
+fn signature_answer(signature_status: &SignatureStatus) -> Answer {
     let (word, class, why) = match signature_status {
         SignatureStatus::Signed => ("signed", "ok", "with a key of this site"),
         SignatureStatus::NoKeys => ("not checked", "off", "site.yaml has no key"),
@@ -426,7 +430,7 @@ pub struct NodeRow {
     pub os_image: String,
     pub next: String,
     pub may_boot: Option<Answer>,
-    /// Reason for skipping the node, and whether it is cordoned.
+    /// Reason for skipping the node, and `cordoned` for a cordoned node.
     pub remarks: String,
 }
 

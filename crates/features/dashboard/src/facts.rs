@@ -116,13 +116,13 @@ impl NameList {
 
 /// Compares names in natural order, with numbers by value: `node-9` is before `node-10`.
 pub fn natural_order(a: &str, b: &str) -> Ordering {
-    let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let leading_digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (mut left, mut right) = (a, b);
     while let (Some(first), Some(second)) = (left.chars().next(), right.chars().next()) {
         let order = if first.is_ascii_digit() && second.is_ascii_digit() {
             let (left_number, right_number);
-            (left_number, left) = left.split_at(digits(left));
-            (right_number, right) = right.split_at(digits(right));
+            (left_number, left) = left.split_at(leading_digits(left));
+            (right_number, right) = right.split_at(leading_digits(right));
             let [a, b] = [left_number, right_number].map(|number| number.trim_start_matches('0'));
             a.len().cmp(&b.len()).then_with(|| a.cmp(b))
         } else {

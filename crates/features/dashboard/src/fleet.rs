@@ -202,8 +202,8 @@ impl<'a> Fleet<'a> {
         self.entries.get(*self.indexes.get(&(image, target))?)
     }
 
-    /// Returns since when a cell has been in its state, if known.
-    pub fn age(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
+    /// Returns the time since when a cell has been in its state, if known.
+    pub fn state_since(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
         let key = (entry.image.clone(), entry.target.clone());
         let recorded = match entry.outcome {
             Outcome::Failed { at, .. } => Some(*at),
@@ -312,7 +312,7 @@ impl<'a> Fleet<'a> {
         (risks, count)
     }
 
-    /// Returns the images that nodes lack for their next kernel. If the needed images are not known, the last item has the reason.
+    /// Returns the images that nodes lack for their next kernel. If the needed images are unknown, the last item has the reason.
     fn missing_for(&self, next: &NextKernel) -> Vec<ImageBadge> {
         let images = next.needs.iter().filter_map(|needed| match &needed.state {
             Readiness::Ready { .. } => None,
@@ -411,7 +411,7 @@ pub fn subject(entry: &StatusEntry<'_>) -> String {
 }
 
 /// Formats a number of nodes: `12 nodes`.
-pub fn nodes(count: usize) -> String {
+pub fn nodes_in_words(count: usize) -> String {
     if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
 }
 
@@ -425,12 +425,11 @@ pub fn ago(time: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Returns the address of a cell's page. The address contains 64 bits of a digest instead of names, which are untrusted and may be
-/// long.
+/// Returns the address of a cell's page. It has 64 bits of a digest in place of the names, which are untrusted and may be long.
 pub fn cell_link(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let parts = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()];
-    format!("c/{}.html", digits_of(&parts))
+    format!("c/{}.html", short_digest(&parts))
 }
 
 /// Returns the cell whose page has this address.
@@ -446,10 +445,10 @@ pub fn log_link(entry: &StatusEntry<'_>) -> String {
 
 /// Returns the link to a node's page.
 pub fn node_link(name: &str) -> Link {
-    Link { name: name.to_owned(), link: format!("n/{}.html", digits_of(&[name])) }
+    Link { name: name.to_owned(), link: format!("n/{}.html", short_digest(&[name])) }
 }
 
-fn digits_of(parts: &[&str]) -> String {
+fn short_digest(parts: &[&str]) -> String {
     hex::encode(&Sha256::digest(parts.join("\0").as_bytes())[..8])
 }
 

@@ -126,7 +126,7 @@ impl LoggedBuilds {
 
 fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
     let mut diagnoser = Diagnoser::default();
-    let mut last: VecDeque<Line> = VecDeque::new();
+    let mut recent_lines: VecDeque<Line> = VecDeque::new();
     let (mut excerpt_lines, mut lines_left): (Vec<Line>, usize) = (Vec::new(), 0);
     let (mut bytes, mut number) = (Vec::new(), 0);
     loop {
@@ -143,20 +143,21 @@ fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
         let line = Line { number, text: line.chars().take(MAX_LINE_CHARS).collect(), is_error };
         if is_error {
             // The diagnoser found a better error. An earlier candidate among the context lines is no longer the error.
-            excerpt_lines = last.iter().cloned().map(|line| Line { is_error: false, ..line }).collect();
+            excerpt_lines =
+                recent_lines.iter().cloned().map(|line| Line { is_error: false, ..line }).collect();
             lines_left = CONTEXT_LINES + 1;
         }
         if lines_left > 0 {
             excerpt_lines.push(line.clone());
             lines_left -= 1;
         }
-        last.push_back(line);
-        if last.len() > CONTEXT_LINES {
-            last.pop_front();
+        recent_lines.push_back(line);
+        if recent_lines.len() > CONTEXT_LINES {
+            recent_lines.pop_front();
         }
     }
     let error = diagnoser.diagnosis().map(ToString::to_string);
-    let lines = if error.is_some() { excerpt_lines } else { last.into() };
+    let lines = if error.is_some() { excerpt_lines } else { recent_lines.into() };
     Ok(Excerpt { error, lines })
 }
 

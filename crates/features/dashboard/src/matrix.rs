@@ -14,9 +14,9 @@ use farrier_core::{
 use kmod::Verdict;
 use serde::Serialize;
 
-use super::fleet::{Fleet, ago, cell_link, class_of, class_of_phase, is_building, nodes};
+use super::fleet::{Fleet, ago, cell_link, class_of, class_of_phase, is_building, nodes_in_words};
 
-/// Value of [`Filter::state`] for all cells that need attention.
+/// Value of [`Filter::state`] for all cells that are neither verified nor inapplicable.
 pub const OPEN: &str = "open";
 
 /// Filter of the matrix, as given in the page's address.
@@ -49,10 +49,10 @@ impl Filter {
     fn admits(&self, image: &ImageName, target: &KernelTarget, phase: Phase, class: &str) -> bool {
         image.as_str().contains(&self.image)
             && target.release.as_str().contains(&self.kernel)
-            && (self.os.is_empty() || distribution(target).contains(&self.os))
+            && (self.os.is_empty() || platform_name(target).contains(&self.os))
             && match self.state.as_str() {
                 "" => true,
-                OPEN => needs_attention(class),
+                OPEN => is_open(class),
                 state => state == phase.as_str(),
             }
     }
@@ -111,7 +111,7 @@ impl Sparkline {
     }
 }
 
-/// The kernels of one distribution.
+/// The kernels of one platform.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
     pub name: String,
@@ -141,7 +141,7 @@ impl Fleet<'_> {
         let mut open = 0;
         for entry in &self.entries {
             *counts.entry(entry.row.phase).or_default() += 1;
-            open += usize::from(needs_attention(class_of(entry)));
+            open += usize::from(is_open(class_of(entry)));
         }
         let count = |(phase, count): (Phase, usize)| StateCount {
             state: phase.as_str(),
@@ -159,23 +159,24 @@ impl Fleet<'_> {
         let mut cells: BTreeMap<&KernelTarget, BTreeMap<&ImageName, CellView>> = BTreeMap::new();
         for own in &self.facts.plan.own_drivers {
             if filter.admits(&own.image, &own.target, Phase::OwnDriver, "off") {
-                let (state, note) = (Phase::OwnDriver.as_str(), nodes(own.nodes.len()));
+                let (state, note) = (Phase::OwnDriver.as_str(), nodes_in_words(own.nodes.len()));
                 let view = CellView { state, class: "off", link: None, note };
                 cells.entry(&own.target).or_default().insert(&own.image, view);
             }
         }
         for entry in &self.entries {
             if filter.admits(entry.image, entry.target, entry.row.phase, class_of(entry)) {
-                let view = self.cell(entry, running.get(entry.target).copied().unwrap_or(0));
+                let view = self.cell_view(entry, running.get(entry.target).copied().unwrap_or(0));
                 cells.entry(entry.target).or_default().insert(entry.image, view);
             }
         }
         let images: BTreeSet<&ImageName> = cells.values().flat_map(BTreeMap::keys).copied().collect();
         let mut kernels: Vec<_> = cells.into_iter().collect();
-        kernels.sort_by(|(a, _), (b, _)| platform(a).cmp(&platform(b)).then_with(|| newest_first(a, b)));
+        kernels
+            .sort_by(|(a, _), (b, _)| platform_key(a).cmp(&platform_key(b)).then_with(|| newest_first(a, b)));
         let mut groups: Vec<Group> = Vec::new();
         for (target, mut views) in kernels {
-            let name = distribution(target);
+            let name = platform_name(target);
             if groups.last().is_none_or(|group| group.name != name) {
                 groups.push(Group { name, rows: Vec::new() });
             }
@@ -221,16 +222,16 @@ impl Fleet<'_> {
     }
 
     /// Returns the view of a cell. `running` is the number of nodes with the cell's kernel, which the row already shows.
-    fn cell(&self, entry: &StatusEntry<'_>, running: usize) -> CellView {
+    fn cell_view(&self, entry: &StatusEntry<'_>, running: usize) -> CellView {
         let row = &entry.row;
         let time = self.time(entry).filter(|_| is_building(entry));
-        let age = self.age(entry).filter(|_| time.is_none());
+        let since = self.state_since(entry).filter(|_| time.is_none());
         let verdict = row.verdict.filter(|verdict| *verdict != Verdict::Loads);
         let note = [
             verdict.map(|verdict| verdict.as_str().to_owned()),
-            (row.nodes > 0 && row.nodes != running).then(|| nodes(row.nodes)),
+            (row.nodes > 0 && row.nodes != running).then(|| nodes_in_words(row.nodes)),
             time.map(|time| time.to_string()),
-            age.map(|since| ago(since, self.now)),
+            since.map(|since| ago(since, self.now)),
         ];
         CellView {
             state: row.phase.as_str(),
@@ -241,8 +242,8 @@ impl Fleet<'_> {
     }
 }
 
-/// Whether a cell of this class needs attention.
-fn needs_attention(class: &str) -> bool {
+/// Whether a cell of this class matches [`OPEN`].
+fn is_open(class: &str) -> bool {
     !matches!(class, "ok" | "off")
 }
 
@@ -252,16 +253,16 @@ fn row_nodes(running: usize, announced: Option<usize>) -> String {
         0 => "announced".to_owned(),
         count => format!("{count} announced"),
     });
-    let running = (running > 0 || announced.is_none()).then(|| nodes(running));
+    let running = (running > 0 || announced.is_none()).then(|| nodes_in_words(running));
     running.into_iter().chain(announced).collect::<Vec<_>>().join(" · ")
 }
 
 /// Formats a platform: `debian 12, amd64`.
-fn distribution(target: &KernelTarget) -> String {
+fn platform_name(target: &KernelTarget) -> String {
     format!("{} {}, {}", target.os, target.os_version, target.arch)
 }
 
-fn platform(target: &KernelTarget) -> (&str, &str, String) {
+fn platform_key(target: &KernelTarget) -> (&str, &str, String) {
     (target.os.as_str(), target.os_version.as_str(), target.arch.to_string())
 }
 

@@ -11,8 +11,8 @@ fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     headers.get(name).map(|value| value.to_str().unwrap_or_default())
 }
 
-/// Parses a query string or a form. Returns a function that removes a field and returns its value. The value of a missing field is
-/// empty.
+/// Parses a query string or a form. Returns a function that removes a field and returns its value, which is empty for a missing
+/// field.
 pub fn take_fields(text: &[u8]) -> impl FnMut(&str) -> String + use<> {
     let mut values: HashMap<_, _> = url::form_urlencoded::parse(text).into_owned().collect();
     move |name| values.remove(name).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Model of the page of all rollouts. The page shows the state of each rollout, the progress of its upgrade, and its rewrites with
-//! their reasons.
+//! Model of the page of all rollouts. The page shows the state of each rollout, the progress of its upgrade, and its rewrites
+//! with their reasons.
 
 use std::collections::BTreeSet;
 
@@ -214,7 +214,7 @@ fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
     std::iter::once(view(at, state, text(set), text(replaced), why)).chain(older).collect()
 }
 
-/// Formats the time left: `40 min`. This is the age of `now` at the end.
+/// Formats the time left: `40 min`, computed as the age of `now` at the time `end`.
 fn time_left(now: Timestamp, end: Timestamp) -> String {
     if end.duration_since(now).as_secs() < 60 { "a minute".to_owned() } else { ago(now, end) }
 }

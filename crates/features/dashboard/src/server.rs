@@ -90,7 +90,7 @@ pub struct PageServer {
 /// State that pages show until the next reconcile.
 struct PageState {
     facts: Facts,
-    /// Progress of builds, which changes between reconciles too.
+    /// Current progress of builds, which also changes between reconciles.
     live: SharedActivity,
     definitions: Arc<Definitions>,
     history: History,

@@ -146,6 +146,7 @@ impl RegistryContents {
 
 /// Images and kernels that are in use at one moment.
 struct Uses {
+    /// Members of [`Candidates`] that the cluster's objects and manifests mention.
     mentioned: BTreeSet<String>,
     live: LiveKernels,
     /// Kinds of objects that could not be read, with the reasons.
@@ -174,7 +175,7 @@ pub async fn gc(services: &BuildServices, cluster: &dyn Cluster, options: &GcOpt
     let stale = if report.images.is_empty() { None } else { stale_kernel_record(options, &record, today) };
     if let Some((refused, hint)) = clock_skew(&services.images, now).await?.or(stale) {
         (report.refused, report.hint) = (Some(refused), Some(hint));
-        report.set_all(&GcState::Untouched);
+        report.set_all_states(&GcState::Untouched);
         return Ok(report);
     }
     if !options.delete {
@@ -182,7 +183,7 @@ pub async fn gc(services: &BuildServices, cluster: &dyn Cluster, options: &GcOpt
     }
     if let Some(unreadable) = uses.unreadable {
         report.refused = Some(format!("the images used by the cluster are unknown: {unreadable}"));
-        report.set_all(&GcState::Untouched);
+        report.set_all_states(&GcState::Untouched);
         return Ok(report);
     }
     // For kernels that the record lacks, the days count from today.
@@ -322,7 +323,7 @@ async fn manifest_of(
     Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
 }
 
-/// Finds referrers and signatures whose image does not exist. Looks up the manifest and not only the tags, because an image is
+/// Finds referrers and signatures whose image does not exist. Looks up the manifests of untagged images, because an image is
 /// published before its tags.
 async fn find_leftovers(
     access: &ImageAccess,
@@ -400,10 +401,10 @@ async fn delete_all(
         .images
         .iter_mut()
         .map(|GcImage { pruned, state }| (&pruned.repository, &pruned.digest, true, state));
-    for (repository, digest, is_image, state) in leftovers.chain(images) {
+    for (repository, digest, image_exists, state) in leftovers.chain(images) {
         *state = match stopped {
             Some(_) => GcState::Untouched,
-            None => match delete(services, contents, repository, digest, is_image).await {
+            None => match delete(services, contents, repository, digest, image_exists).await {
                 Ok(false) => continue,
                 outcome => deletion_state(outcome.map(drop), &mut stopped),
             },
@@ -423,7 +424,7 @@ async fn delete_all(
 }
 
 /// Deletes an image, its referrers and its signatures. Deletes the image first, so that an existing image always has its
-/// referrers and signatures. If `is_image` is false, the image is missing and only the others are deleted.
+/// referrers and signatures. If `image_exists` is false, only the others are deleted.
 ///
 /// Returns `false`, and deletes nothing, if a missing image has reappeared because another client is publishing it.
 async fn delete(
@@ -431,10 +432,10 @@ async fn delete(
     contents: &RegistryContents,
     repository: &Repository,
     digest: &Digest,
-    is_image: bool,
+    image_exists: bool,
 ) -> Result<bool> {
     let referrers = services.images.registry.referrers(repository, digest, None).await?;
-    if is_image {
+    if image_exists {
         delete_manifest(services, repository, digest).await?;
     } else if services.images.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some()
     {
@@ -476,7 +477,7 @@ impl GcReport {
         (self.kept, self.bytes) = (kept, bytes);
     }
 
-    fn set_all(&mut self, state: &GcState) {
+    fn set_all_states(&mut self, state: &GcState) {
         self.images.iter_mut().for_each(|image| image.state = state.clone());
         self.leftovers.iter_mut().for_each(|leftover| leftover.state = state.clone());
     }

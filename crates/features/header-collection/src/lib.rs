@@ -79,12 +79,12 @@ impl Key {
     }
 
     fn sign(&self, upload: &UploadHeaders) -> String {
-        format!("{SCHEME}{}", hex::encode(hmac::sign(&self.0, upload.text().as_bytes())))
+        format!("{SCHEME}{}", hex::encode(hmac::sign(&self.0, upload.signed_text().as_bytes())))
     }
 
     fn verifies(&self, upload: &UploadHeaders, authorization: &str) -> bool {
         let mac = authorization.strip_prefix(SCHEME).and_then(|mac| hex::decode(mac).ok());
-        mac.is_some_and(|mac| hmac::verify(&self.0, upload.text().as_bytes(), &mac).is_ok())
+        mac.is_some_and(|mac| hmac::verify(&self.0, upload.signed_text().as_bytes(), &mac).is_ok())
     }
 }
 
@@ -105,7 +105,7 @@ impl UploadHeaders {
     }
 
     /// Returns the text that the MAC covers. The text is unambiguous, because no field can contain a line break.
-    fn text(&self) -> String {
+    fn signed_text(&self) -> String {
         let Self { release, arch, size, digest } = self;
         format!("farrier headers 1\n{release}\n{arch}\n{size}\n{digest}\n")
     }

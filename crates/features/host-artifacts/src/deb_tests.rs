@@ -103,7 +103,7 @@ async fn listed(bench: &Bench, image: &Digest) -> Vec<Digest> {
 async fn a_build_publishes_what_its_definition_asks_for() {
     let mut bench = Bench::new(&json!({"outputs": ["deb"]}));
     let error = bench.build(K9).await.unwrap_err().to_string();
-    assert_eq!(error, "outputs of x: this farrier makes none", "before anything is compiled");
+    assert_eq!(error, "image x: this farrier cannot make outputs", "before anything is compiled");
     bench.services.tools.output_maker = Some(Arc::new(HostArtifacts));
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     let output = package(&bench, &built.digest).await.unwrap().digest;

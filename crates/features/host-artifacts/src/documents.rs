@@ -26,12 +26,12 @@ pub(super) async fn documents(
     output: HostOutput,
     artifact: &Artifact,
 ) -> Result<Documents> {
-    let read_from = Arc::clone(&payload);
+    let shared = Arc::clone(&payload);
     let (modules, has_modules) = match output {
         // The package has no files.
         HostOutput::DebMeta => (Vec::new(), false),
         HostOutput::Deb | HostOutput::Initramfs | HostOutput::Sysext => {
-            (blocking(move || module_files(&read_from)).await?, true)
+            (blocking(move || module_files(&shared)).await?, true)
         }
     };
     let HostPayload {

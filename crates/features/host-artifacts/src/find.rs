@@ -69,7 +69,7 @@ async fn look_up(
     let Some(stored) = stored else { return Ok(None) };
     let Ok(facts) = ImageFacts::from_manifest(&stored.bytes) else { return Ok(None) };
     let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { return Ok(None) };
-    // Where outputs are stored without their images, each has a tag.
+    // In a host's layout directory, tags lead to outputs, whose subject is the image.
     let is_output = HostOutput::has_type(manifest.artifact_type.as_deref());
     let subject = manifest.subject.filter(|_| is_output).map(|subject| subject.digest);
     Ok(match (facts.kernel_release, release) {

@@ -1,5 +1,5 @@
-//! Writes archives that a boot loader passes to the kernel after an initramfs of initramfs-tools or dracut. The kernel unpacks all of
-//! them into one tree (`Documentation/driver-api/early-userspace/buffer-format.rst`).
+//! Writes archives that a boot loader passes to the kernel after an initramfs of initramfs-tools or dracut. The kernel unpacks
+//! all archives into one tree (`Documentation/driver-api/early-userspace/buffer-format.rst`).
 
 use std::{
     collections::BTreeSet,

@@ -49,15 +49,15 @@ impl OutputMaker for HostArtifacts {
         let image = StoredImage { services, repository, digest: image };
         let (manifest, payload) = host_payload(image).await?;
         let payload = Arc::new(payload);
-        let content_of = Arc::clone(&payload);
+        let shared = Arc::clone(&payload);
         let (name, content) = match output {
-            HostOutput::Deb => blocking(move || deb::write(&content_of)).await?,
+            HostOutput::Deb => blocking(move || deb::write(&shared)).await?,
             HostOutput::DebMeta => deb::write_meta(&payload)?.ok_or_else(|| {
                 let hint = "ask for `deb` instead, or give an image for a kernel of Debian";
                 unmet(image, "is for a kernel whose package or meta package is unknown", hint)
             })?,
-            HostOutput::Initramfs => blocking(move || initramfs::write(&content_of)).await?,
-            HostOutput::Sysext => sysext::write(&services.tools, content_of).await?,
+            HostOutput::Initramfs => blocking(move || initramfs::write(&shared)).await?,
+            HostOutput::Sysext => sysext::write(&services.tools, shared).await?,
         };
         let release = payload.release.as_str();
         let notes = [(annotations::KERNEL_RELEASE, release), (annotations::TITLE, name.as_str())];

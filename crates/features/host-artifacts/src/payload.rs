@@ -57,7 +57,7 @@ impl HostPayload {
     }
 }
 
-/// Fails because the image does not meet a requirement.
+/// Makes the error for an image that does not meet a requirement.
 pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> BuildError {
     let message = format!("{}@{} {why}", image.repository, image.digest);
     BuildError::unmet(message, hint)
@@ -175,7 +175,7 @@ fn host_files(tree: &Path, name: &ImageName, release: &KernelRelease) -> Result<
     Ok((files, user_space))
 }
 
-/// Whether a file of the payload is neither a module's nor exposed to builds.
+/// Whether a file of the payload belongs to user space, and not to the modules or the exposed headers.
 fn is_user_space(path: &Path) -> bool {
     path.starts_with("usr") && !["usr/src", "usr/lib/modules"].iter().any(|other| path.starts_with(other))
 }

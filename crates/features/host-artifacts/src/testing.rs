@@ -1,4 +1,4 @@
-//! What the tests of several outputs share.
+//! Helpers of several outputs' tests.
 
 use std::{
     process::{Command, Stdio},

@@ -84,6 +84,7 @@ impl Draft {
     /// Resets the fields that `check` rejects, and leaves a comment about each. Fails with the last reason if the text stays
     /// invalid. The reasons of `check` must not contain positions in the text, because a reset moves these.
     pub fn reset_invalid_fields(&mut self, check: impl Fn(&str) -> Result<(), String>) -> Result<(), String> {
+        // Two rounds: a reset can reveal the mistake in a field that was tried earlier.
         for (field, reset) in RESETS.into_iter().chain(RESETS) {
             let Err(reason) = check(&self.text()?) else { return Ok(()) };
             let mut changed = self.clone();
@@ -166,8 +167,8 @@ impl Context {
         <[_; 1]>::try_from(self.daemon_sets(name)).ok().map(|[daemon_set]| daemon_set)
     }
 
-    /// Returns the image's name for a source tree. If no DaemonSet has the tree's name, or runs an image of that name, and one does
-    /// for the only module, it is the module's name.
+    /// Returns the image's name for a source tree: the tree's name, or the name of its only module if only that name has a
+    /// `daemon_set`.
     pub fn image_name(&self, tree: &str, modules: &[String]) -> String {
         let by_tree = name_for(tree);
         match modules {
@@ -216,7 +217,7 @@ impl Context {
         candidates.map(|(facts, containers)| self.rollout_to(facts, &containers)).collect()
     }
 
-    /// Returns a remark about an image that no rollout takes to a DaemonSet.
+    /// Returns a remark about an image without a rollout to a DaemonSet.
     pub fn without_daemon_set(&self, name: &str) -> Remark {
         let mut says = format!("no single DaemonSet is named {name} or runs an image of this name");
         for (index, (facts, containers)) in self.candidates(name).iter().enumerate() {
@@ -226,7 +227,7 @@ impl Context {
         Remark::of_image(name, "rollout", "publish-only", says)
     }
 
-    /// Returns a rollout to a DaemonSet: in one copy for each kernel if its nodes run several.
+    /// Returns a rollout to a DaemonSet, with a copy for each kernel if its nodes run several kernels.
     fn rollout_to(&self, facts: &DaemonSetFacts, containers: &[String]) -> Value {
         let is_reached = |node: &&NodeFacts| facts.placement.reach(node, false) == NodeReach::Reached;
         let reached = self.nodes.iter().filter(is_reached);

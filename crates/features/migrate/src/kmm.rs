@@ -108,7 +108,7 @@ fn release(mappings: &[Node]) -> Option<String> {
     (!all.is_empty()).then(|| all.join("|"))
 }
 
-/// Returns a name from the last path component of a `containerImage`, and its tag as a pattern, if the tag names the kernel.
+/// Returns the name and tag pattern of a `containerImage` whose tag names the kernel. The name is the last path component.
 fn name_and_tag(module: &Node, image: &str, literal: Option<&str>) -> Option<(String, String)> {
     // A line feed is the temporary placeholder for the kernel, because no valid image name contains one.
     let value = |name: &str| text_at(module, name).unwrap_or_default();

@@ -109,7 +109,7 @@ impl Drafted {
     }
 
     /// Drafts the definition of a source tree whose `directory` has kbuild files with the text `kbuild`. Without `name`, the
-    /// image is named after the tree, or after its only module if a DaemonSet is.
+    /// image is named as [`Context::image_name`] says.
     pub fn add_kbuild(
         &mut self,
         name: Option<&str>,
@@ -142,7 +142,7 @@ impl Drafted {
         Ok(())
     }
 
-    /// Adds a draft, with remarks if it has no rollout to a DaemonSet that loads its modules.
+    /// Adds a draft, with remarks if its container loads the modules, but no DaemonSet for a rollout is known.
     fn add(&mut self, draft: Draft, context: &Context) {
         if draft.loads && draft.rollout.is_none() {
             let says = "set the labels of the nodes that need the driver".to_owned();

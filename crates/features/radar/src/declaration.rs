@@ -6,10 +6,10 @@ const CALLS: [&str; 8] = ["return", "else", "do", "case", "goto", "sizeof", "if"
 /// Returns the first declaration of a function or function-like macro, in one line with single blanks. Calls do not count.
 pub fn declaration(name: &str, header: &str) -> Option<String> {
     let text = without_comments(header);
-    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_identifier_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.match_indices(name).find_map(|(start, _)| {
         let (before, after) = (text.get(..start)?, text.get(start + name.len()..)?);
-        if before.ends_with(is_part) || after.starts_with(is_part) {
+        if before.ends_with(is_identifier_part) || after.starts_with(is_identifier_part) {
             return None;
         }
         if before.lines().last().is_some_and(|line| line.split_whitespace().eq(["#define"])) {
@@ -78,7 +78,7 @@ fn one_line(text: &str) -> String {
     joined.replace("( ", "(").replace(" )", ")").replace(" ,", ",")
 }
 
-/// Replaces comments with a blank each.
+/// Replaces each comment with a blank.
 fn without_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut remaining = text;

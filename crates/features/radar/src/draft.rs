@@ -30,6 +30,7 @@ pub fn draft(image: &str, change: &HeaderChange) -> Option<PatchDraft> {
     let HeaderChange { function, file, old, new } = change;
     let (old, new) = (old.as_deref().unwrap_or_default(), new.as_deref()?);
     let (old_parameters, new_parameters) = (parameters(function, old), parameters(function, new));
+    // Candidates for the pattern, the most specific first: an added parameter, the number of parameters, the function itself.
     let added = new_parameters.iter().filter(|parameter| !old_parameters.contains(parameter));
     let pattern = |text: &str| text.split(' ').map(regex::escape).collect::<Vec<_>>().join(r"\s+");
     let commas = new_parameters.len().saturating_sub(1);

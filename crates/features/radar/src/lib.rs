@@ -37,20 +37,20 @@ pub struct HeaderChange {
 pub fn names_in(message: &str) -> Vec<String> {
     let quote = |c: char| matches!(c, '\'' | '‘' | '’' | '"' | '`');
     let mut names: Vec<String> = Vec::new();
-    for word in message.split(quote).skip(1).step_by(2) {
+    for quoted in message.split(quote).skip(1).step_by(2) {
         // Clang quotes a declaration's type as well.
         let is_name = |word: &str| {
             word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
                 && word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         };
-        if is_name(word) && !names.iter().any(|known| known == word) && names.len() < MAX_NAMES {
-            names.push(word.to_owned());
+        if is_name(quoted) && !names.iter().any(|known| known == quoted) && names.len() < MAX_NAMES {
+            names.push(quoted.to_owned());
         }
     }
     names
 }
 
-/// Compares the declarations of these functions in two header sets. Blocks.
+/// Compares the declarations of these functions in two header sets. Blocks the thread.
 pub fn changes(names: &[String], old: &Path, new: &Path) -> io::Result<Vec<HeaderChange>> {
     let (old, new) = (declarations(names, old)?, declarations(names, new)?);
     let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();

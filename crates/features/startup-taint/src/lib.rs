@@ -51,7 +51,8 @@ impl<'a> Evidence<'a> {
             self.definitions.images.values().filter(|image| node.is_selected_by(image)).peekable();
         if needed_images.peek().is_none() {
             return Some(
-                "no driver image is called for; give the taint only to nodes that need a driver".to_owned(),
+                "no driver image selects this node; set the taint only on nodes that need a driver"
+                    .to_owned(),
             );
         }
         needed_images.find_map(|image| self.why_not_loaded(image, node, &kernel))

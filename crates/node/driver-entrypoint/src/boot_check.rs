@@ -56,7 +56,7 @@ fn run() -> Result<(), Error> {
     if let Err(error) = &result {
         report.send(&Record::Failed(error.to_string()))?;
     }
-    report.send(&Record::End(report.number))?;
+    report.send(&Record::End(report.sent))?;
     result
 }
 
@@ -142,7 +142,8 @@ fn is_init_call(message: &str, module: &str) -> bool {
 struct Report {
     port: File,
     key: Key,
-    number: u64,
+    /// Number of records sent so far.
+    sent: u64,
 }
 
 impl Report {
@@ -151,21 +152,21 @@ impl Report {
         let port = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device);
         let port = port.map_err(Error::on("open", device))?;
         Self::set_up(&port).map_err(Error::on("set up", device))?;
-        Ok(Self { port, key, number: 0 })
+        Ok(Self { port, key, sent: 0 })
     }
 
     fn set_up(port: &File) -> io::Result<()> {
         let mut settings = tcgetattr(port)?;
         settings.make_raw();
-        // A virtual port has no speed, but to drain the port the kernel waits for as long as its speed requires.
+        // A virtual port has no speed, but `tcdrain` waits for as long as the configured speed requires.
         settings.set_speed(speed::B115200)?;
         Ok(tcsetattr(port, OptionalActions::Now, &settings)?)
     }
 
     /// Sends a record and waits until it has left the machine, because the next step may crash the machine.
     fn send(&mut self, record: &Record) -> Result<(), Error> {
-        let line = record.line(&self.key, self.number);
-        self.number += 1;
+        let line = record.line(&self.key, self.sent);
+        self.sent += 1;
         let result = self.port.write_all(line.as_bytes()).and_then(|()| Ok(tcdrain(&self.port)?));
         result.map_err(Error::on("write", "the report"))
     }

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{error::Error, files, forecast, node::Node, routes::Network, signals::Signals};
 
-/// Environment variable with the time limit in seconds. With 0, a replacement is kept without an answer.
+/// Environment variable with the time limit in seconds. 0 disables the check.
 const VARIABLE: &str = "API_SERVER_TIMEOUT_SEC";
 /// Default of [`VARIABLE`].
 const DEFAULT_LIMIT: Duration = Duration::from_mins(2);
@@ -20,7 +20,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between connections.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Number of successive connections after which a server counts as reached: a link that has just come up may go down again.
-const CONNECTIONS: u32 = 3;
+const REQUIRED_CONNECTIONS: u32 = 3;
 
 /// The API servers that have to answer before a replacement of drivers is kept.
 pub(crate) struct ApiServers<'a> {
@@ -74,8 +74,8 @@ impl ApiServers<'_> {
         Ok(silent)
     }
 
-    /// Finds an API server that answers and was not recorded, because the node has connected to it since. With
-    /// `with_recorded`, also a recorded one.
+    /// Finds an API server that answers and that the node has connected to since the record was written. With
+    /// `with_recorded`, also considers the recorded servers.
     pub(crate) fn find_other(&self, modules: &[String], with_recorded: bool) -> Option<SocketAddr> {
         let Self { node, .. } = self;
         let recorded = self.recorded();
@@ -83,7 +83,7 @@ impl ApiServers<'_> {
         servers.retain(|server| !recorded.contains(server));
         servers.extend(recorded.into_iter().filter(|_| with_recorded));
         servers.into_iter().find(|server| {
-            (0..CONNECTIONS).all(|_| {
+            (0..REQUIRED_CONNECTIONS).all(|_| {
                 node.kernel.pause(PAUSE);
                 node.kernel.connects(*server, CONNECT_TIMEOUT)
             })
@@ -94,7 +94,7 @@ impl ApiServers<'_> {
     pub(crate) fn await_answers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, limit, .. } = self;
         let start = Instant::now();
-        // An earlier container with another limit may have left a record.
+        // Without a limit, ignore a record that an earlier container with a limit left.
         let servers = if limit.is_zero() { Vec::new() } else { self.recorded() };
         for server in servers {
             node.log.step(format!(
@@ -102,7 +102,7 @@ impl ApiServers<'_> {
                 limit.as_secs()
             ));
             let (mut successive, mut attempts) = (0, 0);
-            while successive < CONNECTIONS {
+            while successive < REQUIRED_CONNECTIONS {
                 signals.check()?;
                 if attempts >= limit.as_secs() || start.elapsed() >= *limit {
                     return Err(no_answer(server, *limit));
@@ -121,7 +121,7 @@ impl ApiServers<'_> {
         Ok(())
     }
 
-    /// Servers that have to answer.
+    /// Returns the recorded servers.
     pub(crate) fn recorded(&self) -> Vec<SocketAddr> {
         let text = files::text(self.node.paths.at(&self.file)).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()

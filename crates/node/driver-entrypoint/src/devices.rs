@@ -29,11 +29,11 @@ pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
         device.join("physfn").exists() || reserved.is_some_and(|name| !matches!(name.as_str(), "" | "(null)"))
     };
     let devices = entries(paths.at(DEVICES)).into_iter().filter(|device| !is_reserved(device));
-    let devices = devices.filter(|device| driver(device).is_none() && is_known(device, aliases));
+    let devices = devices.filter(|device| driver(device).is_none() && matches_any(device, aliases));
     devices.filter_map(|device| name(&device)).collect()
 }
 
-/// Graphics processors of NVIDIA, with their drivers.
+/// Lists NVIDIA's graphics processors, with their drivers.
 pub(crate) fn gpus(paths: &Paths) -> Vec<Gpu> {
     let is_gpu = |device: &PathBuf| {
         let starts_with =
@@ -79,7 +79,7 @@ fn driver(device: &Path) -> Option<String> {
     name(&fs::read_link(device.join("driver")).ok()?)
 }
 
-fn is_known(device: &Path, aliases: &[String]) -> bool {
+fn matches_any(device: &Path, aliases: &[String]) -> bool {
     text(device.join("modalias")).is_some_and(|device| aliases.iter().any(|alias| matches(alias, &device)))
 }
 

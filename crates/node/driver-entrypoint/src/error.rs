@@ -27,8 +27,8 @@ pub(crate) enum Error {
     InUse { name: String, references: usize, users: Vec<User> },
     /// An operation on a file, a directory or a mount failed.
     Io { action: &'static str, object: String, source: io::Error },
-    /// The guard on the host refused a swap, undid it, or is missing. `state` is how the node differs now from before; the next
-    /// container may change that. `transient` is whether the same swap may succeed later.
+    /// The guard on the host refused a swap, undid it, or is missing. `state` describes how the node differs from before the
+    /// swap, until a later container changes that. `transient` is whether the same swap may succeed later.
     Guard { state: Option<String>, message: String, hint: &'static str, transient: bool },
     /// A signal ended the start.
     Interrupted(&'static str),
@@ -47,7 +47,7 @@ impl Error {
         move |source| Self::Io { action, object: object.clone(), source }
     }
 
-    /// Whether the node may let the same step succeed later.
+    /// Whether the same step may succeed later, because only the current state of the node prevents it.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -58,7 +58,7 @@ impl Error {
         )
     }
 
-    /// Returns the failure without the state of the node at that time.
+    /// Returns the error without [`state`](Self::Guard), which no longer applies.
     pub(crate) fn without_state(self) -> Self {
         match self {
             Self::Guard { state: _, message, hint, transient } => {
@@ -68,7 +68,7 @@ impl Error {
         }
     }
 
-    /// Describes the failure without the state of the node at that time.
+    /// Describes the error without [`state`](Self::Guard), which may change later.
     pub(crate) fn cause(&self) -> String {
         match self {
             Self::Guard { message, .. } => message.clone(),

@@ -1,5 +1,5 @@
-//! Record of a replacement of drivers that failed on this node. A container that is started again and again would
-//! otherwise take the node's interfaces down twice each time. A boot removes a record below `/run`.
+//! Record of a replacement of drivers that failed on this node. Without it, each restart of the container would take the
+//! node's interfaces down twice. A boot removes a record below `/run`.
 
 use sha2::{Digest as _, Sha256};
 

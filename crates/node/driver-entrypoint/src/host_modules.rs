@@ -1,4 +1,4 @@
-//! The host's modules that were unloaded for the image's, to be loaded again later. Their names are saved below `/run`,
+//! The host's modules that were unloaded for the image's modules, to be loaded again later. Their names are saved below `/run`,
 //! so that the next container knows them if this one is killed. A reboot clears the file, and loads the host's modules
 //! anyway.
 
@@ -44,8 +44,8 @@ impl HostModules<'_> {
         Ok(all)
     }
 
-    /// Fails if a module could not be loaded again. A module without a file in the host's tree that was not built with
-    /// the kernel comes from an earlier image, and needs no restoring.
+    /// Fails if a module could not be loaded again. An out-of-tree module without a file in the host's tree comes from an
+    /// earlier image, and needs no restoring.
     pub(crate) fn check(&self, names: &[String]) -> Result<(), Error> {
         let Loader { node, index, .. } = self.host;
         let is_lost =

@@ -48,7 +48,7 @@ pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
 /// Asks the kernel to kill this process when its parent ends, so that no load outlives a killed guard. Until such a load ends,
 /// the next guard cannot load a module of the same name.
 pub(crate) fn end_with_parent() {
-    // Without this, a load may outlive the parent; it is performed all the same.
+    // Continue after a failure: the load may then outlive the parent.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
 
@@ -60,13 +60,13 @@ pub(crate) fn run_child(arguments: &[&str]) -> io::Result<SyscallResult> {
 /// End of a child process with a time limit.
 pub(crate) enum ChildEnd {
     Ended(SyscallResult),
-    /// `ended` is whether the process has ended since it was killed. A process in an uninterruptible call does not.
+    /// The process was killed. `ended` is whether it has ended since: one in an uninterruptible system call does not.
     TimedOut {
         ended: bool,
     },
 }
 
-/// Like [`run_child`], with a time limit, at which the process is killed.
+/// Like [`run_child`], but kills the process at a time limit.
 pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Result<ChildEnd> {
     let mut child = Command::new("/proc/self/exe").args(arguments).spawn()?;
     if let Some(status) = wait_within(&mut child, limit)? {
@@ -80,8 +80,8 @@ pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Resul
 pub(crate) fn wait_within(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let id = Pid::from_child(child);
     let (sender, ended) = mpsc::channel();
-    // At the time limit, the thread keeps waiting. With `NOWAIT` it does not reap the child: until `try_wait` does, the kernel
-    // cannot reuse the process ID.
+    // The thread keeps waiting after the time limit. `NOWAIT` leaves the child to be reaped by `try_wait`, so that the kernel
+    // cannot reuse its process ID before.
     thread::Builder::new().spawn(move || {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let _ = sender.send(retry_on_intr(|| waitid(WaitId::Pid(id), options)).map(drop));

@@ -59,7 +59,7 @@ pub(crate) trait Kernel {
         file: &ModuleFile,
         parameters: &str,
         limit: Duration,
-    ) -> Result<(), IsolatedRefusal>;
+    ) -> Result<(), IsolatedLoadError>;
     /// Unloads a module; fails with `EAGAIN` if the module is in use.
     fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno>;
     /// Bind-mounts recursively (`mount --rbind`).
@@ -78,12 +78,12 @@ pub(crate) trait Kernel {
 
 /// Failure of a load in a separate process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum IsolatedRefusal {
+pub(crate) enum IsolatedLoadError {
     /// The kernel refused the module.
     Refused(LoadRefusal),
     /// The process was killed by the kernel, or could not be started.
     Died(String),
-    /// The load did not end within the time limit. `ended` is whether it ended when the process was killed.
+    /// The load did not end within the time limit. `ended` is whether the killed process has ended.
     TimedOut { ended: bool },
 }
 
@@ -116,7 +116,7 @@ impl Kernel for Linux {
         file: &ModuleFile,
         parameters: &str,
         limit: Duration,
-    ) -> Result<(), IsolatedRefusal> {
+    ) -> Result<(), IsolatedLoadError> {
         let mut log = KernelLog::open().ok();
         let path = file.path.to_string_lossy();
         match isolated::run_child_within(&[isolated::LOAD, &path, parameters], limit) {
@@ -124,13 +124,13 @@ impl Kernel for Linux {
             Ok(ChildEnd::Ended(SyscallResult::Errno(number))) => {
                 let messages = log.as_mut().map(KernelLog::read).unwrap_or_default();
                 let (errno, messages) = (Errno::from_raw_os_error(number), last_messages(messages));
-                Err(IsolatedRefusal::Refused(LoadRefusal { errno, locked_down: false, messages }))
+                Err(IsolatedLoadError::Refused(LoadRefusal { errno, locked_down: false, messages }))
             }
             Ok(ChildEnd::Ended(SyscallResult::Killed(signal))) => {
-                Err(IsolatedRefusal::Died(format!("the kernel killed the process with signal {signal}")))
+                Err(IsolatedLoadError::Died(format!("the kernel killed the process with signal {signal}")))
             }
-            Ok(ChildEnd::TimedOut { ended }) => Err(IsolatedRefusal::TimedOut { ended }),
-            Err(error) => Err(IsolatedRefusal::Died(error.to_string())),
+            Ok(ChildEnd::TimedOut { ended }) => Err(IsolatedLoadError::TimedOut { ended }),
+            Err(error) => Err(IsolatedLoadError::Died(error.to_string())),
         }
     }
 

@@ -56,8 +56,8 @@ fn describe_holder(node: &Node<'_>, file: &mut File) -> String {
     }
 }
 
-/// Names modules that the kernel is loading or unloading, as `/proc/modules` shows them: a container that was killed
-/// meanwhile ends, and releases its lock, only after the kernel.
+/// Lists modules that the kernel is loading or unloading. A container that is killed during such a call keeps its lock
+/// until the kernel has finished.
 fn describe_changing_modules(node: &Node<'_>) -> String {
     let modules = files::text(node.paths.at("/proc/modules")).unwrap_or_default();
     // Fields: name size references users state address.

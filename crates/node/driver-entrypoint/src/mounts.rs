@@ -66,7 +66,7 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the path is both a volume and a mount point of the root, as in the first generation of the operators.
+/// Whether the path is a volume at which the first generation of the operators exposes the container's root.
 fn is_volume(path: &Path) -> bool {
     let volumes = ["/run/mellanox/drivers", "/run/nvidia/driver", "/run/nvidia/drivers"];
     volumes.iter().any(|volume| path == Path::new(volume))

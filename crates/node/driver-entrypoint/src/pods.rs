@@ -43,7 +43,7 @@ impl PodInterfaces {
         let mut interfaces = Vec::new();
         for process in entries(paths.at("/proc")) {
             let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
-            // A service with a private network, or a container with the node's `/sys`, shows the node's interfaces there.
+            // A service with a private network, or a container with the node's `/sys`, has the node's interfaces in its `/sys`.
             let has_nodes_sys = sysfs_of(&process).is_some_and(|sys| nodes_sys.contains(&sys));
             if has_nodes_sys || !seen.insert(namespace) {
                 continue;

@@ -1,4 +1,4 @@
-//! Storage that a driver carries: file systems and swap space on block devices, and file systems of the network.
+//! Storage that a driver carries: file systems and swap space on block devices, and network file systems.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ pub(crate) struct StorageUse {
     pub(crate) description: String,
     /// Modules of the drivers below the block device.
     pub(crate) modules: BTreeSet<String>,
-    /// Addresses of the servers that the storage is reached at.
+    /// Addresses of the servers that provide the storage.
     pub(crate) servers: Vec<IpAddr>,
 }
 

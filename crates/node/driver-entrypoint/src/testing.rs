@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::{
     error::LoadRefusal,
-    kernel::{IsolatedRefusal, Kernel, Progress},
+    kernel::{IsolatedLoadError, Kernel, Progress},
     log::Log,
     module_file::{ModuleFile, Origin},
     modules::loaded::Loaded,
@@ -361,12 +361,12 @@ impl Kernel for FakeKernel {
         Ok(warnings)
     }
 
-    fn load_within(&self, file: &ModuleFile, parameters: &str, _: Duration) -> Result<(), IsolatedRefusal> {
+    fn load_within(&self, file: &ModuleFile, parameters: &str, _: Duration) -> Result<(), IsolatedLoadError> {
         if self.refused_parameters.borrow().iter().any(|refused| parameters.contains(refused)) {
             let refusal = LoadRefusal { errno: Errno::INVAL, locked_down: false, messages: Vec::new() };
-            return Err(IsolatedRefusal::Refused(refusal));
+            return Err(IsolatedLoadError::Refused(refusal));
         }
-        self.load(file, parameters, &mut |_| {}).map(|_| ()).map_err(IsolatedRefusal::Refused)
+        self.load(file, parameters, &mut |_| {}).map(|_| ()).map_err(IsolatedLoadError::Refused)
     }
 
     fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno> {

@@ -1,5 +1,5 @@
-//! System extensions of drivers, each with its signatures in a layout directory for one kernel. `farrier pull` verifies them, at
-//! first when it fetches them, and again at each boot.
+//! Stores drivers' system extensions, each with its signatures in a layout directory for one kernel. `farrier pull` verifies an
+//! extension when it is fetched, and again at each boot.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +17,7 @@ struct Pulled {
     verified: bool,
 }
 
-/// Says that an extension is stored.
+/// Record of a stored extension.
 #[derive(Serialize, Deserialize)]
 struct Record {
     digest: String,
@@ -33,7 +33,7 @@ pub(crate) struct ArtifactStore<'a> {
 }
 
 impl ArtifactStore<'_> {
-    /// Returns the digest of a driver's extension for a kernel. Fetches what the store lacks.
+    /// Returns the digest of a driver's extension for a kernel. Fetches the extension if it is not stored.
     pub(crate) fn ensure_stored(&self, driver: &str, release: &str) -> Result<String, String> {
         match self.stored(driver, release) {
             Some(digest) => Ok(digest),
@@ -41,8 +41,8 @@ impl ArtifactStore<'_> {
         }
     }
 
-    /// Fetches a driver's extension for a kernel, from imported bundles, else from the registry. What is stored stays until the new
-    /// one is complete.
+    /// Fetches a driver's extension for a kernel, from imported bundles, else from the registry. A stored extension stays
+    /// until the new one is complete.
     pub(crate) fn refresh(&self, driver: &str, release: &str) -> Result<String, String> {
         let mut reasons = Vec::new();
         for source in self.sources() {
@@ -57,16 +57,16 @@ impl ArtifactStore<'_> {
         Err(reasons.join("; "))
     }
 
-    /// Returns the digest of a driver's extension if it is stored and was verified with today's keys.
+    /// Returns the digest of a driver's extension if it is stored and was verified with the present keys.
     pub(crate) fn stored(&self, driver: &str, release: &str) -> Option<String> {
         let record = fs_err::read(self.record(driver, release)).ok()?;
         let record: Record = serde_json::from_slice(&record).ok()?;
         (record.keys == self.keys().ok()?).then_some(record.digest)
     }
 
-    /// Writes the stored extension of a driver into `directory`, after its signature and digest were verified. Returns its path and
+    /// Verifies the signature and digest of a driver's stored extension, and writes it into `directory`. Returns its path and
     /// digest.
-    pub(crate) fn verified(
+    pub(crate) fn write_verified(
         &self,
         driver: &str,
         release: &str,
@@ -77,7 +77,7 @@ impl ArtifactStore<'_> {
         let layout = format!("oci:{}", self.layout(driver, release).display());
         let pulled = self.pull(driver, release, &layout, &file, &[]);
         if pulled.is_err() {
-            // It is fetched again.
+            // Without its record, the extension is fetched again.
             let _ = fs_err::remove_file(self.record(driver, release));
         }
         Ok((file, pulled?))
@@ -116,20 +116,20 @@ impl ArtifactStore<'_> {
     }
 
     fn layout(&self, driver: &str, release: &str) -> PathBuf {
-        self.beside(driver, release, "layout")
+        self.driver_path(driver, release, "layout")
     }
 
     /// Returns the file with the digest of a stored extension.
     fn record(&self, driver: &str, release: &str) -> PathBuf {
-        self.beside(driver, release, "json")
+        self.driver_path(driver, release, "json")
     }
 
-    /// Returns the path of a file or directory of one driver. The name of a driver may contain dots.
-    fn beside(&self, driver: &str, release: &str, extension: &str) -> PathBuf {
+    /// Returns the path of a file or directory of one driver. Appends the extension, because a driver's name may contain dots.
+    fn driver_path(&self, driver: &str, release: &str, extension: &str) -> PathBuf {
         self.directory.join("store").join(release).join(format!("{driver}.{extension}"))
     }
 
-    /// Returns the keys themselves: a file may get another key.
+    /// Returns the content of the key files, because a file may get another key.
     fn keys(&self) -> Result<Vec<String>> {
         let keys = self.config.keys.iter().map(fs_err::read_to_string);
         Ok(keys.collect::<std::io::Result<_>>()?)
@@ -137,7 +137,7 @@ impl ArtifactStore<'_> {
 
     fn fetch(&self, driver: &str, release: &str, source: &str) -> Result<String> {
         let layout = self.layout(driver, release);
-        let [new, file] = ["new", "raw"].map(|extension| self.beside(driver, release, extension));
+        let [new, file] = ["new", "raw"].map(|extension| self.driver_path(driver, release, extension));
         if new.exists() {
             fs_err::remove_dir_all(&new)?;
         }

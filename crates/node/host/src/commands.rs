@@ -1,4 +1,4 @@
-//! Programs of the host that this program runs.
+//! Runs programs of the host.
 
 use std::process::{Command, Stdio};
 
@@ -15,7 +15,7 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     Err(failed(error_in(&String::from_utf8_lossy(&output.stderr)).to_owned()))
 }
 
-/// Returns the line after `error:`, else the last line. A hint may follow the error.
+/// Returns the text of the last line that begins with `error: `, else the last line. A hint may follow the error.
 fn error_in(printed: &str) -> &str {
     let mut lines = printed.lines().rev().map(str::trim).filter(|line| !line.is_empty());
     let last = lines.clone().next().unwrap_or("it failed");

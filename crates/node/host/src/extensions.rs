@@ -32,7 +32,7 @@ pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
     merge_with_indexes(release)
 }
 
-/// Takes the extensions out of `/usr`, which is read-only while they are merged, so that packages can change it.
+/// Unmerges the extensions, because `/usr` is read-only while they are merged, and packages must write there.
 pub(crate) fn unmerge() -> Result<()> {
     if !farrier_extensions(Path::new(EXTENSIONS))?.is_empty() {
         output_of(Command::new("systemd-sysext").arg("unmerge"))?;
@@ -74,10 +74,10 @@ fn farrier_extensions(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(extensions)
 }
 
-/// Removes what an earlier run of this boot left in the directory of extensions.
+/// Removes the extensions that an earlier run in this boot left.
 fn clear_extensions() -> Result<()> {
     for extension in farrier_extensions(Path::new(EXTENSIONS))? {
-        // A link leads to an image, which is a file.
+        // For a link, `is_dir` looks at the target: an image, which is a file.
         if extension.is_dir() {
             fs_err::remove_dir_all(extension)?;
         } else {
@@ -108,24 +108,24 @@ fn write_indexes(release: &str) -> Result<()> {
     }
     output_of(Command::new("depmod").arg("--basedir").args([base, Path::new(release)]))?;
     let extension = Path::new(EXTENSIONS).join(INDEXES);
-    let (indexes, about) =
+    let (indexes, release_dir) =
         (extension.join("usr/lib/modules").join(release), extension.join("usr/lib/extension-release.d"));
     fs_err::create_dir_all(&indexes)?;
-    fs_err::create_dir_all(&about)?;
+    fs_err::create_dir_all(&release_dir)?;
     for entry in fs_err::read_dir(&work)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
             fs_err::copy(entry.path(), indexes.join(entry.file_name()))?;
         }
     }
-    fs_err::write(about.join(format!("extension-release.{INDEXES}")), "ID=_any\n")?;
+    fs_err::write(release_dir.join(format!("extension-release.{INDEXES}")), "ID=_any\n")?;
     Ok(())
 }
 
 /// Whether depmod writes a file of this name. The kernel's package brings `modules.order` and `modules.builtin*`.
 fn is_index(name: &str) -> bool {
-    let brought = ["modules.order", "modules.builtin", "modules.builtin.modinfo", "modules.builtin.ranges"];
-    name.starts_with("modules.") && !brought.contains(&name)
+    let packaged = ["modules.order", "modules.builtin", "modules.builtin.modinfo", "modules.builtin.ranges"];
+    name.starts_with("modules.") && !packaged.contains(&name)
 }
 
 /// Drivers that were merged in this boot.

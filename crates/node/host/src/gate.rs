@@ -12,7 +12,7 @@ use crate::state::{Artifacts, State, Trial};
 pub(crate) struct Decision {
     /// Kernel that the boot loader is to boot once.
     pub(crate) trial: Option<Trial>,
-    /// Newer kernels that stay out of the boot loader's default, with the reason of each driver.
+    /// Newer kernels that are held, with the reason for each driver.
     pub(crate) held: BTreeMap<String, BTreeMap<String, String>>,
 }
 
@@ -57,9 +57,9 @@ pub(crate) fn decide(
 /// Change of what the boot loader boots next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BootInstruction {
-    /// It is armed as decided, or not armed.
+    /// The boot loader's state matches the decision already.
     Nothing,
-    /// Boot the default: no trial belongs to the kernel that it would boot once.
+    /// Boot the default: the decision has no trial.
     ClearNext,
     /// Boot this kernel once.
     BootOnce(Trial),
@@ -74,13 +74,13 @@ pub(crate) fn boot_instruction(
     running: &str,
 ) -> BootInstruction {
     match &decision.trial {
-        Some(trial) if trial.release == *running && state.has_on_trial(running) => BootInstruction::Nothing,
+        Some(trial) if trial.release == *running && state.is_on_trial(running) => BootInstruction::Nothing,
         Some(trial) => {
-            let is_known = |known: &Trial| {
-                known.armed_in.is_some()
-                    && (&known.release, &known.artifacts) == (&trial.release, &trial.artifacts)
+            let is_armed = |recorded: &Trial| {
+                recorded.armed_in.is_some()
+                    && (&recorded.release, &recorded.artifacts) == (&trial.release, &trial.artifacts)
             };
-            if state.trial.as_ref().is_some_and(is_known) && next == Some(trial.release.as_str()) {
+            if state.trial.as_ref().is_some_and(is_armed) && next == Some(trial.release.as_str()) {
                 BootInstruction::Nothing
             } else {
                 BootInstruction::BootOnce(trial.clone())

@@ -28,7 +28,7 @@ const DIRECTORY: &str = "/var/lib/farrier-host";
 pub(crate) struct Host {
     config: HostConfig,
     running: String,
-    boot: String,
+    boot_id: String,
 }
 
 /// Output of `status`.
@@ -46,11 +46,11 @@ impl Host {
         Ok(Self {
             config: HostConfig::read(config)?,
             running: kernels::running()?,
-            boot: kernels::boot_id()?,
+            boot_id: kernels::boot_id()?,
         })
     }
 
-    /// Fetches what newer kernels lack, and lets the newest one that lacks nothing boot once.
+    /// Fetches missing drivers of newer kernels, and lets the newest kernel that has all drivers boot once.
     pub(crate) fn reconcile(&self) -> Result<()> {
         let _lock = lock()?;
         self.reconcile_locked()
@@ -67,7 +67,7 @@ impl Host {
         }
         let store = self.store();
         let mut state = State::read(&state_file())?.unwrap_or_default();
-        state.end_missed_trial(&self.running, &self.boot);
+        state.end_missed_trial(&self.running, &self.boot_id);
         state.write(&state_file())?;
         store.keep_only(&installed)?;
         // Also fetch the default kernel's drivers, because the next boot loads them.
@@ -78,6 +78,7 @@ impl Host {
         }
         let mut look_up = |driver: &str, release: &str| store.ensure_stored(driver, release);
         let decision = decide(&default, &installed, &self.config.drivers, &state, &mut look_up);
+        // Report the decision even if the boot loader fails.
         let instructed = self.instruct(boot_loader.as_ref(), &decision, &mut state);
         for (release, reasons) in &decision.held {
             for (driver, why) in reasons {
@@ -89,7 +90,7 @@ impl Host {
         instructed
     }
 
-    /// Arms or disarms the boot loader, as the decision demands.
+    /// Arms or disarms the boot loader according to the decision.
     fn instruct(&self, boot_loader: &dyn BootLoader, decision: &Decision, state: &mut State) -> Result<()> {
         match boot_instruction(decision, state, boot_loader.next_kernel()?.as_deref(), &self.running) {
             BootInstruction::Nothing => {}
@@ -99,12 +100,12 @@ impl Host {
                 state.write(&state_file())?;
             }
             BootInstruction::BootOnce(mut trial) => {
-                // The trial is recorded before the kernel can boot, and can be missed only after the boot loader was armed.
+                // Record the trial before the kernel can boot. Without `armed_in` it cannot count as missed.
                 state.trial = Some(trial.clone());
                 state.write(&state_file())?;
                 boot_loader.boot_once(&trial.release)?;
                 print(format!("kernel {} boots next, once: all of its drivers are stored", trial.release));
-                trial.armed_in = Some(self.boot.clone());
+                trial.armed_in = Some(self.boot_id.clone());
                 state.trial = Some(trial);
                 state.write(&state_file())?;
             }
@@ -117,12 +118,12 @@ impl Host {
     pub(crate) fn activate(&self) -> Result<ExitCode> {
         match State::read(&state_file()) {
             Ok(Some(mut state)) => {
-                if state.end_missed_trial(&self.running, &self.boot) {
+                if state.end_missed_trial(&self.running, &self.boot_id) {
                     state.write(&state_file())?;
                 }
             }
             Ok(None) => {}
-            // The drivers are needed nevertheless.
+            // Load the drivers even without a readable state.
             Err(error) => print_error(format!("warning: {}: {error}", state_file().display())),
         }
         match self.load_drivers() {
@@ -140,7 +141,7 @@ impl Host {
             return fail(&self.running, &error);
         }
         let mut state = State::read(&state_file())?.unwrap_or_default();
-        if state.has_on_trial(&self.running) {
+        if state.is_on_trial(&self.running) {
             let boot_loader = boot_loader::detect(Path::new(ROOT))?;
             boot_loader.set_default(&self.running)?;
             let actual = boot_loader.default_kernel()?;
@@ -199,7 +200,7 @@ impl Host {
         Ok(())
     }
 
-    /// Merges and loads every driver that can be verified. Fails if one is missing, after the others were loaded.
+    /// Merges and loads every driver that can be verified. If a driver is missing, fails after loading the others.
     fn load_drivers(&self) -> Result<()> {
         let (store, directory) = (self.store(), Path::new(DIRECTORY).join("extensions"));
         // Remove the copies for earlier kernels.
@@ -208,7 +209,7 @@ impl Host {
         }
         let (mut images, mut loaded, mut missing) = (Vec::new(), Loaded::default(), Vec::new());
         for driver in &self.config.drivers {
-            match store.verified(driver, &self.running, &directory) {
+            match store.write_verified(driver, &self.running, &directory) {
                 Ok((image, digest)) => {
                     images.push(image);
                     loaded.artifacts.insert(driver.clone(), digest);
@@ -258,7 +259,7 @@ pub(crate) fn fail(running: &str, error: &Error) -> Result<ExitCode> {
         state.fail_trial(&error.to_string());
         state.write(&state_file())?;
     }
-    // The boot loader may have been unable to take its choice back.
+    // GRUB may have been unable to clear the kernel that it boots once.
     let cleared = boot_loader::detect(Path::new(ROOT)).and_then(|boot_loader| boot_loader.clear_next());
     if let Err(error) = cleared {
         print_error(format!("warning: {error}"));
@@ -268,8 +269,8 @@ pub(crate) fn fail(running: &str, error: &Error) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Makes the running kernel the default and holds later kernels. Runs when the package is installed, before there is a
-/// configuration.
+/// Makes the running kernel the default and holds later kernels. Runs when the package is installed, before a configuration
+/// exists.
 pub(crate) fn pin() -> Result<()> {
     let (boot_loader, running) = (boot_loader::detect(Path::new(ROOT))?, kernels::running()?);
     boot_loader.keep_default(None)?;
@@ -282,7 +283,7 @@ pub(crate) fn keep_default() -> Result<()> {
     boot_loader::detect(Path::new(ROOT))?.keep_default(confirmed_default().as_deref())
 }
 
-/// Returns the extensions of this boot while all of their modules are loaded.
+/// Returns the extensions that were merged in this boot; none if one of their modules is not loaded.
 fn loaded_artifacts() -> Artifacts {
     let loaded = Loaded::read().unwrap_or_default();
     match extensions::ensure_loaded(Path::new(ROOT), &loaded.modules) {
@@ -291,7 +292,7 @@ fn loaded_artifacts() -> Artifacts {
     }
 }
 
-/// Waits until no other command changes the state. The lock ends with the returned file.
+/// Waits for the lock that protects the state from other commands. Dropping the returned file releases the lock.
 fn lock() -> Result<std::fs::File> {
     fs_err::create_dir_all(DIRECTORY)?;
     let file = std::fs::File::create(Path::new(DIRECTORY).join("lock"))?;

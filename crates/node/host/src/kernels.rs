@@ -13,7 +13,7 @@ pub(crate) fn installed(root: &Path) -> Result<Vec<String>> {
     let mut releases = Vec::new();
     for entry in fs_err::read_dir(root.join("usr/lib/modules"))? {
         let entry = entry?;
-        // Directories without this index are what other packages left of a removed kernel.
+        // A directory without this index is a remnant of a removed kernel.
         if entry.path().join("modules.builtin").exists() {
             releases.push(entry.file_name().to_string_lossy().into_owned());
         }

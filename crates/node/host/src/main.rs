@@ -18,7 +18,10 @@ mod log;
 mod node_labels;
 mod state;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::{Parser, Subcommand};
 
@@ -83,22 +86,25 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     let host = || Host::open(&arguments.config);
-    // A configuration that cannot be read must not keep a kernel on trial.
-    let host_at_boot = || match host() {
-        Ok(host) => Ok(Ok(host)),
-        Err(error) => host::fail(&kernels::running()?, &error).map(Err),
-    };
     match arguments.command {
         Command::Pin => host::pin()?,
         Command::KeepDefault => host::keep_default()?,
         Command::Unmerge => extensions::unmerge()?,
         Command::Merge => extensions::merge_again(&kernels::running()?)?,
-        Command::Activate => return host_at_boot()?.map_or_else(Ok, |host| host.activate()),
-        Command::Confirm => return host_at_boot()?.map_or_else(Ok, |host| host.confirm()),
+        Command::Activate => return at_boot(&arguments.config, Host::activate),
+        Command::Confirm => return at_boot(&arguments.config, Host::confirm),
         Command::Reconcile => host()?.reconcile()?,
         Command::Retry { release } => host()?.retry(&release)?,
         Command::Import { bundle } => host()?.import(&bundle)?,
         Command::Status { json } => host()?.print_status(json)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a step of the boot. A kernel on trial gives way to the default also if the configuration is unreadable.
+fn at_boot(config: &Path, step: impl FnOnce(&Host) -> Result<ExitCode>) -> Result<ExitCode> {
+    match Host::open(config) {
+        Ok(host) => step(&host),
+        Err(error) => host::fail(&kernels::running()?, &error),
+    }
 }

@@ -1,5 +1,5 @@
-//! Labels that Node Feature Discovery takes from a file of the host (`sources/local` of NFD's documentation). This program needs
-//! no right in the cluster.
+//! Labels that Node Feature Discovery takes from a file of the host (`sources/local` of NFD's documentation). So this program
+//! needs no permissions in the cluster.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub(crate) fn write(root: &Path, decision: &Decision, loaded: &Artifacts) -> Res
     write_durably(&path, features(decision, loaded).as_bytes())
 }
 
-/// Returns the labels. The newest held kernel comes first: it is the one that lacks drivers.
+/// Returns the labels. A held kernel takes precedence over the trial, because it lacks drivers.
 fn features(decision: &Decision, loaded: &Artifacts) -> String {
     let next = decision.held.keys().next_back().map(|release| (release, "held"));
     let next = next.or(decision.trial.as_ref().map(|trial| (&trial.release, "ready")));

@@ -1,4 +1,4 @@
-//! What the program remembers between boots.
+//! State that the program keeps between boots.
 
 use std::{
     collections::BTreeMap,
@@ -41,7 +41,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Reads the state; `None` where none was written, or the disk with it is not there.
+    /// Reads the state; `None` if it was never written, or its disk is missing.
     pub(crate) fn read(path: &Path) -> Result<Option<Self>> {
         match fs_err::read(path) {
             Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)),
@@ -51,23 +51,23 @@ impl State {
     }
 
     /// Whether this kernel runs on trial.
-    pub(crate) fn has_on_trial(&self, running: &str) -> bool {
+    pub(crate) fn is_on_trial(&self, running: &str) -> bool {
         self.trial.as_ref().is_some_and(|trial| trial.release == *running)
     }
 
-    /// Whether this kernel must give way if its drivers fail. Without a state, as where the disk with it is missing, every kernel but
-    /// the boot loader's default counts as on trial: the default has booted with that disk.
+    /// Whether this kernel must give way to the default if its drivers fail. If the state is missing, for example with its disk,
+    /// every kernel except the default counts as on trial: the default is known to find that disk.
     pub(crate) fn gives_way(state: Option<&Self>, running: &str, default: Option<&str>) -> bool {
         match state {
-            Some(state) => state.has_on_trial(running),
+            Some(state) => state.is_on_trial(running),
             None => default.is_some_and(|default| default != running),
         }
     }
 
-    /// Ends a trial if the host has booted another kernel since the boot loader was armed. Returns whether it has.
-    pub(crate) fn end_missed_trial(&mut self, running: &str, boot: &str) -> bool {
+    /// Fails a missed trial: the host has booted another kernel since the boot loader was armed. Returns whether one was missed.
+    pub(crate) fn end_missed_trial(&mut self, running: &str, boot_id: &str) -> bool {
         let is_missed = |trial: &Trial| {
-            trial.release != *running && trial.armed_in.as_ref().is_some_and(|armed| *armed != *boot)
+            trial.release != *running && trial.armed_in.as_ref().is_some_and(|armed| *armed != *boot_id)
         };
         let missed = self.trial.as_ref().is_some_and(is_missed);
         if missed {
@@ -76,7 +76,7 @@ impl State {
         missed
     }
 
-    /// Writes the state, which survives a crash of the host that follows immediately.
+    /// Writes the state so that it survives an immediate crash of the host.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let bytes = serde_json::to_vec_pretty(self).map_err(std::io::Error::other)?;
         write_durably(path, &bytes)
@@ -158,7 +158,7 @@ mod tests {
             let mut state = trial(armed_in);
             assert_eq!(state.end_missed_trial(running, "boot-2"), missed, "{armed_in:?} {running}");
             assert_eq!(state.failed.contains_key("6.2"), missed);
-            assert_eq!(state.has_on_trial("6.2"), !missed);
+            assert_eq!(state.is_on_trial("6.2"), !missed);
         }
     }
 }

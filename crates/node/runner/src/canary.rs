@@ -1,4 +1,4 @@
-//! The self-test of the sandbox before the first step, called canary. Process 1, which by then has no more privileges than a step,
+//! The canary: the self-test of the sandbox before the first step. Process 1, which by then has no more privileges than a step,
 //! makes the attempts of a hostile step.
 //!
 //! If the kernel does not refuse every attempt, nothing is compiled. The provenance lists the refused attempts.
@@ -72,7 +72,7 @@ fn create_socket(family: AddressFamily) -> io::Result<()> {
     Ok(socket(family, SocketType::DGRAM, None).map(drop)?)
 }
 
-/// Checks that every capability set is empty, including the bounding set.
+/// Fails with `EPERM`, as if refused, if every capability set is empty, including the bounding set.
 fn capability() -> io::Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let sets: Vec<&str> =

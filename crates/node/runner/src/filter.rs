@@ -1,8 +1,8 @@
 //! The seccomp filter: an allow-list of system calls, some of which are allowed only with certain arguments.
 //!
 //! An unlisted system call fails with `ENOSYS`, so that programs use their fallback for older kernels. System calls that a
-//! hostile step would try are in a second list and fail with `EPERM`. By this error the self-test (`canary`) distinguishes a
-//! refused call from a call that the kernel does not implement.
+//! hostile step would try are in a second list and fail with `EPERM`. The self-test (`canary`) uses this error to
+//! distinguish a refused call from a call that the kernel does not implement.
 
 use std::{collections::BTreeMap, io};
 
@@ -144,8 +144,8 @@ pub fn install(allow_truncate: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Compiles one BPF program for each errno: `ENOSYS`, `EPERM`, and 0 for feigned success. If several programs set an errno for
-/// a call, the program that was installed last wins.
+/// Compiles one BPF program for each errno: `ENOSYS`, `EPERM`, and 0 for feigned success. The first program allows the calls that
+/// the other two decide. If several programs set an errno for a call, the program that was installed last wins.
 fn programs(allow_truncate: bool) -> Result<[BpfProgram; 3], Error> {
     let errno = |number: libc::c_int| SeccompAction::Errno(number.unsigned_abs());
     Ok([

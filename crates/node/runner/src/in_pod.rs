@@ -32,7 +32,7 @@ use std::{
 
 use runner::{
     plan::Plan,
-    pod::{BEAT, CONTEXT, HOLD, PLAN},
+    pod::{CONTEXT, HEARTBEAT, PLAN, RESULT_TTL},
     wire::{Canary, Message, Outcome, decode},
 };
 use rustix::{
@@ -56,7 +56,7 @@ const SOCKET: &[u8] = b"farrier-runner";
 const FOLLOWER_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Runs the build, and then waits until farrier has fetched the result and deletes the pod. Fails if the pod still runs after
-/// [`HOLD`].
+/// [`RESULT_TTL`].
 pub fn run() -> io::Result<()> {
     sys::remove_signal_handlers();
     protect_from_steps()?;
@@ -73,7 +73,7 @@ pub fn run() -> io::Result<()> {
     });
     let outcome = build(&messages).unwrap_or_else(|error| Outcome::Broken(error.to_string()));
     messages.send(&Message::End(outcome))?;
-    thread::sleep(HOLD);
+    thread::sleep(RESULT_TTL);
     Err(io::Error::other("the result was not fetched in time"))
 }
 
@@ -116,7 +116,7 @@ fn serve_follower(messages: &Messages, file: &File, mut stream: UnixStream) -> i
     let mut offset = u64::from_be_bytes(offset);
     let mut buffer = vec![0; 256 << 10];
     loop {
-        let progress = messages.wait_for_more(offset, BEAT);
+        let progress = messages.wait_for_more(offset, HEARTBEAT);
         if offset < progress.length {
             let length = usize::try_from(progress.length - offset).unwrap_or(usize::MAX).min(buffer.len());
             let read = file.read_at(&mut buffer[..length], offset)?;
@@ -130,8 +130,8 @@ fn serve_follower(messages: &Messages, file: &File, mut stream: UnixStream) -> i
     }
 }
 
-/// Prints the build's messages from a byte offset onward. Exits after [`FOLLOWER_TIMEOUT`] without progress, because the container
-/// runtime does not end a process whose reader has disconnected.
+/// Prints the build's messages from a byte offset onward. Exits after [`FOLLOWER_TIMEOUT`] without progress, because the
+/// container runtime does not end a process whose reader has disconnected.
 pub fn follow(offset: &str) -> io::Result<()> {
     protect_from_steps()?;
     let offset: u64 = offset.parse().map_err(|_| io::Error::other("the offset is not a number"))?;

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.as_slice() {
         ["pod"] => return exit_code(in_pod::run()),
         ["follow", offset] => return exit_code(in_pod::follow(offset)),
-        ["map-owners", arguments @ ..] => return exit_code(sandbox::map_owners(arguments)),
+        ["map-owners", arguments @ ..] => return exit_code(sandbox::map_owners_helper(arguments)),
         ["sandbox", options @ ..] if let Some(enabled) = Restrictions::parse(options) => {
             sandbox::enter(&messages, &enabled)
         }

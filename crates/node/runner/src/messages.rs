@@ -1,6 +1,6 @@
 //! Messages to farrier, written to standard output or kept in a file until farrier fetches them.
 //!
-//! Standard input and output are used without duplicating them, because a step could inherit the duplicate.
+//! Standard input and output are used without duplicating their descriptors, because a step could inherit a duplicate.
 
 use std::{
     error::Error as _,
@@ -39,8 +39,8 @@ pub struct Progress {
 }
 
 impl Messages {
-    /// Creates a channel that keeps its messages in a file. Also writes the output of steps to standard output, for users who read
-    /// the pod's log.
+    /// Creates a channel that keeps its messages in a file. Also writes the output of steps to standard output, for users who
+    /// read the pod's log.
     pub fn in_file(file: File) -> Self {
         let state = State { file: Some(file), ..State::default() };
         Self { state: Mutex::new(state), changed: Condvar::new() }

@@ -81,7 +81,7 @@ pub struct Run {
     pub env: Vec<(String, String)>,
     /// Absolute working directory of the command.
     pub workdir: String,
-    /// A script in the Dockerfile that names its interpreter (`RUN <<EOF` whose first line is `#!`). The runner executes the script
-    /// from a file. `argv` is empty.
+    /// A script in the Dockerfile that names its interpreter (`RUN <<EOF` whose first line is `#!`). The runner executes the
+    /// script from a file. `argv` is empty.
     pub script: Option<String>,
 }

@@ -4,8 +4,8 @@
 //! - The inner process is process 1 of the new PID namespace. It assembles the root file system, drops all privileges, and runs
 //!   the steps.
 //!
-//! If farrier runs as root, no process of a build runs as farrier's user: farrier maps the sandbox's only user to a user that owns
-//! nothing else.
+//! If farrier runs as root, no process of a build runs as farrier's user: farrier maps the sandbox's only user to a user that
+//! owns nothing else.
 //!
 //! No process outlives farrier. The outer process dies with farrier, process 1 dies with the outer process, and the kernel then
 //! kills every other process in the PID namespace.
@@ -149,7 +149,7 @@ impl LowerDirs {
             return Ok(Self::Mapped(mounts));
         }
         let message = String::from_utf8_lossy(&output.stderr);
-        Err(io::Error::other(format!("{MAP_OWNERS}: {}", message.trim())))
+        Err(io::Error::other(format!("map the owners of trees: {}", message.trim())))
     }
 
     /// Mounts the trees below the scratch directory, the uppermost first, and returns their number.
@@ -172,12 +172,9 @@ impl LowerDirs {
     }
 }
 
-/// Start of the error message if the helper fails, by which farrier recognizes that it has to retry without idmapped mounts.
-const MAP_OWNERS: &str = "map the owners of trees";
-
 /// Runs the helper process. Waits until the user namespace of the parent process has UID and GID maps, and then idmaps the
 /// inherited detached mounts to that namespace.
-pub fn map_owners(arguments: &[&str]) -> io::Result<()> {
+pub fn map_owners_helper(arguments: &[&str]) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let numbers = arguments.iter().map(|argument| argument.parse::<RawFd>().map_err(io::Error::other));
     let numbers = numbers.collect::<io::Result<Vec<_>>>()?;
@@ -187,7 +184,7 @@ pub fn map_owners(arguments: &[&str]) -> io::Result<()> {
     let mounts: Vec<OwnedFd> = mounts.iter().map(|mount| sys::inherited(*mount)).collect();
     StandardInput.read_exact(&mut [0])?;
     let namespace = open(format!("/proc/{parent}/ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    mounts.iter().try_for_each(|mount| sys::map_owners(mount.as_fd(), namespace.as_fd()))
+    mounts.iter().try_for_each(|mount| sys::idmap_mount(mount.as_fd(), namespace.as_fd()))
 }
 
 fn lower_path(scratch: &Path, number: usize) -> PathBuf {

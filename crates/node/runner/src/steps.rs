@@ -110,7 +110,7 @@ fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result
     };
     let directory = match root.existing_directory(Path::new(workdir)) {
         Ok(directory) => directory,
-        Err(error) => return Ok(Err(format!("{workdir} cannot be entered: {error}"))),
+        Err(error) => return Ok(Err(format!("{workdir} cannot be made the working directory: {error}"))),
     };
     let (output, writer) = io::pipe()?;
     let mut command = Command::new(&program);

@@ -34,7 +34,7 @@ pub fn inherited(number: RawFd) -> OwnedFd {
 }
 
 /// Turns a detached mount into an idmapped mount with the maps of a user namespace (`mount_setattr(2)`, `MOUNT_ATTR_IDMAP`).
-pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
+pub fn idmap_mount(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP,
         attr_clr: 0,

@@ -64,8 +64,8 @@ pub fn memory() -> u64 {
     private_memory + shared_memory()
 }
 
-/// Returns the sum of `RssAnon` and `VmSwap` in `/proc/PID/status` in bytes. Neither counts shared memory: the seccomp filter refuses
-/// anonymous shared memory, and files of shared memory are in `/dev/shm`.
+/// Returns the sum of `RssAnon` and `VmSwap` in `/proc/PID/status` in bytes. Neither counts shared memory: the seccomp filter
+/// refuses anonymous shared memory, and files of shared memory are in `/dev/shm`.
 fn process_memory(status: &str) -> u64 {
     let fields = status.lines().filter_map(|line| {
         let text = line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("VmSwap:"))?;

@@ -96,8 +96,8 @@ impl DiskMeter {
         })
     }
 
-    /// Returns the bytes and inodes that the build has written. Counts again if a new count is due, or if the build may have exceeded
-    /// a limit since the last count.
+    /// Returns the bytes and inodes that the build has written. Counts again if a new count is due, or if the build may have
+    /// exceeded a limit since the last count.
     fn disk_usage(&mut self) -> DiskUsage {
         let free = FreeSpace::at(Path::new("/")).unwrap_or(self.free);
         let decrease = u64::saturating_sub;

@@ -32,8 +32,8 @@ pub struct Sandbox {
     pub lowers: Vec<String>,
     /// An empty directory that receives everything the build writes.
     pub scratch: String,
-    /// Whether the lower directories belong to farrier's user, so that the sandbox must use idmapped mounts of them. Otherwise they
-    /// belong to the sandbox's user.
+    /// Whether the lower directories belong to farrier's user, so that the sandbox needs idmapped mounts. Otherwise the
+    /// directories belong to the sandbox's user.
     pub maps_owners: bool,
 }
 

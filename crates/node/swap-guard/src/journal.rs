@@ -65,12 +65,12 @@ impl Phase {
         matches!(self, Self::Committed | Self::Refused) || self.is_undo_end()
     }
 
-    /// Whether the swap has ended on its way back.
+    /// Whether the swap has ended with an undo, complete or not.
     pub fn is_undo_end(self) -> bool {
         matches!(self, Self::Undone | Self::PartlyUndone | Self::Lost)
     }
 
-    /// Whether the phase leads to the new modules, and has changed the node.
+    /// Whether the phase is on the way to the new modules, and may have changed the node.
     pub fn is_forward(self) -> bool {
         matches!(self, Self::Unloading | Self::Loading | Self::Replaying | Self::Confirming)
     }
@@ -91,7 +91,7 @@ pub struct Failure {
     pub transient: bool,
 }
 
-/// The begin of a phase.
+/// The start of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Seconds since the node's boot.
@@ -161,18 +161,18 @@ impl Journal {
         self.0.iter().find_map(|entry| entry.failure.as_ref())
     }
 
-    /// Returns the failure with which the swap ended: how the node differs from before.
+    /// Returns the failure of the last entry. Of a final phase, it states how the node differs from before the swap.
     pub fn last_failure(&self) -> Option<&Failure> {
         self.0.last().and_then(|entry| entry.failure.as_ref())
     }
 
-    /// Returns the first time at which a phase began, in seconds since the node's boot.
-    pub fn begin_of(&self, phase: Phase) -> Option<u64> {
+    /// Returns the time at which a phase first began, in seconds since the node's boot.
+    pub fn start_of(&self, phase: Phase) -> Option<u64> {
         self.0.iter().find(|entry| entry.phase == phase).map(|entry| entry.uptime)
     }
 
-    /// Counts how often a guard began a phase again that leads to the new modules: after a guard was killed, the next
-    /// one repeats the phase.
+    /// Counts how often a guard repeated a forward phase, which happens after the previous guard was killed in that
+    /// phase.
     pub fn interruptions(&self) -> usize {
         let is_repeated = |pair: &&[Entry]| pair[0].phase == pair[1].phase && pair[0].phase.is_forward();
         self.0.windows(2).filter(is_repeated).count()
@@ -213,8 +213,8 @@ impl JournalFile {
         &self.journal
     }
 
-    /// Appends an entry, in memory also if the file cannot be written. A later call writes the line again: a part of the line may be in
-    /// the file.
+    /// Appends an entry to the journal in memory and to the file. After a failed write, which may have written a part of the
+    /// line, the next call writes the whole line again.
     pub fn append(&mut self, entry: Entry) -> io::Result<()> {
         self.pending.push_str(&entry.to_line());
         self.journal.0.push(entry);
@@ -286,7 +286,7 @@ mod tests {
             b"1 saving\n2 saving\n3 unloading\n4 loading\n9 loading\n12 loading\n13 replaying\n",
         );
         assert_eq!(journal.interruptions(), 2);
-        assert_eq!(journal.begin_of(Phase::Loading), Some(4));
+        assert_eq!(journal.start_of(Phase::Loading), Some(4));
         assert_eq!(journal.phase(), Some(Phase::Replaying));
     }
 

@@ -19,8 +19,8 @@ pub struct Request {
     pub limit: Duration,
     /// Names of the modules to unload, users first.
     pub unload: Vec<String>,
-    /// Builds of these modules for which the container has planned the swap: names and identities. A module without an identity
-    /// is not in the list.
+    /// Loaded modules for which the container planned the swap: names and identities. A module without an identity is not in the
+    /// list.
     pub expect: Vec<(String, String)>,
     /// Modules to load in their place, in load order.
     pub load: Vec<Module>,
@@ -40,7 +40,7 @@ pub struct Module {
     pub parameters: Vec<String>,
 }
 
-/// A line that no request contains.
+/// Error in the text of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// Number of the line, from 1; 0 if the request lacks a line.

@@ -7,8 +7,8 @@ use super::journal::{Entry, Failure, Journal, JournalFile, Phase};
 /// Number of interruptions after which a guard undoes the swap: the new modules may be what kills the guard.
 pub const MAX_INTERRUPTIONS: usize = 3;
 
-/// Time for a phase that begins at or after the time limit. Three connections to an API server fit in.
-const SHORTEST: Duration = Duration::from_secs(10);
+/// Minimum time for a phase, even after the time limit: enough for three connections to an API server.
+const MIN_PHASE_TIME: Duration = Duration::from_secs(10);
 
 /// The node, as far as a swap changes it.
 pub trait Host {
@@ -30,7 +30,7 @@ pub fn run(host: &mut dyn Host, journal: &mut JournalFile, limit: Duration) -> i
     let mut entry = resume(journal.journal(), host.uptime());
     while let Some(next) = entry {
         let phase = next.phase;
-        // A guard that was killed may have unloaded modules.
+        // An earlier guard, which was killed, may already have unloaded modules.
         let has_begun = journal.journal().0.iter().any(|entry| entry.phase.is_forward());
         if let Err(error) = journal.append(next) {
             if !has_begun {
@@ -75,7 +75,7 @@ fn after(host: &dyn Host, phase: Phase, result: Result<(), Failure>) -> Entry {
         (Phase::Unloading | Phase::Loading | Phase::Replaying | Phase::Confirming, Err(_)) => {
             Phase::UndoUnloading
         }
-        // The way back continues after each failure: it has no alternative.
+        // An undo continues after each failure, because there is no alternative.
         (Phase::UndoUnloading, _) => Phase::UndoLoading,
         (Phase::UndoLoading, _) => Phase::UndoReplaying,
         (Phase::UndoReplaying, _) => Phase::UndoConfirming,
@@ -98,13 +98,13 @@ fn after_undo(answer: Result<(), Failure>, restored: Result<(), Failure>, uptime
     Entry { uptime, phase, failure: (!reasons.is_empty()).then_some(failure) }
 }
 
-/// Returns the time that the current phase may take. The limit counts from the first unload, and again from the begin of
-/// the way back, also for guards that continue after an interruption.
+/// Returns the time that the current phase may take. The limit counts from the first unload, and again from the start of
+/// the undo. An interruption of the guard does not extend the limit.
 pub fn time_left(journal: &Journal, limit: Duration, uptime: u64) -> Duration {
-    let undo = journal.begin_of(Phase::UndoUnloading);
-    let begin = undo.or_else(|| journal.begin_of(Phase::Unloading)).unwrap_or(uptime);
-    let elapsed = Duration::from_secs(uptime.saturating_sub(begin));
-    limit.saturating_sub(elapsed).max(SHORTEST)
+    let undo_start = journal.start_of(Phase::UndoUnloading);
+    let start = undo_start.or_else(|| journal.start_of(Phase::Unloading)).unwrap_or(uptime);
+    let elapsed = Duration::from_secs(uptime.saturating_sub(start));
+    limit.saturating_sub(elapsed).max(MIN_PHASE_TIME)
 }
 
 #[cfg(test)]

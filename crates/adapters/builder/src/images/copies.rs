@@ -1,4 +1,4 @@
-//! Copies images of other registries below the prefix of the destination registry.
+//! Copies images from other registries into the destination registry, below its prefix.
 
 use farrier_core::{
     facts::media_type,

@@ -82,12 +82,14 @@ impl Documents {
             (SPDX, provenance::spdx(provenance)),
             (PROVENANCE, provenance::slsa(provenance)),
         ] {
-            let note = [(annotations::PREDICATE_TYPE, kind.predicate_type)];
-            let (content, notes) = match kind {
-                PROVENANCE => (provenance::statement(name, digest, SLSA_PREDICATE, &predicate), &note[..]),
+            let annotation = [(annotations::PREDICATE_TYPE, kind.predicate_type)];
+            let (content, annotations) = match kind {
+                PROVENANCE => {
+                    (provenance::statement(name, digest, SLSA_PREDICATE, &predicate), &annotation[..])
+                }
                 _ => (predicate.to_string().into_bytes(), &[][..]),
             };
-            artifacts.push(Artifact::about(manifest, kind.media_type, content, notes)?);
+            artifacts.push(Artifact::about(manifest, kind.media_type, content, annotations)?);
             claims.push(Claim { predicate_type: kind.predicate_type, predicate });
         }
         Ok(Self { artifacts, claims })

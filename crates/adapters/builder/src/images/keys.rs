@@ -67,8 +67,8 @@ pub async fn verification_keys(
     })
 }
 
-/// The site's own public key, as required signer. If a file provides the public key, the private key is not needed: an air-gapped site has
-/// only the public key.
+/// The site's own public key, as the required signer. Needs no private key if a file has the public key: an air-gapped
+/// site has only the public key.
 pub(super) async fn own_signers(services: &BuildServices) -> Result<Option<RequiredSigners>> {
     let Some(signing) = &services.definitions.site.image_signing else { return Ok(None) };
     let public = match &signing.public_key {

@@ -13,7 +13,7 @@ pub(crate) fn output_maker(tools: &BuildTools, image: &DriverImage) -> Result<Op
         return Ok(None);
     }
     let maker = tools.output_maker.clone().ok_or_else(|| {
-        let message = format!("outputs of {}: this farrier makes none", image.metadata.name);
+        let message = format!("image {}: this farrier cannot make outputs", image.metadata.name);
         BuildError::unmet(message, "use a farrier with the feature host-artifacts, or remove `outputs`")
     })?;
     Ok(Some(maker))

@@ -1,5 +1,5 @@
 //! Records that farrier keeps in the registry: when each kernel was last seen, and how long builds took. Garbage
-//! collection uses the record of kernels, so it needs no state of this machine.
+//! collection uses the record of kernels, so it needs no local state.
 //!
 //! Each record is one manifest under one tag of `kernels`, with the data in an annotation. Unlike an image's tag, the
 //! record's tag moves. Writers merge their entries with the existing ones, so their order does not matter.
@@ -86,10 +86,10 @@ pub async fn read_record<R: RegistryRecord>(access: &ImageAccess) -> Result<R> {
 }
 
 /// Adds entries to a record, and repeats until a read shows them, because the registry protocol has no locks.
-pub async fn add_to_record<R: RegistryRecord>(services: &BuildServices, news: &R) -> Result<()> {
+pub async fn add_to_record<R: RegistryRecord>(services: &BuildServices, entries: &R) -> Result<()> {
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;
-        if !write_to_record(services, news).await? {
+        if !write_to_record(services, entries).await? {
             return Ok(());
         }
     }
@@ -100,9 +100,9 @@ pub async fn add_to_record<R: RegistryRecord>(services: &BuildServices, news: &R
 }
 
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
-async fn write_to_record<R: RegistryRecord>(services: &BuildServices, news: &R) -> Result<bool> {
+async fn write_to_record<R: RegistryRecord>(services: &BuildServices, entries: &R) -> Result<bool> {
     let known: R = read_record(&services.images).await?;
-    let merged = known.merged(news);
+    let merged = known.merged(entries);
     if merged == known {
         return Ok(false);
     }

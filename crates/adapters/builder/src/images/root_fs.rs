@@ -313,12 +313,12 @@ async fn publish(
         size: made.size,
         media_type: media_type::OCI_LAYER_GZIP,
     };
-    let notes = BTreeMap::from([
+    let annotations = BTreeMap::from([
         (annotations::TITLE.to_owned(), title.clone()),
         (annotations::IDENTITY.to_owned(), key.to_owned()),
         (USR_MERGED.to_owned(), usr_merged.to_string()),
     ]);
-    let image = root_fs_image(&layer, &notes, arch)?;
+    let image = root_fs_image(&layer, &annotations, arch)?;
     let (ImageReference { repository, version }, registry) =
         (reference_of_key(&services.images, key)?, &services.images.registry);
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;

@@ -39,16 +39,16 @@ pub struct RotatedArtifact {
 }
 
 /// Signs all tagged images, stored inputs and documents that are signed by `accepted` keys. Contacts only the registry of the
-/// published images. `further` are names of images without a definition.
+/// published images. `undefined_images` names images that have no definition.
 pub async fn rotate(
     services: &BuildServices,
     accepted: &RequiredSigners,
-    further: &[ImageName],
+    undefined_images: &[ImageName],
 ) -> Result<Vec<RotatedArtifact>> {
     let own = own_signers(services).await?.ok_or_else(|| {
         BuildError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
     })?;
-    let images = services.definitions.images.keys().chain(further).map(ImageName::as_str);
+    let images = services.definitions.images.keys().chain(undefined_images).map(ImageName::as_str);
     let names: BTreeSet<&str> =
         images.chain(InputKind::ALL.map(InputKind::repository)).chain([ROOT_FS]).collect();
     let mut artifacts = Vec::new();

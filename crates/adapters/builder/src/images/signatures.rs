@@ -75,7 +75,7 @@ impl StoredImage<'_> {
         }
     }
 
-    /// Returns the layers of one media type under a tag, with their content. Errors call a layer `name`.
+    /// Returns the layers of one media type under a tag, with their content. `name` describes a layer in errors.
     async fn layers_under(
         self,
         tag: Option<Tag>,

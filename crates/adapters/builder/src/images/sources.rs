@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing source
-/// is a reason not to build. Returns the keys of prebuilt images that the registry answered for but that are unusable.
+/// is a reason not to build. Returns the keys of prebuilt images that are missing or unusable although the registry answered.
 pub async fn look_up_sources(
     services: &BuildServices,
     images: &[&DriverImage],
@@ -59,18 +59,18 @@ pub async fn look_up_sources(
             }
         }
     }
-    let mut refused = Vec::new();
+    let mut unusable = Vec::new();
     for (keys, is_image, outcome) in
         stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
     {
         resolved.unreachable |= outcome.as_ref().is_err_and(BuildError::is_unreachable);
         if is_image && matches!(outcome, Err(BuildError::Problem(_))) {
-            refused.extend(keys.iter().cloned());
+            unusable.extend(keys.iter().cloned());
         }
         let outcome = outcome.map_err(|error| with_hint(&error));
         resolved.kernel_sources.extend(keys.into_iter().map(|key| (key, outcome.clone())));
     }
-    refused
+    unusable
 }
 
 /// The image's version, if the version is taken from this source.
@@ -120,7 +120,7 @@ pub(crate) async fn fetch_source(
     services.process.retry("fetch source", || services.fetcher.sources().fetch(&source)).await
 }
 
-/// Returns a product of a build for each local source of the image that contains any.
+/// Returns the first build product in each local source of the image that contains build products.
 pub fn build_products(services: &BuildServices, image: &DriverImage) -> BuildProducts {
     let product = |source: &SourceSpec| {
         let product = services.fetcher.sources().product(source)?;
@@ -140,7 +140,7 @@ fn no_source(why: String) -> BuildError {
 struct PrebuiltImage {
     /// Reference in the definition, by digest.
     image: ImageReference,
-    /// Reference to fetch from.
+    /// Reference to fetch from: the mirror copy, if there is one.
     nearest: ImageReference,
     /// Directory in the image.
     path: Option<String>,

@@ -1,4 +1,4 @@
-//! [`BuildServices`], the services that builds share: looks up published images and pins references.
+//! [`BuildServices`]: the services that builds share, lookups of published images, and pinned references.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -160,7 +160,7 @@ impl BuildError {
 
     /// Error for a cell whose image or family is no longer defined.
     pub fn definition_gone(subject: &str) -> Self {
-        Self::problem(ProblemKind::Unmet, format!("{subject}: its definition is gone"), None)
+        Self::problem(ProblemKind::Unmet, format!("{subject}: its definition no longer exists"), None)
     }
 
     /// Error for a kernel whose headers are in no suite and no directory.

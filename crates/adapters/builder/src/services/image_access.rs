@@ -129,7 +129,7 @@ impl ImageAccess {
     }
 }
 
-/// Reads a small blob into memory. The error calls it `name`.
+/// Reads a small blob into memory. `name` describes the blob in errors.
 pub(super) async fn fetch_small(
     cache: &Cache,
     registry: &dyn Registry,

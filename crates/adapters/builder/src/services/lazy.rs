@@ -63,7 +63,7 @@ impl LazyEngine {
         }
     }
 
-    /// Whether a build may use another engine if the found engine does not support it.
+    /// Whether another engine may run a build that the connected engine does not support.
     pub(crate) fn may_fall_back(&self) -> bool {
         self.choice == EngineChoice::Auto
     }

@@ -1,4 +1,4 @@
-//! The surroundings of this process: progress reports, cancellation, and whether it may write.
+//! Control of this process: progress reports, cancellation, and permission to write.
 
 use std::{sync::Arc, time::Duration};
 

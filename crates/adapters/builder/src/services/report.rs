@@ -14,6 +14,6 @@ pub trait Reporter: Send + Sync {
     fn output(&self, subject: &str, line: &str);
     /// Reports a note that does not stop the build, such as the reason why no image was reused.
     fn note(&self, subject: &str, text: &str);
-    /// Reports that the target is done; `outcome` is one line.
+    /// Reports that work on the subject has ended; `outcome` is one line.
     fn finished(&self, subject: &str, outcome: &str);
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::BuildError;
 
-/// Runs `action` until it succeeds, fails permanently, or exhausts the retries. The log calls the action `name`.
+/// Runs `action` until it succeeds, fails permanently, or exhausts the retries. Logs name the action `name`.
 pub async fn with_retry<T, E, F>(
     name: &str,
     cancel: &CancellationToken,

@@ -100,8 +100,8 @@ impl PodSpec {
         self.init_containers.iter().chain(&self.containers).flatten()
     }
 
-    /// Returns the containers that a ready pod has tested: containers with a readiness or startup probe, and init containers that
-    /// run to completion.
+    /// Returns the containers whose success a ready pod proves: containers with a readiness or startup probe, and init containers
+    /// that run to completion.
     pub(super) fn probed_containers(&self) -> impl Iterator<Item = &Container> {
         let init = self.init_containers.iter().flatten();
         let init = init.filter(|container| {

@@ -29,7 +29,7 @@ pub struct KubeOptions {
     pub namespace: Option<String>,
     /// Name of the pod in which farrier runs, in farrier's own namespace.
     pub pod: Option<String>,
-    /// Interval at which farrier checks whether the API now serves a missing operator's kind.
+    /// Interval at which farrier checks whether the API now serves the kind of an operator that was not installed.
     pub discovery_interval: Duration,
     /// The instance of farrier, which is the field manager in `managedFields`.
     pub instance: Instance,
@@ -111,7 +111,7 @@ async fn read_kubeconfig(options: &KubeOptions) -> Result<Config, KubeconfigErro
 
 fn is_missing_kubeconfig(error: &KubeconfigError) -> bool {
     match error {
-        // The current context is not set where `KUBECONFIG` is empty, or names an empty file.
+        // `CurrentContextNotSet` also results from a `KUBECONFIG` that is empty or names an empty file.
         KubeconfigError::FindPath | KubeconfigError::CurrentContextNotSet => true,
         KubeconfigError::ReadConfig(error, _) => error.kind() == std::io::ErrorKind::NotFound,
         _ => false,

@@ -1,6 +1,6 @@
-//! What an operator reports about its resource's driver.
+//! Reads an operator's error about a driver from the status of the operator's resource.
 //!
-//! Facts: Network Operator `controllers/nic_policy_helpers.go` (`status.appliedStates`, with a message for each component)
+//! Sources: Network Operator `controllers/nic_policy_helpers.go` (`status.appliedStates`, with a message for each component)
 //! and GPU Operator `internal/conditions` (the condition `Error`).
 
 use farrier_core::image::OperatorResource;
@@ -10,7 +10,7 @@ use super::errors::one_line;
 
 /// Name of the driver's component in the status of the Network Operator's resources.
 const OFED_STATE: &str = "state-OFED";
-/// Reasons of the GPU Operator's condition `Error` that mean a failure. The other ones mean that pods are not ready yet.
+/// Reasons of the GPU Operator's condition `Error` that mean a failure. Other reasons mean that pods are not ready yet.
 const FAILURES: [&str; 2] = ["ReconcileFailed", "ConflictingNodeSelector"];
 
 /// Returns the operator's message if it could not apply the driver of a resource with this `status`.

@@ -54,15 +54,15 @@ impl WatchState {
         }
     }
 
-    /// Stores an object, unless a newer state is known or the definitions do not need the object. An object from a list (`listed`)
-    /// replaces even a newer known state. Returns whether the change matters for a plan.
+    /// Stores an object, unless a newer state is known or plans do not need the object. An object from a list (`listed`) replaces
+    /// even a newer known state. Returns whether the change matters for a plan.
     fn put(&mut self, snapshot_scope: &SnapshotScope, mut object: Object, listed: bool) -> bool {
         let key = object.key();
         if !is_needed(snapshot_scope, &key, &object.facts) {
             return self.objects.remove(&key).is_some();
         }
-        if let (ObjectFacts::Node(node), WatchScope::Labels(stored)) = (&mut object.facts, &self.scope) {
-            node.labels.retain(|key, _| stored.contains(key) || key.starts_with(PREFIX));
+        if let (ObjectFacts::Node(node), WatchScope::Labels(kept)) = (&mut object.facts, &self.scope) {
+            node.labels.retain(|key, _| kept.contains(key) || key.starts_with(PREFIX));
         }
         if listed {
             self.listed.insert(key.clone());
@@ -83,8 +83,8 @@ impl WatchState {
     }
 }
 
-/// Whether plans need the object. Plans need only the DaemonSets that rollouts name, and farrier's copies. A rollback also needs
-/// the DaemonSets with a record.
+/// Whether plans need the object. Of the DaemonSets, plans need only those that rollouts name, and farrier's copies. A rollback
+/// also needs the DaemonSets with a record.
 fn is_needed(scope: &SnapshotScope, key: &ObjectKey, facts: &ObjectFacts) -> bool {
     let ObjectFacts::DaemonSet(facts) = facts else { return true };
     let is_copy_or_recorded = |live: &LiveDaemonSet| {
@@ -216,11 +216,11 @@ impl Store {
     /// watches to stop.
     pub(super) fn reconcile(&mut self) -> (Vec<(WatchTarget, WatchScope, u64)>, Vec<WatchTarget>) {
         let needed = self.needed();
-        // While the DaemonSets are relisted, the watches of nodes and pods continue.
-        let all_known = needed.iter().any(|(target, _)| *target == WatchTarget::Nodes);
+        // While the DaemonSets are relisted, `needed` is incomplete, and the watches of nodes and pods continue.
+        let is_complete = needed.iter().any(|(target, _)| *target == WatchTarget::Nodes);
         let is_kept = |target: &WatchTarget| {
             needed.iter().any(|(needed, _)| needed == target)
-                || (!all_known && !matches!(target, WatchTarget::DaemonSets | WatchTarget::Resources(_)))
+                || (!is_complete && !matches!(target, WatchTarget::DaemonSets | WatchTarget::Resources(_)))
         };
         let stop: Vec<WatchTarget> = self.watched.keys().filter(|target| !is_kept(target)).cloned().collect();
         for target in &stop {

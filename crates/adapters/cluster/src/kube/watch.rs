@@ -225,7 +225,7 @@ impl Watch {
                 };
                 attempts += 1;
                 if matches!(error, watcher::Error::WatchFailed(_)) && status(&error).is_none() {
-                    // The connection broke during a response, which the layer of the statistics does not see.
+                    // The connection broke during a response. `StatsLayer` sees only the start of a response.
                     self.shared.stats.note_unavailable();
                 }
                 let failure = self.classify(&error, attempts);

@@ -65,7 +65,7 @@ impl KubeCluster {
 
     async fn write_daemon_set(&self, change: &DaemonSetChange) -> Result<(), ApiError> {
         let DaemonSetChange { namespace, name, version, expected, .. } = change;
-        let object = self.daemon_set("patch", namespace, name)?;
+        let object = self.daemon_set_target("patch", namespace, name)?;
         let body = |stored: &StoredObject| {
             check_images(stored, expected)?;
             check_state(stored, version.as_ref())?;
@@ -78,7 +78,7 @@ impl KubeCluster {
 
     async fn write_copy(&self, change: &DaemonSetCopy) -> Result<(), ApiError> {
         let DaemonSetCopy { namespace, name, version, .. } = change;
-        let object = self.daemon_set("patch", namespace, name)?;
+        let object = self.daemon_set_target("patch", namespace, name)?;
         if version.is_some() {
             let body = |stored: &StoredObject| {
                 check_state(stored, version.as_ref())?;
@@ -90,7 +90,7 @@ impl KubeCluster {
         loop {
             // The store does not contain this object yet, so read it from the API server. An apply cannot require that no object
             // exists: between the read and the write, another client could still create a DaemonSet of this name.
-            let existing = self.own_copy(&self.daemon_set("get", namespace, name)?).await?;
+            let existing = self.own_copy(&self.daemon_set_target("get", namespace, name)?).await?;
             match self.apply_fields(&object, &bodies::copy(change, existing.as_ref())).await {
                 Err(ApiError::Changed(_)) if conflicts < MAX_CONFLICT_RETRIES => conflicts += 1,
                 outcome => return outcome,
@@ -98,8 +98,8 @@ impl KubeCluster {
         }
     }
 
-    /// Returns the version of a DaemonSet that farrier created but whose watch event has not arrived. Returns `None` if there is no
-    /// such DaemonSet. A DaemonSet of another client is a conflict.
+    /// Returns the version of a copy that farrier created but whose watch event has not arrived, or `None` if no DaemonSet has
+    /// this name. A DaemonSet of another client is a conflict.
     async fn own_copy(&self, object: &WriteTarget) -> Result<Option<ObjectVersion>, ApiError> {
         let daemon_set = self.caller.call(&object.permission, || object.api.get_opt(&object.key.1)).await?;
         let Some(DynamicObject { metadata, .. }) = daemon_set else { return Ok(None) };
@@ -111,7 +111,7 @@ impl KubeCluster {
 
     async fn retire(&self, change: &DaemonSetRetirement) -> Result<(), ApiError> {
         let DaemonSetRetirement { namespace, name, version } = change;
-        let object = self.daemon_set("delete", namespace, name)?;
+        let object = self.daemon_set_target("delete", namespace, name)?;
         let WriteTarget { target, key, api, permission } = &object;
         let delete = |current: ObjectVersion| async move {
             // The DaemonSet's pods are deleted in the background.
@@ -255,7 +255,12 @@ impl KubeCluster {
         self.apply_to_stored(&object, body).await
     }
 
-    fn daemon_set(&self, verb: &'static str, namespace: &str, name: &str) -> Result<WriteTarget, ApiError> {
+    fn daemon_set_target(
+        &self,
+        verb: &'static str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<WriteTarget, ApiError> {
         check_names([namespace, name])?;
         self.check_namespace(namespace)?;
         let resource = WatchTarget::DaemonSets.resource();
@@ -267,7 +272,7 @@ impl KubeCluster {
         })
     }
 
-    /// Rejects a namespace in which farrier may not write. Plans already hold the rollouts of such a namespace; this check catches
+    /// Rejects a namespace in which farrier may not write. Plans already hold the rollouts of such a namespace. This check covers
     /// changes that no plan has checked.
     fn check_namespace(&self, namespace: &str) -> Result<(), ApiError> {
         let writable = &self.shared.store().writable;
@@ -400,7 +405,7 @@ fn check_images(stored: &StoredObject, expected: &BTreeMap<String, String>) -> R
     Ok(())
 }
 
-/// Rejects names with characters that have a meaning in URLs, because kube inserts names into the path unescaped (guarantee 4).
+/// Rejects names with characters that have a meaning in URLs, because kube inserts names into the path unescaped.
 fn check_names<'n>(
     names: impl IntoIterator<Item = &'n (impl AsRef<str> + ?Sized + 'n)>,
 ) -> Result<(), ApiError> {

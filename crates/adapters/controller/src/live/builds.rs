@@ -32,7 +32,7 @@ use crate::{
 /// Error of a build that panicked, or whose outcome could not be recorded.
 pub(super) const NO_BUILD_RESULT: &str = "the build ended without a result; farrier's log says why";
 
-/// Returns the error of a build during whose last `attempts` farrier itself was killed.
+/// Returns the error of a build whose last `attempts` attempts ended because farrier itself was killed.
 fn killed_message(attempts: u32) -> String {
     let attempts = match attempts {
         1 => "the last attempt".to_owned(),
@@ -237,7 +237,7 @@ fn disposition_of(result: Option<&AttemptResult>) -> (BuildDisposition, BuildOut
         Some(BuildFault::Permanent) => (BuildDisposition::Settled, BuildOutcomeLabel::Failed),
         Some(BuildFault::Tampered) => (BuildDisposition::Settled, BuildOutcomeLabel::Tampered),
         Some(BuildFault::Stopped) => (BuildDisposition::Stopped, BuildOutcomeLabel::Stopped),
-        // The next plan has another input hash, which has no backoff. If the hash is the same, the backoff prevents a busy loop.
+        // If the next plan has a new input hash, the build starts without backoff. Otherwise the backoff prevents a busy loop.
         Some(BuildFault::Outdated) => (BuildDisposition::Transient, BuildOutcomeLabel::Stopped),
         Some(BuildFault::Transient | BuildFault::Unreachable) => {
             (BuildDisposition::Transient, BuildOutcomeLabel::Faulted)

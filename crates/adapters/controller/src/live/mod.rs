@@ -212,11 +212,11 @@ impl Live {
     }
 
     fn update_wait_metrics(&self, now: Instant) {
-        let kernels = self.kernels.since(now).map(|(target, since)| (target.to_string(), since));
+        let kernels = self.kernels.waits(now).map(|(target, wait)| (target.to_string(), wait));
         self.context.metrics.kernels(kernels.collect());
-        let rollouts = self.rollouts.since(now);
+        let rollouts = self.rollouts.waits(now);
         let rollouts =
-            rollouts.map(|(rollout, since)| (&*rollout.image, &*rollout.target, rollout.state, since));
+            rollouts.map(|(rollout, wait)| (&*rollout.image, &*rollout.target, rollout.state, wait));
         self.context.metrics.rollouts(rollouts);
     }
 
@@ -260,7 +260,7 @@ impl Live {
 
     async fn reconcile_once(&mut self) -> Result<ReconcileOutcomeLabel> {
         let Some(mut planned) = self.plan().await? else { return Ok(ReconcileOutcomeLabel::Done) };
-        let deadline = farrier_core::plan::next_deadline(
+        let until_deadline = farrier_core::plan::next_deadline(
             &self.services.definitions,
             &planned.snapshot,
             Timestamp::now(),
@@ -285,7 +285,7 @@ impl Live {
         self.rollouts.update(unfinished_rollouts(&planned.plan), now);
         self.context.metrics.plan(&planned.plan);
         self.update_wait_metrics(now);
-        if let Some(wait) = deadline {
+        if let Some(wait) = until_deadline {
             self.timer.schedule(now + wait);
         }
         let unreachable = planned.unreachable
@@ -339,7 +339,7 @@ impl Live {
         // An index is signed together with its images.
         for planned in &plan.signatures {
             let report = sign_planned(&self.services.in_use(), planned).await;
-            reports.push(self.log_report(report));
+            reports.push(self.record_report(report));
         }
         for planned in &plan.cells {
             let Outcome::UpToDate { cell, published, missing_tags, .. } = &planned.outcome else { continue };
@@ -349,7 +349,7 @@ impl Live {
             let report =
                 add_missing_tags(&self.services.in_use(), cell, &published.digest, missing_tags).await;
             self.lookup_cache.forget(cell.references());
-            reports.push(self.log_report(report));
+            reports.push(self.record_report(report));
         }
         reports
     }
@@ -360,25 +360,27 @@ impl Live {
         for union in &plan.unions {
             let report = publish_planned_union(&self.services.in_use(), union).await;
             self.lookup_cache.forget([&union.reference]);
-            reports.push(self.log_report(report));
+            reports.push(self.record_report(report));
         }
         reports
     }
 
-    /// Logs the result of a signature, an added tag or a union image.
-    fn log_report(&mut self, report: TargetReport) -> TargetReport {
+    /// Logs a signature, added tags or a union image. Schedules a reconcile if rollouts may have waited for the result.
+    fn record_report(&mut self, report: TargetReport) -> TargetReport {
         self.context.health.beat();
         if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
-            // The scheduled reconcile finds the new image or signature, and makes the rollouts that waited for it.
+            // That reconcile finds the new image or signature in the registry.
             self.timer.record_change(Instant::now());
         }
+        if self.builds.is_single_run() {
+            return report;
+        }
         match &report {
-            _ if self.builds.is_single_run() => {}
             TargetReport::Tagged { subject, references } => {
                 tracing::info!(subject, tags = references.len(), "tags added");
             }
             TargetReport::Failed { subject, error, .. } => {
-                tracing::warn!(subject, error, "tags, signature or union image not published");
+                tracing::warn!(subject, error, "tag, signature or union image not published");
             }
             TargetReport::Signed { subject, image } => tracing::info!(subject, image, "image signed"),
             TargetReport::Built { subject, image, .. }

@@ -67,12 +67,11 @@ impl Live {
                 report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
             let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
             report.rollouts.extend(rollouts.into_iter().filter(is_new));
-            if report.rollouts.len() >= planned.plan.rollouts.len()
-                || self.services.process.cancel.is_cancelled()
-            {
+            let all_reported = report.rollouts.len() >= planned.plan.rollouts.len();
+            if all_reported || self.services.process.cancel.is_cancelled() {
                 break after;
             }
-            // Nodes have changed since the plan was made. Keep the reports of written rollouts, and plan the others again.
+            // A rollout without a report waits for a new plan. Keep the reports of written rollouts, and plan the others again.
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, &mut report).await?;
         };

@@ -100,7 +100,7 @@ impl Queue {
                 Some(entry)
                     if entry.state == BuildState::Running || entry.input_hash() == cell.input_hash =>
                 {
-                    // A running build keeps its inputs. If the inputs changed, the plan after the build's end requests a new build.
+                    // A running build keeps its inputs. If they changed, the plan after the build's end requests a new build.
                     if entry.state != BuildState::Running {
                         entry.cell = cell;
                         entry.cost = cost;
@@ -128,8 +128,8 @@ impl Queue {
         with_changed_inputs
     }
 
-    /// Delays builds during whose earlier attempts farrier was killed: a build may exhaust farrier's memory each time. `attempts`
-    /// counts these attempts by input hash. Returns each delayed build with its attempts and its delay.
+    /// Delays builds whose earlier attempts ended because farrier was killed: such a build may exhaust farrier's memory.
+    /// `attempts` counts these attempts by input hash. Returns each delayed build with its attempts and its delay.
     pub(super) fn delay_killed(
         &mut self,
         attempts: &BTreeMap<InputHash, u32>,

@@ -49,7 +49,7 @@ impl Live {
         Ok(RolloutOutcomes { reports, after })
     }
 
-    /// Makes one rollout. Returns `None` if it waits for the next plan.
+    /// Makes one rollout. Returns `None` if the rollout waits for the next plan.
     async fn roll_out_one(
         &mut self,
         mut rollout: PlannedRollout,
@@ -159,8 +159,8 @@ impl Live {
         Ok(planned.covers_nodes_of(&now, target))
     }
 
-    /// Takes each node of an upgrade one step further, and uncordons nodes that no planned upgrade covers.
-    /// Returns the steps that were applied.
+    /// Applies the next step of each upgrading node, uncordons nodes that no planned upgrade covers, and applies the changes of
+    /// node tasks. Returns the applied steps.
     pub(super) async fn upgrade(&mut self, planned: &Planned) -> Vec<String> {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);

@@ -14,8 +14,8 @@ use farrier_core::plan::{
 /// Interval between log lines while a plan is being made. The first plan takes longest, because it fetches package lists.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Number of logged states above which the states of absent cells are discarded. A kept state is not logged again when a node
-/// switches back and forth between two kernels.
+/// Number of logged states above which the states of absent cells are discarded. Keeping them prevents repeated log lines while a
+/// node switches back and forth between two kernels.
 const MAX_ABSENT_STATES: usize = 1000;
 
 const HELD: &str = "held";
@@ -55,7 +55,7 @@ pub(super) struct StateLog {
     /// Nodes already logged as untrusted.
     untrusted: BTreeSet<String>,
     has_logged_plan: bool,
-    /// Warnings about first writes that were logged.
+    /// Rollout warnings already logged, by object and code.
     warned: BTreeSet<(String, &'static str)>,
 }
 
@@ -75,7 +75,7 @@ impl StateLog {
         }
     }
 
-    /// Logs warnings about first writes, once for each object. Call this method before the writes.
+    /// Logs each rollout warning once for each object. Call this method before the writes.
     pub(super) fn log_warnings(&mut self, plan: &Plan) {
         for rollout in &plan.rollouts {
             let object = rollout.target.object.name().unwrap_or_default();
@@ -114,8 +114,9 @@ impl StateLog {
         let cells = cells.map(|(planned, entry)| cell_line(planned, entry));
         let lines: Vec<StateLine> = cells.chain(plan.rollouts.iter().filter_map(rollout_line)).collect();
         let present: BTreeSet<Subject> = lines.iter().map(StateLine::subject).collect();
-        let keeps_all = self.logged.len() <= MAX_ABSENT_STATES;
-        self.logged.retain(|subject, (state, _)| present.contains(subject) || (keeps_all && *state != HELD));
+        let keeps_absent = self.logged.len() <= MAX_ABSENT_STATES;
+        self.logged
+            .retain(|subject, (state, _)| present.contains(subject) || (keeps_absent && *state != HELD));
         lines.into_iter().filter(|line| self.record(line, is_first)).collect()
     }
 

@@ -30,7 +30,7 @@ impl<K: Ord> WaitTracker<K> {
     }
 
     /// Returns the waiting items, each with the duration of its wait.
-    pub(super) fn since(&self, now: Instant) -> impl Iterator<Item = (&K, Duration)> {
+    pub(super) fn waits(&self, now: Instant) -> impl Iterator<Item = (&K, Duration)> {
         self.waits_since.iter().map(move |(key, since)| (key, now - *since))
     }
 }
@@ -59,7 +59,7 @@ mod tests {
         plan: &Plan,
     ) -> Vec<(RolloutWait, u64)> {
         waits.update(unfinished_rollouts(plan), start + second(at));
-        waits.since(start + second(at)).map(|(rollout, since)| (rollout.state, since.as_secs())).collect()
+        waits.waits(start + second(at)).map(|(rollout, wait)| (rollout.state, wait.as_secs())).collect()
     }
 
     #[test]

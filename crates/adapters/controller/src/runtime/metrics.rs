@@ -166,7 +166,7 @@ impl Default for Metrics {
                 "How long reconciles took, without builds",
                 Histogram::new(RECONCILE_SECONDS),
             ),
-            leader: registrar.add("leader", "1 where this farrier may write"),
+            leader: registrar.add("leader", "1 if this replica may write"),
             configuration_valid: registrar.add(
                 "configuration_valid",
                 "0 while the definitions on disk are invalid and the last good ones are in use",
@@ -225,8 +225,8 @@ impl Metrics {
         waiting.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         self.kernels_without_series.set(count(waiting.len().saturating_sub(MAX_KERNELS)));
         self.kernels.clear();
-        for (kernel, since) in waiting.into_iter().take(MAX_KERNELS) {
-            self.kernels.get_or_create(&[("kernel", kernel)]).set(since.as_secs_f64());
+        for (kernel, wait) in waiting.into_iter().take(MAX_KERNELS) {
+            self.kernels.get_or_create(&[("kernel", kernel)]).set(wait.as_secs_f64());
         }
     }
 
@@ -234,11 +234,11 @@ impl Metrics {
     /// number.
     pub fn rollouts<'a>(&self, unfinished: impl Iterator<Item = (&'a str, &'a str, RolloutWait, Duration)>) {
         self.rollouts.clear();
-        for (image, target, state, since) in unfinished {
+        for (image, target, state, wait) in unfinished {
             let state: &'static str = state.into();
             let labels =
                 [("image", image.to_owned()), ("rollout", target.to_owned()), ("state", state.to_owned())];
-            self.rollouts.get_or_create(&labels).set(since.as_secs_f64());
+            self.rollouts.get_or_create(&labels).set(wait.as_secs_f64());
         }
     }
 

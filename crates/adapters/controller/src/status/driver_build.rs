@@ -68,7 +68,7 @@ pub struct DriverBuildStatus {
     pub input_hash: Option<String>,
     /// Verdict of the check: loads, refused or unknown.
     pub verdict: Option<String>,
-    /// How many nodes run the kernel and call for the image.
+    /// Number of nodes that run the kernel and require the image.
     #[schemars(range(min = 0))]
     pub nodes: i64,
     /// Origins of the kernel's announcement, besides nodes that run the kernel.

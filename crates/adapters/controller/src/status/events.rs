@@ -207,7 +207,10 @@ fn record_states(view: &ReconcileView, history: &mut EventHistory) {
         if let Some(regarding) = regarding_target(rollout) {
             history.held.insert(
                 regarding,
-                (hold_event(why), format!("{}: {}", rollout.image, rollout.hold_text().unwrap_or_default())),
+                (
+                    hold_event_reason(why),
+                    format!("{}: {}", rollout.image, rollout.hold_text().unwrap_or_default()),
+                ),
             );
         }
     }
@@ -237,7 +240,7 @@ fn record_nodes(view: &ReconcileView, history: &mut EventHistory) {
 /// Records the nodes whose upgrade is complete or has failed.
 fn record_upgrades(view: &ReconcileView, history: &mut EventHistory) {
     for upgrade in view.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
-        for (node, note) in upgrade.nodes.iter().filter_map(|turn| Some((&turn.node, turn.note.as_ref()?))) {
+        for (node, note) in upgrade.nodes.iter().filter_map(|node| Some((&node.node, node.note.as_ref()?))) {
             let UpgradeNote { rollout, state, to, why, .. } = note;
             let reason = match state {
                 UpgradeState::Uncordoned => EventReason::Upgraded,
@@ -251,7 +254,7 @@ fn record_upgrades(view: &ReconcileView, history: &mut EventHistory) {
 }
 
 /// Returns the reason of the Event for a hold.
-fn hold_event(why: &HoldReason) -> EventReason {
+fn hold_event_reason(why: &HoldReason) -> EventReason {
     match why {
         HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } => EventReason::RolloutConflict,
         HoldReason::RolloutFailed { .. } | HoldReason::CopyFailed { .. } => EventReason::RolloutRestored,
@@ -312,7 +315,7 @@ fn node_events(before: &EventHistory, now: &EventHistory, events: &mut BTreeSet<
                 add(*reason, node, &format!("every image that the node needs for {state} is published"));
             }
             EventReason::NodeLabelsContradict => {
-                add(*reason, node, &format!("skipped until they agree: {state}"));
+                add(*reason, node, &format!("node skipped until its labels and nodeInfo agree: {state}"));
             }
             _ => add(*reason, node, state),
         }
@@ -320,7 +323,7 @@ fn node_events(before: &EventHistory, now: &EventHistory, events: &mut BTreeSet<
     for (key, kernel) in before.nodes.iter().filter(|(key, _)| !now.nodes.contains_key(*key)) {
         if let (EventReason::ReadyForKernel, node) = key {
             let note = format!(
-                "an image that the node needs for {kernel} is missing, no image is called for, or the kernel is no longer \
+                "an image that the node needs for {kernel} is missing, no image is required, or the kernel is no longer \
                  announced"
             );
             add(EventReason::NotReadyForKernel, node, &note);

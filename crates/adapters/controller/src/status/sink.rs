@@ -92,7 +92,7 @@ impl KubeStatus {
         self.fence.as_ref().is_none_or(|fence| fence.closed_reason().is_none())
     }
 
-    /// Lists the objects if the resync interval has passed. Returns whether the objects are known.
+    /// Lists the objects if the resync interval has passed or the clock was set back. Returns whether the objects are known.
     async fn list(&self, state: &mut SinkState, now: Timestamp) -> bool {
         if state.list_at.is_some_and(|next| now < next && next.duration_since(now) <= RESYNC) {
             return state.listed;

@@ -20,8 +20,8 @@ pub fn relative(directory: &Path, destination: &Path) -> PathBuf {
     if target.as_os_str().is_empty() { PathBuf::from(".") } else { target }
 }
 
-/// Whether each component of a link's target stays below `top`. `top` and `link` are relative to the same root. Other links are
-/// not followed.
+/// Whether a link's target stays below `top` at each component. `top` and `link` are relative to the same root. The check is
+/// lexical: other links are not followed.
 pub fn stays_below(top: &Path, link: &Path, target: &Path) -> bool {
     let mut path = link.parent().unwrap_or(Path::new("")).to_owned();
     target.is_relative() && target.components().all(|part| step(&mut path, part) && path.starts_with(top))

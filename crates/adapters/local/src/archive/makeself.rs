@@ -60,14 +60,15 @@ impl Header {
         let mut stated = Stated::default();
         let skip = start
             .split(|byte| *byte == b'\n')
-            .find_map(|line| stated.read(line))
+            .find_map(|line| stated.parse_line(line))
             .ok_or(if start.len() < MAX_HEADER_SIZE { HeaderError::Short } else { HeaderError::NoSkip })?;
         let skip = usize::try_from(skip).map_err(|_| HeaderError::NoSkip)?;
         // Try upstream makeself's count first. With NVIDIA's makeself, the archive begins in the last counted line.
-        let mut ends =
+        let mut line_ends =
             start.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(index, _)| index + 1);
-        let end_of_previous_line = ends.by_ref().nth(skip.saturating_sub(2)).ok_or(HeaderError::Short)?;
-        let candidates = [ends.next(), Some(end_of_previous_line)];
+        let end_of_previous_line =
+            line_ends.by_ref().nth(skip.saturating_sub(2)).ok_or(HeaderError::Short)?;
+        let candidates = [line_ends.next(), Some(end_of_previous_line)];
         let detected = candidates.into_iter().flatten().find_map(|offset| {
             let format = Format::detect(&start[offset..])?;
             (!matches!(format, Format::Deb | Format::Rpm | Format::Makeself | Format::Unsupported(_)))
@@ -79,7 +80,7 @@ impl Header {
         })?;
         // makeself writes `skip` last, NVIDIA's version first. The other assignments can be anywhere in the header.
         for line in start[..offset].split(|byte| *byte == b'\n') {
-            stated.read(line);
+            stated.parse_line(line);
         }
         Ok(Self { offset, format, stated })
     }
@@ -98,7 +99,7 @@ impl Header {
 
 impl Stated {
     /// Parses one line; returns the value if the line assigns `skip`.
-    fn read(&mut self, line: &[u8]) -> Option<u64> {
+    fn parse_line(&mut self, line: &[u8]) -> Option<u64> {
         let (name, value) = assignment(line)?;
         match name {
             "skip" => return value.parse().ok().filter(|lines| (2..1_000_000).contains(lines)),

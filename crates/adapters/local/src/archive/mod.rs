@@ -82,7 +82,7 @@ pub enum UnpackError {
 pub struct Options<'a> {
     /// Limits on the content.
     pub limits: Limits,
-    /// Filter by entry name. Skipped entries count only toward [`SKIPPED_FACTOR`] times [`Limits::bytes`].
+    /// Selects entries by name. Skipped entries have a separate size limit: [`SKIPPED_FACTOR`] times [`Limits::bytes`].
     pub is_selected: &'a dyn Fn(&Path) -> bool,
     /// Treatment of files that already exist in the destination.
     pub mode: UnpackMode,
@@ -136,13 +136,13 @@ impl Format {
             (b"7z\xbc\xaf\x27\x1c", Format::Unsupported("it is a 7z archive: pack its content as .tar.xz")),
             (b"LZIP", Format::Unsupported("it is compressed with lzip: pack it again as .tar.xz")),
         ];
-        let compressed = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, format)| *format);
+        let by_magic = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, format)| *format);
         if makeself::is_makeself(start.get(..Self::START).unwrap_or(start)) {
             return Some(Self::Makeself);
         }
         // POSIX and GNU tar both write this magic at offset 257 of an entry's header.
         let is_tar = || start.get(257..262) == Some(b"ustar") || is_v7(start);
-        compressed.or_else(|| is_tar().then_some(Self::Tar))
+        by_magic.or_else(|| is_tar().then_some(Self::Tar))
     }
 
     /// Detects the format of a file; returns `None` if the file is not an archive.
@@ -153,11 +153,11 @@ impl Format {
     }
 }
 
-/// Whether this is a tar from before POSIX, which has no magic: its first header has a name and the right checksum.
+/// Whether a file begins like a pre-POSIX (v7) tar, which has no magic: the first header has a name and the right checksum.
 fn is_v7(start: &[u8]) -> bool {
     let Some(block) = start.get(..512) else { return false };
     let header = tar::Header::from_byte_slice(block);
-    // The sum counts the checksum's own eight bytes as blanks.
+    // The checksum is computed with eight spaces in its own field.
     let sum = block
         .iter()
         .enumerate()
@@ -217,8 +217,7 @@ fn unpack_within_limits(reader: impl Read, dest: &Path, options: &Options<'_>) -
         return Err(truncated());
     }
     let mut stream = archive.into_inner();
-    // The crate accepts an end of file between two entries as the end of the archive. A complete archive continues with a block of
-    // zeros.
+    // The crate accepts an end of file between two entries. A complete archive ends with a block of zeros.
     if stream.bytes < entries_end.saturating_add(BLOCK) {
         return Err(truncated());
     }
@@ -300,7 +299,7 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
     }
 }
 
-/// Unpacks an image layer (uncompressed, gzip or Zstandard) in the way of [`unpack_file`].
+/// Unpacks an image layer (uncompressed, gzip or Zstandard). Entries are treated as in [`unpack_tar`].
 pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<()> {
     let tar = LayerReader::new(File::open(layer)?).map_err(UnpackError::Damaged)?;
     unpack_stream(tar, dest, options)
@@ -421,7 +420,7 @@ fn unpack_output(
     }
 }
 
-/// Size limit of an archive including the skipped entries, in multiples of [`Limits::bytes`].
+/// Size limit of an archive with its skipped entries, in multiples of [`Limits::bytes`].
 pub const SKIPPED_FACTOR: u64 = 8;
 
 /// Size of a tar block in bytes.

@@ -33,10 +33,10 @@ pub enum UnpackMode {
 /// The destination directory of an archive. No other program writes there during unpacking.
 pub(super) struct Tree<'a> {
     root: &'a Path,
-    depth: usize,
+    max_depth: usize,
     unpack_mode: UnpackMode,
-    /// Maps the directories of entries' names to their paths without links, both relative to the root. Cleared when a link or a
-    /// directory is removed.
+    /// Cache of resolved directories: the directory in an entry's name, and its path without links, both relative to the root.
+    /// Cleared when a link or a directory is removed.
     real_paths: HashMap<PathBuf, PathBuf>,
     /// Paths that the current layer has written, including all their parents.
     written: HashSet<PathBuf>,
@@ -44,9 +44,9 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    pub(super) fn new(root: &'a Path, depth: usize, unpack_mode: UnpackMode) -> Self {
+    pub(super) fn new(root: &'a Path, max_depth: usize, unpack_mode: UnpackMode) -> Self {
         let (real_paths, written) = (HashMap::new(), HashSet::new());
-        Self { root, depth, unpack_mode, real_paths, written, buffer: vec![0; 64 << 10] }
+        Self { root, max_depth, unpack_mode, real_paths, written, buffer: vec![0; 64 << 10] }
     }
 
     /// Returns the treatment of existing files.
@@ -155,7 +155,7 @@ impl<'a> Tree<'a> {
         }?)
     }
 
-    /// Omits an entry: removes only the existing entry that it would replace.
+    /// Omits an entry, but removes the existing entry that it replaces.
     pub(super) fn omit(&mut self, name: &OsStr) -> Result<()> {
         let path = self.new_path(name)?;
         Ok(self.remove(&path)?)
@@ -180,7 +180,7 @@ impl<'a> Tree<'a> {
                 Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(outside()),
             }
             depth += 1;
-            if depth > self.depth {
+            if depth > self.max_depth {
                 return Err(self.too_deep());
             }
         }
@@ -188,7 +188,7 @@ impl<'a> Tree<'a> {
     }
 
     fn too_deep(&self) -> UnpackError {
-        UnpackError::Limit(format!("{} nested directories", self.depth))
+        UnpackError::Limit(format!("{} nested directories", self.max_depth))
     }
 
     /// Returns the path for a new file or link, and creates its parents.
@@ -230,7 +230,7 @@ impl<'a> Tree<'a> {
 
     /// Resolves a path of directories; links never lead outside the root. Creates missing directories if `creates` is set.
     fn resolve(&mut self, path: &Path, name: &OsStr, creates: bool) -> Result<PathBuf> {
-        let (mut resolved, mut links) = (PathBuf::new(), 0);
+        let (mut resolved, mut followed) = (PathBuf::new(), 0);
         let mut pending = links::components(path);
         while let Some(part) = pending.pop() {
             if part == ".." {
@@ -242,8 +242,8 @@ impl<'a> Tree<'a> {
             match fs::symlink_metadata(&full) {
                 Ok(metadata) if metadata.is_dir() => {}
                 Ok(metadata) if metadata.is_symlink() => {
-                    links += 1;
-                    if self.unpack_mode == UnpackMode::Standalone || links > links::MAX_LINKS {
+                    followed += 1;
+                    if self.unpack_mode == UnpackMode::Standalone || followed > links::MAX_LINKS {
                         return Err(UnpackError::ThroughLink(name.to_string_lossy().into_owned()));
                     }
                     let target = fs::read_link(&full)?;
@@ -259,7 +259,7 @@ impl<'a> Tree<'a> {
                     return Err(io::Error::new(io::ErrorKind::NotADirectory, text).into());
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    if resolved.components().count() > self.depth {
+                    if resolved.components().count() > self.max_depth {
                         return Err(self.too_deep());
                     }
                     if creates {

@@ -21,8 +21,8 @@ pub enum LockMode {
     Shared,
 }
 
-/// Tries to lock a file, creating it if needed; returns `None` while a conflicting lock is held. An exclusive holder may remove the
-/// file: if the locked file no longer has this name, the function locks a new file.
+/// Tries to lock a file, creating it if needed; returns `None` while a conflicting lock is held. An exclusive holder may remove
+/// the file: if the locked file no longer has this name, the function locks a new file.
 pub(super) fn try_lock(path: &Path, mode: LockMode) -> io::Result<Option<CacheLock>> {
     loop {
         let file = File::options().create(true).truncate(false).write(true).open(path)?;

@@ -87,7 +87,7 @@ impl Cache {
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
         let root = std::path::absolute(root)?;
         fs::create_dir_all(&root)?;
-        if has_private_mode(&root)? {
+        if may_become_private(&root)? {
             files::private_directory(&root)?;
         }
         let uses = Arc::new(Uses::in_directory(root.join(USES)));
@@ -316,8 +316,8 @@ impl Cache {
     }
 }
 
-/// Whether the directory may become private: it is a cache or empty, and has no sticky bit, as shared directories such as /tmp have.
-fn has_private_mode(root: &Path) -> io::Result<bool> {
+/// Whether the directory may become private: it is a cache or empty, and has no sticky bit (shared directories such as /tmp do).
+fn may_become_private(root: &Path) -> io::Result<bool> {
     const STICKY: u32 = 0o1000;
     let shared = fs::metadata(root)?.permissions().mode() & STICKY != 0;
     Ok(!shared && (root.join(LOCKS).is_dir() || fs::read_dir(root)?.next().is_none()))

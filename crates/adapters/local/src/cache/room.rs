@@ -60,7 +60,7 @@ pub struct Entry {
     pub used: SystemTime,
 }
 
-/// Returns the entries to evict so that at most `quota` bytes remain, the least recently used first. Never returns an entry in use.
+/// Returns the entries to evict so that at most `quota` bytes remain, least recently used first. Entries in use are kept.
 pub fn surplus<S: BuildHasher>(
     mut entries: Vec<Entry>,
     quota: u64,
@@ -108,7 +108,7 @@ impl Cache {
         if to_evict.is_empty() {
             return Ok(());
         }
-        let (removed, bytes) = self.remove(&to_evict)?;
+        let (removed, bytes) = self.evict(&to_evict)?;
         tracing::info!(
             removed,
             bytes,
@@ -119,13 +119,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Lists the kinds below a directory of the cache. A symbolic link is skipped, because it belongs to another cache.
-    fn kinds(&self, part: &str) -> io::Result<Vec<String>> {
-        let directory = self.root.join(part);
+    /// Lists the kinds in a subdirectory of the cache. Skips symbolic links, which belong to another cache.
+    fn kinds(&self, subdirectory: &str) -> io::Result<Vec<String>> {
+        let directory = self.root.join(subdirectory);
         let mut kinds = Vec::new();
         for entry in listing(&directory)? {
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let is_excluded = part.is_empty() && NOT_ENTRIES.contains(&name.as_str());
+            let is_excluded = subdirectory.is_empty() && NOT_ENTRIES.contains(&name.as_str());
             if entry.file_type()?.is_dir() && !is_excluded && !name.starts_with('.') {
                 kinds.push(name);
             }
@@ -167,7 +167,7 @@ impl Cache {
     }
 
     /// Removes the entries that have not been used since they were listed. Returns their number and their size in bytes.
-    fn remove(&self, to_evict: &[Entry]) -> Result<(usize, u64), CacheError> {
+    fn evict(&self, to_evict: &[Entry]) -> Result<(usize, u64), CacheError> {
         let mut moved = Vec::new();
         {
             let (in_use, _lock) = self.uses.lock_all()?;
@@ -208,11 +208,11 @@ impl Cache {
     /// Removes leftovers of killed farrier processes. A running farrier is recognized by its locks.
     fn sweep(&self) -> Result<(), CacheError> {
         self.uses.remove_abandoned();
-        // Sweep the quarantine before the steps below move files into it, whose removal has just failed.
+        // Sweep the quarantine first: the steps below may add files whose removal has just failed.
         self.quarantine().sweep()?;
         let work = self.root.join(super::WORK);
         if work.is_dir() {
-            scratch::remove_dead(&work, &self.quarantine())?;
+            scratch::remove_abandoned(&work, &self.quarantine())?;
         }
         for kind in self.kinds("")? {
             for leftover in listing(&self.root.join(&kind))? {

@@ -24,7 +24,7 @@ impl Scratch {
     /// Creates an empty scratch directory. First removes the directories of killed farrier processes, whose locks are free.
     pub(super) fn create_in(parent: &Path, quarantine: Quarantine) -> io::Result<Self> {
         private_directory(parent)?;
-        remove_dead(parent, &quarantine)?;
+        remove_abandoned(parent, &quarantine)?;
         // Lock the file before it gets the name by which other farrier processes look for it.
         let new = NamedTempFile::with_prefix_in(".new-", parent)?;
         new.as_file().lock()?;
@@ -43,17 +43,17 @@ impl Scratch {
     }
 }
 
-/// Removes the scratch directories of processes that have ended. A process holds the directory's lock from before the creation until
-/// after the removal of the directory.
-pub(super) fn remove_dead(parent: &Path, quarantine: &Quarantine) -> io::Result<()> {
+/// Removes the scratch directories of processes that have ended. A process holds the lock of its directory from before the
+/// creation until after the removal of the directory.
+pub(super) fn remove_abandoned(parent: &Path, quarantine: &Quarantine) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let path = entry.path();
-        let is_dead = match path.extension().and_then(|extension| extension.to_str()) {
+        let is_abandoned = match path.extension().and_then(|extension| extension.to_str()) {
             Some("lock") => File::open(&path).is_ok_and(|file| file.try_lock().is_ok()),
             Some("d") => !path.with_extension("lock").exists(),
             _ => false,
         };
-        if is_dead {
+        if is_abandoned {
             // Another farrier process may be removing the same directory. Leftovers are removed next time.
             let _ = quarantine.remove(&path.with_extension("d"));
             let _ = fs::remove_file(path.with_extension("lock"));

@@ -1,4 +1,4 @@
-//! Detects changes of cached trees since farrier made them. If build steps run as the cache's owner, a step that escapes the
+//! Detects changes to cached trees since farrier made them. If build steps run as the cache's owner, a step that escapes the
 //! sandbox could change the trees of later builds.
 
 use std::{
@@ -147,7 +147,7 @@ pub(super) async fn record(kind: &str, entry: &Path) -> Result<(), CacheError> {
     .await?)
 }
 
-/// Compares the tree of an entry with its record. A tree that was only touched, or copied with the whole cache, gets a new record.
+/// Compares the tree of an entry with its record. Writes a new record if only the metadata differs, as in a copied cache.
 fn verify(entry: &Path) -> io::Result<TreeState> {
     let tree = entry.join(TREE);
     let record = fs::read(entry.join(RECORD)).ok();

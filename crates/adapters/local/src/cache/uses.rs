@@ -1,8 +1,8 @@
 //! Tracks which entries are in use across all farrier processes that share the cache.
 //!
-//! Each user has a note with the names of its entries, locked while the user lives. A gate lock separates users from
-//! eviction. A user shares the lock while it marks an entry as in use. An evicting farrier holds the lock exclusively
-//! while moving entries away.
+//! Each user (a [`Uses`] value) has a note with the names of its entries, which is locked while the value exists. A gate
+//! lock separates users from eviction: a user holds it shared to mark an entry as in use, and an evicting farrier holds
+//! it exclusively to move entries away.
 
 use std::{collections::HashSet, io, path::PathBuf};
 
@@ -58,7 +58,7 @@ impl Uses {
         Ok(())
     }
 
-    /// Returns all entries in use by any user, and the gate lock. While the lock is held, no user can mark another entry as in use.
+    /// Returns all entries in use by any user, and the gate lock. While the lock is held, no user can mark further entries.
     pub(super) fn lock_all(&self) -> io::Result<(HashSet<String>, File)> {
         let gate = self.gate()?;
         gate.lock()?;

@@ -44,7 +44,7 @@ pub fn connect(location: &RegistryLocation, options: &RegistryOptions) -> Arc<dy
     }
 }
 
-/// Whether a tag, by the name of its repository, moves or gets further signatures.
+/// Whether farrier moves this tag of the repository `name`, or adds signatures under the tag.
 fn is_moving_or_joined(name: &str, tag: &Tag) -> bool {
     is_moving_tag(name, tag) || is_joined(tag)
 }
@@ -114,7 +114,7 @@ fn net_error(error: &RegistryError) -> Option<&NetError> {
 }
 
 /// Tells how to create a repository that a push does not create.
-fn create_repository(host: &str, repository: &str) -> String {
+fn create_repository_hint(host: &str, repository: &str) -> String {
     // ACCOUNT.dkr.ecr.REGION.amazonaws.com; see "Creating a repository" in the manual of Amazon ECR.
     match host.split_once(".dkr.ecr.").and_then(|(_, rest)| rest.split_once('.')) {
         Some((region, _)) => {
@@ -143,10 +143,10 @@ pub fn hint(error: &RegistryError) -> Option<String> {
                 ConnectionProblem::NotTls => format!(
                     "plain HTTP is only used for loopback; pass --insecure-registry {host} to allow it"
                 ),
-                problem => connection_hint(problem, host).unwrap_or_else(|| is_it_running(host)),
+                problem => connection_hint(problem, host).unwrap_or_else(|| not_running_hint(host)),
             })
         }
-        RegistryError::Refused { host, .. } => Some(is_it_running(host)),
+        RegistryError::Refused { host, .. } => Some(not_running_hint(host)),
         RegistryError::Denied { host, .. } => Some(format!(
             "run `docker login {host}` as a user with this permission, or check the name of the repository"
         )),
@@ -160,7 +160,9 @@ pub fn hint(error: &RegistryError) -> Option<String> {
         RegistryError::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
             Some("free some space; no partial files were left".to_owned())
         }
-        RegistryError::NoRepository { host, repository, .. } => Some(create_repository(host, repository)),
+        RegistryError::NoRepository { host, repository, .. } => {
+            Some(create_repository_hint(host, repository))
+        }
         RegistryError::NoDeletion { host, .. } => Some(format!(
             "allow deletion at {host}: for docker-registry (distribution), set \
              REGISTRY_STORAGE_DELETE_ENABLED=true or `storage: {{delete: {{enabled: true}}}}`; for others, \
@@ -176,7 +178,7 @@ pub fn hint(error: &RegistryError) -> Option<String> {
     }
 }
 
-fn is_it_running(host: &str) -> String {
+fn not_running_hint(host: &str) -> String {
     format!("check that the registry is running and that {host} is its address")
 }
 

@@ -22,7 +22,7 @@ pub enum Joined {
     Incompatible,
 }
 
-/// Whether layers are added to this tag.
+/// Whether signers add layers to this tag instead of replacing its manifest.
 pub fn is_joined(tag: &Tag) -> bool {
     provenance::is_cosign_tag(tag) && [".sig", ".att"].iter().any(|end| tag.as_str().ends_with(end))
 }
@@ -33,12 +33,12 @@ impl Joined {
         let (Ok(current), Ok(added)) = (ImageManifest::parse(existing), ImageManifest::parse(new)) else {
             return Self::Incompatible;
         };
-        let has = |manifest: &ImageManifest, other: &ImageManifest| {
+        let contains_all = |manifest: &ImageManifest, other: &ImageManifest| {
             other.layers.iter().all(|layer| manifest.layers.contains(layer))
         };
-        if has(&current, &added) {
+        if contains_all(&current, &added) {
             Self::Unchanged
-        } else if has(&added, &current) {
+        } else if contains_all(&added, &current) {
             Self::New
         } else {
             provenance::add_layers(Some(&current), &added.layers).map_or(Self::Incompatible, Self::Both)

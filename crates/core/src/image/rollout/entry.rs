@@ -35,8 +35,8 @@ impl TryFrom<RolloutForm> for RolloutEntry {
     }
 }
 
-/// Adds the alternatives of a `container` to the schema, which flattened enums cannot express: a list `containers`, and in
-/// manifests an operator's resource with the fields of `custom-resource`.
+/// Adds alternatives to `container`, which flattened enums cannot express, to the schema: a list `containers`, and for targets
+/// in manifests an operator's resource.
 pub(super) fn with_alternatives(schema: &mut Schema) {
     let variants = schema.get_mut("oneOf").and_then(Value::as_array_mut);
     let Some(variants) = variants else { return };

@@ -1,5 +1,5 @@
-//! The record of when each kernel was last seen. The record lives in the registry, because registry and cluster are the
-//! only state.
+//! The record of when each kernel was last seen. The record lives in the registry, because farrier keeps state
+//! only in the registry and the cluster.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -93,7 +93,7 @@ impl KernelRecord {
         record
     }
 
-    /// Returns the record with these kernels noticed on a day: kernels that it already has keep their day.
+    /// Returns the record with unknown kernels added, as first seen on a day. Known kernels keep their day.
     #[must_use]
     pub fn noticed<'a>(&self, releases: impl IntoIterator<Item = &'a String>, day: Date) -> Self {
         let mut record = self.clone();

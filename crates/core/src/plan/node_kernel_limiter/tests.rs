@@ -116,7 +116,7 @@ fn the_kernels_of_most_nodes_and_those_that_were_first_stay() {
     story.world.snapshot.nodes.push(node("n4", "6.1.0-1-amd64"));
     let plan = story.minute();
     assert!(!kernels(&plan).contains("6.1.0-1-amd64"), "the kernel that came last is rejected");
-    insta::assert_snapshot!(skipped_nodes(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and the others run on more nodes or for longer: this node is skipped, and blocks no other nodes; retire kernels, or raise kernelLimits.distinct in site.yaml");
+    insta::assert_snapshot!(skipped_nodes(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and the other kernels run on more nodes or for longer: this node is skipped, and blocks no other nodes; retire kernels, or raise kernelLimits.distinct in site.yaml");
     story.world.snapshot.nodes.push(node("n5", "6.1.0-1-amd64"));
     let plan = story.minute();
     assert!(kernels(&plan).contains("6.1.0-1-amd64") && kernels(&plan).len() == 3);

@@ -167,7 +167,7 @@ fn a_node_that_calls_for_nothing_has_a_mark_of_its_own() {
     let text = super::super::text(tables.iter().find(|table| table.header[0] == "NODES").unwrap());
     insta::assert_snapshot!(text, @r"
     NODES  NEXT KERNEL                        REBOOT     WHY
-    n0     6.1.0-48-amd64 (debian 12, amd64)  no driver  no driver image is called for
+    n0     6.1.0-48-amd64 (debian 12, amd64)  no driver  no driver image selects the node
     ");
     carry_out(&mut world, &plan);
     assert_eq!(change(&world.plan()), None);

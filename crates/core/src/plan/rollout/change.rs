@@ -35,7 +35,7 @@ pub enum Change {
     Node(NodeChange),
     /// Applies fields of an operator's resource.
     Resource(ResourceChange),
-    /// Creates a Job that examines a node, before its old driver is replaced or with its new driver.
+    /// Creates a Job that forecasts whether a node's driver can be unloaded, or checks the node's new driver.
     Check(NodeCheck),
 }
 
@@ -200,7 +200,7 @@ pub struct ResourceChange {
     /// Version that the plan saw; `None` in a directory of manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<ObjectVersion>,
-    /// In a directory of manifests: the current values of the fields at planning time. Any other value is a conflict.
+    /// In a directory of manifests: values of the fields that the plan saw. Any other value is a conflict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<serde_json::Value>,
     /// `spec` to apply, with farrier's fields only.

@@ -35,20 +35,20 @@ pub enum RolloutDecision {
     /// The target is up to date, and there is no single image to name. `how` describes its state.
     Settled { how: String },
     /// The target stays as it is.
-    #[serde(serialize_with = "held")]
+    #[serde(serialize_with = "serialize_hold")]
     Hold(HoldReason),
 }
 
 /// Serializes the reason of a hold with its text and its hint.
-fn held<S: Serializer>(why: &HoldReason, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_hold<S: Serializer>(why: &HoldReason, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
-    struct Held<'a> {
+    struct Hold<'a> {
         #[serde(flatten, serialize_with = "serialize_reason")]
         why: &'a HoldReason,
         #[serde(skip_serializing_if = "Option::is_none")]
         hint: Option<&'static str>,
     }
-    Held { why, hint: why.hint() }.serialize(serializer)
+    Hold { why, hint: why.hint() }.serialize(serializer)
 }
 
 impl RolloutDecision {
@@ -93,7 +93,7 @@ impl PlannedRollout {
     /// Returns the reason of a hold as text, with the image that stays in the field.
     pub fn hold_text(&self) -> Option<String> {
         let RolloutDecision::Hold(why) = &self.decision else { return None };
-        // A change of a held rollout restores the previous image.
+        // Changes during a hold restore the previous image, so the current one does not stay.
         let stays = self.current_image.as_ref().filter(|_| self.changes.is_empty());
         let stays = stays.map(|image| format!("; its image stays {image}")).unwrap_or_default();
         Some(format!("{why}{stays}"))
@@ -147,7 +147,7 @@ pub(super) struct Peer<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// Whether the rollout upgrades nodes: it is the first of its DaemonSet that asks for an upgrade.
+    /// Whether this rollout plans the upgrade of its DaemonSet: the first rollout with `upgrade` does.
     pub(super) fn carries_upgrade(&self, target: &RolloutTarget) -> bool {
         let mut upgrading = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
         upgrading.next().is_some_and(|first| first.target == target)
@@ -169,7 +169,7 @@ impl<'a> Context<'a> {
         OperatorResources::for_rollout(self.inputs, self.spec)
     }
 
-    /// Applies guarantee 1 to one kernel: returns a cell's published image by digest, if it passes.
+    /// Returns a cell's published image by digest, if guarantee 1 holds for the cell's kernel.
     pub(super) fn admissible_image(
         &self,
         cell: &Cell,

@@ -23,7 +23,7 @@ const APPLIED: &str = "farrier.dev/applied";
 /// On a copy: time since which no node runs the copy's kernel.
 const UNUSED_SINCE: &str = "farrier.dev/unused-since";
 
-/// Longest DaemonSet name that its pods can carry in a label.
+/// Maximum length of a label value, such as the DaemonSet's name in the labels of its pods.
 const MAX_NAME: usize = 63;
 
 /// Record of a copy's image.
@@ -118,7 +118,7 @@ pub(super) fn original_of(live: &LiveDaemonSet) -> Option<String> {
 }
 
 /// Returns the value of the label that names a copy's original.
-pub(super) fn copy_of(original: &DaemonSetFacts) -> String {
+pub(super) fn copy_of_value(original: &DaemonSetFacts) -> String {
     let name = &original.name;
     if name.len() <= MAX_NAME {
         return name.clone();
@@ -148,10 +148,12 @@ pub(super) fn name_parts(target: &KernelTarget) -> impl PartialEq + use<'_> {
     (os, os_version, KernelLabel::of(release), arch)
 }
 
-/// Reads a DaemonSet that is labeled as a copy of `original`; `None` where it is not one or cannot be parsed.
+/// Reads a DaemonSet that is labeled as a copy of `original`; `None` for any other DaemonSet, or if parsing fails.
 pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<LiveCopy<'a>> {
     let live = facts.live.as_ref()?;
-    if facts.namespace != original.namespace || live.labels.get(COPY_OF_LABEL) != Some(&copy_of(original)) {
+    if facts.namespace != original.namespace
+        || live.labels.get(COPY_OF_LABEL) != Some(&copy_of_value(original))
+    {
         return None;
     }
     let target = KernelTarget {
@@ -166,7 +168,7 @@ pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts
     Some(LiveCopy { facts, live, target, record, unused_since })
 }
 
-/// Times in a copy at which a plan must be made again.
+/// Times of a copy from which the next reconcile is scheduled.
 #[derive(Debug)]
 pub(in crate::plan) struct CopyTimes<'a> {
     pub(in crate::plan) live: &'a LiveDaemonSet,
@@ -200,12 +202,12 @@ pub(super) fn changes_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
             image_in(&record.image, &container.name).is_some_and(|image| image == container.image)
         };
         let unchanged = before.containers.iter().filter(is_same).count();
-        unchanged == 0 || unchanged < record.image.split(' ').count()
+        unchanged < record.image.split(' ').count()
     })
 }
 
 impl LiveCopy<'_> {
-    /// Whether this original owns the copy, by UID: copies of a deleted DaemonSet of the same name are deleted with it.
+    /// Whether this original owns the copy, by UID. Kubernetes deletes the copies of a deleted DaemonSet of the same name.
     pub(super) fn belongs_to(&self, original: &LiveDaemonSet) -> bool {
         let owners = self.live.manifest.pointer("/metadata/ownerReferences").and_then(Value::as_array);
         owners.into_iter().flatten().any(|owner| owner["uid"] == original.version.uid.as_str())
@@ -220,7 +222,7 @@ impl LiveCopy<'_> {
         Some(images_text(&images))
     }
 
-    /// Whether the copy has all annotations of `manifest`, and thus its content.
+    /// Whether the copy has farrier's annotations of `manifest`. The hash among them covers the rest of the object.
     pub(super) fn matches(&self, manifest: &Value) -> bool {
         let desired = &manifest["metadata"]["annotations"];
         [RELEASE, APPLIED, UNUSED_SINCE, COPY_RECORD_ANNOTATION].into_iter().all(|key| {
@@ -234,7 +236,7 @@ pub(super) fn manifest(desired: &DesiredCopy<'_>) -> Option<Arc<Value>> {
     let DesiredCopy { original, containers, handover, name, target, record, unused_since } = desired;
     let live = original.live.as_ref()?;
     let kernel = KernelLabel::of(&target.release)?;
-    let copy_labels = [(COPY_OF_LABEL, copy_of(original)), (COPY_KERNEL_LABEL, kernel.to_string())];
+    let copy_labels = [(COPY_OF_LABEL, copy_of_value(original)), (COPY_KERNEL_LABEL, kernel.to_string())];
 
     let original_spec = live.manifest.get("spec")?.as_object()?;
     let mut spec = Map::new();

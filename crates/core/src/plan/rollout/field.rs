@@ -60,7 +60,7 @@ pub(super) struct Field<'a> {
 /// the decision depends on the pods.
 pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> Progress) -> FieldDecision {
     let Field { record, current, desired, now, instance } = *field;
-    let entry = |changed_back, replaced: &Value| FieldRecord {
+    let new_record = |changed_back, replaced: &Value| FieldRecord {
         set: desired.clone(),
         replaced: replaced.clone(),
         at: now,
@@ -71,9 +71,13 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         earlier: record.map(|record| record.history(desired)).unwrap_or_default(),
     };
     let Some(record) = record else {
-        return if current == desired { FieldDecision::Keep } else { FieldDecision::Set(entry(0, current)) };
+        return if current == desired {
+            FieldDecision::Keep
+        } else {
+            FieldDecision::Set(new_record(0, current))
+        };
     };
-    // Two instances would overwrite each other forever.
+    // Otherwise, two instances would overwrite each other forever.
     let is_from_other = !record.by.is_empty() && record.by != instance.to_string();
     let is_in_place = matches!(record.state, RecordState::Set | RecordState::Good) && *current == record.set;
     if is_from_other && is_in_place && current != desired {
@@ -86,21 +90,21 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
             Progress::Good if current == desired => {
                 FieldDecision::UpdateRecord(FieldRecord { state: RecordState::Good, ..record.clone() })
             }
-            Progress::Good => FieldDecision::Set(entry(reverts, current)),
+            Progress::Good => FieldDecision::Set(new_record(reverts, current)),
             // The recorded value never worked, so keep the previous value as the one to restore.
             Progress::Waiting | Progress::Failed { .. } if current != desired => {
-                FieldDecision::Set(entry(reverts, &record.replaced))
+                FieldDecision::Set(new_record(reverts, &record.replaced))
             }
             Progress::Waiting | Progress::Failed { .. } => FieldDecision::Keep,
         },
         _ if current == desired => FieldDecision::Keep,
-        RecordState::Good if *current == record.set => FieldDecision::Set(entry(reverts, current)),
+        RecordState::Good if *current == record.set => FieldDecision::Set(new_record(reverts, current)),
         RecordState::Set | RecordState::Good if reverts + 1 < MAX_REVERTS => {
-            FieldDecision::Set(entry(reverts + 1, current))
+            FieldDecision::Set(new_record(reverts + 1, current))
         }
         RecordState::Set | RecordState::Good => {
             let times = reverts + 1;
-            let conflict = FieldRecord { state: RecordState::Conflict, ..entry(times, current) };
+            let conflict = FieldRecord { state: RecordState::Conflict, ..new_record(times, current) };
             FieldDecision::Hold(Some(conflict), HoldReason::ChangedBack { times })
         }
         RecordState::Conflict if *desired == record.set || !record.is_quiet(now) => {
@@ -109,7 +113,7 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         RecordState::Conflict | RecordState::Failed | RecordState::RolledBack => {
             let refused = record.refused().filter(|_| *desired == record.set);
             refused.map_or_else(
-                || FieldDecision::Set(entry(reverts, current)),
+                || FieldDecision::Set(new_record(reverts, current)),
                 |why| FieldDecision::Hold(None, why),
             )
         }

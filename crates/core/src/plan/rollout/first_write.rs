@@ -12,7 +12,7 @@ use crate::{
     plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PodFacts, UpdateStrategy},
 };
 
-/// Hosts for which nodes of the same cloud get credentials from the kubelet's credential provider.
+/// Suffixes of registry hosts for which the kubelet's credential provider has credentials, on nodes of the same cloud.
 const CLOUD_REGISTRIES: [&str; 4] = [".amazonaws.com", ".azurecr.io", ".pkg.dev", "gcr.io"];
 
 /// Warning about a rollout. A warning puts no rollout on hold.
@@ -28,8 +28,7 @@ pub struct RolloutWarning {
 }
 
 impl RolloutWarning {
-    /// Code of the warning about missing pull secrets. It applies only if the registry refuses anonymous pulls, which the caller
-    /// checks.
+    /// Code of the warning about missing pull secrets. The caller drops the warning if the registry permits anonymous pulls.
     pub const PULL_SECRETS: &'static str = "no-pull-secrets";
 
     fn new(code: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -45,7 +44,7 @@ pub(super) fn warnings(context: &Context<'_>, target: &RolloutTarget) -> Vec<Rol
     owner.into_iter().chain(no_pull_secrets(context, live)).chain(restarts(context, live)).collect()
 }
 
-/// Returns the target's DaemonSet in the cluster, if the image field holds a foreign image and farrier may set it.
+/// Returns the target's live DaemonSet, if farrier may set the image field and has not set it before.
 fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a LiveDaemonSet> {
     let RolloutObject::DaemonSet(name) = &target.object else { return None };
     let container = target_container(context.inputs, target).ok()?.container;
@@ -101,8 +100,8 @@ fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
     })
 }
 
-/// Returns the warning about pods that have no credentials for the registry. Looks at running pods, because only a pod's
-/// specification also contains the pull secrets of the ServiceAccount.
+/// Returns the warning about pods that have no credentials for the registry. Examines pods, because the pull secrets of
+/// the ServiceAccount appear in pods, but not in the DaemonSet's template.
 fn no_pull_secrets(context: &Context<'_>, live: &LiveDaemonSet) -> Option<RolloutWarning> {
     let prefix = &context.inputs.cells.location.prefix;
     let host = prefix.split('/').next().unwrap_or_default();

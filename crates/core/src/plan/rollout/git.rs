@@ -20,15 +20,15 @@ pub struct GitCommit {
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let decided = manifest::decide(context, target)?;
-    match &decided.decision {
+    let hold = match &decided.decision {
         decision if decision.is_change() => proposed(context, target, &decided),
         // A directory of manifests has no live objects to compare with.
         _ if context.inputs.snapshot.read_only_nodes => None,
         RolloutDecision::AlreadySet { image } => not_synced(context, image),
         RolloutDecision::Settled { .. } => resource_not_synced(context, target),
         _ => None,
-    }
-    .map_or(Ok(decided), Err)
+    };
+    hold.map_or(Ok(decided), Err)
 }
 
 /// Returns the hold for a change that was already proposed. A change is proposed only once: a closed pull request whose
@@ -106,7 +106,7 @@ fn commit(spec: &RolloutSpec, image: &str, change: &Change) -> Option<GitCommit>
                 daemon_set.as_ref().map(|(_, target)| format!(" for container {}", target.container));
             format!("{object}: {image}{}", container.unwrap_or_default())
         }
-        Some(message) => filled(message, &|name| match name {
+        Some(message) => fill_placeholders(message, &|name| match name {
             "image" => Some(image),
             "daemonSet" => daemon_set.as_ref().map(|(name, _)| name.as_str()),
             "resource" => spec.resource().map(|_| object.as_str()),
@@ -120,7 +120,7 @@ fn commit(spec: &RolloutSpec, image: &str, change: &Change) -> Option<GitCommit>
         None => location.branch.to_string(),
         Some(prefix) => match &daemon_set {
             Some((name, target)) => {
-                format!("{prefix}{}-{}-{}", name.replace('/', "-"), target.container, digest_of(&to))
+                format!("{prefix}{}-{}-{}", name.replace('/', "-"), target.container, short_digest(&to))
             }
             None => format!("{prefix}{}-{}", object.replace([' ', '/'], "-"), short_hash(&[&to])),
         },
@@ -129,7 +129,7 @@ fn commit(spec: &RolloutSpec, image: &str, change: &Change) -> Option<GitCommit>
 }
 
 /// Replaces each `{name}` that has a value.
-fn filled<'a>(text: &str, value: &dyn Fn(&str) -> Option<&'a str>) -> String {
+fn fill_placeholders<'a>(text: &str, value: &dyn Fn(&str) -> Option<&'a str>) -> String {
     let mut parts = text.split('{');
     let mut filled = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -142,7 +142,7 @@ fn filled<'a>(text: &str, value: &dyn Fn(&str) -> Option<&'a str>) -> String {
 }
 
 /// Returns the first 12 digits of an image's digest.
-fn digest_of(image: &str) -> String {
+fn short_digest(image: &str) -> String {
     match image.parse().map(|image: ImageReference| image.version) {
         Ok(Version::Digest(digest)) => digest.short().to_owned(),
         _ => String::new(),

@@ -30,7 +30,7 @@ pub(in crate::plan) fn short_hash(parts: &[&str]) -> String {
     hasher.finish().short()[..8].to_owned()
 }
 
-/// Whether the node is handed over.
+/// Whether the node has the handover label.
 pub(super) fn is_handed_over(node: &NodeFacts, label: &str) -> bool {
     node.labels.contains_key(label)
 }
@@ -63,9 +63,8 @@ pub(super) fn fenced(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
     }
 }
 
-/// Returns the affinity without the fence, as its owner wrote it. An empty term admits no node, but would admit some
-/// with a fence in it, so empty terms are dropped. A term that holds only the fence therefore means that there was no
-/// affinity.
+/// Returns the affinity without the fence, as its owner wrote it. Drops empty terms: an empty term admits no node, but
+/// would admit nodes once the fence is added. A term that holds only the fence therefore means that there was no affinity.
 pub(super) fn without_fence(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
     let NodeAffinity::Terms(terms) = affinity else { return affinity.clone() };
     let mut unfenced = Vec::new();
@@ -94,8 +93,7 @@ pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
 }
 
 /// Returns how many of `desired` pods may be unavailable at once. A percentage is rounded up, as by the DaemonSet
-/// controller. Zero, which is valid in a DaemonSet with a surge, counts as one, because nothing could ever change
-/// otherwise.
+/// controller. Zero is valid in a DaemonSet with a surge, but counts as one: otherwise no pod could ever be replaced.
 pub(super) fn unavailable_limit(count: PodCount, desired: usize) -> usize {
     match count {
         PodCount::Number(number) => number,

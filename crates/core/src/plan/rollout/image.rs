@@ -30,7 +30,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     decide_for(context, container, container.daemon_set)
 }
 
-/// Decides about a container, whose image goes to the nodes that the DaemonSet `reaching` reaches.
+/// Decides which image a container gets, for the nodes that the DaemonSet `reaching` reaches.
 pub(super) fn decide_for(
     context: &Context<'_>,
     TargetContainer { daemon_set, container: Container { name, .. } }: TargetContainer<'_>,
@@ -68,8 +68,8 @@ pub(super) fn decide_for(
     set_image(context, daemon_set, name, image.ok_or(HoldReason::NoNodes)?, tag)
 }
 
-/// Returns the common tag of the images for these kernels, if the kernels have different architectures. Returns `None` for a
-/// single kernel.
+/// Returns the tag that the images for these kernels share, as the images of several architectures can. Returns `None`
+/// for a single kernel, and fails if the tags differ.
 fn common_tag<'a>(
     context: &Context<'a>,
     kernels: &NodesByKernel<'a>,
@@ -96,7 +96,8 @@ fn first_not_ready<'a>(kernels: impl IntoIterator<Item = &'a Vec<&'a NodeFacts>>
     NotReadyNode::first(not_ready.flatten().copied())
 }
 
-/// Returns the text for an image where `from` is written. If `from` has a tag beside its digest, the text has `tag` there.
+/// Formats `to` as the new value of the container's image. The value includes `tag` if the manifest has a tag beside the
+/// digest.
 fn image_text(from: &Container, to: &ImageReference, tag: Option<&ImageReference>) -> String {
     if from.image.parse().is_ok_and(|image: ImageReference| image == *to) {
         return from.image.clone();
@@ -184,8 +185,8 @@ pub(super) fn set_image(
     Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
 }
 
-/// Returns a kernel of the DaemonSet's nodes that would lose its modules with an earlier image: the image is known to have none
-/// for it, and the current one has some (guarantee 1).
+/// Returns a kernel whose nodes would lose their modules with an earlier image (guarantee 1): the earlier image is known to
+/// have none for the kernel, and the current image has some or has unknown contents.
 fn kernel_without_modules(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
@@ -216,8 +217,8 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
 }
 
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
-/// that it does not name, and the API server removes a field without an owner. The change does not name a value that
-/// another writer has set since then: it belongs to that writer.
+/// that it does not name, and the API server removes a field without an owner. The change omits fields that another
+/// writer has set in the meantime.
 pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) -> DaemonSetChange {
     let owned = daemon_set.containers.iter().filter(|container| {
         let written = record.0.get(&container.name).and_then(FieldRecord::written);

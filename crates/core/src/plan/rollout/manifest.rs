@@ -19,11 +19,11 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
         |other: &&DaemonSetFacts| (&other.namespace, &other.name) == (&manifest.namespace, &manifest.name);
     let mut live = context.inputs.snapshot.daemon_sets.iter().filter(|other| other.live.is_some());
     let live = live.find(is_same);
-    // The nodes that the manifest reaches are unknown, so use the live DaemonSet.
+    // farrier cannot evaluate the manifest's node affinity, so use the nodes of the live DaemonSet.
     if let Some(live) = live.filter(|_| check_supported(&manifest.placement).is_err()) {
         return image::decide_for(context, container, live);
     }
-    match live.and_then(|live| reaches_differently(context, &live.placement, &manifest.placement)) {
+    match live.and_then(|live| reach_difference(context, &live.placement, &manifest.placement)) {
         Some(why) => Err(why),
         None => image::decide_for(context, container, manifest),
     }
@@ -31,7 +31,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
 
 /// Returns the hold where the live object reaches other nodes than the manifest, for example because an overlay
 /// changes the manifest. The image would be chosen for the wrong kernels.
-pub(super) fn reaches_differently(
+pub(super) fn reach_difference(
     context: &Context<'_>,
     live: &Placement,
     manifest: &Placement,

@@ -22,9 +22,9 @@ pub(super) fn one_write_for_each_object(snapshot: &ClusterSnapshot, planned: &mu
         let mut merged: Vec<Change> = Vec::new();
         for index in &indices {
             let changes = std::mem::take(&mut planned[*index].changes);
-            let restarts = merged.iter().any(|change| matches!(change, Change::Restart(_)));
+            let has_restarts = merged.iter().any(|change| matches!(change, Change::Restart(_)));
             for change in changes {
-                add(live, &mut merged, change, restarts);
+                add(live, &mut merged, change, has_restarts);
             }
         }
         // A write that replaces the pods makes their restart unnecessary.
@@ -36,11 +36,11 @@ pub(super) fn one_write_for_each_object(snapshot: &ClusterSnapshot, planned: &mu
     }
 }
 
-/// Adds a change of another rollout. Only one rollout restarts pods at a time, because each stays within the number of pods that
-/// may be unavailable.
-fn add(live: &LiveDaemonSet, merged: &mut Vec<Change>, change: Change, restarts: bool) {
+/// Adds a change of another rollout. Only one rollout restarts pods at a time: each by itself restarts as many pods as may be
+/// unavailable.
+fn add(live: &LiveDaemonSet, merged: &mut Vec<Change>, change: Change, has_restarts: bool) {
     let change = match change {
-        Change::Restart(_) if restarts => return,
+        Change::Restart(_) if has_restarts => return,
         Change::DaemonSet(change) => {
             let existing = merged.iter_mut().find_map(|other| match other {
                 Change::DaemonSet(other) => Some(other),

@@ -70,11 +70,10 @@ impl TagForm {
     }
 }
 
-/// Versions, each with the name that the operator then looks for.
+/// Values of the version field, each with the image reference that the operator derives from the value.
 pub(super) type Versions<'a> = Vec<(Cow<'a, str>, &'a ImageReference)>;
 
-/// Returns the versions with which the operator finds this image, each with the name that the operator then looks for,
-/// in the order of the image's tags.
+/// Returns the values of the version field with which the operator finds this image, in the order of the image's tags.
 pub(super) fn versions<'a>(
     kind: OperatorResource,
     cell: &'a Cell,
@@ -97,7 +96,7 @@ pub(super) fn versions<'a>(
 fn with_variable(cell: &Cell) -> Versions<'_> {
     let release = cell.target.release.as_str();
     let release = release.strip_suffix('+').unwrap_or(release);
-    // KMM's `NormalizeVersion`.
+    // As in KMM's `NormalizeVersion`.
     let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let kernel: String = release.chars().map(|c| if is_kept(c) { c } else { '_' }).collect();
     let tags: Vec<_> =
@@ -112,7 +111,7 @@ pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> 
     match kind {
         OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => Some("forcePrecompiled"),
         OperatorResource::ClusterPolicy => Some("usePrecompiled"),
-        // Immutable (a validation rule of the CRD); the others have none.
+        // NVIDIADriver's field is immutable (a validation rule of the CRD); the other kinds have no such field.
         OperatorResource::NvidiaDriver | OperatorResource::Module | OperatorResource::GpuCluster => None,
     }
 }
@@ -131,7 +130,7 @@ const SKIP_LABELS: [(&str, &[&str]); 2] = [
     ("nvidia.com/gpu.deploy.driver", &["pre-installed", "false"]),
     ("nvidia.com/gpu.deploy.operands", &["false"]),
 ];
-/// Label with the users of a node's GPUs: containers or virtual machines.
+/// Label that names the workload of a node's GPUs: containers or virtual machines.
 const WORKLOAD_LABEL: &str = "nvidia.com/gpu.workload.config";
 /// Workload for which the GPU Operator installs its driver.
 const CONTAINERS: &str = "container";

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::plan::{ClusterSnapshot, Table, UpgradeNote, table::table};
 
-/// Image that a DaemonSet got.
+/// Past rewrite of a DaemonSet's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PastUpgrade {

@@ -14,8 +14,8 @@ use crate::plan::{
     clear_failures, labels::has_pause_annotation,
 };
 
-/// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears the record of
-/// failed, rolled back and abandoned rewrites, so that the rollout can try again.
+/// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears the records of
+/// rewrites that failed, conflict or were rolled back, so that the rollout can try again.
 fn annotations_for(object: LiveObject<'_>, paused: bool, record: &RewriteRecord) -> BTreeMap<String, String> {
     let mut annotations = object.annotations().clone();
     if paused != object.is_paused() {
@@ -50,7 +50,7 @@ pub(super) fn is_paused(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> bool
     objects.any(LiveObject::is_paused) || in_manifests()
 }
 
-/// Returns whether each object of a live cluster is paused, by the names that [`super::rollback`] takes.
+/// Returns whether each object of a live cluster is paused, by its name as in [`super::rollback`].
 pub fn paused(snapshot: &ClusterSnapshot) -> BTreeMap<String, bool> {
     LiveObject::all(snapshot).map(|object| (object.name(), object.is_paused())).collect()
 }
@@ -95,7 +95,7 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
 /// Returns the fields that farrier has set in a resource. The change must name them, because an apply gives up fields
 /// that it omits.
 fn written(facts: &ResourceFacts, record: &RewriteRecord) -> Result<Value, HoldReason> {
-    match resource::section(facts).zip(record.0.get(resource::FIELD)) {
+    match resource::section(facts).zip(record.0.get(resource::SPEC)) {
         Some((driver, entry)) => Ok(resource::change(facts, driver, entry.clone(), Vec::new())?.spec),
         None => Ok(json!({})),
     }

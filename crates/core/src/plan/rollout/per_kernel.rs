@@ -62,9 +62,9 @@ pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<P
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let fleet = Fleet::observe(context, target)?;
     let context = &fleet.rollouts[0].0;
-    let note = OriginalRecord::read(fleet.original.live);
-    if note.rolled_back.is_some() {
-        let steps = return_nodes(&fleet.original, &note);
+    let record = OriginalRecord::read(fleet.original.live);
+    if record.rolled_back.is_some() {
+        let steps = undo_steps(&fleet.original, &record);
         return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(decided(steps)) };
     }
     if fleet.members.is_empty() && fleet.original.copies.is_empty() {
@@ -80,7 +80,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let upgrade = order::planned(context, &fleet);
     update_copies(context, &fleet, &images, upgrade.as_ref(), *watch, *retire_after, &mut steps)?;
     if !fleet.original.is_fenced() {
-        let fenced = fence(context, &fleet, &images, note, &mut steps);
+        let fenced = fence(context, &fleet, &images, record, &mut steps);
         // Other steps do not wait for the fence.
         if steps.changes.is_empty() {
             fenced?;
@@ -107,16 +107,17 @@ fn decided(steps: Steps) -> Decided {
 /// Returns the next step of `farrier rollback`: marks the original as rolled back, so that no node is handed over again,
 /// then returns all nodes to it. Empty when nothing is left to do.
 pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
-    let mut note = OriginalRecord::read(original.live);
-    if note.rolled_back.is_none() {
-        note.rolled_back = Some(now);
-        return vec![original.write(original.facts.placement.affinity.clone(), &note)];
+    let mut record = OriginalRecord::read(original.live);
+    if record.rolled_back.is_none() {
+        record.rolled_back = Some(now);
+        return vec![original.write(original.facts.placement.affinity.clone(), &record)];
     }
-    return_nodes(original, &note).changes
+    undo_steps(original, &record).changes
 }
 
-/// Removes labels first, while the copies still exist: a node without the label belongs to the original.
-fn return_nodes(original: &Original<'_>, note: &OriginalRecord) -> Steps {
+/// Returns the next steps that undo the rollout. The handover labels go first, while the copies still exist: a node
+/// without the label belongs to the original.
+fn undo_steps(original: &Original<'_>, record: &OriginalRecord) -> Steps {
     let mut steps = Steps::default();
     for node in original.marked_nodes() {
         let description = format!("returns node {} to DaemonSet {}", node.name, original.facts.name);
@@ -124,7 +125,7 @@ fn return_nodes(original: &Original<'_>, note: &OriginalRecord) -> Steps {
     }
     if steps.changes.is_empty() && original.is_fenced() {
         let description = format!("restores the node affinity of DaemonSet {}", original.facts.name);
-        steps.add(original.write(original.base.affinity.clone(), note), description);
+        steps.add(original.write(original.base.affinity.clone(), record), description);
     }
     if steps.changes.is_empty() {
         for copy in original.copies.values().filter(|copy| !copy.live.deleting) {
@@ -135,12 +136,13 @@ fn return_nodes(original: &Original<'_>, note: &OriginalRecord) -> Steps {
     steps
 }
 
-/// Returns nodes to the original if their kernel has neither a copy nor an image, or if the copy's pod on the node did
-/// not become ready. Skips kernels for which the original is known to have no modules either.
+/// Returns nodes to the original if their kernel has neither a copy nor an image, or if the copy's image failed and does
+/// not work on the node. Skips kernels for which the original is known to have no modules either.
 fn return_failed_nodes(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     if fleet.original.copies.is_empty() && !fleet.original.is_fenced() {
         for node in fleet.original.marked_nodes() {
-            let description = format!("removes a mark of an earlier rollout from node {}", node.name);
+            let description =
+                format!("removes the handover label of an earlier rollout from node {}", node.name);
             steps.add(set_handover(&node.name, &fleet.original.label, false), description);
         }
         return;
@@ -228,8 +230,8 @@ fn update_copies(
             }
             Some(_) => format!("brings DaemonSet {name} up to date"),
         };
-        // The previous image is not looked up, as with the other strategies: an image that may be gone is better than
-        // one that does not start.
+        // As in the other strategies, do not look up a previous image: an image that may be gone from the registry is
+        // better than one that does not start.
         let is_new = |image: &&ReadyImage| !same_image && image.text == record.image;
         let required_images = image.filter(is_new).map(|image| image.references.clone()).unwrap_or_default();
         let change = DaemonSetCopy {
@@ -258,7 +260,7 @@ fn fence(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     images: &BTreeMap<KernelTarget, Image>,
-    mut note: OriginalRecord,
+    mut record: OriginalRecord,
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
     let runs =
@@ -269,18 +271,18 @@ fn fence(
     if !needed {
         return Ok(());
     }
-    if let Some(at) = note.fenced_at {
+    if let Some(at) = record.fenced_at {
         let is_quiet = context.inputs.now.duration_since(at) >= QUIET_PERIOD;
-        note.undone = if is_quiet { 1 } else { note.undone + 1 };
-        if note.undone >= 2 {
-            return Err(HoldReason::FenceUndone { times: note.undone });
+        record.undone = if is_quiet { 1 } else { record.undone + 1 };
+        if record.undone >= 2 {
+            return Err(HoldReason::FenceUndone { times: record.undone });
         }
     }
-    note.fenced_at = Some(context.inputs.now);
+    record.fenced_at = Some(context.inputs.now);
     let affinity = handover::fenced(&fleet.original.facts.placement.affinity, &fleet.original.label);
     let description =
         format!("keeps DaemonSet {} off nodes that have been handed over", fleet.original.facts.name);
-    steps.add(fleet.original.write(affinity, &note), description);
+    steps.add(fleet.original.write(affinity, &record), description);
     Ok(())
 }
 
@@ -331,7 +333,7 @@ fn set_handover(node: &str, label: &str, on: bool) -> Change {
     })
 }
 
-/// Returns the decision when there is nothing to do.
+/// Returns the decision when no change is left to make.
 fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
     for (kernel, copy) in fleet.original.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
         if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
@@ -364,14 +366,13 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
 
 impl Original<'_> {
     /// Returns the apply that names all fields that farrier owns in the original.
-    fn write(&self, affinity: NodeAffinity, note: &OriginalRecord) -> Change {
-        let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
-        // Another rollout may have set images of other containers. If the record cannot be parsed, farrier owns none of
+    fn write(&self, affinity: NodeAffinity, record: &OriginalRecord) -> Change {
+        // Another rollout may have set images of other containers. If their record cannot be parsed, farrier owns none of
         // the images.
-        let record = RewriteRecord::of(&self.live.annotations).unwrap_or_default();
-        let mut change = owned_fields(self.facts, &record);
-        change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_text());
-        change.affinity = is_ours.then_some(affinity);
+        let rewrites = RewriteRecord::of(&self.live.annotations).unwrap_or_default();
+        let mut change = owned_fields(self.facts, &rewrites);
+        change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), record.to_text());
+        change.affinity = Some(affinity).filter(|affinity| *affinity != NodeAffinity::Any);
         Change::DaemonSet(change)
     }
 }

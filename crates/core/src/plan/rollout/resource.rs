@@ -17,7 +17,7 @@ use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, ResourceChange, RewriteRecord,
     RolloutDecision, RolloutTarget,
     field::{self, Field, FieldDecision},
-    manifest::reaches_differently,
+    manifest::reach_difference,
     operator::{self, TagForm},
     reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
@@ -35,8 +35,8 @@ use crate::{
     },
 };
 
-/// Name under which a record keeps the fields of a resource.
-pub(super) const FIELD: &str = "spec";
+/// Key of the fields that farrier sets: in the resource, and in its record.
+pub(super) const SPEC: &str = "spec";
 
 /// Fields of a driver's section that farrier writes.
 const FIELDS: [&str; 7] =
@@ -92,7 +92,7 @@ pub(super) fn decide(
     // Only a resource from the cluster has a version. A manifest must reach the same nodes as the live resource.
     let live = inputs.snapshot.resources.iter().find(|live| live.is_named(name) && live.version.is_some());
     if let Some(live) = live.filter(|_| resource.version.is_none())
-        && let Some(why) = reaches_differently(context, &live.placement_in(inputs.snapshot), &placement)
+        && let Some(why) = reach_difference(context, &live.placement_in(inputs.snapshot), &placement)
     {
         return Err(why);
     }
@@ -318,7 +318,7 @@ fn decide_field(
     let now = context.inputs.now;
     let current = values(desired, driver);
     let instance = context.inputs.instance;
-    let field = Field { record: record.0.get(FIELD), current: &current, desired, now, instance };
+    let field = Field { record: record.0.get(SPEC), current: &current, desired, now, instance };
     // The operator watches its pods, so farrier does not. When the desired value changes, a value that stayed for an hour
     // (`is_quiet`) is recorded as good.
     Ok(field::decide(&field, |set| {
@@ -374,7 +374,7 @@ fn to_decision(
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
-/// Returns the change that leaves a resource with the written values of the record, and with farrier's
+/// Returns the change after which a resource has the values that farrier wrote ([`FieldRecord::written`]), and farrier's
 /// annotations.
 pub(super) fn change(
     resource: &ResourceFacts,
@@ -389,7 +389,7 @@ pub(super) fn change(
     } else {
         // Another writer owns the field now, but may have changed only some of its keys. Keep applying the unchanged keys,
         // because a server-side apply removes keys that no manager owns.
-        let written = record.0.get(FIELD).and_then(FieldRecord::written);
+        let written = record.0.get(SPEC).and_then(FieldRecord::written);
         let owned = written.into_iter().flat_map(writable);
         owned.filter(|(key, value)| driver.get(key) == Some(value)).collect()
     };
@@ -405,7 +405,7 @@ pub(super) fn change(
         expected,
         spec,
         annotations: if is_live {
-            record.with(FIELD, entry).annotations(&resource.annotations)
+            record.with(SPEC, entry).annotations(&resource.annotations)
         } else {
             BTreeMap::new()
         },
@@ -426,7 +426,7 @@ fn writable(value: &Value) -> impl Iterator<Item = (String, Value)> {
 
 /// Returns the path of the driver's section: `spec.driver`, or `spec`.
 pub(super) fn field_path(kind: OperatorResource) -> String {
-    std::iter::once(FIELD).chain(kind.driver_path().iter().copied()).collect::<Vec<_>>().join(".")
+    std::iter::once(SPEC).chain(kind.driver_path().iter().copied()).collect::<Vec<_>>().join(".")
 }
 
 /// Formats the fields of a resource that farrier would write.

@@ -12,7 +12,7 @@ use super::{
     image::owned_fields,
     live_object::LiveObject,
     record::FieldRecord,
-    resource::{self, FIELD},
+    resource::{self, SPEC},
 };
 use crate::plan::{ClusterSnapshot, RECORD_ANNOTATION};
 
@@ -52,7 +52,7 @@ pub struct RollbackStep {
     pub fields: BTreeMap<String, RollbackOutcome>,
     /// Error if farrier's record cannot be parsed.
     pub error: Option<String>,
-    /// Command after which the controller sets the object again.
+    /// Command that lets the controller set the object again.
     pub resume: String,
     /// Change for an adapter to make.
     pub change: Option<Change>,
@@ -113,7 +113,7 @@ fn outcome(object: LiveObject<'_>, field: &str, record: &FieldRecord) -> Rollbac
     let current = match object {
         LiveObject::DaemonSet(facts, _) => facts.image_of(field).map(Value::from),
         LiveObject::Resource(facts) => resource::section(facts)
-            .filter(|_| field == FIELD)
+            .filter(|_| field == SPEC)
             .map(|section| resource::values(&record.set, section)),
     };
     let text = |value: &Value| match object {
@@ -122,7 +122,7 @@ fn outcome(object: LiveObject<'_>, field: &str, record: &FieldRecord) -> Rollbac
     };
     let nothing = |why: &str| RollbackOutcome::Nothing { why: why.to_owned() };
     match (record.state, current) {
-        (_, None) => nothing("it no longer exists"),
+        (_, None) => nothing("the field no longer exists"),
         (RecordState::RolledBack, _) => nothing("it was rolled back before"),
         (RecordState::Failed, _) => nothing("its pods failed, and the previous value was restored then"),
         (RecordState::Conflict, _) => nothing("another writer has set it, so farrier left it unchanged"),
@@ -153,7 +153,7 @@ fn change(
             Some(Change::DaemonSet(change))
         }
         LiveObject::Resource(facts) => {
-            let (driver, entry) = (resource::section(facts)?, record.0.get(FIELD)?.clone());
+            let (driver, entry) = (resource::section(facts)?, record.0.get(SPEC)?.clone());
             resource::change(facts, driver, entry, Vec::new()).ok().map(Change::Resource)
         }
     }

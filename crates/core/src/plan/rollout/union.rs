@@ -152,14 +152,14 @@ fn desired<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Desir
     let unused = members.keep(context, live, current, &desired_kernels, *drop_after);
     let with_images = |images| Ok(Desired { facts, live, container, images, unused });
 
-    let keeps_image = |arch: Architecture, kernel: &str| {
-        // With `OnDelete`, a pod that is not restarted keeps its image, and the current image has no modules for the
-        // kernel either.
+    let loses_nothing = |arch: Architecture, kernel: &str| {
+        // With `OnDelete`, the rewrite itself restarts no pod. If the current image has no modules for the kernel, the next
+        // one need not have any.
         live.update == UpdateStrategy::OnDelete && current.is_some_and(|current| !current.has(arch, kernel))
     };
     for kernel in live_kernels.keys().filter(|kernel| !members.has(kernel.arch, kernel.release.as_str())) {
         match members.building.get(*kernel) {
-            _ if keeps_image(kernel.arch, kernel.release.as_str()) => {}
+            _ if loses_nothing(kernel.arch, kernel.release.as_str()) => {}
             Some(on) => return with_images(Err(on.clone())),
             None => {
                 let reason = members.missing.remove(*kernel);
@@ -168,7 +168,7 @@ fn desired<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Desir
         }
     }
     let is_served = |node: &NodeFacts| match node.architecture.parse() {
-        Ok(arch) => members.has(arch, &node.kernel_version) || keeps_image(arch, &node.kernel_version),
+        Ok(arch) => members.has(arch, &node.kernel_version) || loses_nothing(arch, &node.kernel_version),
         // No farrier image has modules for this node, neither the current nor the next one.
         Err(_) => current.is_some(),
     };
@@ -181,13 +181,13 @@ fn desired<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Desir
     {
         return Err(why);
     }
-    // Prefer one rewrite to two, if no node is waiting for the first.
-    let is_served = |kernel: &&KernelTarget| {
+    // Wait for all builds if no node gains modules from the images that are published: one rewrite is better than two.
+    let gains_nothing = |kernel: &&KernelTarget| {
         let (arch, release) = (kernel.arch, kernel.release.as_str());
         current.is_some_and(|current| current.has(arch, release)) || !members.has(arch, release)
     };
     if let Some(on) = members.building.values().next()
-        && live_kernels.keys().all(is_served)
+        && live_kernels.keys().all(gains_nothing)
     {
         return with_images(Err(on.clone()));
     }
@@ -302,7 +302,7 @@ impl Members {
     }
 
     /// Returns the architectures whose images share a member with the current image. An architecture without desired
-    /// kernels follows the others.
+    /// kernels is included if any other architecture is.
     fn unchanged_architectures(&self, current: &ImageContents) -> Vec<Architecture> {
         let shares_member = |arch: Architecture| {
             let (new, old) = (self.images.get(&arch)?, current.for_architecture(arch)?);
@@ -338,8 +338,8 @@ fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 
-/// Records the times since which kernels are unused, with another change of the DaemonSet, or with a separate one if the record
-/// differs.
+/// Records the times since which kernels are unused: in the planned changes of the DaemonSet, or in a separate change if only
+/// this record differs.
 fn record_unused(
     facts: &DaemonSetFacts,
     live: &LiveDaemonSet,
@@ -347,9 +347,9 @@ fn record_unused(
     decided: &mut Decided,
 ) {
     let text = if unused.is_empty() { None } else { serde_json::to_string(unused).ok() };
-    let is_noted = live.annotations.get(UNION_LEFT) == text.as_ref();
+    let is_recorded = live.annotations.get(UNION_LEFT) == text.as_ref();
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
-    if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
+    if !has_change && !is_recorded && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         let record = RewriteRecord::of(&live.annotations).unwrap_or_default();
         decided.changes.push(Change::DaemonSet(owned_fields(facts, &record)));
     }

@@ -98,17 +98,18 @@ fn plan_of(
         let kernel = group.target.as_ref().ok();
         for node in object.reach_of_equal_nodes(&group.nodes).reached {
             let next = next.filter(|_| UpgradeNote::under_way(node).is_none());
-            let (target, new) = match next {
+            let (target, target_contents) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),
                 None => (current, contents.get(current)),
             };
-            let fits = match new {
-                Some(new) => kernel.map(|kernel| new.has(kernel.arch, kernel.release.as_str())),
+            let fits = match target_contents {
+                Some(contents) => kernel.map(|kernel| contents.has(kernel.arch, kernel.release.as_str())),
                 None => is_restored(live, container, target).then_some(true),
             };
             let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
                 let is_current = |image: &str| {
-                    let has_same_modules = |kernel| has_same(kernel, contents.get(image), new);
+                    let has_same_modules =
+                        |kernel| have_same_modules(kernel, contents.get(image), target_contents);
                     is_same_image(image, target) || kernel.is_some_and(has_same_modules)
                 };
                 DriverPod::of(pod, context.upgraded_containers(), is_current)
@@ -117,7 +118,7 @@ fn plan_of(
             nodes.push(UpgradeNode { target, is_target_pending, fits, ..UpgradeNode::of(node, driver) });
         }
     }
-    in_order(context, daemon_set, live, live.desired, nodes)
+    plan_upgrade(context, daemon_set, live, live.desired, nodes)
 }
 
 /// Returns the pods of DaemonSets, by the DaemonSet's UID and the node. A terminating pod can share its node with its
@@ -135,7 +136,7 @@ pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str),
 
 /// Plans the upgrade of these nodes, after adding the workloads on each. `desired` is the number of nodes that should
 /// have a driver pod.
-pub(super) fn in_order(
+pub(super) fn plan_upgrade(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
@@ -183,7 +184,7 @@ fn is_restored(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
 }
 
 /// Whether two images have the same modules for a kernel, so that a node need not get the newer image.
-pub(super) fn has_same(
+pub(super) fn have_same_modules(
     kernel: &KernelTarget,
     old: Option<&ImageContents>,
     new: Option<&ImageContents>,
@@ -261,8 +262,8 @@ pub(super) fn progress(
     })
 }
 
-/// Returns the changes that release this farrier's nodes under way that no planned upgrade covers (any more). Nodes
-/// stay as they are where the DaemonSets, pods or Jobs of their rollout cannot be seen.
+/// Returns the changes that uncordon nodes whose upgrade this farrier started and no planned upgrade covers any more. Skips
+/// nodes while the DaemonSets, pods or Jobs of their rollout cannot be observed.
 pub fn uncordoned(
     snapshot: &ClusterSnapshot,
     rollouts: &[PlannedRollout],

@@ -12,7 +12,7 @@ use crate::{
 pub(super) enum Progress {
     /// Pods with the image still have time, or there is no such pod.
     Waiting,
-    /// Every pod with the image had its time, and most became ready.
+    /// The time of every pod with the image is over, and more pods are ready than late.
     Good,
     /// At least as many pods with the image are late as are ready or still have time. One late pod suffices while few
     /// pods have the image; later, one broken node of a large fleet does not fail the image. Contains the node of the first
@@ -32,9 +32,9 @@ pub(super) fn runs(pod: &PodFacts, container: &str, image: &str) -> bool {
     pod.images.get(container).is_some_and(|current| is_same_image(current, image))
 }
 
-/// Examines the pods that run an image, which was set at `since`. A pod that was created later has its
-/// own deadline. A pod that is not bound to a node has none, because it waits for the cluster and not for the image. A
-/// pod that became ready within the deadline gets the time that it must stay ready.
+/// Examines the pods that run an image, which was set at `since`. The deadline of a pod that was created later counts from
+/// its creation. A pod that is not bound to a node is ignored, because it waits for the cluster and not for the image. A pod
+/// that became ready within the deadline gets the time that it must stay ready.
 pub(super) fn progress<'a>(
     pods: impl IntoIterator<Item = &'a PodFacts>,
     since: Timestamp,

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::{
     DriverPod, PlannedNodeUpgrade, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState,
     UpgradeWait,
-    note::mark,
+    note::set_note,
     turn::{UpgradeStep, seconds},
 };
 use crate::{
@@ -22,7 +22,7 @@ enum Canaries {
     /// Any nodes, up to this number.
     AnyOf(usize),
     /// Only the nodes with the canary labels.
-    Labelled,
+    Labeled,
     /// No node has the canary labels.
     Missing,
 }
@@ -67,12 +67,13 @@ impl Upgrade<'_> {
         node_upgrade(if is_skipped { UpgradeStage::Skipped } else { UpgradeStage::Waits }, waits)
     }
 
-    /// Returns the reason in the node itself for not starting it.
+    /// Returns the reason why the node cannot start, regardless of the other nodes of the upgrade.
     fn own_wait(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
         let facts = node.facts;
         // A node can hold only one note. A second upgrade would overwrite the other driver's failure, and the upgrade of
         // the other driver would continue.
-        let is_other = |note: &&UpgradeNote| note.state.is_open() && note.rollout != self.rollout();
+        let is_other =
+            |note: &&UpgradeNote| note.state.blocks_other_upgrades() && note.rollout != self.rollout();
         if let Some(other) = note.filter(is_other) {
             return Some(UpgradeWait::Other { rollout: other.rollout.clone() });
         }
@@ -115,7 +116,7 @@ impl Upgrade<'_> {
             .count();
         let mut canaries_left = match canary {
             Canaries::AnyOf(count) => count,
-            Canaries::Done | Canaries::Labelled | Canaries::Missing => usize::MAX,
+            Canaries::Done | Canaries::Labeled | Canaries::Missing => usize::MAX,
         };
 
         let is_free = |index: &usize| {
@@ -133,12 +134,12 @@ impl Upgrade<'_> {
         for index in order {
             let (node, node_upgrade) = (&self.nodes[index], &mut node_upgrades[index]);
             let may_go_first = match (&canary, &self.spec.canary) {
-                (Canaries::Labelled, Some(Canary::Labels(labels))) => labels.matches(&node.facts.labels),
+                (Canaries::Labeled, Some(Canary::Labels(labels))) => labels.matches(&node.facts.labels),
                 _ => canaries_left > 0,
             };
             let is_down = are_down[index];
-            // The node's driver failed and does not work, so another image can only help. The node waits neither for a
-            // time nor for the canary.
+            // The node's driver failed and does not work, so another image can only help. The node does not wait
+            // for the window, the pause between nodes or the canary.
             let was_broken =
                 is_down && node_upgrade.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
             node_upgrade.waits = match common_wait.as_ref().filter(|why| !was_broken || !why.is_timed()) {
@@ -184,7 +185,7 @@ impl Upgrade<'_> {
             unchecked: false,
             why: None,
         };
-        mark(node.facts, Some(&note), is_drained.then_some(true))
+        set_note(node.facts, Some(&note), is_drained.then_some(true))
     }
 
     /// Returns the reason for starting no node at all.
@@ -244,7 +245,7 @@ impl Upgrade<'_> {
                 } else if stages.iter().all(|stage| *stage == UpgradeStage::Done) {
                     Canaries::Done
                 } else {
-                    Canaries::Labelled
+                    Canaries::Labeled
                 }
             }
         }

@@ -45,7 +45,7 @@ impl UpgradeState {
     }
 
     /// Whether upgrades of the node's other drivers have to wait.
-    pub(super) fn is_open(self) -> bool {
+    pub(super) fn blocks_other_upgrades(self) -> bool {
         self.is_under_way() || self == Self::Failed
     }
 }
@@ -84,7 +84,7 @@ pub struct UpgradeNote {
     /// Whether the upgrade failed because its check could not be run. Such a failure does not count against the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchecked: bool,
-    /// Reason why the upgrade failed, was not drained, or is skipped while under way.
+    /// Reason why the driver failed, why the node was not drained, or why farrier waits for an operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -117,9 +117,9 @@ impl UpgradeNote {
     }
 }
 
-/// Returns the change that sets a node's note and the matching label; without a note, both are removed. Note and cordon
-/// are a single write, so that farrier cannot be killed between them.
-pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<bool>) -> Change {
+/// Returns the change that sets a node's note and the matching label; without a note, both are removed. A single write
+/// sets note and cordon, so that farrier cannot be killed between them.
+pub(super) fn set_note(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<bool>) -> Change {
     let text = note.and_then(|note| serde_json::to_string(note).ok());
     let state = note.map(|note| note.state.as_str().to_owned());
     Change::Node(NodeChange {
@@ -144,18 +144,18 @@ pub(super) fn hand_over(node: &NodeFacts, label: &str) -> Change {
 
 /// Returns the change that uncordons a node, if the cordon is farrier's, and sets a new note.
 pub(super) fn uncordon(node: &NodeFacts, before: &UpgradeNote, note: Option<&UpgradeNote>) -> Change {
-    mark(node, note, (before.cordoned && node.unschedulable).then_some(false))
+    set_note(node, note, (before.cordoned && node.unschedulable).then_some(false))
 }
 
-/// Returns the changes that release nodes under way that no upgrade covers (any more): the DaemonSet is gone or does
-/// not reach them, or the definition has no `upgrade`. A node that an operator is upgrading is released after the
-/// operator is done. A failure that no upgrade covers is removed, because other drivers wait for it.
+/// Returns the changes that uncordon nodes under way that no upgrade covers any more: the DaemonSet is gone or does not
+/// reach them, or the definition has no `upgrade`. A node that an operator is upgrading follows once the operator is done.
+/// The note of a failure that no upgrade covers is removed, because the upgrades of other drivers wait for it.
 pub fn release_uncovered<'a>(
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
     is_covered: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
 ) -> Vec<Change> {
     let release = |node: &'a NodeFacts| {
-        let note = UpgradeNote::of(node).filter(|note| note.state.is_open())?;
+        let note = UpgradeNote::of(node).filter(|note| note.state.blocks_other_upgrades())?;
         let is_kept = is_covered(node, &note) || operator_upgrade_in_progress(&node.labels).is_some();
         (!is_kept).then(|| uncordon(node, &note, None))
     };
@@ -166,5 +166,5 @@ pub fn release_uncovered<'a>(
 pub fn clear_failures<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>, rollout: &str) -> Vec<Change> {
     let is_failure = |note: &UpgradeNote| note.state == UpgradeState::Failed && note.rollout == rollout;
     let failed = nodes.into_iter().filter(|node| UpgradeNote::of(node).as_ref().is_some_and(is_failure));
-    failed.map(|node| mark(node, None, None)).collect()
+    failed.map(|node| set_note(node, None, None)).collect()
 }

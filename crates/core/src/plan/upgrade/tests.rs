@@ -126,11 +126,7 @@ fn pods_that_do_not_leave_do_not_keep_a_node_cordoned() {
     assert!(!fleet.nodes["n0"].facts.unschedulable);
     assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v1");
     let plan = fleet.plan();
-    assert!(
-        waits(&plan, "n0").ends_with("pods that did not leave it within 5m: 1"),
-        "{}",
-        waits(&plan, "n0")
-    );
+    assert!(waits(&plan, "n0").ends_with("pods left on the node after 5m: 1"), "{}", waits(&plan, "n0"));
     assert_eq!(stage(&plan, "n1"), UpgradeStage::UnderWay, "the other nodes get their turn");
     fleet.held = false;
     assert_eq!(fleet.settle().forecast.done, 2, "and the node is retried");
@@ -199,7 +195,7 @@ fn a_cordon_by_someone_else_stays() {
     let mut fleet = Fleet::new(2, draining(json!({})));
     fleet.cordon("n0", true);
     let plan = fleet.settle();
-    assert_eq!(waits(&plan, "n0"), "it is cordoned by someone else");
+    assert_eq!(waits(&plan, "n0"), "another actor cordoned the node");
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Skipped, UpgradeStage::Done));
 
     // Another actor cordons the node between the plan and the write.

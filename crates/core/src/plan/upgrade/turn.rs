@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 
 use super::{
     DriverPod, JobKind, JobState, Upgrade, UpgradeNode, UpgradeNote, UpgradeState, UpgradeWait,
-    note::{hand_over, mark, uncordon},
+    note::{hand_over, set_note, uncordon},
 };
 use crate::{
     image::{Period, WaitFor},
@@ -37,11 +37,11 @@ impl Upgrade<'_> {
     pub(super) fn next(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         if note.since > self.now {
             // The note comes from a clock that jumped: restart the timeout of this state now.
-            return mark(node.facts, Some(&UpgradeNote { since: self.now, ..note.clone() }), None).into();
+            return set_note(node.facts, Some(&UpgradeNote { since: self.now, ..note.clone() }), None).into();
         }
         if note.cordoned && !node.facts.unschedulable {
             // Another actor removed farrier's cordon. A later cordon is not farrier's.
-            return mark(node.facts, Some(&UpgradeNote { cordoned: false, ..note.clone() }), None).into();
+            return set_note(node.facts, Some(&UpgradeNote { cordoned: false, ..note.clone() }), None).into();
         }
         // The operator itself drains and uncordons the node. The timeout of this state restarts when the operator is
         // done.
@@ -49,7 +49,7 @@ impl Upgrade<'_> {
             Some((label, state)) => {
                 let why = Some("left to the operator's upgrade controller".to_owned());
                 let skipped = UpgradeNote { why, ..note.clone() };
-                let change = note.why.is_none().then(|| mark(node.facts, Some(&skipped), None));
+                let change = note.why.is_none().then(|| set_note(node.facts, Some(&skipped), None));
                 return UpgradeStep {
                     changes: change.into_iter().collect(),
                     waits: Some(UpgradeWait::Operator { label, state: state.to_owned() }),
@@ -58,7 +58,7 @@ impl Upgrade<'_> {
             None if note.why.is_some() => {
                 // Earlier results of a check or a forecast no longer count.
                 let resumed = UpgradeNote { since: self.now, began: self.now, why: None, ..note.clone() };
-                return mark(node.facts, Some(&resumed), None).into();
+                return set_note(node.facts, Some(&resumed), None).into();
             }
             None => {}
         }
@@ -91,7 +91,7 @@ impl Upgrade<'_> {
     fn drain(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         let count = node.users.len();
         if self.is_late(note, seconds(self.spec.timeout)) {
-            let why = format!("pods that did not leave it within {}: {count}", self.spec.timeout);
+            let why = format!("pods left on the node after {}: {count}", self.spec.timeout);
             return self.give_up(node, note, why);
         }
         let remaining = node.users.iter().filter(|user| !user.deleting);
@@ -125,7 +125,8 @@ impl Upgrade<'_> {
             None | Some(JobState::Running) if is_late => {
                 let detail = holders.map(|holders| format!(": {holders}")).unwrap_or_default();
                 let timeout = self.spec.timeout;
-                let why = format!("no forecast within {timeout} that its driver can be unloaded{detail}");
+                let why =
+                    format!("the unload forecast found no way to unload the driver within {timeout}{detail}");
                 Some(self.give_up(node, note, why))
             }
             None => {
@@ -247,7 +248,7 @@ impl Upgrade<'_> {
 
     /// Enters the next state.
     fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> UpgradeStep {
-        mark(node.facts, Some(&self.note_of(node, note, state, None)), None).into()
+        set_note(node.facts, Some(&self.note_of(node, note, state, None)), None).into()
     }
 
     /// Ends the upgrade of the node and uncordons it.
@@ -262,8 +263,8 @@ impl Upgrade<'_> {
         uncordon(node.facts, note, Some(&ended)).into()
     }
 
-    /// Gives up after a timeout, before the node has another driver. A node that is not Ready has failed; other
-    /// nodes are retried.
+    /// Gives up before the node has another driver, because a timeout passed or the old driver cannot be unloaded. A node
+    /// that is not Ready has failed; other nodes are retried.
     fn give_up(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
         if node.facts.not_ready {
             return self.fail(node, note, format!("the node is not Ready; {why}"));

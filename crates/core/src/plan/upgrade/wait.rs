@@ -32,7 +32,7 @@ pub enum UpgradeWait {
     #[error("the new image has no modules for its kernel {kernel}")]
     NoModules { kernel: String },
     /// Another actor cordoned the node.
-    #[error("it is cordoned by someone else")]
+    #[error("another actor cordoned the node")]
     Cordoned,
     /// The node is not Ready.
     #[error("it is not Ready")]
@@ -78,7 +78,7 @@ impl UpgradeWait {
         matches!(self, Self::Window { .. } | Self::Between { .. })
     }
 
-    /// Whether the node itself has to change before farrier can start it.
+    /// Whether the node itself has to change before its upgrade can start.
     pub(super) fn is_skip(&self) -> bool {
         matches!(
             self,

@@ -95,7 +95,7 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
     check_directives(dockerfile)?;
     let instructions = unambiguous(dockerfile).map_err(|index| StepsError::Unsupported {
         line: line_number(index),
-        reason: "builders do not agree where this instruction ends: a line of it ends with two escape \
+        reason: "builders do not agree where this instruction ends: one of its lines ends with two escape \
              characters, or an `escape` directive follows a `check`"
             .to_owned(),
     })?;

@@ -7,10 +7,10 @@ use super::{
 
 /// Docker's default value if the base sets none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Prefixes of variables that have a value without a default in newer builders only: `TARGETARCH`, `BUILDPLATFORM`.
+/// Prefixes of the variables that only newer builders predefine: `TARGETARCH`, `BUILDPLATFORM`.
 const PLATFORM_PREFIXES: [&str; 2] = ["TARGET", "BUILD"];
 const PLATFORM_PARTS: [&str; 5] = ["PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT"];
-/// Linux does not accept a larger environment for one program.
+/// Size limit of the environment in bytes. Linux does not accept a larger one for a program.
 const MAX_ENVIRONMENT_SIZE: usize = 128 << 10;
 
 /// The variables of a stage, or the variables before the first stage.
@@ -19,7 +19,7 @@ pub(super) struct Variables {
     /// Variables of `ENV` and of the base. They override `args`.
     env: Vec<(String, String)>,
     args: Vec<(String, String)>,
-    /// `ARG` before the first `FROM`: the value of an `ARG` without a default in a stage.
+    /// Values of `ARG` before the first `FROM`, which an `ARG` without a default in a stage takes.
     global: Vec<(String, String)>,
 }
 

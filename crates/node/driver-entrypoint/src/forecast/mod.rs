@@ -84,8 +84,8 @@ impl UnloadForecast {
         self.is_blocked() || !self.down.is_empty() || !self.unrestored.is_empty()
     }
 
-    /// Holders and losses, for farrier: it evicts the pods among them.
-    fn holders(&self) -> impl Iterator<Item = Holder> {
+    /// Returns holders and losses for farrier, which evicts their pods.
+    fn holders_and_losses(&self) -> impl Iterator<Item = Holder> {
         let lost =
             self.losses.iter().map(|loss| Holder { pod: loss.pod.clone(), what: loss.resource.clone() });
         let all = self.holders.iter().cloned().chain(lost);
@@ -131,7 +131,7 @@ pub(crate) fn run(node: &Node<'_>, request: &ForecastRequest<'_>) -> Result<(), 
         node.log.step(forecast);
     }
     if let Some(path) = message {
-        let holders: Vec<Holder> = forecasts.iter().flat_map(UnloadForecast::holders).collect();
+        let holders: Vec<Holder> = forecasts.iter().flat_map(UnloadForecast::holders_and_losses).collect();
         // The kubelet bind-mounts this file, so write it in place instead of renaming another file over it.
         fs::write(node.paths.at(path), to_text(&holders)).map_err(Error::on("write", *path))?;
     }

@@ -32,7 +32,7 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of polls without a running guard before the container gives up. systemd restarts a killed guard after one
 /// second.
-const POLLS_WITHOUT_GUARD: u32 = 300;
+const MAX_POLLS_WITHOUT_GUARD: u32 = 300;
 
 /// The guard of the node, as a driver container uses it.
 pub(crate) struct GuardClient<'a> {
@@ -67,8 +67,8 @@ pub(crate) fn read_directory(variable: impl Fn(&str) -> Option<String>) -> Resul
 }
 
 impl GuardClient<'_> {
-    /// Whether the guard still works on a request of this container. The next request uses the same directory, so the
-    /// guard must have left the directory first.
+    /// Whether the guard has not yet finished a request of this container. A new request must wait, because it uses the
+    /// same directory.
     pub(crate) fn is_busy(&self) -> bool {
         is_open(&self.at(""))
     }
@@ -80,8 +80,8 @@ impl GuardClient<'_> {
         }
         self.node.log.step("an earlier container asked the guard for a swap: waiting for its end");
         match self.follow(signals) {
-            // The outcome shows in the loaded modules.
             Err(error @ Error::Interrupted(_)) => Err(error),
+            // The loaded modules show the outcome, so a failure is only logged.
             result => {
                 self.node.log.warn_of(result);
                 Ok(())
@@ -107,16 +107,16 @@ impl GuardClient<'_> {
         for old in [&new, &request] {
             files::if_exists(fs::remove_dir_all(old)).map_err(&write)?;
         }
-        let filled = self.fill(&new, swap);
+        let filled = self.write_request(&new, swap);
         let filled = filled.and_then(|()| fs::rename(&new, &request).map_err(&write));
-        // The modules' files take memory, which may be what is missing.
+        // The modules' files take memory, and a lack of memory may be the cause.
         filled.inspect_err(|_| drop(fs::remove_dir_all(&new))).map_err(as_transient)?;
         node.log.step(format!("asked the guard for the swap: {directory}/{name}"));
         self.follow(signals)
     }
 
     /// Writes the modules' files, and then the request.
-    fn fill(&self, directory: &Path, swap: &Swap<'_>) -> Result<(), Error> {
+    fn write_request(&self, directory: &Path, swap: &Swap<'_>) -> Result<(), Error> {
         let Swap { digest, limit, unload, new_modules, old_modules } = swap;
         let current = Loaded::read(&self.node.paths)?;
         let staying = current.without(unload);
@@ -175,14 +175,14 @@ impl GuardClient<'_> {
     fn restore_parameters(&self, loader: &Loader<'_>, name: &str) -> Vec<String> {
         let configured = loader.parameters.of(name);
         let directory = self.node.paths.at(&format!("/sys/module/{name}/parameters"));
-        let in_force = entries(directory).into_iter().filter_map(|path| {
+        let current = entries(directory).into_iter().filter_map(|path| {
             let value = text(&path)?;
             let is_plain = !value.is_empty() && value != "(null)" && !value.contains(['"', '\n']);
             let value = if value.contains(' ') { format!("\"{value}\"") } else { value };
             is_plain.then(|| format!("{}={value}", files::name_of(&path)))
         });
         let configured_first = Some(configured.clone()).filter(|text| !text.is_empty());
-        let all: Vec<String> = configured_first.into_iter().chain(in_force).collect();
+        let all: Vec<String> = configured_first.into_iter().chain(current).collect();
         let mut attempts = vec![all.join(" "), configured, String::new()];
         attempts.dedup();
         attempts
@@ -193,16 +193,16 @@ impl GuardClient<'_> {
         let Self { node, directory, .. } = self;
         let (mut logged, mut polls_without_guard) = (0, 0);
         loop {
-            // Read the journal last, because the guard records the last phase before it leaves.
-            let has_left = !self.is_busy();
+            // Read the journal after this check: the guard records the last phase before it finishes the request.
+            let is_finished = !self.is_busy();
             let journal = self.journal();
             self.log_messages(&mut logged);
-            let is_over = has_left || polls_without_guard > POLLS_WITHOUT_GUARD;
+            let is_over = is_finished || polls_without_guard > MAX_POLLS_WITHOUT_GUARD;
             if let Some(phase) = journal.phase().filter(|phase| phase.is_final() && is_over) {
                 self.log_messages(&mut logged);
                 return result_of(phase, &journal);
             }
-            if has_left {
+            if is_finished {
                 return Err(Error::Guard {
                     state: None,
                     message: "the guard could not begin the swap, and nothing was touched".to_owned(),
@@ -212,12 +212,12 @@ impl GuardClient<'_> {
             }
             signals.check()?;
             polls_without_guard = if self.has_guard() { 0 } else { polls_without_guard + 1 };
-            if polls_without_guard > 0 && polls_without_guard % POLLS_WITHOUT_GUARD == 0 {
+            if polls_without_guard > 0 && polls_without_guard % MAX_POLLS_WITHOUT_GUARD == 0 {
                 node.log.warn(format!(
                     "no guard works on {directory}: waiting until the DaemonSet of the guard starts it"
                 ));
             }
-            if polls_without_guard > POLLS_WITHOUT_GUARD && self.withdraw() {
+            if polls_without_guard > MAX_POLLS_WITHOUT_GUARD && self.withdraw() {
                 return Err(Error::Guard {
                     state: None,
                     message: format!("no guard serves {directory}"),
@@ -233,7 +233,7 @@ impl GuardClient<'_> {
         let text = fs::read_to_string(self.at(LOG)).unwrap_or_default();
         let end = text.rfind('\n').map_or(0, |end| end + 1);
         for line in text.get(*logged..end).unwrap_or_default().lines() {
-            // The guard's log has times of its own.
+            // Each line of the guard's log begins with a time, which this container's log adds as well.
             let message = line.split_once(' ').map_or(line, |(_, message)| message);
             self.node.log.step(format!("guard: {message}"));
         }
@@ -249,12 +249,12 @@ impl GuardClient<'_> {
     /// Withdraws a request that no guard has begun. Returns whether the request was withdrawn.
     pub(super) fn withdraw(&self) -> bool {
         let lock = lock_request(&self.at(""));
-        let is_taken_back =
+        let is_withdrawn =
             lock.is_some() && self.journal().phase().is_none() && fs::remove_file(self.at(REQUEST)).is_ok();
-        if is_taken_back {
+        if is_withdrawn {
             self.node.log.warn_of(remove_modules(&self.at("")));
         }
-        is_taken_back
+        is_withdrawn
     }
 
     fn journal(&self) -> Journal {
@@ -291,7 +291,7 @@ fn result_of(phase: Phase, journal: &Journal) -> Result<(), Error> {
     Err(Error::Guard { state, message, hint, transient })
 }
 
-/// Marks a failure as one that says nothing about the image.
+/// Marks an I/O error as transient, because it says nothing about the image.
 fn as_transient(error: Error) -> Error {
     match error {
         Error::Io { .. } => Error::Guard {

@@ -29,15 +29,15 @@ const UNIT: &str = "farrier-swap-guard.service";
 /// First argument of the process that runs a program of the host; the host's root and the program's arguments follow.
 pub(crate) const ON_HOST: &str = "run-on-host";
 
-/// Interval at which the container checks that the guard runs.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of intervals between two looks.
-const CHECKS: u32 = 30;
-/// Maximum number of intervals until a guard of another version ends its swap: longer than any time limit that is used.
-const IDLE_CHECKS: u32 = 900;
+/// Polling interval for signals, and for the end of a swap.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of polls between two checks that the guard runs.
+const POLLS_PER_CHECK: u32 = 30;
+/// Maximum number of polls until a guard of another version ends its swap: longer than any time limit in use.
+const MAX_IDLE_POLLS: u32 = 900;
 
-/// Properties of the unit. The guard is the last process that the kernel kills for memory. systemd waits for the end of a swap
-/// before it kills the guard, and does not wait for a load that cannot be killed before it starts the next guard.
+/// Properties of the unit. The OOM killer picks the guard last. When systemd stops the unit, it lets a swap end first. It kills
+/// only the guard itself: a load that cannot be killed does not delay the start of the next guard.
 const PROPERTIES: [&str; 7] = [
     "Restart=on-failure",
     "RestartSec=1",
@@ -68,7 +68,7 @@ impl<'a> Installation<'a> {
         }
     }
 
-    /// Description of the unit. It also tells a guard with other arguments apart.
+    /// Description of the unit. It differs for each set of options, so that [`has_same_options`] recognizes them.
     fn description(&self) -> &'static str {
         if self.reboots {
             "farrier's guard of driver swaps, which reboots a node that is cut off"
@@ -88,8 +88,9 @@ pub(crate) fn install(
     let root = installation.root;
     check_systemd(node, root)?;
     let program = read_program(node)?;
-    let is_same = has_program(node, root, &program) && is_described(&installation)?;
-    // Before the copy: a container that is killed in between would leave the guard of another version running.
+    let is_same = has_program(node, root, &program) && has_same_options(&installation)?;
+    // Stop the old guard before the copy. Otherwise a container that is killed in between leaves it running, and the next
+    // container takes it for the new version.
     if !is_same && is_active(root)? {
         await_idle(node, root, signals)?;
         node.log.step("stopping the guard of another version");
@@ -101,12 +102,12 @@ pub(crate) fn install(
             start(&installation)?;
             node.log.step(format!("started {UNIT} on the host"));
         }
-        for _ in 0..CHECKS {
+        for _ in 0..POLLS_PER_CHECK {
             if let Some(signal) = signals.received() {
                 node.log.step(format!("{signal}: the guard stays on the host"));
                 return Ok(());
             }
-            node.kernel.pause(CHECK_INTERVAL);
+            node.kernel.pause(POLL_INTERVAL);
         }
     }
 }
@@ -159,15 +160,15 @@ fn is_active(root: &str) -> Result<bool, Error> {
     Ok(matches!(state.trim(), "active" | "activating" | "reloading" | "deactivating"))
 }
 
-/// Whether the unit on the host was started with these options.
-fn is_described(installation: &Installation<'_>) -> Result<bool, Error> {
+/// Whether the unit on the host was started with the same options.
+fn has_same_options(installation: &Installation<'_>) -> Result<bool, Error> {
     let arguments = ["show", "--property=Description", "--value", UNIT];
     Ok(on_host_output(installation.root, "systemctl", &arguments)?.trim() == installation.description())
 }
 
 fn start(installation: &Installation<'_>) -> Result<(), Error> {
     let Installation { root, reboots } = *installation;
-    // A unit that failed keeps its name.
+    // A failed unit stays loaded, and blocks its name.
     on_host_output(root, "systemctl", &["reset-failed", UNIT])?;
     let properties: Vec<String> =
         PROPERTIES.iter().map(|property| format!("--property={property}")).collect();
@@ -188,12 +189,12 @@ fn is_busy(node: &Node<'_>, root: &str) -> bool {
 
 /// Waits a limited time until the guard performs no swap.
 fn await_idle(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
-    for _ in 0..IDLE_CHECKS {
+    for _ in 0..MAX_IDLE_POLLS {
         if !is_busy(node, root) {
             break;
         }
         signals.check()?;
-        node.kernel.pause(CHECK_INTERVAL);
+        node.kernel.pause(POLL_INTERVAL);
     }
     Ok(())
 }

@@ -61,13 +61,13 @@ mod files_of_request {
 /// File below [`DIRECTORY`] that a running guard holds locked.
 const LOCK: &str = "lock";
 
-/// Whether a guard has to work on a request: it removes a request that it cannot begin, and writes `done` at its end.
+/// Whether a request is unfinished. A guard removes a request that it cannot begin, and writes `done` at the end of a swap.
 fn is_open(directory: &Path) -> bool {
     directory.join(REQUEST).exists() && !directory.join(DONE).exists()
 }
 
-/// Locks a request, for the guard that begins it or the container that takes it back. `None` if the other one has locked or
-/// removed it.
+/// Locks a request, for the guard that begins it or the container that withdraws it. Returns `None` if the other one has
+/// locked or removed the request.
 fn lock_request(directory: &Path) -> Option<File> {
     let request = File::open(directory.join(REQUEST)).ok()?;
     flock(&request, FlockOperation::NonBlockingLockExclusive).ok()?;

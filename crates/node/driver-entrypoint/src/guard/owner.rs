@@ -1,5 +1,5 @@
 //! The program that owns a network interface: systemd-networkd, NetworkManager or ifupdown. It configures an interface
-//! that a new driver has created, before the guard replays saved settings. Interfaces have their names from before by then.
+//! that a new driver has created, before the guard replays saved settings. First, interfaces get their old names back.
 
 use std::{
     fs,
@@ -45,20 +45,20 @@ impl Owner {
     fn of(node: &Node<'_>, interface: &Path) -> Option<Self> {
         let name = name_of(interface);
         let index = text(interface.join("ifindex"))?;
-        let lines = |path: String| text(node.paths.at(&path)).unwrap_or_default();
+        let contents = |path: String| text(node.paths.at(&path)).unwrap_or_default();
         let is_managed = |text: &str, prefix: &str, unmanaged: &str| {
             text.lines().filter_map(|line| line.strip_prefix(prefix)).any(|state| state != unmanaged)
         };
-        if is_managed(&lines(format!("/run/systemd/netif/links/{index}")), "ADMIN_STATE=", "unmanaged") {
+        if is_managed(&contents(format!("/run/systemd/netif/links/{index}")), "ADMIN_STATE=", "unmanaged") {
             return Some(Self::Networkd);
         }
-        if is_managed(&lines(format!("/run/NetworkManager/devices/{index}")), "managed=", "false") {
+        if is_managed(&contents(format!("/run/NetworkManager/devices/{index}")), "managed=", "false") {
             return Some(Self::NetworkManager);
         }
         let is_up = |line: &str| line.split('=').next() == Some(name.as_str());
-        lines(format!("/run/network/ifstate.{name}"))
+        contents(format!("/run/network/ifstate.{name}"))
             .lines()
-            .chain(lines("/run/network/ifstate".to_owned()).lines())
+            .chain(contents("/run/network/ifstate".to_owned()).lines())
             .any(is_up)
             .then_some(Self::Ifupdown)
     }
@@ -74,7 +74,7 @@ impl Owner {
     }
 }
 
-/// Stands in a file for a device or an owner that an interface does not have.
+/// Placeholder in the file for a missing device or owner.
 const NONE: &str = "-";
 
 /// An interface as it was before the swap.
@@ -91,10 +91,10 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
     for interface in interfaces {
         let name = name_of(interface);
         let device = fs::read_link(interface.join("device")).map(|link| name_of(&link));
-        let is_only = |device: &String| {
+        let has_one_interface = |device: &String| {
             entries(node.paths.at("/sys/bus/pci/devices").join(device).join("net")).len() == 1
         };
-        let device = device.ok().filter(is_only).unwrap_or_else(|| NONE.to_owned());
+        let device = device.ok().filter(has_one_interface).unwrap_or_else(|| NONE.to_owned());
         let owner = Owner::of(node, interface).map_or(NONE, Owner::name);
         node.log.step(format!("interface {name}, device {device}, owner {owner}"));
         lines.push(format!("{name} {device} {owner}"));
@@ -102,7 +102,7 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
     files::write(node, file, &lines.join("\n"))
 }
 
-/// Gives the interfaces in a file their names again, and has their owners configure them. Returns whether there are owners.
+/// Gives the interfaces in a file their old names, and has their owners configure them. Returns whether there are owners.
 pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     let text = text(node.paths.at(file)).unwrap_or_default();
     let saved = text.lines().filter_map(|line| {
@@ -129,7 +129,7 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
 /// devices in another order, or because udev derives other names from what the driver reports.
 fn restore_names(node: &Node<'_>, saved: &[SavedInterface<'_>]) {
     let start = Instant::now();
-    let current = |saved: &SavedInterface<'_>| {
+    let changed_name = |saved: &SavedInterface<'_>| {
         // All interfaces share one wait: some devices may have none with the new driver.
         let polls = if start.elapsed() < POLL_INTERVAL * POLLS { POLLS } else { 0 };
         let interface = sriov::await_interface(node, &format!("pci/{}", saved.device?), polls)?;
@@ -137,8 +137,8 @@ fn restore_names(node: &Node<'_>, saved: &[SavedInterface<'_>]) {
     };
     let on_pci = saved.iter().filter(|saved| saved.device.is_some());
     let renamed: Vec<(String, &str)> =
-        on_pci.filter_map(|saved| Some((current(saved)?, saved.name))).collect();
-    // Two interfaces may have each other's names.
+        on_pci.filter_map(|saved| Some((changed_name(saved)?, saved.name))).collect();
+    // Use temporary names, because two interfaces may have swapped their names.
     let temporary = |index: usize| format!("farrier{index}");
     for (index, (name, _)) in renamed.iter().enumerate() {
         node.log.warn_of(rename(node, name, &temporary(index)));
@@ -154,7 +154,7 @@ fn restore_names(node: &Node<'_>, saved: &[SavedInterface<'_>]) {
     }
 }
 
-/// Renames an interface. Before Linux 6.2, only one that is down can be renamed.
+/// Renames an interface. Takes it down first, because Linux before 6.2 does not rename an interface that is up.
 fn rename(node: &Node<'_>, from: &str, to: &str) -> Result<(), String> {
     let set = |arguments: &[&str]| {
         let words = [&["link", "set", "dev", from], arguments].concat();

@@ -21,20 +21,20 @@ use crate::{
 /// Record of the image that was loaded when the node was cut off. It outlives a boot.
 const RECORD: &str = "/var/lib/farrier/swap-failed";
 
-/// Time for the steps of a swap with separate limits: loads of old modules, programs of the network's owners.
+/// Time for the steps of a swap that have their own limits: loads of old modules, programs of the network's owners.
 const ALLOWANCE: Duration = Duration::from_mins(10);
 /// Time for an orderly reboot.
 const REBOOT_TIME: Duration = Duration::from_mins(3);
 
-/// Reboots the node at a deadline, unless it is dropped before. An unload or a load that hangs in the kernel ends only by a
-/// boot.
+/// Reboots the node at a deadline, unless the watchdog is dropped before. Only a reboot ends an unload or a load that hangs in
+/// the kernel.
 pub(super) struct Watchdog {
-    /// Its drop ends the thread.
+    /// Dropping the sender ends the thread.
     _sender: Sender<()>,
 }
 
 impl Watchdog {
-    /// Starts a watchdog for a swap, whose way forward and way back have the request's limit each.
+    /// Starts a watchdog for a swap. The swap and its undo may each take the request's limit.
     pub(super) fn of_swap(paths: &Paths, request: &Request) -> Self {
         Self::start(paths.clone(), request.digest.clone(), request.limit * 2 + ALLOWANCE)
     }
@@ -57,8 +57,8 @@ pub(super) fn record<'a>(node: &'a Node<'a>, image: String) -> FailureRecord<'a>
     FailureRecord { node, file: RECORD.to_owned(), image }
 }
 
-/// Records the image, and has systemd reboot the node: in order, and at once if that takes too long. Does not wait, because systemd
-/// waits for the end of this process.
+/// Records the image, and reboots the node through systemd: orderly first, by force if that takes too long. Does not wait,
+/// because systemd waits for the end of this process.
 pub(super) fn reboot(node: &Node<'_>, image: String, reason: &str) {
     node.log.error(format!("{reason}: rebooting the node"));
     record(node, image).update(&Err(Error::new(reason, "")));

@@ -89,10 +89,10 @@ impl<'a> Guard<'a> {
                 self.ignored.insert(inode);
                 continue;
             }
-            // Without a request, its container has taken it back: the directory may already have the next one.
+            // Without the lock, the container has withdrawn the request, and the directory may already have the next one.
             let Some(_lock) = lock_request(&directory) else { continue };
             if let Err(reason) = self.swap(&directory) {
-                // Nothing has changed. Without its request, the container does not wait for this swap.
+                // The node is unchanged. The container stops waiting when its request is gone.
                 self.node.log.warn(format!("dropping {}: {reason}", directory.display()));
                 self.node.log.warn_of(remove_modules(&directory));
                 self.node.log.warn_of(fs::remove_file(directory.join(REQUEST)));
@@ -102,7 +102,7 @@ impl<'a> Guard<'a> {
 
     fn swap(&self, directory: &Path) -> Result<(), String> {
         let log = OpenOptions::new().append(true).create(true).open(directory.join(LOG));
-        // An earlier guard may have begun the swap, which ends without a log, too.
+        // Continue without a log: an earlier guard may have begun the swap.
         let log = log.inspect_err(|error| self.node.log.warn(format!("open {LOG}: {error}")));
         self.node.log.copy_to(log.ok().map(|log| Box::new(log) as Box<dyn io::Write>));
         let result = self.swap_with_log(directory);
@@ -148,7 +148,7 @@ impl<'a> Guard<'a> {
     }
 }
 
-/// Ends the work on a request.
+/// Removes the modules' files of a request, and marks the request as done.
 fn finish(directory: &Path) -> io::Result<()> {
     remove_modules(directory)?;
     fs::write(directory.join(DONE), "")
@@ -175,7 +175,7 @@ fn read_request(directory: &Path) -> Result<Request, String> {
     Ok(request)
 }
 
-/// Fails for a file or directory that others than the guard's own user can change, and for a symlink.
+/// Fails unless the path is a file or directory, not a symlink, that only the guard's own user can change.
 fn check_owner(path: &Path) -> Result<(), String> {
     let name = name_of(path);
     let data = fs::symlink_metadata(path).map_err(|error| format!("{name}: {error}"))?;

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, LoadRefusal},
     failure::FailureRecord,
     files, forecast,
-    kernel::IsolatedRefusal,
+    kernel::IsolatedLoadError,
     module_file::{ModuleFile, Origin},
     modules::{loaded::Loaded, unload},
     node::Node,
@@ -286,16 +286,16 @@ impl SwapHost<'_> {
         let Module { name, .. } = module;
         match self.node.kernel.load_within(file, parameters, limit) {
             // The process of a guard that was killed may have completed its work.
-            Ok(()) | Err(IsolatedRefusal::Refused(LoadRefusal { errno: Errno::EXIST, .. })) => Ok(()),
-            Err(IsolatedRefusal::Refused(refusal)) => {
+            Ok(()) | Err(IsolatedLoadError::Refused(LoadRefusal { errno: Errno::EXIST, .. })) => Ok(()),
+            Err(IsolatedLoadError::Refused(refusal)) => {
                 let path = self.node.paths.container_path(&file.path);
                 Err(Error::Refused { name: name.clone(), path, parameters: parameters.to_owned(), refusal })
             }
-            Err(IsolatedRefusal::Died(reason)) => Err(Error::new(
+            Err(IsolatedLoadError::Died(reason)) => Err(Error::new(
                 format!("load {name}: {reason}"),
                 "dmesg on the node has the kernel's messages",
             )),
-            Err(IsolatedRefusal::TimedOut { ended }) => {
+            Err(IsolatedLoadError::TimedOut { ended }) => {
                 let end = if ended { "was killed" } else { "cannot be killed and ends only with a reboot" };
                 Err(Error::new(
                     format!("load {name}: not done within {} s; the load {end}", limit.as_secs()),
@@ -316,7 +316,7 @@ impl SwapHost<'_> {
         }
         let info = file.info()?;
         // Without an identity, modules cannot be told apart.
-        Ok(info.identity().is_none() || loaded.is_file(paths, &module.name, &info))
+        Ok(info.identity().is_none() || loaded.matches_file(paths, &module.name, &info))
     }
 
     /// Identity of a file of the request; `None` also without such a file.
@@ -340,8 +340,8 @@ impl SwapHost<'_> {
         network.restore(node, seconds, &self.file("defaults"));
     }
 
-    /// Waits until the recorded API servers answer, or one that the node is connected to instead: API servers move. On the way back,
-    /// any of them is enough, because the node is not cut off.
+    /// Waits until all recorded API servers answer. Otherwise, one that the node has connected to since is enough, because API
+    /// servers move. During an undo, one recorded server is also enough, because the node is then not cut off.
     fn confirm(&self, time_left: Duration, is_undo: bool) -> Result<(), Error> {
         let Request { limit, unload, load, restore, .. } = &self.request;
         let servers = self.api_servers(if limit.is_zero() { Duration::ZERO } else { time_left });

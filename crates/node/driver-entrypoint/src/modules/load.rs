@@ -53,8 +53,8 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Loads those dependencies of a module that come from `tree`, but not the module itself. The plan treats only
-    /// the modules in `loaded` as loaded.
+    /// Loads the dependencies of a module that come from `tree`, but not the module itself. Plans as if only the modules in
+    /// `loaded` were loaded.
     pub(crate) fn load_deps(&self, name: &str, tree: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let mut inserted = Vec::new();
         let name = kernel_name(name);
@@ -79,7 +79,7 @@ impl Loader<'_> {
     /// Whether a module of this name is loaded and is the image's build.
     pub(crate) fn is_image_build(&self, loaded: &Loaded, name: &str) -> bool {
         let info = self.index.image_file(name).and_then(|file| file.info().ok());
-        info.is_some_and(|info| loaded.is_file(&self.node.paths, name, &info))
+        info.is_some_and(|info| loaded.matches_file(&self.node.paths, name, &info))
     }
 
     /// Returns the names of modules that are not loaded, or whose loaded module is not the image's build.
@@ -100,8 +100,8 @@ impl Loader<'_> {
         Ok(walk.steps)
     }
 
-    /// Warns of devices that the module should drive and does not: their probe failed, and the load succeeded all the
-    /// same. Probes may still be running for a moment.
+    /// Warns of devices that the module should drive but does not, because a failed probe does not fail the load. Polls,
+    /// because probes may still be running.
     fn warn_of_unbound_devices(&self, name: &str, aliases: &[String]) {
         let Self { node, .. } = self;
         let mut unbound = devices::without_driver(&node.paths, aliases);

@@ -51,8 +51,8 @@ impl Loaded {
         Ok(Self(modules.collect()))
     }
 
-    /// Whether the loaded module of this name is the one in the file.
-    pub(crate) fn is_file(&self, paths: &Paths, name: &str, file: &ModuleInfo) -> bool {
+    /// Whether the loaded module of this name is the build in the file.
+    pub(crate) fn matches_file(&self, paths: &Paths, name: &str, file: &ModuleInfo) -> bool {
         self.identity(paths, name).is_some_and(|loaded| file.identity() == Some(loaded))
     }
 
@@ -87,8 +87,8 @@ impl Loaded {
         Self(remaining.map(|(name, module)| (name.clone(), module.clone())).collect())
     }
 
-    /// Lists modules and all their direct and indirect users, users first: a valid unload order. Names that are not
-    /// loaded are skipped.
+    /// Lists modules and all their direct and indirect users in unload order: users first. Names that are not loaded are
+    /// skipped.
     pub(crate) fn with_holders(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
@@ -125,7 +125,11 @@ mod tests {
         let loaded = Loaded::read(&paths).unwrap();
         let is = |name: &str, source_version: &str, build_id: &str| {
             let (source_version, build_id) = (source_version.to_owned(), build_id.as_bytes().to_vec());
-            loaded.is_file(&paths, name, &ModuleInfo { source_version, build_id, ..ModuleInfo::default() })
+            loaded.matches_file(
+                &paths,
+                name,
+                &ModuleInfo { source_version, build_id, ..ModuleInfo::default() },
+            )
         };
         assert!(is("a", "A1", "other") && !is("a", "A2", "") && !is("a", "", ""));
         assert!(is("b", "", "note") && !is("b", "", "other") && !is("b", "", "") && !is("b", "A1", "note"));

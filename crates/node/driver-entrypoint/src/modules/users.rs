@@ -71,7 +71,7 @@ pub(crate) fn module_of(device: &Path) -> Option<String> {
 }
 
 /// Lists processes that have such files open or mapped, for example `process 12 (ucx) with /dev/infiniband/uverbs0
-/// open`. Only processes that this container sees are listed; it sees all of the node's only with `hostPID`.
+/// open`. Without `hostPID`, the list has only processes of this container.
 pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<User> {
     let process = |entry: &Path| {
         let id = entry.file_name()?.to_str()?.parse().ok()?;

@@ -95,28 +95,28 @@ impl ExportedVersions {
     /// Lists symbols for which the module expects a version other than the exported one, each with the exporter.
     fn mismatches(&self, module: &ModuleInfo) -> Vec<String> {
         let mismatch = |(symbol, crc): &(String, u32)| {
-            let (loaded, exporter) = self.0.get(symbol)?;
-            (loaded != crc).then(|| format!("{symbol} of {exporter}"))
+            let (exported_crc, exporter) = self.0.get(symbol)?;
+            (exported_crc != crc).then(|| format!("{symbol} of {exporter}"))
         };
         module.versions.iter().filter_map(mismatch).collect()
     }
 }
 
-/// Refuses a module that was compiled against drivers other than the loaded drivers. Also checks the module's dependencies that are
-/// not loaded yet.
+/// Refuses a module that was compiled against drivers other than the loaded drivers. Also checks those of the module's
+/// dependencies that are not loaded yet.
 pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Result<(), Error> {
     let Loader { node, .. } = loader;
-    let live = Loaded::read(&node.paths)?;
+    let loaded_modules = Loaded::read(&node.paths)?;
     let mut exported = ExportedVersions::default();
     for driver in drivers {
-        if !driver.table_paths(node).iter().any(|table| exported.add(table, &live)) {
+        if !driver.table_paths(node).iter().any(|table| exported.add(table, &loaded_modules)) {
             node.log.step(format!(
                 "{} exposes no Module.symvers for this kernel: whether {name} was compiled against it is left to the kernel",
                 driver.name()
             ));
         }
     }
-    for step in loader.plan(name, &live)?.into_iter().filter(|step| !step.optional) {
+    for step in loader.plan(name, &loaded_modules)?.into_iter().filter(|step| !step.optional) {
         let info = step.file.info()?;
         if info.versions.is_empty() {
             node.log.step(format!("module {} has no symbol versions to compare", step.name));

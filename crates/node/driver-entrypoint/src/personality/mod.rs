@@ -18,8 +18,8 @@ pub(crate) mod nvidia;
 /// File that the kubelet bind-mounts into each container (`terminationMessagePath`).
 const TERMINATION_MESSAGE: &str = "/dev/termination-log";
 
-/// Runs a personality on the real node. The exit code is 0, or 1 after an error, which is logged and the container's termination
-/// message.
+/// Runs a personality on the real node. After an error, the exit code is 1; the log and the container's termination message have
+/// the error.
 pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut ProcessSignals) -> Result<(), Error>) -> ExitCode {
     run_with_message(|node, signals| {
         work(node, signals).inspect_err(|error| write_termination_message(node, error))

@@ -15,10 +15,11 @@ use crate::{
 
 /// Default port of API servers.
 const API_PORT: u16 = 6443;
-/// HTTPS port, which API servers of managed clusters use, as other servers do.
+/// HTTPS port, which API servers of managed clusters and many other servers use.
 const HTTPS_PORT: u16 = 443;
 /// Programs that are or contain a kubelet.
 const KUBELETS: [&str; 5] = ["kubelet", "k3s-agent", "k3s-server", "rke2", "kubelite"];
+
 /// API servers that the node is connected to: at port 6443, and those of the kubelet at any port. Without `hostPID` the
 /// kubelet's connections are unknown. Connections of root at port 443, and those to the server of the kubelet's
 /// configuration, count instead.
@@ -73,7 +74,6 @@ const LISTENING: &str = "0A";
 
 struct Socket {
     local_address: IpAddr,
-    /// Local port.
     local_port: u16,
     remote_address: IpAddr,
     remote_port: u16,

@@ -107,7 +107,7 @@ impl Network {
         best.is_some_and(|route| names.contains(&route.interface))
     }
 
-    /// Whether the route is a default route, and none of the same generation has a lower metric.
+    /// Whether the route is a default route, and none of the same IP version has a lower metric.
     fn is_default(&self, route: &Route) -> bool {
         let default_routes = self
             .routes
@@ -116,8 +116,8 @@ impl Network {
         route.prefix == 0 && default_routes.map(|other| other.metric).min() == Some(route.metric)
     }
 
-    /// Returns the names of an interface and of the interfaces on top of it. A port of Open vSwitch has no links to the bridges that
-    /// use it, so all interfaces with routes and nothing below count.
+    /// Returns the names of an interface and of the interfaces on top of it. A port of Open vSwitch has no links to the bridges
+    /// that use it, so all interfaces with routes and nothing below count.
     fn with_stacked(&self, interface: &Path) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         add_stacked(interface, &mut names);

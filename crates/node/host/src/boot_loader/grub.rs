@@ -92,8 +92,8 @@ impl BootLoader for Grub {
     }
 }
 
-/// Whether GRUB cannot write a file system with this driver, or on this kind of device: it then boots the kernel that it should boot
-/// once again and again (`00_header` of GRUB has the same lists).
+/// Whether GRUB cannot write to this file system, or to this kind of device. GRUB then cannot clear `next_entry` and boots it
+/// every time (`00_header` of GRUB has the same lists).
 fn is_read_only(file_system: &str, abstractions: &str) -> bool {
     let read_only = ["btrfs", "cpiofs", "newc", "odc", "romfs", "squash4", "tarfs", "zfs"];
     read_only.contains(&file_system.trim())
@@ -102,8 +102,8 @@ fn is_read_only(file_system: &str, abstractions: &str) -> bool {
             .any(|name| name == "lvm" || name == "diskfilter" || name.starts_with("mdraid"))
 }
 
-/// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Entries for recovery are left
-/// out. `10_linux` gives entries in the submenu the identifier `gnulinux-RELEASE-advanced-UUID`.
+/// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Skips entries for recovery.
+/// `10_linux` gives entries in the submenu the identifier `gnulinux-RELEASE-advanced-UUID`.
 fn entries(config: &str) -> Vec<(String, String)> {
     let identifier = |line: &str| {
         let (_, identifier) = line.split_once("$menuentry_id_option '")?;

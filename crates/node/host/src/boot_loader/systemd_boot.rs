@@ -24,9 +24,9 @@ use crate::{Error, Result, commands::output_of, kernels, state::write_durably};
 const VENDOR: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 /// Number of boots of new entries, which `kernel-install` reads.
 const TRIES_FILE: &str = "etc/kernel/tries";
-/// The administrator's own file of that name, or an empty one.
+/// Copy of the administrator's own [`TRIES_FILE`]; empty if there was none.
 const SAVED_TRIES: &str = "var/lib/farrier-host/tries";
-/// Content of the file of tries: `kernel-install` holds new kernels.
+/// Content of [`TRIES_FILE`] with which `kernel-install` holds new kernels.
 const HOLD: &[u8] = b"0\n";
 /// Options of a kernel on trial: reboot after a panic, and where the initramfs finds no root disk. `panic` is for
 /// initramfs-tools, `rd` for dracut.
@@ -85,8 +85,8 @@ impl BootLoader for SystemdBoot {
         Ok(())
     }
 
-    /// Lets `kernel-install` hold new kernels. Marks the entry of the default as good again, because
-    /// a package that is replaced removes it.
+    /// Makes `kernel-install` hold new kernels. Marks the entry of the default as good again, because
+    /// the replacement of a kernel's package removes that mark.
     fn keep_default(&self, default: Option<&str>) -> Result<()> {
         let (tries, saved) = (self.root.join(TRIES_FILE), self.root.join(SAVED_TRIES));
         let earlier = match fs_err::read(&tries) {
@@ -94,7 +94,7 @@ impl BootLoader for SystemdBoot {
             content => content?,
         };
         if earlier != HOLD {
-            // The package restores the file when it is removed.
+            // farrier-host's package restores the saved file when the package is removed.
             write_durably(&saved, &earlier)?;
             write_durably(&tries, HOLD)?;
         }
@@ -114,7 +114,7 @@ impl Entry {
         self.tries_left.is_none()
     }
 
-    /// Whether the entry has a new kernel's counter.
+    /// Whether the entry has the counter `+0`, as `kernel-install` writes it.
     fn is_new(&self) -> bool {
         self.tries_left == Some(0) && self.tries_done.is_none()
     }
@@ -184,10 +184,9 @@ fn default_for_all(config: &str, entries: &[Entry]) -> bool {
     )
 }
 
-/// Returns the entries, newest good one first. Gives entries that `kernel-install` wrote again the counter of the entry that they
-/// replace.
+/// Returns the entries, newest good one first. If `kernel-install` rewrote an entry, restores its earlier counter first.
 fn restored_entries() -> Result<Vec<Entry>> {
-    let entries = listed()?;
+    let entries = list_entries()?;
     let renames = counter_renames(&entries);
     for (new, earlier) in &renames {
         if earlier.tries_left > Some(0) {
@@ -195,15 +194,15 @@ fn restored_entries() -> Result<Vec<Entry>> {
         }
         fs_err::rename(&new.path, &earlier.path)?;
     }
-    if renames.is_empty() { Ok(entries) } else { listed() }
+    if renames.is_empty() { Ok(entries) } else { list_entries() }
 }
 
-fn listed() -> Result<Vec<Entry>> {
+fn list_entries() -> Result<Vec<Entry>> {
     entries_of(&output_of(Command::new("bootctl").args(["list", "--json=short", "--no-pager"]))?)
 }
 
-/// Reads what `bootctl list` printed: a value for each entry, or an array of all since systemd 253. Entries of other types, such
-/// as unified kernel images, are left out.
+/// Reads what `bootctl list` printed: a value for each entry, or an array of all since systemd 253. Skips entries of other types,
+/// such as unified kernel images.
 fn entries_of(printed: &str) -> Result<Vec<Entry>> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -252,7 +251,7 @@ fn make_next(entries: &[Entry], release: &str) -> Result<()> {
     sync_directory(&entry.path)
 }
 
-/// Returns entries that `kernel-install` wrote again, as after `update-initramfs`, each with the entry that it replaces.
+/// Returns the entries that `kernel-install` rewrote, as after `update-initramfs`, each with the earlier entry of its kernel.
 fn counter_renames(entries: &[Entry]) -> Vec<(&Entry, &Entry)> {
     let pair = |new| {
         let earlier =

@@ -1,7 +1,7 @@
 //! Leader election with a `coordination.k8s.io/v1` Lease, and the fence that blocks writes of all replicas except the leader.
 //!
-//! farrier implements the election itself. Existing crates compare the lease with the wall clock of another machine, so that a
-//! jump of that clock makes two leaders (decision 10).
+//! farrier implements the election itself. Existing crates rely on the wall clock of another machine, and a jump of that clock
+//! makes two leaders (docs/decisions/0010-own-lease.md).
 
 mod election;
 
@@ -195,20 +195,20 @@ impl Candidate {
         let record = lease.as_ref().map(record_of);
         let (now, wall) = (Instant::now(), SystemTime::now());
         let step = self.election.decide(record.as_ref(), now);
-        let (action, name) = match step {
+        let action = match step {
             ElectionStep::Wait => {
                 self.log_leader(record.unwrap_or_default().holder);
                 return Ok(());
             }
-            ElectionStep::Create => ("create", &self.options.name),
-            ElectionStep::Take => ("take over", &self.options.name),
-            ElectionStep::Renew => ("renew", &self.options.name),
+            ElectionStep::Create => "create",
+            ElectionStep::Take => "take over",
+            ElectionStep::Renew => "renew",
         };
         let lease = self.with_this_holder(lease, &record.unwrap_or_default());
         let written = if step == ElectionStep::Create {
             self.request(action, self.api.create(&PostParams::default(), &lease)).await?
         } else {
-            self.request(action, self.api.replace(name, &PostParams::default(), &lease)).await?
+            self.request(action, self.api.replace(&self.options.name, &PostParams::default(), &lease)).await?
         };
         self.election.record_renewal(now);
         self.wall_until = wall + self.options.timing.renew_deadline;

@@ -145,9 +145,9 @@ fn names_stay_within_limits_and_apart() {
         None,
         "the release has no label"
     );
-    let mark = copy_of(&long);
+    let mark = copy_of_value(&long);
     assert!(mark.len() <= 63 && mark.starts_with("a.bbb"));
-    assert_ne!(mark, copy_of(&original(&format!("a.{}", "b".repeat(249)), &json!({}))));
+    assert_ne!(mark, copy_of_value(&original(&format!("a.{}", "b".repeat(249)), &json!({}))));
     let [plus, tilde, other] = ["6.1.0+acme", "6.1.0~acme", "6.1.0-2"].map(target);
     assert!(name_parts(&plus) == name_parts(&tilde));
     assert!(name_parts(&plus) != name_parts(&other));

@@ -83,7 +83,7 @@ impl<'a> Fleet<'a> {
             let (_, _, container) = original(context, target)?;
             Ok((Context { image, spec, ..*context }, container))
         };
-        // Without one of the containers, the copies would lose its image.
+        // Fail if one of the containers is missing: the copies would lose its image.
         let rollouts = peers.map(rollout).collect::<Result<Vec<_>, HoldReason>>()?;
         if rollouts.is_empty() {
             return Err(HoldReason::NOT_FOUND);
@@ -142,8 +142,7 @@ impl<'a> Fleet<'a> {
     pub(super) fn images(&self) -> BTreeMap<KernelTarget, Image> {
         let mut kernels: BTreeSet<&KernelTarget> =
             self.members.iter().filter_map(|member| member.target.as_ref().ok()).collect();
-        let live = kernels.clone();
-        // Skip an announced kernel without an image; the plan's cells report it.
+        let running = kernels.clone();
         kernels.extend(self.announced());
         let pairs: Vec<_> = kernels.iter().map(|kernel| (*kernel, name_parts(kernel))).collect();
         pairs
@@ -159,7 +158,8 @@ impl<'a> Fleet<'a> {
                 };
                 ((*kernel).clone(), image)
             })
-            .filter(|(kernel, image)| live.contains(kernel) || !matches!(image, Image::Absent(_)))
+            // Skip an announced kernel without an image; the plan's cells report it.
+            .filter(|(kernel, image)| running.contains(kernel) || !matches!(image, Image::Absent(_)))
             .collect()
     }
 
@@ -183,8 +183,8 @@ impl<'a> Fleet<'a> {
         copy.facts.placement.reach(&node, false) == NodeReach::Reached
     }
 
-    /// Whether a node needs the kernel's copy, or may need the copy. A node whose kernel is unknown may need the copy if the
-    /// nodeInfo or the kernel label names this kernel.
+    /// Whether a node needs or may need the kernel's copy. A node whose kernel is unknown may need the copy if the nodeInfo
+    /// or the kernel label names this kernel.
     pub(super) fn is_used(&self, groups: &[NodeGroup<'_>], kernel: &KernelTarget) -> bool {
         let label = KernelLabel::of(&kernel.release);
         let may_run = |node: &NodeFacts| {
@@ -197,7 +197,7 @@ impl<'a> Fleet<'a> {
             || self.announced().contains(kernel)
     }
 
-    /// Returns the announced kernels that no node of the images runs.
+    /// Returns the announced kernels that no node runs and whose cells have known inputs, for all images of the rollout.
     fn announced(&self) -> BTreeSet<&'a KernelTarget> {
         let cells = self.rollouts.iter().flat_map(|(context, _)| context.announced());
         cells.filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target).collect()
@@ -210,8 +210,8 @@ impl<'a> Fleet<'a> {
             match context.cells.state(context.image, kernel) {
                 CellState::Absent(absence) => {
                     let is_other = |(other, _): &(Context<'_>, &str)| other.image != context.image;
-                    let named = self.rollouts.iter().any(is_other).then(|| format!("{}: ", context.image));
-                    return Image::Absent(no_image(kernel, named.unwrap_or_default() + &absence.why));
+                    let prefix = self.rollouts.iter().any(is_other).then(|| format!("{}: ", context.image));
+                    return Image::Absent(no_image(kernel, prefix.unwrap_or_default() + &absence.why));
                 }
                 CellState::Building(cell) => building = building.or(Some(&cell.reference)),
                 CellState::Published(cell, published) => match context.admissible_image(cell, published) {

@@ -1,10 +1,10 @@
-//! Lets an upgrade process the nodes of a `per-kernel` rollout in order. Each node gets the image of its kernel's copy,
-//! either by being handed over to the copy, or through a new pod of the copy.
+//! Lets an upgrade process the nodes of a `per-kernel` rollout in order. A node gets the image of its kernel's copy
+//! when it is handed over to the copy, or when its pod of the copy is replaced.
 
 use super::{
     super::{
         copy::{CopyRecord, LiveCopy},
-        upgrade::{has_same, in_order, pods_by_node},
+        upgrade::{have_same_modules, plan_upgrade, pods_by_node},
         watch::is_same_image,
     },
     Context, Fleet, OriginalRecord,
@@ -12,8 +12,8 @@ use super::{
 };
 use crate::plan::{DriverPod, PlannedUpgrade, UpgradeNode};
 
-/// Plans the upgrade of the rollout's nodes. There is no upgrade before the original is fenced off handed-over nodes,
-/// nor after a person has rolled back the rollout.
+/// Plans the upgrade of the rollout's nodes. There is no upgrade before the original has the fence, nor after a
+/// person has rolled back the rollout.
 pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<PlannedUpgrade> {
     let Fleet { original, members, .. } = fleet;
     if !original.is_fenced() || OriginalRecord::read(original.live).is_rolled_back() {
@@ -24,15 +24,16 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
     let nodes = members.iter().map(|member| {
         let kernel = member.target.as_ref().ok();
         let copy = kernel.and_then(|kernel| original.copies.get(kernel));
-        let target = copy.filter(|copy| is_usable(fleet, copy, member));
-        // Only rollouts of one image share an upgrade, so that its containers have the same image.
+        let usable_copy = copy.filter(|copy| is_usable(fleet, copy, member));
+        // All containers have the same image, because only rollouts of one image share an upgrade.
         let image = |copy: &LiveCopy<'a>| copy.facts.image_of(fleet.containers.first()?);
-        let target = target.and_then(image).unwrap_or_default();
+        let target = usable_copy.and_then(image).unwrap_or_default();
         let owner = if member.handed_over { copy.map(|copy| copy.live) } else { Some(original.live) };
         let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), member.node.name.as_str())));
         let driver = pod.copied().map(|pod| {
             let is_current = |image: &str| {
-                let has_same_modules = |kernel| has_same(kernel, contents.get(image), contents.get(target));
+                let has_same_modules =
+                    |kernel| have_same_modules(kernel, contents.get(image), contents.get(target));
                 member.handed_over && (is_same_image(image, target) || kernel.is_some_and(has_same_modules))
             };
             DriverPod::of(pod, fleet.containers.iter().copied(), is_current)
@@ -46,7 +47,7 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
     });
     let live = original.copies.values().map(|copy| copy.live).chain([original.live]);
     let desired = live.map(|live| live.desired).sum();
-    in_order(context, original.facts, original.live, desired, nodes.collect())
+    plan_upgrade(context, original.facts, original.live, desired, nodes.collect())
 }
 
 /// Whether the node may get the copy's pod.

@@ -18,7 +18,7 @@ pub(in super::super) struct Original<'a> {
     pub(super) live: &'a LiveDaemonSet,
     /// Key of the handover label.
     pub(super) label: String,
-    /// Rules for its nodes, without farrier's addition to the affinity.
+    /// Placement of the DaemonSet, without the fence.
     pub(super) base: Placement,
     pub(super) copies: BTreeMap<KernelTarget, LiveCopy<'a>>,
     nodes: &'a [CowArc<NodeFacts>],
@@ -39,7 +39,7 @@ impl<'a> Original<'a> {
         Self { facts, live, label, base, copies, nodes: &snapshot.nodes }
     }
 
-    /// Whether the DaemonSet keeps off handed-over nodes.
+    /// Whether the fence keeps the DaemonSet off handed-over nodes.
     pub(super) fn is_fenced(&self) -> bool {
         is_fenced(&self.facts.placement.affinity, &self.label)
     }

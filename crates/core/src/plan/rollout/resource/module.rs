@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{
     super::{Context, HoldReason, reached::NodesByKernel},
-    DesiredField, FIELD, ResourceFacts, field_path, record_of,
+    DesiredField, ResourceFacts, SPEC, field_path, record_of,
     version::{CommonVersion, VersionChoice, common_version},
 };
 use crate::{
@@ -34,7 +34,8 @@ pub(super) fn desired_fields<'a>(
     let image = context.inputs.definitions().images.get(context.image);
     let mut mappings: Vec<Value> =
         container.get(MAPPINGS).and_then(Value::as_array).cloned().unwrap_or_default();
-    is_loadable(container, &mappings, image.is_none_or(|image| image.spec.output == Output::Payload))?;
+    check_loadable(container, &mappings, image.is_none_or(|image| image.spec.output == Output::Payload))?;
+    // Kernels by the mapping that has their image; `None` stands for the container's image.
     let mut groups: BTreeMap<Option<usize>, NodesByKernel<'_>> = BTreeMap::new();
     for (kernel, nodes) in kernels {
         let Some(index) = mapping_of(&mappings, kernel)? else { continue };
@@ -50,11 +51,11 @@ pub(super) fn desired_fields<'a>(
     // An apply removes fields that it does not name, so name the fields that were written before.
     let record = record_of(resource)?;
     let written =
-        record.0.get(FIELD).and_then(|record| record.set.as_object()).into_iter().flat_map(Map::keys);
+        record.0.get(SPEC).and_then(|record| record.set.as_object()).into_iter().flat_map(Map::keys);
     for (key, value) in written.filter_map(|key| container.get_key_value(key)) {
         fields.insert(key.clone(), value.clone());
     }
-    let (mut versions, mut required_images, mut count, mut changes) = (Vec::new(), Vec::new(), 0, false);
+    let (mut versions, mut required_images, mut count, mut has_change) = (Vec::new(), Vec::new(), 0, false);
     for (index, kernels) in &groups {
         let current = index.map_or(container.get(IMAGE), |index| mappings[index].get(IMAGE));
         let current = current.and_then(Value::as_str);
@@ -64,7 +65,7 @@ pub(super) fn desired_fields<'a>(
         };
         let CommonVersion { version, reference, required_images: images } = common;
         let image = format!("{}:{version}", reference.repository);
-        changes |= current != Some(&image);
+        has_change |= current != Some(&image);
         match index {
             Some(index) => mappings[*index][IMAGE] = image.into(),
             None => drop(fields.insert(IMAGE.to_owned(), image.into())),
@@ -79,15 +80,15 @@ pub(super) fn desired_fields<'a>(
     if let Some(version) = container.get("version").filter(|version| *version != "") {
         let mut cells =
             kernels.keys().filter_map(|kernel| context.cells.get(context.image, kernel)?.outcome.cell());
-        let next = cells.next().filter(|_| changes).map(|cell| Value::from(cell.version.clone()));
+        let next = cells.next().filter(|_| has_change).map(|cell| Value::from(cell.version.clone()));
         fields.insert("version".to_owned(), next.unwrap_or_else(|| version.clone()));
     }
     let version = format!("tag {}", versions.join(", "));
     Ok(DesiredField::Fields { fields: fields.into(), version, kernels: count, required_images })
 }
 
-/// Checks that KMM makes no images itself, and looks for modules where farrier's images have them.
-fn is_loadable(
+/// Fails if KMM builds or signs images itself, or looks for modules in another directory than that of farrier's images.
+fn check_loadable(
     container: &Map<String, Value>,
     mappings: &[Value],
     is_payload: bool,
@@ -103,7 +104,7 @@ fn is_loadable(
     });
     if let Some(key) = section {
         return not_editable(format!(
-            "KMM would make the image itself; remove `{key}` from {path} and its {MAPPINGS}"
+            "KMM would build or sign the image itself; remove `{key}` from {path} and its {MAPPINGS}"
         ));
     }
     let directory =

@@ -121,8 +121,8 @@ fn a_resource_that_is_set_stays_as_it_is() {
     insta::assert_snapshot!(now.join("\n"), @"set spec.ofedDriver: nvcr.test/x/driver version 1 -> registry.test/drivers/mft version 4.33.0, forcePrecompiled");
     let first = reconcile(&mut world);
     let record = RewriteRecord::of(&first.annotations).unwrap();
-    assert_eq!(record.0[FIELD].replaced["forcePrecompiled"], Value::Null);
-    assert_eq!(record.0[FIELD].replaced["version"], "1");
+    assert_eq!(record.0[SPEC].replaced["forcePrecompiled"], Value::Null);
+    assert_eq!(record.0[SPEC].replaced["version"], "1");
     for hours in [0, 2] {
         world.now += SignedDuration::from_hours(hours);
         let plan = world.plan();
@@ -149,7 +149,7 @@ fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
     // remove them.
     let ours = json!({"repository": "registry.test/drivers", "image": "mft", "forcePrecompiled": true});
     assert_eq!(left.spec, json!({"ofedDriver": ours}));
-    assert_eq!(RewriteRecord::of(&left.annotations).unwrap().0[FIELD].state, RecordState::Conflict);
+    assert_eq!(RewriteRecord::of(&left.annotations).unwrap().0[SPEC].state, RecordState::Conflict);
     assert_eq!(hold(&world), HoldReason::ChangedBack { times: 2 });
     assert!(world.plan().rollouts[0].changes.is_empty() && world.plan().has_failures());
 }
@@ -163,7 +163,7 @@ fn what_stood_for_an_hour_is_what_to_go_back_to() {
         world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
         world.publish(Verdict::Loads);
         let change = reconcile(&mut world);
-        assert_eq!(RewriteRecord::of(&change.annotations).unwrap().0[FIELD].replaced["version"], replaced);
+        assert_eq!(RewriteRecord::of(&change.annotations).unwrap().0[SPEC].replaced["version"], replaced);
     }
 }
 
@@ -535,8 +535,8 @@ fn a_module_that_could_not_load_the_image_is_held() {
         held(&|container| container["kernelMappings"] = json!([{"regexp": "(?=x)"}])),
     ];
     insta::assert_snapshot!(all.join("\n"), @r#"
-    its image cannot be set: KMM would make the image itself; remove `build` from spec.moduleLoader.container and its kernelMappings
-    its image cannot be set: KMM would make the image itself; remove `sign` from spec.moduleLoader.container and its kernelMappings
+    its image cannot be set: KMM would build or sign the image itself; remove `build` from spec.moduleLoader.container and its kernelMappings
+    its image cannot be set: KMM would build or sign the image itself; remove `sign` from spec.moduleLoader.container and its kernelMappings
     its image cannot be set: spec.moduleLoader.container.modprobe.dirName is "/opt", and farrier's images have their modules below "/"; set it to /
     the operator's driver is disabled: no entry of kernelMappings matches 6.1.0-47-amd64, 6.1.0-48-amd64
     its image cannot be set: kernelMappings[0].regexp is not understood: "(?=x)"

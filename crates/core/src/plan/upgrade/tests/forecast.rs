@@ -19,7 +19,7 @@ fn a_driver_goes_when_nothing_holds_it() {
     fleet.stuck = true;
     fleet.settle_until(|fleet| fleet.state("n0") == "not-drained");
     let why = waits(&fleet.plan(), "n0");
-    assert!(why.ends_with("no forecast within 5m that its driver can be unloaded"), "{why}");
+    assert!(why.ends_with("the unload forecast found no way to unload the driver within 5m"), "{why}");
     assert!(!fleet.nodes["n0"].facts.unschedulable);
     assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v1");
     fleet.stuck = false;

@@ -69,14 +69,14 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
                 return Ok(());
             }
             forecast::check(node, &options.modules, &options.allowed)?;
-            container.end(&options.modules, &loaded, signals)
+            container.stop(&options.modules, &loaded, signals)
         }
         Err(error) if container.guard().is_some_and(|guard| guard.is_busy()) => {
             node.log.step("the guard continues the swap");
             Err(error)
         }
         Err(error) => {
-            node.log.warn_of(container.end(&[], &loaded, signals));
+            node.log.warn_of(container.stop(&[], &loaded, signals));
             node.log.warn_of(container.api_servers().forget());
             let is_restored = container.host_modules.are_back(&container.loader);
             Err(if is_restored { error.without_state() } else { error })
@@ -120,7 +120,7 @@ impl Container<'_> {
         if let Some(guard) = self.guard() {
             self.blacklist().write();
             let result = self.replace_by_guard(&guard, &to_unload, failure.image.clone(), signals);
-            // The guard needs the blacklist until it ends.
+            // The guard needs the blacklist until the swap ends.
             if !guard.is_busy() {
                 self.blacklist().remove();
             }
@@ -142,7 +142,7 @@ impl Container<'_> {
         result
     }
 
-    /// Lets the guard on the host replace the modules, and waits for the guard's end of the swap.
+    /// Lets the guard on the host replace the modules, and waits until the swap ends.
     fn replace_by_guard(
         &self,
         guard: &GuardClient<'_>,
@@ -163,7 +163,7 @@ impl Container<'_> {
         guard.swap(&swap, signals)
     }
 
-    /// Lists the image's modules that are loaded now, and were not before.
+    /// Lists the image's modules that are loaded now and were not before the swap.
     fn newly_loaded(&self, to_unload: &[String]) -> Result<Vec<String>, Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let is_new =
@@ -176,8 +176,8 @@ impl Container<'_> {
         Some(GuardClient { node: self.node, directory, name: self.options.name() })
     }
 
-    /// Waits for the API servers if a container was killed before they answered. Adds the image's modules to `loaded` if they do
-    /// not answer, so that these are unloaded.
+    /// Waits for the API servers if a container was killed before they answered. If they do not answer, adds the image's modules
+    /// to `loaded`, so that the caller unloads these modules.
     fn confirm(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
         let confirmed = self.api_servers().await_answers(signals);
         if confirmed.is_err() {
@@ -207,15 +207,16 @@ impl Container<'_> {
         Ok(FailureRecord { node, file: options.file("failed"), image })
     }
 
-    /// Ends the work of the container: by the guard if it replaced modules of the host, and else as [`stop`](Self::stop) does.
-    fn end(&self, modules: &[String], loaded: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
+    /// Unloads the image's modules and restores the host's: through the guard if modules of the host were replaced, otherwise
+    /// with [`unload_and_restore`](Self::unload_and_restore).
+    fn stop(&self, modules: &[String], loaded: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
         let names = self.host_modules.names();
         let Some(guard) = self.guard().filter(|_| !names.is_empty()) else {
-            return self.stop(modules, loaded);
+            return self.unload_and_restore(modules, loaded);
         };
         let to_unload = self.modules_of_image(modules, loaded)?;
         if to_unload.is_empty() || self.find_stale_module(&names)?.is_some() {
-            return self.stop(modules, loaded);
+            return self.unload_and_restore(modules, loaded);
         }
         self.host_modules.check(&names)?;
         self.node.log.step("restoring the host's modules");
@@ -229,8 +230,8 @@ impl Container<'_> {
             old_modules: (&self.loader, self.options.modules.clone()),
         };
         guard.swap(&swap, signals)?;
-        // What is left: the record of the host's modules, and the firmware.
-        self.stop(&[], &[])
+        // Only the record of the host's modules and the firmware remain.
+        self.unload_and_restore(&[], &[])
     }
 
     /// Lists the loaded modules of the image that the container has to unload, users first. Dependencies that something
@@ -252,7 +253,7 @@ impl Container<'_> {
 
     /// Unloads the requested modules in reverse order, then modules that were loaded as their dependencies and have no
     /// other users. Then loads the host's replaced modules again.
-    fn stop(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
+    fn unload_and_restore(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
         let Self { node, options, .. } = self;
         // A dkms.conf may list a user of a module before that module.
         let to_unload = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
@@ -327,10 +328,9 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// Plans the unload before the start. Returns all modules to unload in this order: users first, of the host's
-    /// replaced modules and of leftover modules of another image. Also returns which of these belong to the host.
-    /// Fails before any change if a module cannot be unloaded now or loaded again at the end, or if a requested module
-    /// cannot be loaded.
+    /// Plans the unload before the start. Returns the modules to unload, users first: modules of the host to replace, and
+    /// leftovers of another image. Also returns which of these belong to the host. Fails before any change if a module
+    /// cannot be unloaded now or loaded again at the end, or if a requested module cannot be loaded.
     fn plan_unload(&self) -> Result<(Vec<String>, Vec<String>), Error> {
         let Self { node, options, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
@@ -362,8 +362,8 @@ impl Container<'_> {
         Ok((order, host_names))
     }
 
-    /// Filters the requested modules and their dependencies from the image. Errors about missing modules are ignored
-    /// here; loading reports them.
+    /// Returns those of the requested modules and their dependencies in the image that pass the filter. Ignores errors
+    /// about missing modules, which the load reports.
     fn image_modules_where(&self, filter: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let with_dependencies =
             |name: &String| self.loader.image_modules_for(name).unwrap_or_else(|_| vec![name.clone()]);

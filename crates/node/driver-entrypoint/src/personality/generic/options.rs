@@ -44,7 +44,7 @@ pub(crate) struct Options {
     pub(super) then: Option<String>,
     /// Whether the modules stay loaded when the container ends.
     pub(super) keep: bool,
-    /// What the replacement of the host's modules, and the unload at the end, may take from the node.
+    /// Disruptions that the replacement of the host's modules, and the unload at the end, may cause.
     pub(super) allowed: Allowed,
     /// Maximum time until the API servers answer after the host's modules were replaced.
     pub(super) api_server_limit: Duration,

@@ -50,10 +50,10 @@ impl Parameter {
 /// same to every driver. Driver-specific parameters do not count.
 pub(super) fn changed_parameters(current: Vec<Parameter>, defaults: &[Parameter]) -> Vec<Parameter> {
     let changed = current.into_iter().filter_map(|mut current| {
-        match defaults.iter().find(|defaults| defaults.is_same_parameter(&current)) {
-            Some(defaults) if !defaults.set && defaults.value == current.value => None,
-            known => {
-                current.set |= known.is_some();
+        match defaults.iter().find(|recorded| recorded.is_same_parameter(&current)) {
+            Some(recorded) if !recorded.set && recorded.value == current.value => None,
+            recorded => {
+                current.set |= recorded.is_some();
                 Some(current)
             }
         }

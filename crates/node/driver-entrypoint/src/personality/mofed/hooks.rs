@@ -1,5 +1,5 @@
-//! Programs of the image's author that run before the drivers are replaced and after, with the names of the interfaces that
-//! change.
+//! Programs of the image's author that run before and after the drivers are replaced. Their arguments are the names of the
+//! affected interfaces.
 
 use std::fs;
 
@@ -15,16 +15,16 @@ use crate::{
 
 pub(super) struct Hooks<'a> {
     pub(super) node: &'a Node<'a>,
-    /// Program that runs before.
+    /// Program that runs before the replacement.
     pub(super) before: Option<&'a str>,
-    /// Program that runs after.
+    /// Program that runs after the replacement.
     pub(super) after: Option<&'a str>,
-    /// File with the interfaces and their devices. If this container is killed, the next one runs the program after.
+    /// File with the interfaces and their devices. If this container is killed, the next one runs `after`.
     pub(super) file: String,
 }
 
 impl Hooks<'_> {
-    /// Runs the program before the modules are unloaded. If it fails, nothing may be changed.
+    /// Runs the program before the modules are unloaded. After a failure, the caller must not unload them.
     pub(super) fn run_before(&self, modules: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, before, after: _, file } = self;
         let interfaces =

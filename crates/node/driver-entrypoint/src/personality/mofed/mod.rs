@@ -92,7 +92,7 @@ impl Container<'_> {
         stack.check_image()?;
         let loaded = Loaded::read(&node.paths)?;
         let comparison = stack.compare(&loaded)?;
-        // Each branch ends before the root is exposed, whose mount hides the saved state.
+        // Finish each branch before the root is exposed: the mount hides the saved state.
         match comparison {
             Comparison::Same => self.keep_loaded_drivers(signals)?,
             Comparison::Differs { module, loaded: loaded_version, image } => {
@@ -121,11 +121,11 @@ impl Container<'_> {
     fn keep_loaded_drivers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         node.log.step("the loaded drivers match this image: not reloaded");
-        // Left by an attempt that failed before it unloaded the driver.
+        // Remove the state of an attempt that failed before it unloaded the driver.
         if NetworkState::load_if_unloaded(node, &self.state_file("sriov")).is_none() {
             files::remove(node, &self.state_file("sriov"))?;
         }
-        // An earlier container was killed while loading, so this container loads the remaining modules.
+        // If an earlier container was killed while loading, load the remaining modules.
         let unfinished = node.paths.at(&self.state_file("replacing")).exists();
         stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
         files::remove(node, &self.state_file("replacing"))?;
@@ -206,10 +206,10 @@ impl Container<'_> {
             Some(guard) => {
                 self.replace_by_guard(guard, loaded, &to_unload, &unloaded, failure.image.clone(), signals)
             }
-            None => self.swap_drivers(loaded, &to_unload, &unloaded, signals),
+            None => self.replace_without_guard(loaded, &to_unload, &unloaded, signals),
         };
         failure.update(&result);
-        // The guard needs the blacklist until it ends, also if this container ends before.
+        // The guard needs the blacklist until the swap ends, even if this container ends first.
         if self.is_guard_busy() {
             return result;
         }
@@ -218,8 +218,8 @@ impl Container<'_> {
         result
     }
 
-    /// Lets the guard on the host replace the drivers, and waits for the guard's end of the swap. `to_unload` and `unloaded` are the modules to
-    /// unload now, and those that this and earlier containers unloaded.
+    /// Lets the guard on the host replace the drivers, and waits until the swap ends. `to_unload` are the modules to unload now;
+    /// `unloaded` also has those that earlier containers unloaded.
     fn replace_by_guard(
         &self,
         guard: &GuardClient<'_>,
@@ -286,7 +286,7 @@ impl Container<'_> {
         Hooks { node: self.node, before: before.as_deref(), after: after.as_deref(), file }
     }
 
-    fn swap_drivers(
+    fn replace_without_guard(
         &self,
         loaded: &Loaded,
         to_unload: &[String],
@@ -347,11 +347,11 @@ impl Container<'_> {
         self.host_modules.clear()
     }
 
-    /// Loads the host's drivers if a container that was killed has left the node without some, and this one does not load
-    /// its own. Restores the settings of interfaces if it was killed after it loaded the drivers.
+    /// Restores the host's drivers if an earlier, killed container left the node without some of them. If all are loaded,
+    /// restores only the interfaces' settings that the earlier container had not restored.
     fn repair(&self) -> Result<(), Error> {
         let (names, loaded) = (self.host_modules.names(), Loaded::read(&self.node.paths)?);
-        // Otherwise a module may be absent because the image does not have it.
+        // Without an interruption, a module may be absent because the image does not have it.
         let was_interrupted = self.node.paths.at(&self.state_file("replacing")).exists();
         let is_needed = |name: &str| was_interrupted || matches!(name, "mlx5_core" | "ib_core");
         if !names.iter().any(|name| !loaded.contains(name) && is_needed(name)) {

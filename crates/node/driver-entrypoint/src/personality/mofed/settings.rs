@@ -36,7 +36,7 @@ pub(crate) struct Settings {
     pub(crate) unload_storage: bool,
     /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the same for [`third_party`](Self::third_party) modules.
     pub(crate) unload_third_party: bool,
-    /// `ALLOW_DISRUPTION`: losses that the replacement of the drivers may cause on the node.
+    /// `ALLOW_DISRUPTION`: disruptions that the replacement of the drivers may cause on the node.
     pub(crate) allowed: Allowed,
     /// `API_SERVER_TIMEOUT_SEC`: maximum time until the API servers answer after the drivers were replaced.
     pub(crate) api_server_limit: Duration,

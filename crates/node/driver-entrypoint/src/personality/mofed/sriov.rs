@@ -22,7 +22,7 @@ mod lost;
 mod restore;
 mod vf_settings;
 
-use links::Link;
+use links::LinkSetting;
 use restore::Restorer;
 
 use super::devlink::{Devlink, Parameter, changed_parameters};
@@ -63,7 +63,7 @@ struct PhysicalFunction {
     /// Arguments of `ip link set dev INTERFACE vf`.
     vf_settings: Vec<String>,
     representors: Vec<Representor>,
-    links: Vec<Link>,
+    links: Vec<LinkSetting>,
 }
 
 /// Network interface that represents a virtual function on the host's side of the switch.
@@ -80,13 +80,13 @@ struct Representor {
 struct VirtualFunction {
     pci: String,
     up: bool,
-    /// Each of these is `-` if the function does not have it, for example because it is bound to another driver.
+    /// `mtu`, `mac` and `guid` are `-` if the function has none, for example because another driver is bound to it.
     mtu: String,
     mac: String,
     guid: String,
     /// Name of another driver, such as `vfio-pci`; `-` for none and for `mlx5_core`.
     driver: String,
-    links: Vec<Link>,
+    links: Vec<LinkSetting>,
 }
 
 impl NetworkState {
@@ -155,11 +155,11 @@ impl NetworkState {
             let PhysicalFunction { device, up, mtu, switchdev, number, .. } = physical;
             let PhysicalFunction { functions, vf_settings, representors, links, .. } = physical;
             lines.push(format!("physical {device} {up} {mtu} {switchdev} {number}\n"));
-            lines.extend(links.iter().map(Link::to_line));
+            lines.extend(links.iter().map(LinkSetting::to_line));
             lines.extend(vf_settings.iter().map(|words| format!("vf {words}\n")));
             for VirtualFunction { pci, up, mtu, mac, guid, driver, links } in functions {
                 lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid} {driver}\n"));
-                lines.extend(links.iter().map(Link::to_line));
+                lines.extend(links.iter().map(LinkSetting::to_line));
             }
             for Representor { port, up, mtu } in representors {
                 lines.push(format!("representor {port} {up} {mtu}\n"));
@@ -180,7 +180,7 @@ impl NetworkState {
                 }
                 (["link", link @ ..], Some(physical)) => {
                     let function = physical.functions.last_mut().map(|function| &mut function.links);
-                    function.unwrap_or(&mut physical.links).extend(Link::of_fields(link));
+                    function.unwrap_or(&mut physical.links).extend(LinkSetting::of_fields(link));
                 }
                 (["vf", words @ ..], Some(physical)) => physical.vf_settings.push(words.join(" ")),
                 (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
@@ -200,7 +200,7 @@ impl NetworkState {
     }
 
     /// Restores the state after a reload. Failures are logged and the rest continues: a partly restored network is
-    /// better than none. The parameters that the devices have before are recorded in the file `defaults_file`.
+    /// better than none. First records the current parameters of the devices in the file `defaults_file`.
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, defaults_file: &str) {
         let restorer = Restorer { node, polls: wait_seconds * POLLS_PER_SECOND, devlink: Devlink::of(node) };
         // The driver was not unloaded; only interfaces that other modules created on its devices are gone.
@@ -211,7 +211,7 @@ impl NetworkState {
             restorer.restore_links(&self.physical);
             return;
         }
-        // Before virtual functions are created: a device that is reinitialized for its parameters loses them.
+        // Restore the parameters first: a device that is reinitialized for them loses its virtual functions.
         self.restore_parameters(node, restorer.devlink.as_ref(), defaults_file);
         for physical in &self.physical {
             restorer.restore_function(physical);
@@ -228,7 +228,7 @@ impl NetworkState {
         restorer.restore_links(&self.physical);
     }
 
-    /// Restores the devlink parameters, after the values that the devices have now are recorded in the file `defaults_file`.
+    /// Records the current devlink parameters of the devices in the file `defaults_file`, and then restores the saved ones.
     fn restore_parameters(&self, node: &Node<'_>, devlink: Option<&Devlink<'_>>, defaults_file: &str) {
         let Some(devlink) = devlink else {
             if !self.parameters.is_empty() {
@@ -238,7 +238,7 @@ impl NetworkState {
         };
         let mut parameters = devlink.parameters(&devices(node));
         for parameter in &mut parameters {
-            // Also if this driver has the same value by default: the next driver may have another default.
+            // Set even if this driver has the same default, because the next driver may have another one.
             parameter.set =
                 self.parameters.iter().any(|wanted| wanted.set && wanted.is_same_parameter(parameter));
         }

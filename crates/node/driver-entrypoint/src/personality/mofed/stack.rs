@@ -26,7 +26,7 @@ const IN_TREE_MODULES: &str = "ib_cm ib_core ib_ipoib ib_mad ib_sa ib_addr ib_uc
 /// loads them again.
 pub(super) const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// The image's RDMA stack, with its source and settings.
+/// The image's RDMA stack.
 pub(super) struct Stack<'a> {
     pub(super) node: &'a Node<'a>,
     pub(super) settings: &'a Settings,
@@ -70,7 +70,7 @@ impl Stack<'_> {
         for module in COMPARED_MODULES {
             let Some(file) = self.index().image_file(module) else { continue };
             let image = file.info()?;
-            if !loaded.is_file(&self.node.paths, module, &image) {
+            if !loaded.matches_file(&self.node.paths, module, &image) {
                 let loaded_version = loaded.get(module).map(|module| module.source_version.clone());
                 let image = Some(image.source_version).filter(|version| !version.is_empty());
                 let image = image.unwrap_or_else(|| "another, without a srcversion,".to_owned());
@@ -120,7 +120,7 @@ impl Stack<'_> {
         Ok(())
     }
 
-    /// Names the modules that [`load`](Self::load) loads, for a guard: those that the node needs, and the optional ones.
+    /// Returns the modules that [`load`](Self::load) loads, for a guard: the required and the optional ones.
     pub(super) fn modules_of_swap(&self, unloaded: &[String]) -> (Vec<String>, Vec<String>) {
         let to_load = self.modules_to_load().into_iter().map(str::to_owned);
         let others = unloaded.iter().rev().chain(&self.settings.auxiliary);
@@ -141,8 +141,7 @@ impl Stack<'_> {
         for name in to_reload.chain(auxiliary) {
             if self.index().image_file(name).is_some() {
                 let loaded = self.loader.load(name);
-                // Storage modules are required, because the node used them before. The other modules are optional, so a failure is
-                // only logged.
+                // Storage modules are required, because the node used them before. The other modules are optional.
                 if self.settings.storage.iter().any(|storage| kernel_name(storage) == *name) {
                     loaded?;
                 } else {

@@ -1,6 +1,6 @@
 //! Containers next to the GPU driver's, for peer memory, GPUDirect Storage and GDRCopy. Each keeps one module loaded
-//! while the GPU driver is loaded, and OFED where the module needs it. It loads the module again after these were
-//! replaced.
+//! while the GPU driver is loaded, and OFED if the module needs it. A replacement of one of these drivers leads to a
+//! reload of the module.
 
 use std::time::Duration;
 
@@ -191,14 +191,14 @@ impl<'a> Companion<'a> {
         if self.ofed == Ofed::Unused {
             return Observation { ofed: true, gpu, loaded: is_loaded, ib_core: None };
         }
-        let by_file = state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
-        state.ofed_file_seen |= by_file;
-        let by_sources = self.owner == Owner::ThisContainer
+        let is_ready_by_file = state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
+        state.ofed_file_seen |= is_ready_by_file;
+        let is_ready_by_sources = self.owner == Owner::ThisContainer
             && !state.ofed_file_seen
             && loaded.contains("mlx5_core")
             && node.paths.at(OFED_SOURCES).exists();
         Observation {
-            ofed: by_file || by_sources,
+            ofed: is_ready_by_file || is_ready_by_sources,
             gpu,
             loaded: is_loaded,
             ib_core: loaded.identity(&node.paths, "ib_core"),

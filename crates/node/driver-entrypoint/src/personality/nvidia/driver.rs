@@ -67,7 +67,7 @@ pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
     };
     let info = file.info()?;
     // Modules without an identity count as the same, because the operator's digest has not changed.
-    Ok(info.identity().is_none() || loaded.is_file(&node.paths, "nvidia", &info))
+    Ok(info.identity().is_none() || loaded.matches_file(&node.paths, "nvidia", &info))
 }
 
 /// Checks that everything the driver needs exists. An image for another kernel, or one with broken modules, must not

@@ -1,5 +1,5 @@
-//! Decides when to load and unload a peer-memory module. The module depends on two drivers that are loaded and unloaded
-//! by other containers.
+//! Decides when a companion container loads and unloads its module. The module depends on drivers that other containers
+//! load and unload.
 
 /// Observed state of the two drivers and of the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(crate) enum Step {
     Wait(Missing),
     /// Load the module.
     Load,
-    /// Unload and load the module: it was loaded against another `ib_core`.
+    /// Unload the module and load it again, because it was loaded against another `ib_core`.
     Reload,
     /// Unload the module, so that the drivers below it can be unloaded.
     Release(Missing),
@@ -63,7 +63,7 @@ pub(crate) fn decide(owner: Owner, observed: &Observation, loaded_against: Optio
         Some(missing) if observed.loaded && owner == Owner::ThisContainer => Step::Release(missing),
         Some(missing) => Step::Wait(missing),
         None if !observed.loaded => Step::Load,
-        // A module that uses ib_core prevents its replacement. This module does not use it, so it must be reloaded.
+        // A module that uses ib_core prevents its replacement. After a replacement, the loaded module thus does not use it.
         None if loaded_against.is_some()
             && observed.ib_core.is_some()
             && loaded_against != observed.ib_core.as_deref() =>

@@ -25,9 +25,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Datapath of Open vSwitch, which adds its ports itself.
 const OVS_DATAPATH: &str = "ovs-system";
 
-/// A setting of an interface, or of one on top of it.
+/// A setting of an interface, or of a VLAN on top of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct LinkSetting {
     kind: Kind,
     /// Name of the bond or bridge, or of the VLAN on top; `-` for the interface itself.
     device: String,
@@ -71,7 +71,7 @@ impl Kind {
     }
 }
 
-impl Link {
+impl LinkSetting {
     fn new(kind: Kind, device: &str, words: impl Into<String>) -> Self {
         Self { kind, device: device.to_owned(), words: words.into() }
     }
@@ -88,8 +88,8 @@ impl Link {
         is_name.then(|| Some(Self::new(Kind::of(kind)?, device, words.join(" "))))?
     }
 
-    /// Whether an interface with this setting does not need the `saved` one. A network manager may choose the metric of a
-    /// route and the priority of a rule itself.
+    /// Whether this current setting makes the `saved` one unnecessary. A network manager may choose the metric of a route
+    /// and the priority of a rule itself.
     fn covers(&self, saved: &Self) -> bool {
         let is_same = match self.kind {
             Kind::Master | Kind::Vlan => true,
@@ -108,22 +108,23 @@ impl Link {
 }
 
 /// An interface with the settings that it had.
-pub(super) type Saved<'a> = (PathBuf, &'a [Link]);
+pub(super) type Saved<'a> = (PathBuf, &'a [LinkSetting]);
 
 /// Reads the settings of an interface.
-pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
+pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<LinkSetting> {
     let mut links = read_with(node, &Ip::of(node).map(|ip| ip.show()).unwrap_or_default(), interface);
     for (device, name) in names(interface, &vlans(node, interface)) {
         let settings_of_device = settings::read(node, &name, device != "-").into_iter();
-        links.extend(settings_of_device.map(|words| Link::new(Kind::Setting, &device, words)));
+        links.extend(settings_of_device.map(|words| LinkSetting::new(Kind::Setting, &device, words)));
     }
     links
 }
 
 /// Reads everything but the attributes and sysctls.
-fn read_with(node: &Node<'_>, output: &IpOutput, interface: &Path) -> Vec<Link> {
+fn read_with(node: &Node<'_>, output: &IpOutput, interface: &Path) -> Vec<LinkSetting> {
     let master = link_target_name(&interface.join("master")).filter(|name| name != OVS_DATAPATH);
-    let mut links: Vec<Link> = master.map(|name| Link::new(Kind::Master, &name, "")).into_iter().collect();
+    let mut links: Vec<LinkSetting> =
+        master.map(|name| LinkSetting::new(Kind::Master, &name, "")).into_iter().collect();
     let vlans = vlans(node, interface);
     links.extend(vlans.iter().cloned());
     for (device, name) in names(interface, &vlans) {
@@ -136,22 +137,22 @@ fn read_with(node: &Node<'_>, output: &IpOutput, interface: &Path) -> Vec<Link> 
             (Kind::Route, routes),
             (Kind::Rule, rules),
         ] {
-            links.extend(all.into_iter().map(|words| Link::new(kind, &device, words)));
+            links.extend(all.into_iter().map(|words| LinkSetting::new(kind, &device, words)));
         }
     }
     links
 }
 
-/// Returns [`Link::device`] and the name of an interface and of its VLANs.
-fn names(interface: &Path, vlans: &[Link]) -> Vec<(String, String)> {
+/// Returns [`LinkSetting::device`] and the interface name, for an interface and each of its VLANs.
+fn names(interface: &Path, vlans: &[LinkSetting]) -> Vec<(String, String)> {
     let own = ("-".to_owned(), name_of(interface));
     let names = vlans.iter().map(|vlan| (vlan.device.clone(), vlan.device.clone()));
     std::iter::once(own).chain(names).collect()
 }
 
-/// Restores the attributes and sysctls of an interface that is still down, because some have no effect later. Failures
-/// show in [`restore`].
-pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, saved: &[Link]) {
+/// Restores the attributes and sysctls of an interface that is still down, because some have no effect later. Ignores
+/// failures: [`restore`] tries again and logs them.
+pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, saved: &[LinkSetting]) {
     for link in saved.iter().filter(|link| link.kind == Kind::Setting && link.device == "-") {
         let _ = settings::write(node, &name_of(interface), &link.words);
     }
@@ -188,12 +189,16 @@ pub(super) fn restore(node: &Node<'_>, saved: &[Saved<'_>], polls: u32) {
 }
 
 /// Lists the saved settings that the interfaces do not have now, in the order in which they are restored.
-fn missing_links<'a>(node: &Node<'_>, ip: Option<&Ip>, saved: &'a [Saved<'_>]) -> Vec<(&'a Path, &'a Link)> {
+fn missing_links<'a>(
+    node: &Node<'_>,
+    ip: Option<&Ip>,
+    saved: &'a [Saved<'_>],
+) -> Vec<(&'a Path, &'a LinkSetting)> {
     let output = ip.map(Ip::show).unwrap_or_default();
-    let mut missing: Vec<(&Path, &Link)> = Vec::new();
+    let mut missing: Vec<(&Path, &LinkSetting)> = Vec::new();
     for (interface, links) in saved.iter().filter(|(_, links)| !links.is_empty()) {
         let current = read_with(node, &output, interface);
-        let is_set = |link: &Link| match link.kind {
+        let is_set = |link: &LinkSetting| match link.kind {
             Kind::Setting => settings::is_set(node, &device_name(link, interface), &link.words),
             _ => current.iter().any(|current| current.covers(link)),
         };
@@ -222,9 +227,9 @@ pub(super) fn lost_uppers(node: &Node<'_>, interface: &Path) -> Vec<String> {
     uppers.filter(|name| !is_restored(name)).collect()
 }
 
-fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &Link) -> Result<String, String> {
+fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &LinkSetting) -> Result<String, String> {
     let name = name_of(interface);
-    let Link { kind, words, .. } = link;
+    let LinkSetting { kind, words, .. } = link;
     let device = &device_name(link, interface);
     let arguments: Vec<&str> = words.split(' ').collect();
     if *kind == Kind::Setting {
@@ -257,7 +262,7 @@ fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &Link) -> Resul
     })
 }
 
-/// Adds an interface to a bond. Only one that is down can be added; the bond brings it up.
+/// Adds an interface to a bond. Takes it down first, as bonds require; the bond brings it up.
 fn add_to_bond(node: &Node<'_>, interface: &Path, bond: &str) -> Result<String, String> {
     let name = name_of(interface);
     let slaves = node.paths.at("/sys/class/net").join(bond).join("bonding/slaves");
@@ -267,17 +272,17 @@ fn add_to_bond(node: &Node<'_>, interface: &Path, bond: &str) -> Result<String, 
 }
 
 /// VLANs on top of an interface, from the kernel's table: name, ID, and the interface below.
-fn vlans(node: &Node<'_>, interface: &Path) -> Vec<Link> {
+fn vlans(node: &Node<'_>, interface: &Path) -> Vec<LinkSetting> {
     let table = text(node.paths.at("/proc/1/net/vlan/config")).unwrap_or_default();
     let interface_name = name_of(interface);
     let parse_vlan = |line: &str| {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
         let [name, id, below] = fields[..] else { return None };
-        (below == interface_name).then(|| Link::new(Kind::Vlan, name, id))
+        (below == interface_name).then(|| LinkSetting::new(Kind::Vlan, name, id))
     };
     table.lines().filter_map(parse_vlan).collect()
 }
 
-fn device_name(link: &Link, interface: &Path) -> String {
+fn device_name(link: &LinkSetting, interface: &Path) -> String {
     if link.device == "-" { name_of(interface) } else { link.device.clone() }
 }

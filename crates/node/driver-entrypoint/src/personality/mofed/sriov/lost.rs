@@ -13,8 +13,8 @@ use crate::{
 pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
     let mut lost = Vec::new();
     let functions = entries(node.paths.at("/sys/bus/auxiliary/devices"));
-    let is_sub = |path: &&PathBuf| name_of(path).starts_with("mlx5_core.sf.");
-    let count = functions.iter().filter(is_sub).count();
+    let is_sub_function = |path: &&PathBuf| name_of(path).starts_with("mlx5_core.sf.");
+    let count = functions.iter().filter(is_sub_function).count();
     if count > 0 {
         lost.push(format!("{count} sub-function(s)"));
     }

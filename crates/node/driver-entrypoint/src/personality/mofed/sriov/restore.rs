@@ -32,9 +32,8 @@ impl Restorer<'_> {
         if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&count) {
             self.write(&path.join("sriov_numvfs"), &count);
         }
-        if let Some(interface) = Some(device)
-            .filter(|_| !physical.vf_settings.is_empty())
-            .and_then(|device| self.wait_for_interface(device))
+        if !physical.vf_settings.is_empty()
+            && let Some(interface) = self.wait_for_interface(device)
         {
             vf_settings::restore(self.node, &interface, &physical.vf_settings);
         }

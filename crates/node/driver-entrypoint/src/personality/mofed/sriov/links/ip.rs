@@ -152,7 +152,7 @@ fn parse_route(line: &str, name: &str, addresses: &[String]) -> Option<String> {
         || words[0].starts_with(|c: char| c.is_ascii_digit());
     let is_own = words.windows(2).any(|pair| pair == ["dev", name]);
     let is_automatic = match attribute(&words, "proto") {
-        // Not by the kernel, but by the program that has set the address with `noprefixroute`.
+        // With `noprefixroute`, the program that set the address also added this route, not the kernel.
         Some("kernel") => !attribute(&words, "src").is_some_and(|source| {
             let is_source = |address: &String| address.split(['/', ' ']).next() == Some(source);
             addresses.iter().any(|address| is_source(address) && address.contains(" noprefixroute"))
