@@ -19,7 +19,6 @@ use farrier_core::{
     image::{Digest, ImageName, Repository},
     plan::{
         NoNodeReason, NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, UnusedImage, WriteNamespaces,
-        host_drivers,
     },
     provenance::Confinement,
 };
@@ -336,9 +335,10 @@ impl Diagnosis {
             };
             self.add_problem("nodes", says, &why.remedy(nodes[0], snapshot.read_only_nodes));
         }
-        for (description, nodes) in host_drivers(&services.definitions, snapshot, plan) {
-            let more = and_more(nodes.len() - 1);
-            self.add_ok("host drivers", format!("{}{more}: farrier-host {description}", nodes[0]));
+        for drivers in &plan.host_drivers {
+            let [node, others @ ..] = &drivers.nodes[..] else { continue };
+            let more = and_more(others.len());
+            self.add_ok("host drivers", format!("{node}{more}: farrier-host {drivers}"));
         }
         for UnusedImage { image, why } in &plan.unused_images {
             let says = format!("image {image}: {why}");

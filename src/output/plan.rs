@@ -1,8 +1,8 @@
 //! Output of plans and of the status matrix as text.
 
 use farrier_core::plan::{
-    PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, held_rollouts, past_table, skipped_nodes,
-    status_table, summary, tables, upgrade_table,
+    PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, held_rollouts, host_drivers, past_table,
+    skipped_nodes, status_table, summary, tables, upgrade_table,
 };
 
 use super::{padded_table, printable};
@@ -17,14 +17,14 @@ pub fn sections(tables: &[Table]) -> String {
     tables.iter().map(|table| table_text(table) + "\n").collect()
 }
 
-/// Formats the matrix of images and kernels, the rollouts on hold, and the skipped nodes.
+/// Formats the matrix of images and kernels, the rollouts on hold, the skipped nodes, and the nodes whose hosts load drivers.
 pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
     let matrix = if rows.is_empty() {
         "no node calls for a driver image\n".to_owned()
     } else {
         table_text(&status_table(rows))
     };
-    let others = [held_rollouts(plan), skipped_nodes(plan)];
+    let others = [held_rollouts(plan), skipped_nodes(plan), host_drivers(plan)];
     let others = others.iter().filter(|table| !table.rows.is_empty());
     others.fold(matrix, |text, table| format!("{text}\n{}", table_text(table)))
 }

@@ -1,4 +1,4 @@
-//! Every claim in docs/security.md names its test, and a test of that name exists.
+//! Every claim in docs/security.md and docs/guarantees.md names its test, and a test of that name exists.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -25,20 +25,24 @@ fn names() -> BTreeSet<String> {
 }
 
 #[test]
-fn each_test_that_the_page_names_exists() {
+fn each_test_that_the_pages_name_exists() {
     let names = names();
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/security.md")).unwrap();
-    let is_test = |text: &&str| {
-        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:.".contains(c);
-        text.chars().all(plain) && (text.contains("::") || text.matches('_').count() > 2)
-    };
-    // Every second piece is between backticks.
-    let claimed: Vec<&str> = page.split('`').skip(1).step_by(2).filter(is_test).collect();
-    assert!(claimed.len() > 80, "{claimed:?}");
-    let exists = |part: &str| match part.strip_suffix("...") {
-        Some(beginning) => names.iter().any(|name| name.starts_with(beginning)),
-        None => names.contains(part),
-    };
-    let missing: Vec<_> = claimed.iter().filter(|name| !name.split("::").all(exists)).collect();
-    assert!(missing.is_empty(), "{missing:?}");
+    for (page, least) in [("security.md", 80), ("guarantees.md", 20)] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(page);
+        let text = fs::read_to_string(path).unwrap();
+        // Every second piece is between backticks.
+        let claimed: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_test).collect();
+        assert!(claimed.len() > least, "{page}: {claimed:?}");
+        let exists = |part: &str| match part.strip_suffix("...") {
+            Some(beginning) => names.iter().any(|name| name.starts_with(beginning)),
+            None => names.contains(part),
+        };
+        let missing: Vec<_> = claimed.iter().filter(|name| !name.split("::").all(exists)).collect();
+        assert!(missing.is_empty(), "{page}: {missing:?}");
+    }
+}
+
+fn is_test(text: &&str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:.".contains(c);
+    text.chars().all(plain) && (text.contains("::") || text.matches('_').count() > 2)
 }

@@ -85,7 +85,7 @@ pub use gc::{
     Candidates, GcInputs, GcPlan, KeepReason, KeptImage, KernelKey, KernelRecord, LiveKernels, PrunedImage,
     RegistryImage, gc_plan, kernels_in_use,
 };
-pub use host_drivers::host_drivers;
+pub use host_drivers::HostDrivers;
 pub use inputs::{
     CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs, Published,
     Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified, toolchain_key,
@@ -130,8 +130,8 @@ pub use status::{StatusEntry, StatusItem, StatusRow, status, status_at, status_e
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
 pub use table::{
-    Table, counts, decided, held_rollouts, missing_images, readiness_table, skipped_nodes, status_table,
-    summary, tables, with_short_digests,
+    Table, counts, decided, held_rollouts, host_drivers, missing_images, readiness_table, skipped_nodes,
+    status_table, summary, tables, with_short_digests,
 };
 pub use target::{ManifestLocation, RolloutObject, RolloutTarget};
 pub use unfinished::{RolloutWait, UnfinishedRollout, unfinished_kernels, unfinished_rollouts};

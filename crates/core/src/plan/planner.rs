@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Cell, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
+    Cell, HostDrivers, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
     PlannedUnion, RolloutDecision, SkippedNode, UnusedAnnouncement, UnusedImage,
 };
 use crate::image::{Digest, ImageReference};
@@ -30,6 +30,9 @@ pub struct Plan {
     /// Nodes that an image skips because they bring their own driver.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub own_drivers: Vec<OwnDriver>,
+    /// Nodes whose hosts load drivers from system extensions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub host_drivers: Vec<HostDrivers>,
     /// Images with the payloads of several kernels to assemble and publish.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unions: Vec<PlannedUnion>,

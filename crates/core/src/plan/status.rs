@@ -6,7 +6,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
-    Activity, BuildActivity, BuildTime, Outcome, OwnDriver, Phase, Plan, PlannedCell, PlannedRollout, Stage,
+    Activity, BuildActivity, BuildTime, HostDrivers, Outcome, OwnDriver, Phase, Plan, PlannedCell,
+    PlannedRollout, Stage,
 };
 use crate::{
     image::{Digest, ImageName, InputHash},
@@ -91,18 +92,21 @@ impl StatusEntry<'_> {
     }
 }
 
-/// Row of the matrix, or a rollout on hold.
+/// Row of the matrix, a rollout on hold, or nodes whose hosts load drivers.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum StatusItem<'a> {
     Image(&'a StatusRow),
     Hold(&'a PlannedRollout),
+    HostDrivers(&'a HostDrivers),
 }
 
 impl<'a> StatusItem<'a> {
-    /// Lists the rows of the matrix, then the rollouts on hold.
+    /// Lists the rows of the matrix, then the rollouts on hold, then the nodes whose hosts load drivers.
     pub fn all(rows: &'a [StatusRow], plan: &'a Plan) -> Vec<Self> {
-        rows.iter().map(Self::Image).chain(plan.held_rollouts().map(Self::Hold)).collect()
+        let images = rows.iter().map(Self::Image);
+        let on_hosts = plan.host_drivers.iter().map(Self::HostDrivers);
+        images.chain(plan.held_rollouts().map(Self::Hold)).chain(on_hosts).collect()
     }
 }
 

@@ -8,8 +8,8 @@ use std::{
 use regex::Regex;
 
 use super::{
-    BootReadiness, HoldReason, NextKernel, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
-    PlannedSignature, Readiness, RequiredImage, RolloutDecision, RolloutObject, StatusRow,
+    BootReadiness, HoldReason, HostDrivers, NextKernel, Outcome, Phase, Plan, PlannedCell, PlannedNode,
+    PlannedRollout, PlannedSignature, Readiness, RequiredImage, RolloutDecision, RolloutObject, StatusRow,
 };
 use crate::{kmod::Verdict, text::printable_lines};
 
@@ -35,6 +35,7 @@ pub fn tables(plan: &Plan) -> Vec<Table> {
         skipped_nodes(plan),
         unused_images(plan),
         own_drivers(plan),
+        host_drivers(plan),
         unused_announcements(plan),
     ];
     tables.retain(|table| !table.rows.is_empty());
@@ -300,6 +301,15 @@ fn own_drivers(plan: &Plan) -> Table {
         own_driver.nodes.iter().map(move |node| (why.clone(), node.as_str()))
     });
     by_reason("NODES WITH THEIR OWN DRIVER", nodes)
+}
+
+/// Returns the table of nodes whose hosts load drivers.
+pub fn host_drivers(plan: &Plan) -> Table {
+    let row = |drivers: &HostDrivers| {
+        let nodes: Vec<&str> = drivers.nodes.iter().map(String::as_str).collect();
+        vec![some_of(&nodes, NAMED_NODES), format!("farrier-host {drivers}")]
+    };
+    table(&["HOST DRIVERS", "WHAT"], plan.host_drivers.iter().map(row))
 }
 
 fn unused_announcements(plan: &Plan) -> Table {

@@ -6,9 +6,7 @@ use serde::Serialize;
 use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
     ReachingObject, ResourceFacts, RolloutDecision, RolloutObject, RolloutTarget, RolloutWarning,
-    StatusEntry,
-    host_drivers::host_drivers_of,
-    is_hardware_label, node_target, status_entries,
+    StatusEntry, is_hardware_label, node_target, status_entries,
     table::{decided_below_images, missing_images, some_of},
 };
 use crate::{
@@ -79,10 +77,9 @@ impl Explain<'_> {
             }
         }
         chain.extend(self.upgrades(name));
-        let planned = self.plan.nodes.iter().find(|planned| planned.node == name);
-        let next = planned.and_then(|planned| planned.next.as_deref());
-        let on_host = host_drivers_of(node, self.definitions, next);
-        chain.extend(on_host.map(|description| step("host drivers", format!("farrier-host {description}"))));
+        let on_host =
+            self.plan.host_drivers.iter().filter(|group| group.nodes.iter().any(|node| node == name));
+        chain.extend(on_host.map(|drivers| step("host drivers", format!("farrier-host {drivers}"))));
         chain.extend(self.next_kernel(name));
         Some(Explanation { subject: format!("node {name}"), chain })
     }

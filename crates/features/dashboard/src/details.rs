@@ -237,7 +237,7 @@ impl Fleet<'_> {
             (Ok(_), group) => group.map(|group| group.target.to_string()).unwrap_or_default(),
         };
         let nothing = NodeEntries::default();
-        let NodeEntries { planned, ignored_announcement, own_drivers, upgrades } =
+        let NodeEntries { planned, ignored_announcement, own_drivers, host_drivers, upgrades } =
             self.node_entries(name).unwrap_or(&nothing);
         let mut facts = vec![fact("Runs", runs)];
         facts.extend((!node.os_image.is_empty()).then(|| fact("Operating system", &node.os_image)));
@@ -247,6 +247,7 @@ impl Fleet<'_> {
         facts.extend(next.map(|next| fact("Next kernel", &next.kernel)));
         facts.extend(ignored_announcement.as_ref().map(|why| fact("Ignored announcement", why)));
         facts.extend(own_drivers.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
+        facts.extend(host_drivers.map(|drivers| fact("Host drivers", format!("farrier-host {drivers}"))));
         facts.extend(upgrades.iter().map(|(upgrade, node_upgrade)| {
             let since = node_upgrade
                 .note

@@ -9,8 +9,9 @@ use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
     plan::{
-        Activity, BuildTime, NextKernel, Outcome, OwnDriver, Phase, Plan, PlannedCell, PlannedNode,
-        PlannedNodeUpgrade, PlannedUpgrade, Readiness, RolloutDecision, StatusEntry, status_entries,
+        Activity, BuildTime, HostDrivers, NextKernel, Outcome, OwnDriver, Phase, Plan, PlannedCell,
+        PlannedNode, PlannedNodeUpgrade, PlannedUpgrade, Readiness, RolloutDecision, StatusEntry,
+        status_entries,
     },
 };
 use jiff::Timestamp;
@@ -166,6 +167,7 @@ pub struct NodeEntries<'a> {
     pub planned: Option<&'a PlannedNode>,
     pub ignored_announcement: Option<String>,
     pub own_drivers: Vec<&'a OwnDriver>,
+    pub host_drivers: Option<&'a HostDrivers>,
     pub upgrades: Vec<(&'a PlannedUpgrade, &'a PlannedNodeUpgrade)>,
 }
 
@@ -352,6 +354,11 @@ fn index_by_node(plan: &Plan) -> HashMap<&str, NodeEntries<'_>> {
     for own_driver in &plan.own_drivers {
         for node in &own_driver.nodes {
             nodes.entry(node).or_default().own_drivers.push(own_driver);
+        }
+    }
+    for drivers in &plan.host_drivers {
+        for node in &drivers.nodes {
+            nodes.entry(node).or_default().host_drivers = Some(drivers);
         }
     }
     for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
