@@ -11,14 +11,15 @@ use farrier_builder::{
     images,
     services::{BuildError, BuildServices},
 };
-use farrier_cluster::ClusterError;
+use farrier_cluster::{ClusterError, KubeCluster};
 use farrier_controller::{Planned, observe_and_plan};
 #[cfg(feature = "bootcheck")]
 use farrier_core::image::Definitions;
 use farrier_core::{
     image::{Digest, ImageName, Repository},
     plan::{
-        NoNodeReason, NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, UnusedImage, WriteNamespaces,
+        ClusterSnapshot, NoNodeReason, NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, UnusedImage,
+        WriteNamespaces,
     },
     provenance::Confinement,
 };
@@ -265,14 +266,6 @@ impl Diagnosis {
         }
     }
 
-    fn add_permissions(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, ok_message: String) {
-        match missing {
-            Err(error) => self.add_result("rights", Err(error)),
-            Ok(missing) if missing.is_empty() => self.add_ok("rights", ok_message),
-            Ok(missing) => missing.into_iter().for_each(|error| self.add_result("rights", Err(error))),
-        }
-    }
-
     /// Checks the cluster and returns the plan for it. Does not report images that are skipped because of
     /// `faulty_host`, whose failure is already reported.
     async fn check_cluster(
@@ -291,8 +284,27 @@ impl Diagnosis {
         };
         let Planned { plan, snapshot, .. } = &planned;
         self.add_ok("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
+        self.check_snapshot(snapshot, kube.is_some());
+        if let Some(kube) = kube {
+            let ahead = kube.stats().clock_ahead();
+            self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
+            self.check_permissions(services, kube).await;
+        }
+        self.check_skipped_nodes(plan, snapshot.read_only_nodes);
+        for drivers in &plan.host_drivers {
+            let [node, others @ ..] = &drivers.nodes[..] else { continue };
+            let more = and_more(others.len());
+            self.add_ok("host drivers", format!("{node}{more}: farrier-host {drivers}"));
+        }
+        self.check_unused_images(plan);
+        self.check_inputs(&planned, faulty_host);
+        Some(planned.plan)
+    }
+
+    /// Checks that the snapshot has nodes, and that everything in it could be read.
+    fn check_snapshot(&mut self, snapshot: &ClusterSnapshot, is_live: bool) {
         if snapshot.nodes.is_empty() {
-            let hint = if kube.is_some() {
+            let hint = if is_live {
                 "check that --cluster and --context name the right cluster"
             } else {
                 "put what `kubectl get nodes,daemonsets -A -o yaml` prints into the directory"
@@ -309,20 +321,32 @@ impl Diagnosis {
                 Err(reason) => self.add_problem("image stream", reason.clone(), ""),
             }
         }
-        if let Some(kube) = kube {
-            let ahead = kube.stats().clock_ahead();
-            self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
-            let rollouts = services.definitions.images.values().flat_map(|image| &image.spec.rollout);
-            self.add_permissions(
-                kube.missing_permissions(rollouts).await,
-                "all rollout targets may be written".to_owned(),
-            );
-            if let Ok(Engine::Kubernetes(_)) = services.tools.engine.get().await {
-                let namespace = services.definitions.site.builds.namespace();
-                let missing = kube.missing_build_permissions(namespace).await;
-                self.add_permissions(missing, format!("builds may run in namespace {namespace}"));
-            }
+    }
+
+    /// Checks the rights to write rollout targets and, if Jobs build the images, the rights to run Jobs.
+    async fn check_permissions(&mut self, services: &BuildServices, kube: &KubeCluster) {
+        let rollouts = services.definitions.images.values().flat_map(|image| &image.spec.rollout);
+        self.add_permissions(
+            kube.missing_permissions(rollouts).await,
+            "all rollout targets may be written".to_owned(),
+        );
+        if let Ok(Engine::Kubernetes(_)) = services.tools.engine.get().await {
+            let namespace = services.definitions.site.builds.namespace();
+            let missing = kube.missing_build_permissions(namespace).await;
+            self.add_permissions(missing, format!("builds may run in namespace {namespace}"));
         }
+    }
+
+    fn add_permissions(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, ok_message: String) {
+        match missing {
+            Err(error) => self.add_result("rights", Err(error)),
+            Ok(missing) if missing.is_empty() => self.add_ok("rights", ok_message),
+            Ok(missing) => missing.into_iter().for_each(|error| self.add_result("rights", Err(error))),
+        }
+    }
+
+    /// Adds a problem for each reason that nodes are skipped.
+    fn check_skipped_nodes(&mut self, plan: &Plan, read_only_nodes: bool) {
         let mut skipped_nodes: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
         for node in &plan.skipped_nodes {
             skipped_nodes.entry(&node.why).or_default().push(&node.node);
@@ -333,16 +357,15 @@ impl Diagnosis {
                 [node, ..] => format!("{} are skipped, {node} among them: {why}", nodes.len()),
                 [] => continue,
             };
-            self.add_problem("nodes", says, &why.remedy(nodes[0], snapshot.read_only_nodes));
+            self.add_problem("nodes", says, &why.remedy(nodes[0], read_only_nodes));
         }
-        for drivers in &plan.host_drivers {
-            let [node, others @ ..] = &drivers.nodes[..] else { continue };
-            let more = and_more(others.len());
-            self.add_ok("host drivers", format!("{node}{more}: farrier-host {drivers}"));
-        }
+    }
+
+    /// Reports images that no node needs. Some unused images are normal. If all are unused, or a label almost matches,
+    /// the definition is probably wrong.
+    fn check_unused_images(&mut self, plan: &Plan) {
         for UnusedImage { image, why } in &plan.unused_images {
             let says = format!("image {image}: {why}");
-            // Some unused images are normal. If all are unused, or a label almost matches, the definition is probably wrong.
             if plan.cells.is_empty() || matches!(why, NoNodeReason::NoLabel { nearest: Some(_), .. }) {
                 let hint = "correct `nodes` of the definition, or label the nodes: kubectl label node NODE LABEL=VALUE";
                 self.add_problem("nodes", says, hint);
@@ -350,6 +373,11 @@ impl Diagnosis {
                 self.add_ok("nodes", says);
             }
         }
+    }
+
+    /// Adds a problem for each reason that cells are skipped, unless the reason is the fault of `faulty_host`.
+    fn check_inputs(&mut self, planned: &Planned, faulty_host: Option<&str>) {
+        let plan = &planned.plan;
         let mut skipped_cells: BTreeMap<String, Vec<&PlannedCell>> = BTreeMap::new();
         for cell in &plan.cells {
             if let Outcome::Skipped { why } = &cell.outcome
@@ -358,7 +386,12 @@ impl Diagnosis {
                 skipped_cells.entry(why.to_string()).or_default().push(cell);
             }
         }
-        let all_found = skipped_cells.is_empty() && !planned.unreachable;
+        if skipped_cells.is_empty() && !planned.unreachable && !plan.cells.is_empty() {
+            self.add_ok(
+                "inputs",
+                "the headers, sources and toolchains of all needed images were found".to_owned(),
+            );
+        }
         skipped_cells.retain(|why, _| faulty_host.is_none_or(|host| !why.contains(host)));
         for (why, cells) in skipped_cells {
             let (first, more) = (cells[0], and_more(cells.len() - 1));
@@ -381,13 +414,6 @@ impl Diagnosis {
                 );
             }
         }
-        if all_found && !plan.cells.is_empty() {
-            self.add_ok(
-                "inputs",
-                "the headers, sources and toolchains of all needed images were found".to_owned(),
-            );
-        }
-        Some(planned.plan)
     }
 }
 

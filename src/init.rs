@@ -78,49 +78,89 @@ struct Report {
 }
 
 /// Reads the cluster and the files, asks for missing values, and writes the files that do not exist.
-pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
-    let InitArgs { directory, cluster, registry, driver, from, source } = args;
-    let directory = directory.or_else(|| session.global.definitions.clone());
+pub async fn init(session: &Session, mut args: InitArgs) -> Result<Exit, CliError> {
+    let directory = args.directory.take().or_else(|| session.global.definitions.clone());
     let directory = directory.unwrap_or_else(|| PathBuf::from("definitions"));
-    let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
-    let connect = async |cluster: String| -> Result<_, CliError> {
-        let scope = SnapshotScope::default();
-        let connection = session.connect(&cluster, WriteNamespaces::default(), scope).await?;
-        Ok((cluster, connection.cluster.manifests().await?, connection))
-    };
-    let (cluster, manifests, connection) = value_or_prompt(cluster, "--cluster", question, connect).await?;
-    let mut context = Context { in_cluster: connection.kube.is_some(), ..Context::default() };
-    let unreadable = |reason: String| CliError::usage(format!("a manifest of {cluster}: {reason}"));
-    for text in &manifests {
-        let (nodes, daemon_sets) = nodes_and_daemon_sets(text).map_err(|error| unreadable(error.message))?;
-        context.nodes.extend(nodes);
-        context.daemon_sets.extend(daemon_sets);
-    }
+    let (cluster, manifests, mut context) = read_cluster(session, args.cluster.take()).await?;
     let question = "where are images published: host[:port]/path, or oci:PATH";
     let check = async |registry: String| -> Result<_, CliError> {
         settings::parse::<RegistryLocation>("--registry", &registry)?;
         Ok(registry)
     };
-    context.registry = value_or_prompt(registry, "--registry", question, check).await?;
+    context.registry = value_or_prompt(args.registry.take(), "--registry", question, check).await?;
+    let mut drafted = draft_drivers(args, &cluster, &manifests, &mut context).await?;
+    make_sources_relative(&mut drafted.drafts, &directory)?;
+    let (files, definitions) = valid_files(&mut drafted)?;
+    let (written, kept) = write(&directory, &files)?;
+    write(&directory, &schemas()?)?;
+    let Drafted { remarks, by_hand, .. } = drafted;
+    let next = next_commands(&directory, &cluster, &context.registry, &definitions);
+    session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
+    Ok(Exit::Done)
+}
+
+/// Connects to the given cluster, or asks for it. Returns its name, its manifests, and the nodes and DaemonSets in these.
+async fn read_cluster(
+    session: &Session,
+    given: Option<String>,
+) -> Result<(String, Vec<String>, Context), CliError> {
+    let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
+    let connect = async |cluster: String| -> Result<_, CliError> {
+        let scope = SnapshotScope::default();
+        let connection = session.connect(&cluster, WriteNamespaces::default(), scope).await?;
+        Ok((cluster, connection.cluster.manifests().await?, connection.kube.is_some()))
+    };
+    let (cluster, manifests, in_cluster) = value_or_prompt(given, "--cluster", question, connect).await?;
+    let mut context = Context { in_cluster, ..Context::default() };
+    for text in &manifests {
+        let (nodes, daemon_sets) =
+            nodes_and_daemon_sets(text).map_err(|error| unreadable(&cluster, &error.message))?;
+        context.nodes.extend(nodes);
+        context.daemon_sets.extend(daemon_sets);
+    }
+    Ok((cluster, manifests, context))
+}
+
+fn unreadable(cluster: &str, reason: &str) -> CliError {
+    CliError::usage(format!("a manifest of {cluster}: {reason}"))
+}
+
+/// Drafts the drivers that `--driver` and `--from` name. Without these options, drafts the drivers in the cluster's
+/// manifests, else those in the source directories. If there is no driver, asks for one.
+async fn draft_drivers(
+    args: InitArgs,
+    cluster: &str,
+    manifests: &[String],
+    context: &mut Context,
+) -> Result<Drafted, CliError> {
+    let InitArgs { driver, from, source, .. } = args;
     let mut drafted = Drafted::default();
     for path in &from {
-        read(&mut drafted, path, &context)?;
+        read(&mut drafted, path, context)?;
     }
     // A rollout can write the resources in manifests, also those of a directory.
     context.in_cluster = true;
     let mut has_driver = !from.is_empty();
-    for text in manifests.iter().filter(|_| from.is_empty() && driver.is_empty()) {
-        has_driver |= drafted.read(text, Path::new(""), &context).map_err(unreadable)?;
+    if from.is_empty() && driver.is_empty() {
+        for text in manifests {
+            let found = drafted.read(text, Path::new(""), context);
+            has_driver |= found.map_err(|reason| unreadable(cluster, &reason))?;
+        }
     }
     let from_trees = !has_driver && driver.is_empty() && !source.is_empty();
     if from_trees {
-        draft_trees(&mut drafted, &source, &context)?;
+        draft_trees(&mut drafted, &source, context)?;
     }
     for name in drivers(driver, has_driver || from_trees, &context.nodes).await? {
-        drafted.add_shipped(&name, &context).map_err(CliError::usage)?;
+        drafted.add_shipped(&name, context).map_err(CliError::usage)?;
     }
     find_sources(&mut drafted.drafts, if from_trees { &[] } else { &source }).await?;
-    make_sources_relative(&mut drafted.drafts, &directory)?;
+    Ok(drafted)
+}
+
+/// Returns the files of the drafts, and the definitions in the files. Resets invalid fields of the drafts, and validates the
+/// files as `--definitions` does.
+fn valid_files(drafted: &mut Drafted) -> Result<(BTreeMap<String, String>, Definitions), CliError> {
     for draft in &mut drafted.drafts {
         let origin = draft.origin.clone();
         draft
@@ -131,16 +171,10 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     for (path, text) in &mut files {
         add_schema_line(path, text);
     }
-    // Validate the files as `--definitions` does, before any is written to the definitions directory.
     let staged = tempfile::tempdir()?;
     write(staged.path(), &files)?;
     let definitions = definitions::load(Some(staged.path()))?;
-    let (written, kept) = write(&directory, &files)?;
-    write(&directory, &schemas()?)?;
-    let Drafted { remarks, by_hand, .. } = drafted;
-    let next = next_commands(&directory, &cluster, &context.registry, &definitions);
-    session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
-    Ok(Exit::Done)
+    Ok((files, definitions))
 }
 
 /// Returns the first mistake in the text of a definition.

@@ -60,8 +60,8 @@ pub fn text(report: &PreflightReport<'_>) -> String {
 
 /// Formats the images that are needed, or why there are none.
 fn reasons(next: &NextKernel) -> String {
-    match &next.doubt {
-        Some(doubt) => format!("{doubt}\n"),
+    match &next.blocker {
+        Some(blocker) => format!("{blocker}\n"),
         None if next.needs.is_empty() => {
             "no driver image is for nodes with these labels, so nothing was checked\n".to_owned()
         }

@@ -66,7 +66,7 @@ impl UploadBench {
         for (name, value) in headers {
             request.headers_mut().insert(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
         }
-        let answer = Net::default().execute(request, &farrier_net::Asker::of("test")).await.unwrap();
+        let answer = Net::default().execute(request, &farrier_net::AccessPurpose::of("test")).await.unwrap();
         (answer.status().as_u16(), answer.text().await.unwrap())
     }
 

@@ -15,7 +15,7 @@ use farrier_engines::{
 };
 use farrier_inputs::{HeaderSet, PackageRoot, find_build};
 use farrier_local::{blocking::blocking, cache::LockMode, machine::native};
-use farrier_net::Asker;
+use farrier_net::AccessPurpose;
 use farrier_store::registry;
 use oci::error_chain;
 use parking_lot::Mutex;
@@ -78,35 +78,52 @@ impl InPlaceBase {
 /// Prepares the cell's base: the toolchain plus the header set.
 pub(super) async fn prepare(build: &CellBuild<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
     let engines = &build.services.tools.engine;
-    let docker = match (build.image.spec.output, engines.get().await) {
-        (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
+    // Connect the chosen engine in any case: if it is a daemon, `docker` returns its connection.
+    let engine = engines.get().await;
+    if build.image.spec.output == Output::Image {
+        return daemon_base(build, headers, engines.docker().await?).await;
+    }
+    match engine? {
+        Engine::Docker(docker) => daemon_base(build, headers, docker).await,
+        Engine::Kubernetes(cluster) => {
             let (tree, toolchain) = cell_toolchain(build, headers).await?;
             let base = Base::of(&build.cell.base_name, &toolchain.image.config);
             let base = in_place_base(build, headers, tree, &base, build.cell.target.arch)
                 .map_err(|error| unsupported_template(build, &error))?;
-            return Ok(PreparedBase::InCluster(cluster, base, toolchain));
+            Ok(PreparedBase::InCluster(cluster, base, toolchain))
         }
-        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match sandbox_base(build, headers).await? {
+        Engine::Sandbox(sandbox) => match sandbox_base(build, headers).await? {
             Ok(base) => {
-                // Serialize the change of ownership, because concurrent builds would walk the same tree.
-                let _lock = build.services.cache.lock("trees", "owner", LockMode::Exclusive).await?;
-                let (owner, trees) = (sandbox.owner(), base.lowers.clone());
-                blocking(move || trees.iter().try_for_each(|tree| owner.chown_tree(tree))).await?;
-                return Ok(PreparedBase::InPlace(sandbox, base));
+                chown_trees(build, &sandbox, &base).await?;
+                Ok(PreparedBase::InPlace(sandbox, base))
             }
             // Fall back to a daemon, if one is available, for templates that need one.
             Err(error @ StepsError::Unsupported { .. }) if engines.may_fall_back() => {
-                engines.docker().await.map_err(|_| unsupported_template(build, &error))?
+                let docker = engines.docker().await.map_err(|_| unsupported_template(build, &error))?;
+                daemon_base(build, headers, docker).await
             }
-            Err(error) => return Err(unsupported_template(build, &error)),
+            Err(error) => Err(unsupported_template(build, &error)),
         },
-        (Output::Payload, Ok(Engine::Docker(docker))) => docker,
-        (Output::Payload, Err(error)) => return Err(error.into()),
-        (Output::Image, _) => engines.docker().await?,
-    };
+    }
+}
+
+/// Returns the base as an image in a daemon.
+async fn daemon_base(
+    build: &CellBuild<'_>,
+    headers: &HeaderSet,
+    docker: Arc<DockerEngine>,
+) -> Result<PreparedBase> {
     reject_required_landlock(build.services.definitions.site.builds.landlock)?;
     build_base_image_if_absent(build, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
+}
+
+/// Gives the trees the owner that the sandbox needs.
+async fn chown_trees(build: &CellBuild<'_>, sandbox: &Sandbox, base: &InPlaceBase) -> Result<()> {
+    // Serialize the change of ownership, because concurrent builds would walk the same tree.
+    let _lock = build.services.cache.lock("trees", "owner", LockMode::Exclusive).await?;
+    let (owner, trees) = (sandbox.owner(), base.lowers.clone());
+    Ok(blocking(move || trees.iter().try_for_each(|tree| owner.chown_tree(tree))).await?)
 }
 
 /// Fails if the site requires Landlock, which farrier does not apply to a daemon's containers.
@@ -296,7 +313,7 @@ async fn pull_from(
 ) -> Result<()> {
     if let Some(host) = HostPort::of_registry(&repository.normalized().0) {
         let what = format!("pull of toolchain image {name}");
-        services.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
+        services.fetcher.net().permit(&host, &AccessPurpose::of(&what)).map_err(registry::not_sent)?;
     }
     let found = services.images.credentials.password(repository).await;
     let credentials = found.map(|(username, password)| Credentials { username, password });

@@ -43,8 +43,12 @@ struct ReuseCandidate {
     manifest: ImageManifest,
 }
 
-/// A checked payload, or the reason for not reusing one.
-type ReuseOutcome = Result<CheckedPayload, String>;
+/// Outcome of an attempt to reuse another kernel's payload.
+enum ReuseOutcome {
+    Reused(Box<CheckedPayload>),
+    /// The reason why no payload is reused.
+    Rejected(String),
+}
 
 /// Finds and checks a published payload. A missing payload or a registry failure is reported as a note and not as an
 /// error, because the build can compile the payload instead.
@@ -77,13 +81,14 @@ async fn re_sign(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Resul
         Err(error) => return Err(error),
     };
     build.stage(Stage::Reuse);
-    let Some(unpacked) = candidate.unpack(build, |_| Ok(())).await? else { return Ok(None) };
-    let work = match unpacked {
-        Ok(work) => work,
-        Err(why) => {
+    let work = match candidate.unpack(build, |_| Ok(())).await {
+        Ok(Some(work)) => work,
+        Ok(None) => return Ok(None),
+        Err(why @ BuildError::Payload(_)) => {
             build.note(&format!("{} is not re-signed: {}", candidate.digest, error_chain(&why)));
             return Ok(None);
         }
+        Err(error) => return Err(error),
     };
     let payload = Payload {
         exposed: candidate.facts.exposed_digest.clone(),
@@ -115,8 +120,8 @@ async fn reuse(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Result<
     }
     build.stage(Stage::Reuse);
     let reason = match try_candidates(build, compile_inputs).await {
-        Ok(Ok(checked)) => return Ok(Some(checked)),
-        Ok(Err(reason)) => reason,
+        Ok(ReuseOutcome::Reused(checked)) => return Ok(Some(*checked)),
+        Ok(ReuseOutcome::Rejected(reason)) => reason,
         Err(error @ BuildError::Registry(_)) => error_chain(&error),
         Err(error) => return Err(error),
     };
@@ -135,19 +140,20 @@ async fn try_candidates(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -
             continue;
         }
         match try_candidate(build, compile_inputs, &kernel, &candidate).await? {
-            Ok(checked) => return Ok(Ok(checked)),
-            Err(reason) => {
+            ReuseOutcome::Rejected(reason) => {
                 tracing::info!(subject = build.cell.subject(), %reason, "not reused");
                 first_reason.get_or_insert(reason);
             }
+            reused @ ReuseOutcome::Reused(_) => return Ok(reused),
         }
         tried.insert(candidate.origin().clone());
         if tried.len() == MAX_TRIES {
             break;
         }
     }
-    Ok(Err(first_reason
-        .unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned())))
+    let reason = first_reason
+        .unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned());
+    Ok(ReuseOutcome::Rejected(reason))
 }
 
 /// Returns the published images that qualify for reuse, the newest kernel first.
@@ -179,12 +185,15 @@ async fn try_candidate(
     candidate: &ReuseCandidate,
 ) -> Result<ReuseOutcome> {
     let (from, to) = (kernel.clone(), build.cell.target.release.clone());
-    let unpacked = candidate.unpack(build, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
-    let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel.clone()))) {
+    let unpacked = candidate.unpack(build, move |tree| payload::move_to_kernel(tree, &from, &to)).await;
+    let no_modules = || PayloadError::NoModules(kernel.clone()).into();
+    let work = match unpacked.and_then(|work| work.ok_or_else(no_modules)) {
         Ok(work) => work,
-        Err(why) => {
-            return Ok(Err(format!("the payload of {kernel} cannot be used: {}", error_chain(&why))));
+        Err(why @ BuildError::Payload(_)) => {
+            let reason = format!("the payload of {kernel} cannot be used: {}", error_chain(&why));
+            return Ok(ReuseOutcome::Rejected(reason));
         }
+        Err(error) => return Err(error),
     };
     let payload = candidate.payload(build, work, kernel.clone());
 
@@ -193,16 +202,18 @@ async fn try_candidate(
     let report = check::static_check(build, compile_inputs, signing.as_ref(), &payload).await?;
     if report.verdict != Verdict::Loads {
         let (verdict, summary) = (report.verdict, report.summary());
-        return Ok(Err(format!("the payload of {kernel}: the check says {verdict}: {summary}")));
+        let reason = format!("the payload of {kernel}: the check says {verdict}: {summary}");
+        return Ok(ReuseOutcome::Rejected(reason));
     }
     sign::sign(build, signing, &payload).await?;
     let report = check::boot_check(build, compile_inputs, &payload, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was tested".to_owned());
-        return Ok(Err(format!("the payload of {kernel}: boot check: {summary}")));
+        return Ok(ReuseOutcome::Rejected(format!("the payload of {kernel}: boot check: {summary}")));
     }
-    Ok(Ok(CheckedPayload::of(payload, &compile_inputs.headers, report)))
+    let checked = CheckedPayload::of(payload, &compile_inputs.headers, report);
+    Ok(ReuseOutcome::Reused(Box::new(checked)))
 }
 
 /// Looks up a tag of the cell's repository. Returns `None` unless the tag is an image that farrier made.
@@ -238,21 +249,20 @@ impl ReuseCandidate {
     }
 
     /// Fetches the payload, unpacks it into directory `payload` of a scratch directory, and applies `transform` to that
-    /// directory. Returns `None` if the image has no payload.
+    /// directory. Returns `None` if the image has no payload, and [`BuildError::Payload`] if the payload cannot be used.
     async fn unpack(
         &self,
         build: &CellBuild<'_>,
         transform: impl FnOnce(&std::path::Path) -> Result<(), PayloadError> + Send + 'static,
-    ) -> Result<Option<Result<Scratch, PayloadError>>> {
+    ) -> Result<Option<Scratch>> {
         let Some(layer) = self.manifest.payload_layer() else { return Ok(None) };
         let work = build.services.cache.scratch()?;
         let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
         let repository = &build.cell.reference.repository;
         build.services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
         fs_err::create_dir(&tree)?;
-        let unpacked =
-            blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| transform(&tree))).await;
-        Ok(Some(unpacked.map(|()| work)))
+        blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| transform(&tree))).await?;
+        Ok(Some(work))
     }
 
     /// Returns the unpacked payload, which was built for `kernel`.

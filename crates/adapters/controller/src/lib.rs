@@ -6,6 +6,7 @@
 mod apply;
 mod broken_chains;
 pub mod live;
+mod lookup_cache;
 mod observe;
 mod reconcile;
 mod reconcile_report;
@@ -14,6 +15,6 @@ pub mod runtime;
 pub mod status;
 pub mod without_cluster;
 
-pub use observe::LookupCache;
+pub use lookup_cache::LookupCache;
 pub use reconcile::{Planned, observe_and_plan};
 pub use reconcile_report::{ReconcileReport, RolloutReport, TargetReport};

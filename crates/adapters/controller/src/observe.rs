@@ -1,9 +1,6 @@
-//! Makes the lookups of a plan, and caches their results across reconciles.
+//! Makes the lookups of a plan that [`LookupCache`](super::LookupCache) lacks.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::BTreeSet;
 
 use farrier_builder::{
     images::{StoredImage, build_products, look_up_signatures},
@@ -12,139 +9,13 @@ use farrier_builder::{
     services::{BuildServices, MAX_CONCURRENT_REQUESTS, Result},
 };
 use farrier_core::{
-    image::{GitLocation, ImageReference, Version},
+    image::{ImageReference, Version},
     kernel::{KernelTarget, NodeSystem, match_family},
-    plan::{
-        Cell, HeaderState, ManifestFacts, Matrix, Observed, Outcome, Plan, PlanInputs, Resolved,
-        RolloutWarning, SignatureState, TreeKey, Unverified,
-    },
+    plan::{HeaderState, Matrix, Observed, Outcome, Plan, PlanInputs, Resolved, RolloutWarning},
 };
 use farrier_inputs::{FetchError, Lookup};
 use futures::{StreamExt, stream};
 use oci::error_chain;
-use tokio::time::Instant;
-
-/// Lookup results that are kept from one reconcile to the next, so that a change in the cluster repeats no recent lookup.
-#[derive(Clone, Debug, Default)]
-pub struct LookupCache {
-    pub(super) resolved: Resolved,
-    pub(super) observed: Observed,
-    /// Whether the registry was unreachable.
-    pub(super) unreachable: bool,
-    /// Contents of Git repositories, with the time of each lookup.
-    pub(super) repositories: BTreeMap<GitLocation, (Instant, Result<ManifestFacts, String>)>,
-    /// Prebuilt images that are absent or were rejected, with the time of the lookup.
-    refused_sources: BTreeMap<TreeKey, Instant>,
-    /// Whether the registry refuses anonymous pulls, if already asked.
-    pub(super) refuses_anonymous: Option<bool>,
-}
-
-/// Interval between reads of a Git repository. A repository does not notify farrier of changes.
-const REPOSITORY_READ_INTERVAL: Duration = Duration::from_secs(30);
-
-/// Interval between lookups of a prebuilt image that is absent or was rejected. Its registry belongs to a third party
-/// and may limit the request rate.
-const PREBUILT_LOOKUP_INTERVAL: Duration = Duration::from_mins(5);
-
-impl LookupCache {
-    /// Drops all cached lookups for a resync. Keeps recent negative results for prebuilt images.
-    pub(super) fn reset(&mut self) {
-        let Self { resolved: Resolved { mut kernel_sources, .. }, refused_sources, .. } =
-            std::mem::take(self);
-        kernel_sources.retain(|key, _| refused_sources.contains_key(key));
-        self.resolved.kernel_sources = kernel_sources;
-        self.refused_sources = refused_sources;
-    }
-
-    /// Records prebuilt images that are absent or were rejected.
-    pub(super) fn record_refused(&mut self, sources: Vec<TreeKey>) {
-        self.refused_sources.extend(sources.into_iter().map(|source| (source, Instant::now())));
-    }
-
-    /// Drops failed lookups, so that the next plan retries them.
-    pub(crate) fn forget_faults(&mut self) {
-        let Self { resolved, observed, unreachable, repositories: _, refused_sources, refuses_anonymous: _ } =
-            self;
-        let Resolved {
-            systems: _,
-            images,
-            toolchains,
-            headers,
-            compilers,
-            without_headers,
-            header_texts,
-            kernel_sources,
-            trees,
-            unverified_headers,
-            unverified_root_fs,
-            unbuildable_root_fs,
-            unreachable: unresolved,
-        } = resolved;
-        let is_refused = |unverified: &Unverified| matches!(unverified, Unverified::Refused(_));
-        images.retain(|_, outcome| outcome.is_ok());
-        toolchains.retain(|_, outcome| outcome.is_ok());
-        headers.retain(|target, outcome| {
-            outcome.is_ok() && !unverified_headers.get(target).is_some_and(is_refused)
-        });
-        unverified_headers.retain(|_, unverified| !is_refused(unverified));
-        headers.retain(|target, _| !without_headers.contains_key(target));
-        without_headers.clear();
-        compilers.retain(|target, _| headers.contains_key(target));
-        header_texts.retain(|_, outcome| outcome.is_ok());
-        refused_sources.retain(|_, answered_at| answered_at.elapsed() < PREBUILT_LOOKUP_INTERVAL);
-        kernel_sources.retain(|key, outcome| outcome.is_ok() || refused_sources.contains_key(key));
-        trees.retain(|_, outcome| outcome.is_ok());
-        unverified_root_fs.retain(|key, unverified| {
-            !unverified.as_ref().is_some_and(is_refused) && !unbuildable_root_fs.contains_key(key)
-        });
-        unbuildable_root_fs.clear();
-        observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
-        observed.headers.retain(|_, state| matches!(state, HeaderState::Available(_)));
-        observed.unreachable.clear();
-        (*unreachable, *unresolved) = (false, false);
-    }
-
-    /// Updates the systems of the nodes, and drops the lookups of targets whose system changed.
-    pub(super) fn set_systems(&mut self, systems: BTreeMap<KernelTarget, NodeSystem>) {
-        let Resolved { systems: known, headers, without_headers, header_texts, .. } = &mut self.resolved;
-        let is_same = |target: &KernelTarget| known.get(target) == systems.get(target);
-        headers.retain(|target, _| is_same(target));
-        without_headers.retain(|target, _| is_same(target));
-        header_texts.retain(|(target, _), _| is_same(target));
-        self.observed.headers.retain(|target, _| is_same(target));
-        *known = systems;
-    }
-
-    /// Drops the lookups that a build made stale: the cell's references, which the build may have published, and its headers. If
-    /// the build found a changed input, also drops all resolved inputs.
-    pub(super) fn forget_build(&mut self, cell: &Cell, outdated: bool) {
-        self.forget(cell.references());
-        self.observed.headers.remove(&cell.target);
-        if outdated {
-            self.resolved = Resolved::default();
-        }
-    }
-
-    /// Returns the time of the next read of a Git repository.
-    pub(super) fn repositories_due(&self) -> Option<Instant> {
-        self.repositories.values().map(|(read_at, _)| *read_at + REPOSITORY_READ_INTERVAL).min()
-    }
-
-    /// Returns the cached contents of a Git repository, unless they are stale.
-    pub(super) fn repository(&self, repository: &GitLocation) -> Option<&Result<ManifestFacts, String>> {
-        let (read_at, contents) = self.repositories.get(repository)?;
-        (read_at.elapsed() < REPOSITORY_READ_INTERVAL).then_some(contents)
-    }
-
-    /// Drops cached registry lookups for these references.
-    pub fn forget<'a>(&mut self, references: impl IntoIterator<Item = &'a ImageReference>) {
-        for reference in references {
-            self.observed.published.remove(reference);
-            self.observed.absent.remove(reference);
-            self.observed.unreachable.remove(reference);
-        }
-    }
-}
 
 /// Makes the rounds of lookups and then the plan. Skips lookups whose results `observed` already contains. Sets `unreachable` if
 /// an image cannot be looked up.

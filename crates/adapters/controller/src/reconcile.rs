@@ -31,7 +31,6 @@ use farrier_git as git;
 use farrier_local::machine::native;
 use kmod::{CheckReport, Verdict};
 use oci::error_chain;
-use tokio::time::Instant;
 
 use super::{
     LookupCache, TargetReport,
@@ -116,7 +115,7 @@ pub(super) async fn plan_for(
     let announced = Announcements::of(&services.definitions, &snapshot, tracked);
     let systems = node_systems(&snapshot, &services.definitions.families);
     let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();
-    lookup_cache.set_systems(systems);
+    lookup_cache.begin_plan(systems);
     let mut required: Vec<&DriverImage> = services
         .definitions
         .images
@@ -129,9 +128,6 @@ pub(super) async fn plan_for(
     lookup_cache.record_refused(refused);
     look_up_root_fs(services, &required, &targets, &mut lookup_cache.resolved).await;
     let manifests = read_all_manifests(services, lookup_cache).await;
-    // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
-    // moved.
-    lookup_cache.observed.failures.clear();
     look_up_contents(
         &services.images,
         &images_in_use(&snapshot, &services.definitions),
@@ -338,7 +334,7 @@ async fn read_repository(
         return found.clone();
     }
     let found = git::read(services, location, proposals).await.map_err(|error| with_hint(&error));
-    lookup_cache.repositories.insert(location.clone(), (Instant::now(), found.clone()));
+    lookup_cache.record_repository(location.clone(), found.clone());
     found
 }
 

@@ -46,7 +46,6 @@ async fn a_node_that_joins_during_a_build_holds_the_rollout() {
 
 /// Returns the reason why image `y` is not built.
 async fn refused(bench: &Bench, fleet: &Fleet, lookup_cache: &mut LookupCache) -> Option<String> {
-    lookup_cache.forget_faults();
     let planned = plan_for(&bench.services, fleet.snapshot().await.unwrap(), lookup_cache).await.unwrap();
     let mut cells = planned.plan.cells.into_iter();
     match cells.find(|cell| cell.image.as_str() == "y").unwrap().outcome {

@@ -50,104 +50,137 @@ struct File {
 /// - Images: only the directory's images if it has an `images/`, else the built-in ones.
 /// - Announced kernels: only the directory's.
 pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
-    let mut errors = Vec::new();
-    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
-        let message = "there is no such directory".to_owned();
-        return Err(DefinitionErrors(vec![DefinitionError::of_file(&dir.display().to_string(), message)]));
-    }
+    let mut loader = Loader::default();
     if let Some(dir) = dir {
-        report_misplaced(dir, &mut errors);
+        if !dir.is_dir() {
+            let message = "there is no such directory".to_owned();
+            let error = DefinitionError::of_file(&dir.display().to_string(), message);
+            return Err(DefinitionErrors(vec![error]));
+        }
+        report_misplaced(dir, &mut loader.errors);
+        loader.definitions.root = dir.to_path_buf();
     }
     let mut files_in = |name: &str, extensions: &[&str]| match dir {
-        Some(dir) => read_directory(dir, name, extensions, &mut errors),
+        Some(dir) => read_directory(dir, name, extensions, &mut loader.errors),
         None => None,
     };
     let own_images = files_in("images", &["yaml", "yml"]);
     let own_families = files_in("kernels", &["yaml", "yml"]).unwrap_or_default();
     let own_templates = files_in("templates", &["hbs"]).unwrap_or_default();
     let announced = files_in("announced", &["yaml", "yml"]).unwrap_or_default();
-
-    let mut site = dir.and_then(|dir| read_file(dir, SITE, &mut errors));
-    if let (Some(dir), None) = (dir, &site) {
-        site = read_file(dir, MOUNTED_SITE, &mut errors);
-    }
+    let site = dir.and_then(|dir| {
+        read_file(dir, SITE, &mut loader.errors).or_else(|| read_file(dir, MOUNTED_SITE, &mut loader.errors))
+    });
 
     let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
-    let replaced = |file: &File| own_families.iter().any(|own| own.name == file.name);
-    let built_in = builtin::files(builtin::KERNELS, "kernels").into_iter().filter(|file| !replaced(file));
-    let families: Vec<File> = own_families.iter().cloned().chain(built_in).collect();
-
-    let mut definitions =
-        Definitions { root: dir.map_or_else(PathBuf::new, Path::to_path_buf), ..Definitions::default() };
-    for file in builtin::files(builtin::TEMPLATES, "templates").into_iter().chain(own_templates) {
-        match template_name(&file.name) {
-            Some(name) => {
-                errors.extend(validate::template(&file, name));
-                definitions.templates.insert(name.to_owned(), file.text);
-            }
-            None => errors.push(DefinitionError::of_file(&file.name, NOT_A_TEMPLATE.to_owned())),
-        }
-    }
+    let mut families = builtin::files(builtin::KERNELS, "kernels");
+    families.retain(|built_in| own_families.iter().all(|own| own.name != built_in.name));
+    families.splice(0..0, own_families);
+    let mut templates = builtin::files(builtin::TEMPLATES, "templates");
+    templates.extend(own_templates);
     let patches = builtin::files(builtin::PATCHES, "patches").into_iter();
-    definitions.patches = patches.map(|file| (PathBuf::from(file.name), file.text)).collect();
-    let templates_are_valid = errors.is_empty();
-    let mut names = validate::Names::default();
-    for file in &families {
-        for (family, document) in parse::<KernelFamily>(file, &mut errors) {
-            let mut report = Report { file, document: &document, errors: &mut errors };
-            names.claim(&mut report, "kernel family", &family.metadata.name);
-            validate::family(&mut report, &family);
-            definitions.families.push(KernelFamily { file: file.name.clone(), ..family });
-        }
+    loader.definitions.patches = patches.map(|file| (PathBuf::from(file.name), file.text)).collect();
+
+    loader.add_templates(templates);
+    let templates_are_valid = loader.errors.is_empty();
+    loader.add_families(&families);
+    loader.add_images(&images, templates_are_valid);
+    loader.add_announced(&announced);
+    if let Some(site) = &site {
+        loader.add_site(site);
     }
-    let mut parsed_images = Vec::new();
-    let mut all_parsed = true;
-    for file in &images {
-        let before = errors.len();
-        let parsed = parse::<DriverImage>(file, &mut errors);
-        all_parsed &= errors.len() == before;
-        for (image, document) in parsed {
-            let mut report = Report { file, document: &document, errors: &mut errors };
-            names.claim(&mut report, "driver image", &image.metadata.name);
-            validate::image(&mut report, &image, &definitions.templates);
-            if templates_are_valid {
-                validate::rendering(&mut report, &image, &definitions.templates);
-            }
-            for (index, source) in image.spec.sources.iter().enumerate() {
-                if let SourceOrigin::Path { path, .. } = &source.from {
-                    let value_path = ["spec", "sources", &index.to_string(), "from", "path", "path"];
-                    let key = (image.metadata.name.clone(), path.to_path_buf());
-                    definitions.source_positions.insert(key, report.position(&value_path));
+    if loader.errors.is_empty() { Ok(loader.definitions) } else { Err(DefinitionErrors(loader.errors)) }
+}
+
+/// Definitions that are being loaded, with the mistakes found so far.
+#[derive(Default)]
+struct Loader {
+    definitions: Definitions,
+    names: validate::Names,
+    errors: Vec<DefinitionError>,
+}
+
+impl Loader {
+    /// Adds templates. A later template replaces an earlier one of the same name.
+    fn add_templates(&mut self, files: Vec<File>) {
+        for file in files {
+            match template_name(&file.name) {
+                Some(name) => {
+                    self.errors.extend(validate::template(&file, name));
+                    self.definitions.templates.insert(name.to_owned(), file.text);
                 }
+                None => self.errors.push(DefinitionError::of_file(&file.name, NOT_A_TEMPLATE.to_owned())),
             }
-            definitions.images.insert(image.metadata.name.clone(), image.clone());
-            parsed_images.push(needs::ParsedImage { file, document, image });
         }
     }
-    // If an image could not be parsed, this check would report the image as missing.
-    if all_parsed {
-        needs::check_all(&parsed_images, &definitions, &mut errors);
-    }
-    for file in &announced {
-        for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {
-            let mut report = Report { file, document: &document, errors: &mut errors };
-            names.claim(&mut report, "list of announced kernels", &kernels.metadata.name);
-            definitions.announced.insert(kernels.metadata.name.clone(), kernels);
+
+    fn add_families(&mut self, files: &[File]) {
+        for file in files {
+            for (family, document) in parse::<KernelFamily>(file, &mut self.errors) {
+                let mut report = Report { file, document: &document, errors: &mut self.errors };
+                self.names.claim(&mut report, "kernel family", &family.metadata.name);
+                validate::family(&mut report, &family);
+                self.definitions.families.push(KernelFamily { file: file.name.clone(), ..family });
+            }
         }
     }
-    if let Some(file) = &site {
-        let mut documents = parse::<Site>(file, &mut errors).into_iter();
+
+    /// Adds images. With valid templates, the images' templates are also rendered.
+    fn add_images(&mut self, files: &[File], templates_are_valid: bool) {
+        let Self { definitions, names, errors } = self;
+        let mut parsed_images = Vec::new();
+        let mut all_parsed = true;
+        for file in files {
+            let before = errors.len();
+            let parsed = parse::<DriverImage>(file, errors);
+            all_parsed &= errors.len() == before;
+            for (image, document) in parsed {
+                let mut report = Report { file, document: &document, errors };
+                names.claim(&mut report, "driver image", &image.metadata.name);
+                validate::image(&mut report, &image, &definitions.templates);
+                if templates_are_valid {
+                    validate::rendering(&mut report, &image, &definitions.templates);
+                }
+                for (index, source) in image.spec.sources.iter().enumerate() {
+                    if let SourceOrigin::Path { path, .. } = &source.from {
+                        let value_path = ["spec", "sources", &index.to_string(), "from", "path", "path"];
+                        let key = (image.metadata.name.clone(), path.to_path_buf());
+                        definitions.source_positions.insert(key, report.position(&value_path));
+                    }
+                }
+                definitions.images.insert(image.metadata.name.clone(), image.clone());
+                parsed_images.push(needs::ParsedImage { file, document, image });
+            }
+        }
+        // If an image could not be parsed, this check would report the image as missing.
+        if all_parsed {
+            needs::check_all(&parsed_images, definitions, errors);
+        }
+    }
+
+    fn add_announced(&mut self, files: &[File]) {
+        for file in files {
+            for (kernels, document) in parse::<AnnouncedKernels>(file, &mut self.errors) {
+                let mut report = Report { file, document: &document, errors: &mut self.errors };
+                self.names.claim(&mut report, "list of announced kernels", &kernels.metadata.name);
+                self.definitions.announced.insert(kernels.metadata.name.clone(), kernels);
+            }
+        }
+    }
+
+    fn add_site(&mut self, file: &File) {
+        let mut documents = parse::<Site>(file, &mut self.errors).into_iter();
         if let Some((site, document)) = documents.next() {
-            let mut report = Report { file, document: &document, errors: &mut errors };
+            let mut report = Report { file, document: &document, errors: &mut self.errors };
             site::network(&mut report, &site.spec);
             site::signing(&mut report, &site.spec);
-            definitions.site = site.spec;
+            self.definitions.site = site.spec;
         }
         if documents.next().is_some() {
-            errors.push(DefinitionError::of_file(&file.name, "holds more than one document".to_owned()));
+            let message = "holds more than one document".to_owned();
+            self.errors.push(DefinitionError::of_file(&file.name, message));
         }
     }
-    if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
 }
 
 /// Returns the file of a built-in image.

@@ -19,7 +19,7 @@ use farrier_inputs::{
     process,
 };
 use farrier_local::cache::{CacheLock, LockMode, Scratch};
-use farrier_net::git_reach;
+use farrier_net::git_access;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 use tokio::process::Command;
@@ -101,11 +101,11 @@ impl<'a> Repository<'a> {
             message: error.to_string(),
             transient: false,
         })?;
-        let reach = git_reach(services.fetcher.net(), &url).await.map_err(FetchError::from)?;
+        let access = git_access(services.fetcher.net(), &url).await.map_err(FetchError::from)?;
         let key = hex::encode(&Sha256::digest(address)[..16]);
         let lock = services.cache.lock(KIND, &key, LockMode::Exclusive).await?;
         let (directory, scratch) = (services.cache.entry_path(KIND, &key)?, services.cache.scratch()?);
-        let environment = environment(&reach, scratch.path(), "https:http:ssh:file", &[])?;
+        let environment = environment(&access, scratch.path(), "https:http:ssh:file", &[])?;
         let repository = Self { services, location, directory, scratch, environment, _lock: lock };
         if !repository.directory.join("HEAD").exists() {
             fs::create_dir_all(&repository.directory)?;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use farrier_core::image::checked::Download;
-use farrier_net::{Asker, Net, NetError};
+use farrier_net::{AccessPurpose, Net, NetError};
 use farrier_store::registry::{DiskLimit, Pace, Pacer, TooSlow};
 use fs_err::tokio::File;
 use oci::error_chain;
@@ -113,8 +113,8 @@ pub(super) async fn transfer(
     };
     let pace = Pace::default();
     let request = Net::request(Method::GET, url.clone());
-    let asker = Asker::of(what);
-    let result = Pacer::new(pace).wait(net.execute(request, &asker)).await.map_err(too_slow)?;
+    let purpose = AccessPurpose::of(what);
+    let result = Pacer::new(pace).wait(net.execute(request, &purpose)).await.map_err(too_slow)?;
     let mut response = result.map_err(|error| match error {
         NetError::Http(_, source) => broken(source),
         other => FetchError::Net(other),

@@ -10,7 +10,7 @@ use farrier_core::{
     site::{HostPort, MirrorRule, Prefix},
 };
 use farrier_local::machine::clock_ahead;
-use farrier_net::{Asker, Net};
+use farrier_net::{AccessPurpose, Net};
 use jiff::{SignedDuration, Timestamp};
 use oci::is_docker_hub;
 use reqwest::{
@@ -187,7 +187,7 @@ async fn answer(net: &Net, url: &Url, is_complete: bool) -> Result<Answer> {
     let mut request = Net::request(Method::HEAD, url.clone());
     // An intermediate cache would return the time of its copy.
     request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    let response = net.execute(request, &Asker::of("look whether it answers")).await?;
+    let response = net.execute(request, &AccessPurpose::of("look whether it answers")).await?;
     let status = response.status().as_u16();
     let answers = match status {
         407 => false,

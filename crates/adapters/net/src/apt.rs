@@ -3,7 +3,7 @@
 use farrier_core::site::{Host, HostPort, SecretSource};
 use url::Url;
 
-use super::{Asker, Net, NetError};
+use super::{AccessPurpose, Net, NetError};
 
 /// apt options for a set of archives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,11 +29,11 @@ impl Net {
             let url = Url::parse(archive).ok();
             let scheme = url.as_ref().map_or("", Url::scheme);
             match (scheme, url.as_ref().and_then(HostPort::of_url)) {
-                ("http" | "https", Some(host)) => self.permit(&host, &Asker::of(&what))?,
+                ("http" | "https", Some(host)) => self.permit(&host, &AccessPurpose::of(&what))?,
                 // Local files need no host.
                 ("file" | "copy" | "cdrom", _) => {}
                 // Other apt methods (tor, lists of mirrors) access hosts that are unknown here.
-                _ => return Err(NetError::Offline { who: what, host: archive.to_owned() }),
+                _ => return Err(NetError::Offline { purpose: what, host: archive.to_owned() }),
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ use rustls::SupportedProtocolVersion;
 use url::Url;
 use zeroize::Zeroizing;
 
-use super::{Asker, Net, NetError};
+use super::{AccessPurpose, Net, NetError};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;
@@ -25,11 +25,16 @@ impl Net {
     /// Sends a request and follows redirects, without a time limit. Every host in the chain of redirects must be permitted.
     /// Credentials and the request body never go to another host. If the body cannot be sent again, the redirect itself is
     /// returned as the response.
-    pub async fn execute(&self, mut request: Request, asker: &Asker<'_>) -> Result<Response, NetError> {
-        let mut sent_by = asker.sent_by.map(str::to_owned);
+    pub async fn execute(
+        &self,
+        mut request: Request,
+        purpose: &AccessPurpose<'_>,
+    ) -> Result<Response, NetError> {
+        let mut sent_by = purpose.sent_by.map(str::to_owned);
         for _ in 0..=MAX_REDIRECTS {
             let url = request.url().clone();
-            let client = self.client(&url, &Asker { what: asker.what, sent_by: sent_by.as_deref() }).await?;
+            let purpose = AccessPurpose { action: purpose.action, sent_by: sent_by.as_deref() };
+            let client = self.client(&url, &purpose).await?;
             // Addresses that another host named (redirects, token servers) get none of the site's passwords.
             if sent_by.is_none() {
                 self.add_login(&mut request).await?;
@@ -60,10 +65,10 @@ impl Net {
         Request::new(method, url)
     }
 
-    async fn client(&self, url: &Url, asker: &Asker<'_>) -> Result<&Client, NetError> {
+    async fn client(&self, url: &Url, purpose: &AccessPurpose<'_>) -> Result<&Client, NetError> {
         let host = HostPort::of_url(url).ok_or_else(|| redirect_error("an address without a host"))?;
-        self.permit(&host, asker)?;
-        self.permit_proxy(url, asker)?;
+        self.permit(&host, purpose)?;
+        self.permit_proxy(url, purpose)?;
         let inner = &self.0;
         let tls_entry = self.tls_entry(&host);
         let build = || self.build_client(tls_entry, rustls::DEFAULT_VERSIONS);
@@ -73,10 +78,10 @@ impl Net {
     }
 
     /// Checks that the environment's proxy may be used, if it applies to this address.
-    pub(super) fn permit_proxy(&self, url: &Url, asker: &Asker<'_>) -> Result<(), NetError> {
+    pub(super) fn permit_proxy(&self, url: &Url, purpose: &AccessPurpose<'_>) -> Result<(), NetError> {
         let Some((proxy, true)) = self.proxy(url) else { return Ok(()) };
-        let what = format!("{asker}, through the environment's proxy,");
-        proxy.host().map_or(Ok(()), |host| self.permit(&host, &Asker::of(&what)))
+        let what = format!("{purpose}, through the environment's proxy,");
+        proxy.host().map_or(Ok(()), |host| self.permit(&host, &AccessPurpose::of(&what)))
     }
 
     /// The site's entry for a host and its index, if the entry configures certificates.

@@ -7,10 +7,9 @@ use super::SecretError;
 /// Reason that a request was not sent, or got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// `--offline` forbids the host (`host[:port]`), because no configuration names the host. `who` describes the request and its
-    /// origin. Permanent.
-    #[error("{who} needs {host}, which --offline forbids: no configuration names it")]
-    Offline { who: String, host: String },
+    /// `--offline` forbids the host (`host[:port]`), because no configuration names the host. Permanent.
+    #[error("{purpose} needs {host}, which --offline forbids: no configuration names it")]
+    Offline { purpose: String, host: String },
     /// A certificate, key or proxy is unusable: name and reason. Permanent.
     #[error("{0}: {1}")]
     Options(String, String),

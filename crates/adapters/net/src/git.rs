@@ -7,11 +7,11 @@ use farrier_core::site::HostPort;
 use url::Url;
 use zeroize::Zeroizing;
 
-use super::{Asker, Net, NetError, Secret};
+use super::{AccessPurpose, Net, NetError, Secret};
 
-/// Network settings and keys for one repository.
+/// Network settings and credentials with which git accesses one repository.
 #[derive(Default)]
-pub struct GitReach {
+pub struct GitAccess {
     /// Git settings. They may contain passwords, so they belong in git's environment, which other users cannot read.
     pub settings: Vec<(&'static str, Zeroizing<String>)>,
     /// Private key for SSH.
@@ -20,7 +20,7 @@ pub struct GitReach {
     pub known_hosts: Option<PathBuf>,
 }
 
-impl GitReach {
+impl GitAccess {
     /// Returns the same access without credentials, for addresses that an untrusted repository names.
     #[must_use]
     pub fn anonymous(mut self) -> Self {
@@ -30,12 +30,12 @@ impl GitReach {
     }
 }
 
-/// Settings that git needs for a repository (`https://`, `http://`, `ssh://` or `file://`). Fails if farrier may not
-/// access its host.
-pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError> {
-    let Some(host) = host_of(repository) else { return Ok(GitReach::default()) };
+/// Returns what git needs to access a repository (`https://`, `http://`, `ssh://` or `file://`). Fails if farrier may not
+/// access the repository's host.
+pub async fn git_access(net: &Net, repository: &Url) -> Result<GitAccess, NetError> {
+    let Some(host) = host_of(repository) else { return Ok(GitAccess::default()) };
     let what = format!("git for {host}");
-    net.permit(&host, &Asker::of(&what))?;
+    net.permit(&host, &AccessPurpose::of(&what))?;
     let entry = net.host_entry(&host).map(|(_, entry)| entry);
     if repository.scheme() == "ssh" {
         let ssh_key = match entry.and_then(|entry| entry.ssh_key.as_ref()) {
@@ -46,9 +46,9 @@ pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError
         };
         let known_hosts = entry.and_then(|entry| entry.known_hosts.as_ref());
         let known_hosts = known_hosts.map(|file| net.0.root.join(file));
-        return Ok(GitReach { settings: Vec::new(), ssh_key, known_hosts });
+        return Ok(GitAccess { settings: Vec::new(), ssh_key, known_hosts });
     }
-    net.permit_proxy(repository, &Asker::of(&what))?;
+    net.permit_proxy(repository, &AccessPurpose::of(&what))?;
     // A redirect would send the password to another host.
     let mut settings = vec![("http.followRedirects", "false".to_owned().into())];
     let proxy = net.proxies().await?.for_url(repository).map(|proxy| proxy.as_url().to_string());
@@ -65,7 +65,7 @@ pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError
             settings.push(("http.extraHeader", header.into()));
         }
     }
-    Ok(GitReach { settings, ssh_key: None, known_hosts: None })
+    Ok(GitAccess { settings, ssh_key: None, known_hosts: None })
 }
 
 fn host_of(repository: &Url) -> Option<HostPort> {

@@ -28,7 +28,7 @@ use farrier_core::{
     image::Repository,
     site::{self, Host, HostPolicy, HostPort, MirrorRule, Prefix, Proxy, ProxyUrl, SiteSpec},
 };
-pub use git::{GitReach, git_reach};
+pub use git::{GitAccess, git_access};
 pub use secrets::{ClusterSecretError, ClusterSecrets, Secret, SecretError, SecretReader};
 
 /// Network options of this machine and site.
@@ -53,18 +53,18 @@ pub struct NetOptions {
 
 /// Purpose of an access to a host, and the origin of its address.
 #[derive(Clone, Copy, Debug, Display)]
-#[display("{what}{}", sent_by.map(|host| format!(" (redirected by {host})")).unwrap_or_default())]
-pub struct Asker<'a> {
-    /// Purpose: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
-    pub what: &'a str,
+#[display("{action}{}", sent_by.map(|host| format!(" (redirected by {host})")).unwrap_or_default())]
+pub struct AccessPurpose<'a> {
+    /// What the access is for: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
+    pub action: &'a str,
     /// Host that named the address; `None` if a definition or the command line named it.
     pub sent_by: Option<&'a str>,
 }
 
-impl<'a> Asker<'a> {
+impl<'a> AccessPurpose<'a> {
     /// Access to an address from a definition or the command line.
-    pub fn of(what: &'a str) -> Self {
-        Self { what, sent_by: None }
+    pub fn of(action: &'a str) -> Self {
+        Self { action, sent_by: None }
     }
 }
 
@@ -152,12 +152,12 @@ impl Net {
         self.0.policy.write().allow(host);
     }
 
-    /// Checks that a host may be accessed. `asker` describes the access, for the error.
-    pub fn permit(&self, host: &HostPort, asker: &Asker<'_>) -> Result<(), NetError> {
+    /// Checks that a host may be accessed. The error states the purpose.
+    pub fn permit(&self, host: &HostPort, purpose: &AccessPurpose<'_>) -> Result<(), NetError> {
         if self.allows(host) {
             return Ok(());
         }
-        Err(NetError::Offline { who: asker.to_string(), host: host.to_string() })
+        Err(NetError::Offline { purpose: purpose.to_string(), host: host.to_string() })
     }
 
     pub fn allows(&self, host: &HostPort) -> bool {

@@ -20,8 +20,8 @@ fn what_the_site_names_may_be_asked() {
     for host in ["r.example:443", "files.example:443", "apt.example:80", "proxy.example:3128"] {
         assert!(net.allows(&host.parse().unwrap()), "{host}");
     }
-    let asker = Asker { what: "fetch blob x of y", sent_by: Some("r.example:443") };
-    let error = net.permit(&"cdn.example:443".parse().unwrap(), &asker).unwrap_err();
+    let purpose = AccessPurpose { action: "fetch blob x of y", sent_by: Some("r.example:443") };
+    let error = net.permit(&"cdn.example:443".parse().unwrap(), &purpose).unwrap_err();
     insta::assert_snapshot!(
         error,
         @"fetch blob x of y (redirected by r.example:443) needs cdn.example:443, which --offline forbids: no configuration names it"
@@ -32,7 +32,7 @@ fn what_the_site_names_may_be_asked() {
     );
     assert!(!error.is_transient());
     net.name_host("cdn.example".parse().unwrap());
-    assert!(net.permit(&"cdn.example:443".parse().unwrap(), &asker).is_ok());
+    assert!(net.permit(&"cdn.example:443".parse().unwrap(), &purpose).is_ok());
     assert!(net.allows_plain(&"plain.example:5000".parse().unwrap()));
     assert!(!net.allows_plain(&"plain.example".parse().unwrap()));
 }
@@ -94,15 +94,15 @@ async fn offline_the_environments_proxy_counts_as_a_host() {
     let options = NetOptions { environment, offline: true, ..NetOptions::default() };
     let net = Net::new(options).unwrap();
     assert!(!net.allows(&"env.example:3128".parse().unwrap()));
-    let reach = net.apt_options([]).await.unwrap();
-    assert!(reach.ignores_environment);
+    let apt = net.apt_options([]).await.unwrap();
+    assert!(apt.ignores_environment);
 }
 
 #[tokio::test]
 async fn git_is_told_how_its_host_is_reached() {
     let told = async |site: &str, offline: bool, address: &str| {
-        let reach = git_reach(&net(site, offline), &address.parse().unwrap()).await;
-        reach.map(|GitReach { settings, ssh_key, known_hosts }| {
+        let access = git_access(&net(site, offline), &address.parse().unwrap()).await;
+        access.map(|GitAccess { settings, ssh_key, known_hosts }| {
             assert!(ssh_key.is_none());
             let settings: Vec<String> =
                 settings.iter().map(|(name, value)| format!("{name}={}", value.as_str())).collect();

@@ -383,7 +383,8 @@ impl RolloutSpec {
     }
 }
 
-/// [`RolloutSpec`] as written in the file. Serde's internally tagged enums lose the position of an error.
+/// [`RolloutSpec`] as written in the file, with the fields of all strategies; [`Strategy::accepts`] has the fields of each. Serde's
+/// internally tagged enums lose the position of an error.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

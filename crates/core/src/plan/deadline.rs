@@ -47,8 +47,8 @@ pub fn next_deadline(
 
 /// Returns the interval at which upgrades are polled, to retry refused evictions and to notice windows and timeouts.
 fn poll_interval(snapshot: &ClusterSnapshot) -> Duration {
-    let is_under_way = snapshot.nodes.iter().any(|node| UpgradeNote::under_way(node).is_some());
-    Duration::from_secs(if is_under_way { 5 } else { 60 })
+    let is_in_progress = snapshot.nodes.iter().any(|node| UpgradeNote::in_progress(node).is_some());
+    Duration::from_secs(if is_in_progress { 5 } else { 60 })
 }
 
 /// Returns all deadlines of a rollout to this DaemonSet.

@@ -138,7 +138,7 @@ pub use unfinished::{RolloutWait, UnfinishedRollout, unfinished_kernels, unfinis
 pub use union::{PlannedUnion, UnionMember, images_in_use};
 pub use unused_image::{NoNodeReason, UnusedImage};
 pub use upgrade::{
-    DriverPod, Forecast, JobKind, JobState, PlannedNodeUpgrade, PlannedUpgrade, Upgrade, UpgradeNode,
+    DriverPod, JobKind, JobState, PlannedNodeUpgrade, PlannedUpgrade, Upgrade, UpgradeForecast, UpgradeNode,
     UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait, clear_failures, release_uncovered, upgrade_table,
 };
 pub use why::{Explain, Explanation, ExplanationStep};

@@ -85,55 +85,46 @@ impl<'a> CellRequest<'a, '_> {
     }
 
     fn resolved_inputs(&self, family: &'a KernelFamily) -> Result<ResolvedInputs<'a>, SkipReason> {
-        let Self { inputs: CellInputs { definitions, resolved, .. }, image, target } = *self;
-        let system = resolved.system(target);
+        let Self { inputs: CellInputs { definitions, resolved, .. }, target, .. } = *self;
         let mut headers = canonical("headers", &family.spec.headers)?;
+        let headers_depend_on_system = names_system(&headers);
         let provided_headers = resolved.headers.get(target);
-        // Imported headers need no image name.
-        let system_headers =
-            if matches!(provided_headers, Some(Ok(Some(_)))) { "" } else { headers.as_str() };
-        let system_toolchain = match &family.spec.toolchain {
+        let toolchain_pattern = match &family.spec.toolchain {
             Toolchain::Image(image) if names_system(image) => Some(image.as_str()),
             _ => None,
         };
-        let unknown =
-            family.spec.unresolved([system_toolchain.unwrap_or_default(), system_headers], target, system);
-        let looked_for = resolved.without_headers.get(target).filter(|_| unknown.is_none());
-        if let Some(looked_for) = looked_for {
+        // Imported headers need no image name.
+        let headers_pattern =
+            if matches!(provided_headers, Some(Ok(Some(_)))) { "" } else { headers.as_str() };
+        let patterns = [toolchain_pattern.unwrap_or_default(), headers_pattern];
+        let unknown = family.spec.unresolved(patterns, target, resolved.system(target));
+        // Lookups cannot succeed without the unknown facts. `unverified` reports these facts, not the failed lookups.
+        if unknown.is_none()
+            && let Some(looked_for) = resolved.without_headers.get(target)
+        {
             let detail = missing_headers_message(&definitions.families, target, looked_for);
             return Err(SkipReason::NoHeaders { detail });
         }
-        let values = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
-            .map_err(|detail| SkipReason::Unresolved { detail })?;
-        let values = self.with_kernel_sources(values)?;
-        let key = toolchain_key(image, family, target, system);
-        let toolchain =
-            match (looked_up(&resolved.toolchains, &key, "it was not looked up"), system_toolchain) {
-                (Ok(identity), _) => identity.as_str(),
-                (Err(_), Some(pattern)) if unknown.is_some() => pattern,
-                (Err(detail), _) => {
-                    return Err(SkipReason::Toolchain { family: family.metadata.name.to_string(), detail });
-                }
-            };
+        let resolved_image = self.resolved_image()?;
+        let toolchain = self.toolchain(family, toolchain_pattern.filter(|_| unknown.is_some()))?;
         let headers_digest = match provided_headers {
             Some(Ok(digest)) => digest.clone(),
             Some(Err(why)) if unknown.is_none() => return Err(why.clone()),
             Some(Err(_)) | None => None,
         };
         let digest = headers_digest.as_deref().unwrap_or_default();
-        let depends_on_system = system_toolchain.is_some() || names_system(&headers);
-        let system_digest = depends_on_system.then(|| Digest::of(format!("{toolchain} {digest}").as_bytes()));
-        if !names_system(&headers) {
+        let system_digest = (toolchain_pattern.is_some() || headers_depend_on_system)
+            .then(|| Digest::of(format!("{toolchain} {digest}").as_bytes()));
+        if !headers_depend_on_system {
             headers.push_str(digest);
         }
         if family.spec.btf {
             headers.push_str(" btf");
         }
-        let declared_toolchain = system_toolchain.unwrap_or(toolchain);
         Ok(ResolvedInputs {
-            resolved: values,
+            resolved: resolved_image,
             toolchain,
-            declared_toolchain,
+            declared_toolchain: toolchain_pattern.unwrap_or(toolchain),
             headers,
             headers_digest,
             system_digest,
@@ -141,9 +132,24 @@ impl<'a> CellRequest<'a, '_> {
         })
     }
 
-    /// Adds the identities of the sources that differ by kernel.
-    fn with_kernel_sources(&self, values: &'a ResolvedImage) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
+    /// Returns the identity of the toolchain, or else `fallback`.
+    fn toolchain(&self, family: &KernelFamily, fallback: Option<&'a str>) -> Result<&'a str, SkipReason> {
         let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
+        let key = toolchain_key(image, family, target, resolved.system(target));
+        match (looked_up(&resolved.toolchains, &key, "it was not looked up"), fallback) {
+            (Ok(identity), _) => Ok(identity.as_str()),
+            (Err(_), Some(fallback)) => Ok(fallback),
+            (Err(detail), None) => {
+                Err(SkipReason::Toolchain { family: family.metadata.name.to_string(), detail })
+            }
+        }
+    }
+
+    /// Returns the resolved values of the image, with the identities of the sources that differ by kernel.
+    fn resolved_image(&self) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
+        let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
+        let values = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
+            .map_err(|detail| SkipReason::Unresolved { detail })?;
         let mut values = Cow::Borrowed(values);
         let key = |source: &SourceSpec| (image.metadata.name.clone(), source.name.clone(), target.clone());
         let is_kernel_specific = |source: &SourceSpec| {

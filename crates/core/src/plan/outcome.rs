@@ -242,7 +242,7 @@ pub(super) enum CellState<'a> {
     /// The image is published.
     Published(&'a Cell, &'a Published),
     /// The image will be built.
-    Building(&'a Cell),
+    ToBuild(&'a Cell),
     /// There will be no image.
     Absent(AbsentImage<'a>),
 }
@@ -300,7 +300,7 @@ impl<'a> CellLookup<'a> {
                 absent("its chain is on hold".to_owned())
             }
             Outcome::UpToDate { cell, published, .. } => CellState::Published(cell, published),
-            Outcome::Build { cell, .. } => CellState::Building(cell),
+            Outcome::Build { cell, .. } => CellState::ToBuild(cell),
             Outcome::Waiting { needs } => absent(format!("it {}", waits_for(needs))),
             other => absent(other.absence_reason()),
         }

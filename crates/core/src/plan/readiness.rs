@@ -14,7 +14,7 @@ use super::{
     Change, NO_DRIVER_FOR, NodeChange, NodeFacts, Observed, PlanInputs, Platform, READY_FOR,
     guarantee::{RequiredKernels, admissible_image},
     outcome::{CellLookup, CellState, Outcome},
-    rollout::RequestedRollouts,
+    rollout::{OneImage, RequestedRollouts},
     skip_reason::serialize_optional_reason,
 };
 use crate::{
@@ -101,8 +101,12 @@ pub struct NextKernel {
     /// Needed images, in name order.
     pub needs: Vec<RequiredImage>,
     /// Reason why images may be needed although `needs` is empty.
-    #[serde(serialize_with = "serialize_optional_reason", skip_serializing_if = "Option::is_none")]
-    pub doubt: Option<Blocker>,
+    #[serde(
+        rename = "doubt",
+        serialize_with = "serialize_optional_reason",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub blocker: Option<Blocker>,
 }
 
 impl NextKernel {
@@ -113,7 +117,7 @@ impl NextKernel {
             Readiness::Missing { .. } => BootReadiness::Wait,
             Readiness::Unknown { .. } => BootReadiness::Unknown,
         };
-        match (&self.doubt, self.needs.iter().map(state).max()) {
+        match (&self.blocker, self.needs.iter().map(state).max()) {
             (_, Some(worst)) => worst,
             (None, None) => BootReadiness::NoDriver,
             (Some(Blocker::NoFamily), None) => BootReadiness::Wait,
@@ -140,6 +144,17 @@ pub struct PlannedNode {
     pub change: Option<Change>,
 }
 
+/// Facts about a node that decide whether it may boot a kernel.
+#[derive(PartialEq, Eq, Hash)]
+struct NextKernelKey<'a> {
+    target: KernelTarget,
+    /// For each image of the definitions, in their order, whether it selects the node.
+    selection: Vec<bool>,
+    has_hardware_labels: bool,
+    /// Images that rollouts cannot set for the kernel, with the reasons.
+    conflicts: Vec<(&'a ImageName, String)>,
+}
+
 /// Computes the mark of every node.
 pub(super) fn nodes(
     inputs: &PlanInputs<'_>,
@@ -147,10 +162,10 @@ pub(super) fn nodes(
     cells: CellLookup<'_>,
     rollouts: &RequestedRollouts<'_>,
 ) -> Vec<PlannedNode> {
-    let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
     let rollouts_with_one_image = LazyCell::new(|| rollouts.with_one_image(inputs));
-    let mut kernels: HashMap<(KernelTarget, Vec<bool>, bool, Vec<_>), Arc<NextKernel>> = HashMap::new();
+    // Nodes with the same key share one `NextKernel`.
+    let mut kernels: HashMap<NextKernelKey<'_>, Arc<NextKernel>> = HashMap::new();
     let mut planned = Vec::new();
     for node in inputs.snapshot.nodes.iter().filter(|node| node.ignored_by.is_none()) {
         // Labels that are missing for a while, as when NFD restarts, do not invalidate a published image: keep the
@@ -158,44 +173,18 @@ pub(super) fn nodes(
         if node.announced_release().is_some() && Platform::of(node).is_none() {
             continue;
         }
-        let Some(target) = inputs.announced.next_kernel_of(node) else {
-            planned.extend(planned_node(&marks, node, None));
-            continue;
-        };
-        let selection: Vec<bool> = images.iter().map(|image| node.is_selected_by(image)).collect();
-        let conflicts: Vec<(&ImageName, String)> = rollouts_with_one_image
-            .iter()
-            .filter_map(|rollout| {
-                let tag =
-                    |kernel: &_| Some(cells.get(rollout.image, kernel)?.outcome.cell()?.reference.clone());
-                let own_tag = tag(&target);
-                let has_same_image =
-                    |kernel: &_| *kernel == target || (own_tag.is_some() && tag(kernel) == own_tag);
-                Some((rollout.image, rollout.conflict(node, has_same_image)?))
-            })
-            .collect();
-        // Nodes with the same key share one `NextKernel`.
-        let key = (target, selection, node.has_hardware_labels, conflicts);
-        let next =
-            kernels.entry(key).or_insert_with_key(|(target, selection, has_hardware_labels, conflicts)| {
-                let selected = images.iter().zip(selection).filter(|(_, is_selected)| **is_selected);
-                let mut needs: Vec<RequiredImage> = selected
-                    .map(|(image, _)| required_image(inputs, observed, &cells, image, target))
-                    .collect();
-                for required in &mut needs {
-                    let conflict = conflicts.iter().find(|(image, _)| **image == required.image);
-                    if let (Readiness::Ready { .. }, Some((_, why))) = (&required.state, conflict) {
-                        required.state = Readiness::Missing { message: why.clone() };
-                    }
-                }
-                let doubt = match match_family(&inputs.definitions().families, target) {
-                    _ if !needs.is_empty() => None,
-                    None => Some(Blocker::NoFamily),
-                    Some(_) => (!has_hardware_labels).then_some(Blocker::HardwareNotLabelled),
-                };
-                Arc::new(NextKernel { kernel: target.clone(), needs, doubt })
-            });
-        planned.extend(planned_node(&marks, node, Some(Arc::clone(next))));
+        let next = inputs.announced.next_kernel_of(node).map(|target| {
+            let images = inputs.definitions().images.values();
+            let key = NextKernelKey {
+                selection: images.map(|image| node.is_selected_by(image)).collect(),
+                has_hardware_labels: node.has_hardware_labels,
+                conflicts: rollout_conflicts(&rollouts_with_one_image, &cells, node, &target),
+                target,
+            };
+            let entry = kernels.entry(key);
+            Arc::clone(entry.or_insert_with_key(|key| Arc::new(next_kernel(inputs, observed, &cells, key))))
+        });
+        planned.extend(planned_node(&marks, node, next));
     }
     if inputs.snapshot.read_only_nodes {
         planned.retain(|node| node.next.is_some());
@@ -204,6 +193,52 @@ pub(super) fn nodes(
         }
     }
     planned
+}
+
+/// Returns the images that a node would not get with its next kernel, each with the reason: all nodes of the rollout's
+/// DaemonSet have one image.
+fn rollout_conflicts<'a>(
+    rollouts_with_one_image: &[OneImage<'a>],
+    cells: &CellLookup<'_>,
+    node: &NodeFacts,
+    target: &KernelTarget,
+) -> Vec<(&'a ImageName, String)> {
+    let conflict = |rollout: &OneImage<'a>| {
+        let tag =
+            |kernel: &KernelTarget| Some(cells.get(rollout.image, kernel)?.outcome.cell()?.reference.clone());
+        let own_tag = tag(target);
+        let has_same_image =
+            |kernel: &KernelTarget| kernel == target || (own_tag.is_some() && tag(kernel) == own_tag);
+        Some((rollout.image, rollout.conflict(node, has_same_image)?))
+    };
+    rollouts_with_one_image.iter().filter_map(conflict).collect()
+}
+
+/// Returns the images that nodes with this key need, with their states.
+fn next_kernel(
+    inputs: &PlanInputs<'_>,
+    observed: &Observed,
+    cells: &CellLookup<'_>,
+    key: &NextKernelKey<'_>,
+) -> NextKernel {
+    let NextKernelKey { target, selection, has_hardware_labels, conflicts } = key;
+    let images = inputs.definitions().images.values().zip(selection);
+    let mut needs: Vec<RequiredImage> = images
+        .filter(|(_, is_selected)| **is_selected)
+        .map(|(image, _)| required_image(inputs, observed, cells, image, target))
+        .collect();
+    for required in &mut needs {
+        let conflict = conflicts.iter().find(|(image, _)| **image == required.image);
+        if let (Readiness::Ready { .. }, Some((_, why))) = (&required.state, conflict) {
+            required.state = Readiness::Missing { message: why.clone() };
+        }
+    }
+    let blocker = match match_family(&inputs.definitions().families, target) {
+        _ if !needs.is_empty() => None,
+        None => Some(Blocker::NoFamily),
+        Some(_) => (!has_hardware_labels).then_some(Blocker::HardwareNotLabelled),
+    };
+    NextKernel { kernel: target.clone(), needs, blocker }
 }
 
 /// Returns the state of an image that a node will need for a kernel.
@@ -238,7 +273,7 @@ fn required_image(
             };
             (Some(cell), state)
         }
-        CellState::Building(cell) => (Some(cell), missing("it is not built yet")),
+        CellState::ToBuild(cell) => (Some(cell), missing("it is not built yet")),
         CellState::Absent(_) if cells.get(name, target).is_none() => {
             (None, missing("no image is planned for this kernel"))
         }

@@ -188,7 +188,7 @@ impl<'a> RequestedRollouts<'a> {
         })
     }
 
-    /// Returns every union image that [`Self::decide`] may ask for, whatever the registry has under their names.
+    /// Returns every union image that [`Self::decide_all`] may ask for, whatever the registry has under their names.
     pub(super) fn possible_unions(
         &self,
         inputs: &PlanInputs<'_>,
@@ -202,19 +202,19 @@ impl<'a> RequestedRollouts<'a> {
             if !matches!(rollout.spec, RolloutSpec::Union { .. }) || !rollout.claimed_by.is_empty() {
                 continue;
             }
-            // `decide` may use any of these views of an image with a chain.
+            // `decide_all` may use any of these views of an image with a chain.
             let on_hold = CellLookup { held_image: Some(rollout.image), ..complete };
             let variants =
                 if chain_states.has(rollout.image) { &[cells, complete, on_hold][..] } else { &[cells] };
             for cells in variants {
-                unions.extend(decide(&Context { cells: *cells, ..context }, &rollout.target).1);
+                unions.extend(decide_rollout(&Context { cells: *cells, ..context }, &rollout.target).1);
             }
         }
         unions
     }
 
     /// Decides every rollout. Also returns the union images that the rollouts ask for.
-    pub(super) fn decide(
+    pub(super) fn decide_all(
         &self,
         inputs: &PlanInputs<'_>,
         observed: &Observed,
@@ -227,7 +227,7 @@ impl<'a> RequestedRollouts<'a> {
         for (rollout, mut context) in self.contexts(inputs, observed, cells, &peers) {
             let RequestedRollout { image, spec, target, claimed_by } = rollout;
             let (mut decided, mut rollout_unions) = if claimed_by.is_empty() {
-                decide(&context, target)
+                decide_rollout(&context, target)
             } else {
                 (Err(HoldReason::ClaimedTwice { images: claimed_by.clone() }), Vec::new())
             };
@@ -238,7 +238,7 @@ impl<'a> RequestedRollouts<'a> {
                 && decided.as_ref().is_ok_and(|decided| decided.decision.advances())
             {
                 context.cells = in_complete_chains;
-                (decided, rollout_unions) = decide(&context, target);
+                (decided, rollout_unions) = decide_rollout(&context, target);
             }
             unions.extend(rollout_unions);
             // Omit a definition that neither a node nor a DaemonSet asks for, such as a built-in one.
@@ -264,7 +264,7 @@ impl<'a> RequestedRollouts<'a> {
             let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
             let cells = CellLookup { held_image: Some(context.image), ..in_complete_chains };
             // A strategy in the middle of its steps may have to finish them even without an image, so decide before the hold.
-            let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
+            let (decided, _) = decide_rollout(&Context { cells, ..*context }, &rollout.target);
             let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
             let upgrade = planned_upgrade(context, &rollout.target, &decision);
             let target = rollout.target.clone();
@@ -344,7 +344,10 @@ pub fn per_kernel_originals(snapshot: &ClusterSnapshot) -> BTreeSet<(String, Str
 }
 
 /// Decides one rollout, and returns the union images that it asks for.
-fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
+fn decide_rollout(
+    context: &Context<'_>,
+    target: &RolloutTarget,
+) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
     if let Some(namespace) = unwritable_namespace(context) {
         return (Err(HoldReason::NotWritable { namespace }), Vec::new());
     }
@@ -361,8 +364,8 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     if let Ok(Decided { decision: decision @ RolloutDecision::AlreadySet { .. }, changes }) = &mut decided
         && changes.is_empty()
         && context.spec.upgrade().is_none()
-        && let Ok((daemon_set, live, container)) = daemon_set::original(context, target)
-        && let Some(how) = restart::unknown_images(context, daemon_set, live, container)
+        && let Ok(live_target) = daemon_set::live_target(context, target)
+        && let Some(how) = restart::unknown_images(context, live_target)
     {
         *decision = RolloutDecision::Settled { how };
     }
@@ -450,9 +453,9 @@ fn unwritable_namespace(context: &Context<'_>) -> Option<String> {
 fn with_restarts(context: &Context<'_>, target: &RolloutTarget, mut decided: Decided) -> Decided {
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. })
         && decided.changes.is_empty()
-        && let Ok((daemon_set, live, container)) = daemon_set::original(context, target)
+        && let Ok(live_target) = daemon_set::live_target(context, target)
     {
-        decided.changes = restart::restarts(context, daemon_set, live, container);
+        decided.changes = restart::restarts(context, live_target);
     }
     decided
 }

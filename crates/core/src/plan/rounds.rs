@@ -140,7 +140,7 @@ impl DecidedMatrix<'_> {
     pub fn plan(self, observed: &Observed) -> Plan {
         let inputs = &self.fixed.inputs;
         let (rollouts, nodes, unions) = self.with_chains(observed, |cells, chain_states| {
-            let (rollouts, unions) = self.rollouts.decide(inputs, observed, cells, chain_states);
+            let (rollouts, unions) = self.rollouts.decide_all(inputs, observed, cells, chain_states);
             let cells = CellLookup { unavailable: Some(&chain_states.incomplete), ..cells };
             (rollouts, readiness::nodes(inputs, observed, cells, &self.rollouts), unions)
         });

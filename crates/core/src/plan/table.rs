@@ -257,7 +257,7 @@ pub fn missing_images(next: &NextKernel) -> String {
             Some(format!("{}: {message}", required.image))
         }
     });
-    missing.chain(next.doubt.as_ref().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
+    missing.chain(next.blocker.as_ref().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the table of nodes' next kernels, with one row per kernel and answer.

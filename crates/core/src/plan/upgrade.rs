@@ -16,7 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 pub use self::{
-    forecast::Forecast,
+    forecast::UpgradeForecast,
     note::{JobKind, UpgradeNote, UpgradeState, clear_failures, release_uncovered},
     table::upgrade_table,
     wait::UpgradeWait,
@@ -72,8 +72,8 @@ pub struct UpgradeNode<'a> {
     /// Running pods that must leave the node before its driver is replaced (`drain`).
     pub users: Vec<&'a WorkloadFacts>,
     /// State of the `forecast` Job ([`UpgradeNote::job_name`]).
-    pub forecast: Option<JobState>,
-    /// Holders of the driver's modules that the last forecast reported; empty if the report is not visible.
+    pub unload_forecast: Option<JobState>,
+    /// Holders of the driver's modules that the last unload forecast reported; empty if the report is not visible.
     pub holders: &'a [Holder],
     /// State of the `waitFor` Job.
     pub check: Option<JobState>,
@@ -166,7 +166,7 @@ pub struct PlannedUpgrade {
     /// Nodes of the DaemonSet, by stage and name.
     pub nodes: Vec<PlannedNodeUpgrade>,
     /// Forecast of the remaining work.
-    pub forecast: Forecast,
+    pub forecast: UpgradeForecast,
 }
 
 impl PlannedUpgrade {
@@ -204,7 +204,7 @@ impl Upgrade<'_> {
         let mut nodes: Vec<PlannedNodeUpgrade> = self.nodes.iter().map(|node| self.stage_of(node)).collect();
         self.begin(&mut nodes);
         nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
-        let forecast = Forecast::of(self, &nodes);
+        let forecast = UpgradeForecast::of(self, &nodes);
         PlannedUpgrade { rollout: self.rollout(), nodes, forecast }
     }
 
@@ -230,7 +230,7 @@ impl<'a> UpgradeNode<'a> {
             driver,
             fits: None,
             users: Vec::new(),
-            forecast: None,
+            unload_forecast: None,
             holders: &[],
             check: None,
         }

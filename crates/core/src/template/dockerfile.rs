@@ -45,17 +45,18 @@ impl Instruction {
 
 /// Returns the instructions of a Dockerfile, in order.
 pub fn instructions(dockerfile: &str) -> Vec<Instruction> {
-    split(dockerfile, Syntax { here_docs: true, double_escape_continues: true, check_directive: true })
+    split(dockerfile, Syntax { double_escape_continues: true, ..Syntax::CURRENT })
 }
 
 /// Returns the instructions if all builders that support here-documents find the same ones. Otherwise the error is the index,
 /// from 0, of the first line at which the builders differ.
 pub(super) fn unambiguous(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
-    let syntaxes = [(false, true), (true, true), (false, false)];
-    let [instructions, others @ ..] = syntaxes.map(|(double_escape_continues, check_directive)| {
-        split(dockerfile, Syntax { here_docs: true, double_escape_continues, check_directive })
-    });
-    for other in others {
+    let instructions = split(dockerfile, Syntax::CURRENT);
+    for older_syntax in [
+        Syntax { double_escape_continues: true, ..Syntax::CURRENT },
+        Syntax { check_directive: false, ..Syntax::CURRENT },
+    ] {
+        let other = split(dockerfile, older_syntax);
         let common = instructions.iter().zip(&other).take_while(|(one, other)| one == other).count();
         if let Some(different) = instructions.get(common).or(other.get(common)) {
             return Err(different.first);
@@ -66,7 +67,7 @@ pub(super) fn unambiguous(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
 
 /// Syntax that differs between builders.
 #[derive(Clone, Copy, Debug)]
-struct Syntax {
+pub(super) struct Syntax {
     /// Whether here-documents are supported. Docker's classic builder does not support them and reads their lines as
     /// instructions.
     here_docs: bool,
@@ -76,24 +77,30 @@ struct Syntax {
     check_directive: bool,
 }
 
+impl Syntax {
+    /// Syntax of current builders.
+    pub(super) const CURRENT: Self =
+        Self { here_docs: true, double_escape_continues: false, check_directive: true };
+}
+
 /// Returns the first `ADD` that does more than copy from the build context: its line, from 1, and what it adds. Engines fetch
 /// URLs and repositories themselves, even if the build has no network.
 pub fn fetching_add(dockerfile: &str) -> Option<(usize, String)> {
-    let mut adds = Vec::new();
-    // All combinations of the syntax flags, because the builder is unknown.
-    for bits in 0..8 {
-        let (here_docs, double_escape_continues, check_directive) =
-            (bits & 1 == 0, bits & 2 == 0, bits & 4 == 0);
-        for instruction in split(dockerfile, Syntax { here_docs, double_escape_continues, check_directive }) {
-            adds.extend(external_source(&instruction.text).map(|source| (instruction.first + 1, source)));
-        }
-    }
-    adds.into_iter().min()
+    // All combinations, because the builder is unknown.
+    let syntaxes = (0..8).map(|bits| Syntax {
+        here_docs: bits & 1 == 0,
+        double_escape_continues: bits & 2 == 0,
+        check_directive: bits & 4 == 0,
+    });
+    let instructions = syntaxes.flat_map(|syntax| split(dockerfile, syntax));
+    instructions
+        .filter_map(|instruction| Some((instruction.first + 1, external_source(&instruction.text)?)))
+        .min()
 }
 
 fn split(dockerfile: &str, syntax: Syntax) -> Vec<Instruction> {
     let dockerfile = dockerfile.strip_prefix('\u{feff}').unwrap_or(dockerfile);
-    let escape = escape_character(dockerfile, syntax.check_directive);
+    let escape = escape_character(dockerfile, syntax);
     let mut instructions: Vec<Instruction> = Vec::new();
     // Number of the last instruction's here-documents that have ended.
     let mut ended = 0;
@@ -227,13 +234,13 @@ fn first_word(text: &str) -> (&str, &str) {
 }
 
 /// Returns the escape character: a backslash, unless a parser directive at the top sets a backtick.
-pub(super) fn escape_character(dockerfile: &str, check_directive: bool) -> char {
-    let escape = directives(dockerfile, check_directive).find(|(key, _)| key == "escape");
+pub(super) fn escape_character(dockerfile: &str, syntax: Syntax) -> char {
+    let escape = directives(dockerfile, syntax).find(|(key, _)| key == "escape");
     if escape.is_some_and(|(_, value)| value == "`") { '`' } else { '\\' }
 }
 
 /// Returns the parser directives. The first line that is not a known directive ends them.
-pub(super) fn directives(dockerfile: &str, check_directive: bool) -> impl Iterator<Item = (String, &str)> {
+pub(super) fn directives(dockerfile: &str, syntax: Syntax) -> impl Iterator<Item = (String, &str)> {
     dockerfile
         .strip_prefix('\u{feff}')
         .unwrap_or(dockerfile)
@@ -241,7 +248,7 @@ pub(super) fn directives(dockerfile: &str, check_directive: bool) -> impl Iterat
         .map_while(|line| line.trim().strip_prefix('#')?.split_once('='))
         .map(|(key, value)| (key.trim().to_ascii_lowercase(), value.trim()))
         .take_while(move |(key, _)| {
-            ["escape", "syntax"].contains(&key.as_str()) || check_directive && key == "check"
+            ["escape", "syntax"].contains(&key.as_str()) || syntax.check_directive && key == "check"
         })
 }
 

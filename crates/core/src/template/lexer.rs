@@ -97,57 +97,41 @@ impl<'a> Cursor<'a> {
     }
 
     fn read_until(&mut self, stop: Option<char>, depth: usize) -> Result<(String, Vec<String>), Refusal> {
-        let quotes = self.lexer.quotes;
+        let (escape, quotes) = (self.lexer.escape, self.lexer.quotes);
         let mut text = String::new();
         let mut words = Vec::new();
         self.word.clear();
-        while let Some(&c) = self.chars.peek() {
-            if stop == Some(c) {
-                self.chars.next();
-                self.end_word(&mut words);
-                return Ok((text, words));
-            }
-            let special = match c {
-                '$' => Some(self.variable(depth)?),
-                '<' => Some(self.here_document()),
-                '\'' if quotes != Quotes::Plain => Some(self.single_quoted()?),
-                '"' if quotes != Quotes::Plain => Some(self.double_quoted(depth)?),
-                _ => None,
+        while let Some(&c) = self.chars.peek()
+            && stop != Some(c)
+        {
+            let (piece, may_end_word) = match c {
+                '$' => (self.variable(depth)?, true),
+                '<' => (self.here_document(), false),
+                '\'' if quotes != Quotes::Plain => (self.single_quoted()?, false),
+                '"' if quotes != Quotes::Plain => (self.double_quoted(depth)?, false),
+                _ if c == escape => (self.escaped(), false),
+                _ => {
+                    self.chars.next();
+                    (c.to_string(), true)
+                }
             };
-            if let Some(special) = special {
-                text.push_str(&special);
-                if c == '$' {
-                    special.chars().for_each(|c| self.add_char(c, &mut words));
-                } else {
-                    self.word.push_str(&special);
-                }
-            } else {
-                self.chars.next();
-                if c == self.lexer.escape {
-                    if self.raw_escapes {
-                        self.word.push(c);
-                        text.push(c);
-                    }
-                    let Some(escaped) = self.chars.next() else { break };
-                    self.word.push(escaped);
-                    text.push(escaped);
-                } else {
-                    self.add_char(c, &mut words);
-                    text.push(c);
-                }
-            }
+            text.push_str(&piece);
             if text.len() > MAX_EXPANDED_SIZE {
                 return mistake("expanded text exceeds 1 MiB");
             }
-        }
-        match stop {
-            Some('}') => mistake("`${` is not closed"),
-            Some(_) => mistake("`${x/` has no second `/`"),
-            None => {
-                self.end_word(&mut words);
-                Ok((text, words))
+            if may_end_word {
+                piece.chars().for_each(|c| self.add_char(c, &mut words));
+            } else {
+                self.word.push_str(&piece);
             }
         }
+        match (self.chars.next(), stop) {
+            (None, Some('}')) => return mistake("`${` is not closed"),
+            (None, Some(_)) => return mistake("`${x/` has no second `/`"),
+            (Some(_), _) | (None, None) => {}
+        }
+        self.end_word(&mut words);
+        Ok((text, words))
     }
 
     fn add_char(&mut self, c: char, words: &mut Vec<String>) {
@@ -175,6 +159,12 @@ impl<'a> Cursor<'a> {
             text.push(blank);
         }
         text
+    }
+
+    /// Reads an escaped character. An escape character at the end of the text escapes nothing.
+    fn escaped(&mut self) -> String {
+        let escape = self.chars.next().filter(|_| self.raw_escapes);
+        escape.into_iter().chain(self.chars.next()).collect()
     }
 
     fn single_quoted(&mut self) -> Result<String, Refusal> {

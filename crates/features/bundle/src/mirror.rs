@@ -9,7 +9,7 @@ use farrier_builder::{
     services::{BuildError, BuildServices, ImageAccess, Result},
 };
 use farrier_core::{
-    image::{ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
+    image::{DriverImage, ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
     kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
     plan::Resolved,
 };
@@ -99,7 +99,7 @@ pub async fn mirror_inputs(
     let needed = needed(&services.definitions, selection);
     // Resolve only the images' versions, which select the runtime bases. Each kernel's headers select the toolchain.
     let resolved = resolve(services, &needed.images, &BTreeSet::new()).await;
-    let (inputs, missing) = inputs_of(services, &needed, &resolved).await;
+    let (inputs, missing) = list_inputs(services, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
     reports.iter().for_each(&mut *on_report);
     for input in &inputs {
@@ -125,7 +125,7 @@ pub async fn mirror_inputs(
 pub async fn find_inputs(services: &BuildServices, selection: &Selection) -> FoundInputs {
     let needed = needed(&services.definitions, selection);
     let resolved = resolve(services, &needed.images, &BTreeSet::new()).await;
-    let (inputs, mut missing) = inputs_of(services, &needed, &resolved).await;
+    let (inputs, mut missing) = list_inputs(services, &needed, &resolved).await;
     let (mut found, mut carried) = (Vec::new(), Vec::new());
     for input in &inputs {
         match find_input(services, input).await {
@@ -155,77 +155,123 @@ pub async fn find_inputs(services: &BuildServices, selection: &Selection) -> Fou
     FoundInputs { contents: contents::sort_contents(found), licenses: needed.licenses(is_carried), missing }
 }
 
-/// Inputs to store, and inputs that cannot be determined.
-async fn inputs_of<'a>(
+/// Returns the inputs that the selected images need, each once, and those that cannot be determined.
+async fn list_inputs<'a>(
     services: &BuildServices,
     needed: &'a Needed<'a>,
     resolved: &Resolved,
 ) -> (Vec<Input<'a>>, Vec<MissingInput>) {
-    let Needed { images, sources, bases, kernels, unmatched_kernels, .. } = needed;
-    let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
-    let mut missing: Vec<MissingInput> =
-        unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect();
-    let (mut seen_roots, mut copies) = (BTreeSet::new(), needed.foreign_images());
-    // Returns each root file system only once.
-    let mut packages = |root: &PackageRoot, arch: Architecture| {
-        seen_roots.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
+    let mut list = InputList {
+        inputs: needed.sources.iter().map(Input::Source).collect(),
+        missing: needed.unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect(),
+        root_keys: BTreeSet::new(),
+        copies: needed.foreign_images(),
     };
-    for (kernel, family) in kernels {
-        // Headers select the toolchain here as they do for a build, if they are available.
-        let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
-        let found = services.fetcher.headers().identity(&source, kernel).await;
-        let compiler = match found {
-            Ok(found) => found.compiler,
-            Err(error) => {
-                missing.push(missing_of(format!("toolchain of {}", kernel.release), &error.into()));
-                continue;
-            }
-        };
-        let family = family_for(&services.definitions.families, kernel, compiler).unwrap_or(family);
-        if let Toolchain::Image(image) = &family.spec.toolchain {
-            // An invalid name is reported when the image is copied.
-            let reference = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
-            copies.insert(reference.map_or_else(|_| image.to_string(), |reference| reference.to_string()));
-        }
-        for image in images {
-            if needed.kernels_of(image).any(|other| other == *kernel)
-                && let Ok(toolchain) = image.spec.toolchain(family)
-                && let Some(root) = PackageRoot::of_toolchain(&toolchain, kernel)
-            {
-                inputs.extend(packages(&root, kernel.arch));
-            }
+    list.add_toolchains(services, needed).await;
+    list.add_bases(services, needed, resolved).await;
+    let InputList { mut inputs, missing, copies, .. } = list;
+    inputs.extend(copies.into_iter().map(Input::Copy));
+    for &(kernel, family) in &needed.kernels {
+        inputs.push(Input::Headers(kernel, family.spec.headers_for(kernel, &UNKNOWN_SYSTEM)));
+    }
+    (inputs, missing)
+}
+
+/// Result of [`list_inputs`] while it is assembled.
+struct InputList<'a> {
+    inputs: Vec<Input<'a>>,
+    missing: Vec<MissingInput>,
+    /// Keys of the root file systems in `inputs`.
+    root_keys: BTreeSet<String>,
+    /// References of images to copy.
+    copies: BTreeSet<String>,
+}
+
+impl<'a> InputList<'a> {
+    fn add_packages(&mut self, root: &PackageRoot, arch: Architecture) {
+        if self.root_keys.insert(root.key(arch)) {
+            self.inputs.push(Input::Packages(root.clone(), arch));
         }
     }
-    for (image, base) in bases {
-        let what = || format!("runtime base of {}", image.metadata.name);
-        let arches: BTreeSet<Architecture> = needed.kernels_of(image).map(|kernel| kernel.arch).collect();
-        match (base, resolved.images.get(&image.metadata.name)) {
-            (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Ok(found))) => {
-                match base_root(services, base, &image.spec.sources, &found.version).await {
-                    Ok(Some(root)) => inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch))),
-                    Ok(None) => {}
-                    Err(error) => missing.push(missing_of(what(), &error)),
+
+    /// Adds the toolchain of each kernel. As in a build, the kernel's headers select the toolchain.
+    async fn add_toolchains(&mut self, services: &BuildServices, needed: &Needed<'_>) {
+        for &(kernel, family) in &needed.kernels {
+            let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
+            let found = services.fetcher.headers().identity(&source, kernel).await;
+            let compiler = match found {
+                Ok(found) => found.compiler,
+                Err(error) => {
+                    let what = format!("toolchain of {}", kernel.release);
+                    self.missing.push(missing_of(what, &error.into()));
+                    continue;
+                }
+            };
+            let family = family_for(&services.definitions.families, kernel, compiler).unwrap_or(family);
+            if let Toolchain::Image(image) = &family.spec.toolchain {
+                // An invalid name is reported when the image is copied.
+                let reference = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
+                let reference = reference.map_or_else(|_| image.to_string(), |found| found.to_string());
+                self.copies.insert(reference);
+            }
+            for image in &needed.images {
+                if needed.kernels_of(image).any(|other| other == kernel)
+                    && let Ok(toolchain) = image.spec.toolchain(family)
+                    && let Some(root) = PackageRoot::of_toolchain(&toolchain, kernel)
+                {
+                    self.add_packages(&root, kernel.arch);
                 }
             }
-            (RuntimeBase::Minimal(spec), _) => {
-                inputs.extend(arches.iter().map(|arch| Input::Minimal(spec, *arch)));
-            }
-            (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Err(error))) => {
-                missing.push(MissingInput {
-                    what: what(),
-                    error: error.clone(),
-                    unreachable: resolved.unreachable,
-                    ..MissingInput::default()
-                });
-            }
-            _ => {}
         }
     }
-    inputs.extend(copies.into_iter().map(Input::Copy));
-    let headers =
-        kernels.iter().map(|(kernel, family)| (*kernel, family.spec.headers_for(kernel, &UNKNOWN_SYSTEM)));
-    inputs.extend(headers.map(|(kernel, source)| Input::Headers(kernel, source)));
-    (inputs, missing)
+
+    /// Adds the runtime bases that farrier builds, for each architecture of the image's kernels.
+    async fn add_bases(&mut self, services: &BuildServices, needed: &Needed<'a>, resolved: &Resolved) {
+        for &(image, base) in &needed.bases {
+            let arches: BTreeSet<Architecture> = needed.kernels_of(image).map(|kernel| kernel.arch).collect();
+            match base {
+                RuntimeBase::Minimal(spec) => {
+                    self.inputs.extend(arches.into_iter().map(|arch| Input::Minimal(spec, arch)));
+                }
+                RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
+                    match packages_of_base(services, image, base, resolved).await {
+                        Ok(Some(root)) => {
+                            for arch in arches {
+                                self.add_packages(&root, arch);
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(missing) => self.missing.push(missing),
+                    }
+                }
+                // A driver image is no input, and an image of another registry is among the copies.
+                RuntimeBase::Need(_) | RuntimeBase::Image(_) => {}
+            }
+        }
+    }
+}
+
+/// Returns the packages of an image's runtime base; `None` if the image was not resolved.
+async fn packages_of_base(
+    services: &BuildServices,
+    image: &DriverImage,
+    base: &RuntimeBase,
+    resolved: &Resolved,
+) -> Result<Option<PackageRoot>, MissingInput> {
+    let what = format!("runtime base of {}", image.metadata.name);
+    match resolved.images.get(&image.metadata.name) {
+        Some(Ok(found)) => {
+            let root = base_root(services, base, &image.spec.sources, &found.version).await;
+            root.map_err(|error| missing_of(what, &error))
+        }
+        Some(Err(error)) => Err(MissingInput {
+            what,
+            error: error.clone(),
+            unreachable: resolved.unreachable,
+            ..MissingInput::default()
+        }),
+        None => Ok(None),
+    }
 }
 
 async fn mirror_input(services: &BuildServices, input: &Input<'_>) -> Result<MirroredInput> {
@@ -436,7 +482,7 @@ mod tests {
         let selection = Selection { images, kernels, kernels_by_image: None };
         let needed = needed(&bench.services.definitions, &selection);
         let resolved = resolve(&bench.services, &needed.images, &BTreeSet::new()).await;
-        let (inputs, missing) = inputs_of(&bench.services, &needed, &resolved).await;
+        let (inputs, missing) = list_inputs(&bench.services, &needed, &resolved).await;
         assert!(missing.is_empty(), "{missing:?}");
         let copies: Vec<String> =
             inputs.iter().map(Input::what).filter(|what| what.starts_with("image")).collect();

@@ -66,27 +66,47 @@ fn number(path: &Path) -> Option<usize> {
     path.extension()?.to_str().filter(|end| end.len() >= 3)?.parse().ok()
 }
 
+/// Whether a part, according to its name, belongs to the bundle `name`.
+fn is_part_of(name: &Path, part: &Path) -> bool {
+    part.with_extension("").file_name() == name.file_name()
+}
+
 /// Returns the common name of a bundle's files, and the files in order. A single path may be a file, one part, the
 /// parts' common name, or a directory of parts; the other parts are then searched for.
 pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
-    let mut parts = paths.to_vec();
-    let is_part_of = |name: &Path, path: &Path| path.with_extension("").file_name() == name.file_name();
-    if let [path] = paths {
-        let stem = path.with_extension("");
-        let is_part = number(path).is_some() && part(&stem, Some(1)).is_file();
-        let name = if is_part { stem } else { path.clone() };
-        if path.join("oci-layout").is_file() || (!path.is_dir() && !part(&name, Some(1)).is_file()) {
-            return Ok((name, parts));
-        }
-        let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-        let directory = if path.is_dir() { path } else { parent };
-        let files = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
-        parts = files.collect::<io::Result<_>>()?;
-        parts.retain(|file| number(file).is_some() && (path.is_dir() || is_part_of(&name, file)));
-        if parts.is_empty() {
-            return Err(BundleError::NotABundle(name, "the directory has no parts of a bundle".to_owned()));
-        }
+    let [path] = paths else { return in_order(paths.to_vec()) };
+    if path.join("oci-layout").is_file() {
+        return Ok((path.clone(), vec![path.clone()]));
     }
+    if path.is_dir() {
+        let parts = numbered_files(path)?;
+        if parts.is_empty() {
+            let reason = "the directory has no parts of a bundle".to_owned();
+            return Err(BundleError::NotABundle(path.clone(), reason));
+        }
+        return in_order(parts);
+    }
+    let stem = number(path).map(|_| path.with_extension(""));
+    let mut names = stem.into_iter().chain([path.clone()]);
+    let Some(name) = names.find(|name| part(name, Some(1)).is_file()) else {
+        return Ok((path.clone(), vec![path.clone()]));
+    };
+    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let mut parts = numbered_files(parent)?;
+    parts.retain(|file| is_part_of(&name, file));
+    in_order(parts)
+}
+
+/// Returns the files in a directory whose names end with the number of a part.
+fn numbered_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let files = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut files: Vec<PathBuf> = files.collect::<io::Result<_>>()?;
+    files.retain(|file| number(file).is_some());
+    Ok(files)
+}
+
+/// Sorts the parts of one bundle, and returns them with their common name. Fails unless each part is there once.
+fn in_order(mut parts: Vec<PathBuf>) -> Result<(PathBuf, Vec<PathBuf>)> {
     parts.sort_by_key(|path| number(path));
     let name = parts.first().map(|first| first.with_extension("")).unwrap_or_default();
     for (expected, path) in (1..).zip(&parts) {

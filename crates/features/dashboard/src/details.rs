@@ -15,8 +15,8 @@ use super::{
     action::ActionLink,
     facts::natural_order,
     fleet::{
-        Fleet, ImageBadge, Link, Listed, NodeEntries, ago, cell_link, class_of, image_badge, is_building,
-        log_link, node_link, nodes_in_words, subject,
+        Fleet, ImageBadge, Link, Listed, NodeEntries, StateClass, ago, cell_link, class_of, image_badge,
+        is_building, log_link, node_link, nodes_in_words, subject,
     },
     image::{CellData, Image, ImageResult, ProvenanceSummary},
     log::Excerpt,
@@ -49,7 +49,7 @@ pub fn fact(name: &'static str, value: impl Display) -> Fact {
 #[derive(Debug, Serialize)]
 pub struct CellPage {
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     pub reason: String,
     pub hint: String,
     pub facts: Vec<Fact>,
@@ -296,9 +296,9 @@ fn has_findings(report: &Value) -> bool {
 
 fn signature_answer(signature_status: &SignatureStatus) -> Answer {
     let (word, class, why) = match signature_status {
-        SignatureStatus::Signed => ("signed", "ok", "with a key of this site"),
-        SignatureStatus::NoKeys => ("not checked", "off", "site.yaml has no key"),
-        SignatureStatus::Refused(why) => ("not signed", "bad", why.as_str()),
+        SignatureStatus::Signed => ("signed", StateClass::Ok, "with a key of this site"),
+        SignatureStatus::NoKeys => ("not checked", StateClass::Off, "site.yaml has no key"),
+        SignatureStatus::Refused(why) => ("not signed", StateClass::Bad, why.as_str()),
     };
     Answer { word, class, why: why.to_owned() }
 }
@@ -370,7 +370,7 @@ pub struct NodePage {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Answer {
     pub word: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     pub why: String,
 }
 
@@ -380,23 +380,23 @@ pub struct NodeImage {
     pub subject: String,
     pub link: String,
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     pub reason: String,
 }
 
 fn may_boot(fleet: &Fleet<'_>, planned: &PlannedNode) -> Answer {
     let is_failed = |next: &NextKernel| {
         let entries = next.needs.iter().filter_map(|needed| fleet.entry(&needed.image, &next.kernel));
-        entries.map(class_of).any(|class| class == "bad")
+        entries.map(class_of).any(|class| class == StateClass::Bad)
     };
     let (word, class) = match planned.may_boot {
-        BootReadiness::Ready => ("ready", "ok"),
-        BootReadiness::NoDriver => ("no driver needed", "ok"),
-        BootReadiness::Unknown => ("unknown", "warn"),
+        BootReadiness::Ready => ("ready", StateClass::Ok),
+        BootReadiness::NoDriver => ("no driver needed", StateClass::Ok),
+        BootReadiness::Unknown => ("unknown", StateClass::Warn),
         BootReadiness::Wait if planned.next.as_deref().is_some_and(is_failed) => {
-            ("no: an image failed", "bad")
+            ("no: an image failed", StateClass::Bad)
         }
-        BootReadiness::Wait => ("wait", "wait"),
+        BootReadiness::Wait => ("wait", StateClass::Wait),
     };
     let why = planned.next.as_ref().map(|next| missing_images(next)).unwrap_or_default();
     Answer { word, class, why }

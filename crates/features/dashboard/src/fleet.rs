@@ -22,6 +22,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     facts::{Announced, Facts, NameList},
     matrix::{Filter, Matrix, StateCount},
+    rollouts::decision_state,
 };
 
 /// Maximum number of problems and risks that are listed. Further ones are only counted.
@@ -57,14 +58,14 @@ pub struct FleetPage {
 }
 
 /// A recent change of state.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Change {
     #[serde(skip)]
     pub time: Timestamp,
     pub subject: String,
     pub link: String,
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     /// Age as [`ago`] formats it. Empty until the change is shown.
     pub ago: String,
     /// Image (without its kernel) or object that has changed.
@@ -114,7 +115,7 @@ impl<T> Listed<T> {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     pub subject: String,
     pub link: Option<String>,
     pub more: usize,
@@ -138,7 +139,7 @@ pub struct ImageBadge {
     pub image: String,
     pub link: Option<String>,
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     /// Reason. Empty if the state says enough.
     pub why: String,
 }
@@ -218,7 +219,7 @@ impl<'a> Fleet<'a> {
     /// Returns the model of the index page. `changed` are the recent changes.
     pub fn page(&self, filter: Filter, changed: Vec<Change>) -> FleetPage {
         let ((at_risk, at_risk_nodes), problems) = (self.at_risk(), self.problems());
-        let applicable = || self.entries.iter().filter(|entry| class_of(entry) != "off");
+        let applicable = || self.entries.iter().filter(|entry| class_of(entry) != StateClass::Off);
         FleetPage {
             cluster: self.facts.cluster.clone(),
             registry: self.facts.registry.clone(),
@@ -247,7 +248,7 @@ impl<'a> Fleet<'a> {
         let mut indexes: HashMap<(&ImageName, Phase, String), usize> = HashMap::new();
         for entry in &self.entries {
             let class = class_of(entry);
-            if !matches!(class, "bad" | "warn") {
+            if !matches!(class, StateClass::Bad | StateClass::Warn) {
                 continue;
             }
             let (reason, hint) = entry.reason_and_hint();
@@ -269,10 +270,12 @@ impl<'a> Fleet<'a> {
             });
         }
         // List failures before warnings.
-        problems.sort_by_key(|problem| problem.class != "bad");
+        problems.sort_by_key(|problem| problem.class != StateClass::Bad);
         for rollout in &self.facts.plan.rollouts {
-            let RolloutDecision::Hold(why) = &rollout.decision else { continue };
-            let (state, class) = ("on hold", if why.is_failure() { "bad" } else { "warn" });
+            if !matches!(rollout.decision, RolloutDecision::Hold(_)) {
+                continue;
+            }
+            let (state, class) = decision_state(&rollout.decision);
             let subject = format!("{}: {}", rollout.image, rollout.target);
             let (link, reason) = (Some("rollouts.html".to_owned()), rollout.hold_text().unwrap_or_default());
             problems.push(Problem { state, class, subject, link, more: 0, reason, hint: String::new() });
@@ -282,7 +285,7 @@ impl<'a> Fleet<'a> {
                 ([first, ..], 1) => format!("node {first}"),
                 (_, count) => format!("{count} nodes"),
             };
-            let (state, class) = ("skipped", "warn");
+            let (state, class) = ("skipped", StateClass::Warn);
             let (reason, hint) = (why.clone(), remedy.clone());
             problems.push(Problem { state, class, subject, link: None, more: 0, reason, hint });
         }
@@ -302,7 +305,7 @@ impl<'a> Fleet<'a> {
                 .images
                 .iter()
                 .filter_map(|image| self.entry(image, &group.target))
-                .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != "off")
+                .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != StateClass::Off)
                 .map(image_badge)
                 .collect();
             if !images.is_empty() {
@@ -326,17 +329,17 @@ impl<'a> Fleet<'a> {
                         image: needed.image.to_string(),
                         link: entry.map(|entry| cell_link(entry.image, entry.target)),
                         state: "not ready",
-                        class: "warn",
+                        class: StateClass::Warn,
                         why: message.clone(),
                     },
                 })
             }
         });
-        let unknown = next.doubt.as_ref().map(|why| ImageBadge {
+        let unknown = next.blocker.as_ref().map(|why| ImageBadge {
             image: String::new(),
             link: None,
             state: "unknown",
-            class: "warn",
+            class: StateClass::Warn,
             why: why.to_string(),
         });
         images.chain(unknown).collect()
@@ -391,24 +394,38 @@ pub fn is_building(entry: &StatusEntry<'_>) -> bool {
     entry.row.phase == Phase::Building
 }
 
-/// Returns the style class of a cell, which sets its color and shape.
-pub fn class_of(entry: &StatusEntry<'_>) -> &'static str {
+/// Class of states. The CSS class of the same name sets their color and shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateClass {
+    Ok,
+    /// Published, but the check's verdict is not `loads`.
+    Part,
+    Run,
+    Wait,
+    Warn,
+    Bad,
+    /// Not applicable.
+    Off,
+}
+
+pub fn class_of(entry: &StatusEntry<'_>) -> StateClass {
     match entry.outcome {
-        Outcome::UpToDate { denied: true, .. } => "bad",
-        Outcome::Skipped { why } if why.is_not_applicable() => "off",
+        Outcome::UpToDate { denied: true, .. } => StateClass::Bad,
+        Outcome::Skipped { why } if why.is_not_applicable() => StateClass::Off,
         _ => class_of_phase(entry.row.phase, entry.row.verdict),
     }
 }
 
-pub fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
+pub fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> StateClass {
     match phase {
-        Phase::Published if verdict == Some(Verdict::Loads) => "ok",
-        Phase::Published => "part",
-        Phase::Building => "run",
-        Phase::Queued | Phase::Missing | Phase::Waiting => "wait",
-        Phase::Retrying | Phase::Unknown | Phase::Skipped => "warn",
-        Phase::Failed | Phase::Conflict => "bad",
-        Phase::OwnDriver => "off",
+        Phase::Published if verdict == Some(Verdict::Loads) => StateClass::Ok,
+        Phase::Published => StateClass::Part,
+        Phase::Building => StateClass::Run,
+        Phase::Queued | Phase::Missing | Phase::Waiting => StateClass::Wait,
+        Phase::Retrying | Phase::Unknown | Phase::Skipped => StateClass::Warn,
+        Phase::Failed | Phase::Conflict => StateClass::Bad,
+        Phase::OwnDriver => StateClass::Off,
     }
 }
 

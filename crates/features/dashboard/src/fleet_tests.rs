@@ -125,9 +125,9 @@ fn published_images_are_neither_problems_nor_risks() {
     fleet.publish(Verdict::Loads);
     let page = page_of(&facts_of(&fleet));
     assert!(page.at_risk.items.is_empty(), "{page:?}");
-    assert!(page.problems.items.iter().all(|problem| problem.state == "on hold"), "{page:?}");
+    assert!(page.problems.items.iter().all(|problem| problem.state == "hold"), "{page:?}");
     let cell = page.matrix.groups[0].rows[0].cells[0].clone().unwrap();
-    assert_eq!((cell.state, cell.class), ("published", "ok"));
+    assert_eq!((cell.state, cell.class), ("published", StateClass::Ok));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn nodes_that_run_or_announce_a_kernel_without_image_are_at_risk() {
     let [risk] = page.at_risk.items.as_slice() else { panic!("{:?}", page.at_risk) };
     assert!(risk.announced && risk.kernel.starts_with(K48), "{risk:?}");
     assert_eq!((risk.count, risk.nodes[0].name.as_str(), risk.more), (1, "n1", 0));
-    assert_eq!((risk.missing[0].state, risk.missing[0].class), ("missing", "wait"));
+    assert_eq!((risk.missing[0].state, risk.missing[0].class), ("missing", StateClass::Wait));
     let rows: Vec<&str> = page.matrix.groups[0].rows.iter().map(|row| row.nodes.as_str()).collect();
     assert_eq!(rows, ["1 announced", "2 nodes"]);
 
@@ -155,7 +155,7 @@ fn identical_problems_are_merged_and_lists_are_limited() {
     fleet.unresolved("404 for driver.tgz");
     let page = page_of(&facts_of(&fleet));
     let problem = &page.problems.items[0];
-    assert_eq!((problem.state, problem.class, problem.more), ("skipped", "warn", 1));
+    assert_eq!((problem.state, problem.class, problem.more), ("skipped", StateClass::Warn, 1));
     assert!(problem.reason.contains("404 for driver.tgz"), "{problem:?}");
 
     let page = page_of(&large(50, 10, 0));
@@ -257,7 +257,7 @@ fn a_node_may_not_boot_while_an_image_for_its_next_kernel_has_failed() {
     facts.plan = Arc::new(plan);
     let none = BTreeMap::new();
     let may_boot = Fleet::new(&facts, &none).node_page("n0").unwrap().may_boot.unwrap();
-    assert_eq!((may_boot.word, may_boot.class), ("no: an image failed", "bad"));
+    assert_eq!((may_boot.word, may_boot.class), ("no: an image failed", StateClass::Bad));
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_node_page_shows_its_kernels_and_images() {
     assert_eq!(page.may_boot.unwrap().why, "mft: it is not built yet");
     assert_eq!(page.images.iter().map(|image| image.state).collect::<Vec<_>>(), ["published", "missing"]);
     let may_boot = fleet.node_page("n1").unwrap().may_boot.unwrap();
-    assert_eq!((may_boot.word, may_boot.class), ("wait", "wait"), "same as the matrix");
+    assert_eq!((may_boot.word, may_boot.class), ("wait", StateClass::Wait), "same as the matrix");
     assert!(fleet.node_page("n0").unwrap().may_boot.is_none());
     let next = fleet.entries.iter().find(|entry| entry.target.release.as_str() == K48).unwrap();
     let waiting = fleet.cell_page(next, crate::image::CellData::default()).nodes;

@@ -11,7 +11,7 @@ use farrier_core::{
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::fleet::{Change, Fleet, ago, cell_link, class_of, subject};
+use super::fleet::{Change, Fleet, StateClass, ago, cell_link, class_of, subject};
 
 /// Maximum number of changes that are shown.
 const MAX_SHOWN_CHANGES: usize = 10;
@@ -78,16 +78,16 @@ impl History {
     }
 }
 
-fn change_of(entry: &StatusEntry<'_>, time: Timestamp, (phase, class): (Phase, &'static str)) -> Change {
+fn change_of(entry: &StatusEntry<'_>, time: Timestamp, (phase, class): (Phase, StateClass)) -> Change {
     let (subject, link) = (subject(entry), cell_link(entry.image, entry.target));
     let (state, changed) = (phase.as_str(), entry.image.to_string());
-    Change { time, subject, link, state, class, changed, ..Change::default() }
+    Change { time, subject, link, state, class, ago: String::new(), changed, more: 0 }
 }
 
 /// Returns the changes that the loop observed, and the failures and rewrites with a known time, newest first.
 pub fn changes(fleet: &Fleet<'_>, observed: &[Change]) -> Vec<Change> {
     let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
-        Outcome::Failed { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
+        Outcome::Failed { at, .. } => Some(change_of(entry, *at, (Phase::Failed, StateClass::Bad))),
         _ => None,
     });
     let records =
@@ -97,7 +97,7 @@ pub fn changes(fleet: &Fleet<'_>, observed: &[Change]) -> Vec<Change> {
             let (state, class) = record_state(record.state);
             let (subject, link) = (format!("{object}, {field}"), "rollouts.html".to_owned());
             let (time, changed) = (record.at, object.clone());
-            Change { time, subject, link, state, class, changed, ..Change::default() }
+            Change { time, subject, link, state, class, ago: String::new(), changed, more: 0 }
         })
     });
     let mut all: Vec<Change> = failed.chain(rewritten).chain(observed.iter().cloned()).collect();
@@ -121,13 +121,13 @@ pub fn changes(fleet: &Fleet<'_>, observed: &[Change]) -> Vec<Change> {
     lines
 }
 
-/// Returns the state of a rewrite in words, with its style class.
-pub fn record_state(state: RecordState) -> (&'static str, &'static str) {
+/// Returns the state of a rewrite in words, with its class.
+pub fn record_state(state: RecordState) -> (&'static str, StateClass) {
     match state {
-        RecordState::Set => ("set", "run"),
-        RecordState::Good => ("good", "ok"),
-        RecordState::Failed => ("restored", "bad"),
-        RecordState::RolledBack => ("rolled back", "warn"),
-        RecordState::Conflict => ("changed by another writer", "bad"),
+        RecordState::Set => ("set", StateClass::Run),
+        RecordState::Good => ("good", StateClass::Ok),
+        RecordState::Failed => ("restored", StateClass::Bad),
+        RecordState::RolledBack => ("rolled back", StateClass::Warn),
+        RecordState::Conflict => ("changed by another writer", StateClass::Bad),
     }
 }

@@ -1,9 +1,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use farrier_core::plan::{
-    BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedNodeUpgrade, PlannedUpgrade,
-    RecordState, RewriteRecord, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait,
-    testing, with_short_digests,
+    BuildActivity, Earlier, FieldRecord, Outcome, Phase, Plan, PlannedNodeUpgrade, PlannedUpgrade,
+    RecordState, RewriteRecord, RolloutDecision, Stage, UpgradeForecast, UpgradeNote, UpgradeStage,
+    UpgradeState, UpgradeWait, testing, with_short_digests,
 };
 use farrier_store::SignatureStatus;
 use jiff::{SignedDuration, Timestamp};
@@ -73,9 +73,9 @@ fn upgrade(untrusted: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade 
     let mut nodes: Vec<PlannedNodeUpgrade> = nodes.iter().enumerate().map(node_upgrade).collect();
     nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
     let count = |stage| nodes.iter().filter(|node_upgrade| node_upgrade.stage == stage).count();
-    let forecast = Forecast {
+    let forecast = UpgradeForecast {
         done: count(UpgradeStage::Done),
-        under_way: count(UpgradeStage::UnderWay),
+        in_progress: count(UpgradeStage::UnderWay),
         waiting: count(UpgradeStage::Waits),
         skipped: 0,
         failed: count(UpgradeStage::Failed),

@@ -14,7 +14,9 @@ use farrier_core::{
 use kmod::Verdict;
 use serde::Serialize;
 
-use super::fleet::{Fleet, ago, cell_link, class_of, class_of_phase, is_building, nodes_in_words};
+use super::fleet::{
+    Fleet, StateClass, ago, cell_link, class_of, class_of_phase, is_building, nodes_in_words,
+};
 
 /// Value of [`Filter::state`] for all cells that are neither verified nor inapplicable.
 pub const OPEN: &str = "open";
@@ -45,8 +47,8 @@ impl fmt::Display for Filter {
 }
 
 impl Filter {
-    /// Whether the matrix shows a cell. `class` is the cell's style class.
-    fn admits(&self, image: &ImageName, target: &KernelTarget, phase: Phase, class: &str) -> bool {
+    /// Whether the matrix shows a cell.
+    fn admits(&self, image: &ImageName, target: &KernelTarget, phase: Phase, class: StateClass) -> bool {
         image.as_str().contains(&self.image)
             && target.release.as_str().contains(&self.kernel)
             && (self.os.is_empty() || platform_name(target).contains(&self.os))
@@ -62,7 +64,7 @@ impl Filter {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct StateCount {
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: Option<StateClass>,
     pub count: usize,
     pub chosen: bool,
 }
@@ -130,7 +132,7 @@ pub struct Row {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CellView {
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     pub link: Option<String>,
     pub note: String,
 }
@@ -145,11 +147,11 @@ impl Fleet<'_> {
         }
         let count = |(phase, count): (Phase, usize)| StateCount {
             state: phase.as_str(),
-            class: class_of_phase(phase, Some(Verdict::Loads)),
+            class: Some(class_of_phase(phase, Some(Verdict::Loads))),
             count,
             chosen: filter.state == phase.as_str(),
         };
-        let open = StateCount { state: OPEN, class: "", count: open, chosen: filter.state == OPEN };
+        let open = StateCount { state: OPEN, class: None, count: open, chosen: filter.state == OPEN };
         std::iter::once(open).chain(counts.into_iter().map(count)).collect()
     }
 
@@ -158,9 +160,9 @@ impl Fleet<'_> {
         let announced = self.announcing_nodes();
         let mut cells: BTreeMap<&KernelTarget, BTreeMap<&ImageName, CellView>> = BTreeMap::new();
         for own in &self.facts.plan.own_drivers {
-            if filter.admits(&own.image, &own.target, Phase::OwnDriver, "off") {
+            if filter.admits(&own.image, &own.target, Phase::OwnDriver, StateClass::Off) {
                 let (state, note) = (Phase::OwnDriver.as_str(), nodes_in_words(own.nodes.len()));
-                let view = CellView { state, class: "off", link: None, note };
+                let view = CellView { state, class: StateClass::Off, link: None, note };
                 cells.entry(&own.target).or_default().insert(&own.image, view);
             }
         }
@@ -243,8 +245,8 @@ impl Fleet<'_> {
 }
 
 /// Whether a cell of this class matches [`OPEN`].
-fn is_open(class: &str) -> bool {
-    !matches!(class, "ok" | "off")
+fn is_open(class: StateClass) -> bool {
+    !matches!(class, StateClass::Ok | StateClass::Off)
 }
 
 /// Formats the numbers of nodes of a kernel: `3 nodes · 2 announced`.

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use farrier_core::plan::{
-    Change, Earlier, FieldRecord, Forecast, PAUSED_ANNOTATION, PlannedNodeUpgrade, PlannedRollout,
-    PlannedUpgrade, RecordState, RolloutDecision, UpgradeStage, decided, upgrade_table,
+    Change, Earlier, FieldRecord, PAUSED_ANNOTATION, PlannedNodeUpgrade, PlannedRollout, PlannedUpgrade,
+    RecordState, RolloutDecision, UpgradeForecast, UpgradeStage, decided, upgrade_table,
 };
 use jiff::Timestamp;
 use serde::Serialize;
@@ -14,7 +14,7 @@ use super::{
     action::{ActionLink, ActionLinks},
     details::{Fact, MAX_NAMED_NODES, fact, text},
     facts::{Facts, natural_order},
-    fleet::{Link, Listed, ago, node_link},
+    fleet::{Link, Listed, StateClass, ago, node_link},
     history::{Rewrite, record_state},
 };
 
@@ -29,7 +29,7 @@ pub struct RolloutsPage {
 pub struct RolloutView {
     pub subject: String,
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     pub why: String,
     pub facts: Vec<Fact>,
     pub offers: Vec<ActionLink>,
@@ -55,7 +55,7 @@ pub struct Stage {
     pub from: usize,
     pub count: usize,
     pub what: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
 }
 
 /// State of a node in an upgrade.
@@ -63,21 +63,21 @@ pub struct Stage {
 pub struct NodeUpgradeView {
     pub node: Link,
     pub stage: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     /// Columns of `farrier upgrade plan`: the state, since when, and the reason.
     pub columns: Vec<String>,
 }
 
 impl UpgradeView {
     fn of(upgrade: &PlannedUpgrade) -> Self {
-        let Forecast { done, under_way, waiting, skipped, failed, .. } = upgrade.forecast;
+        let UpgradeForecast { done, in_progress, waiting, skipped, failed, .. } = upgrade.forecast;
         let mut all = 0;
         let counts = [
-            (done, "done", "ok"),
-            (under_way, "under way", "run"),
-            (failed, "failed", "bad"),
-            (waiting, "to come", "wait"),
-            (skipped, "skipped", "off"),
+            (done, "done", StateClass::Ok),
+            (in_progress, "under way", StateClass::Run),
+            (failed, "failed", StateClass::Bad),
+            (waiting, "to come", StateClass::Wait),
+            (skipped, "skipped", StateClass::Off),
         ];
         let stages = counts.into_iter().filter(|(count, ..)| *count > 0).map(|(count, what, class)| {
             all += count;
@@ -88,11 +88,11 @@ impl UpgradeView {
         rows.sort_by(|(a, _), (b, _)| a.stage.cmp(&b.stage).then_with(|| natural_order(&a.node, &b.node)));
         let node_upgrade = |(node_upgrade, mut row): (&PlannedNodeUpgrade, Vec<String>)| {
             let class = match node_upgrade.stage {
-                UpgradeStage::Failed => "bad",
-                UpgradeStage::UnderWay | UpgradeStage::Begins => "run",
-                UpgradeStage::Waits => "wait",
-                UpgradeStage::Skipped => "warn",
-                UpgradeStage::Done => "ok",
+                UpgradeStage::Failed => StateClass::Bad,
+                UpgradeStage::UnderWay | UpgradeStage::Begins => StateClass::Run,
+                UpgradeStage::Waits => StateClass::Wait,
+                UpgradeStage::Skipped => StateClass::Warn,
+                UpgradeStage::Done => StateClass::Ok,
             };
             NodeUpgradeView {
                 node: node_link(&node_upgrade.node),
@@ -111,7 +111,7 @@ pub struct FieldView {
     pub field: String,
     pub at: String,
     pub state: &'static str,
-    pub class: &'static str,
+    pub class: StateClass,
     pub set: String,
     pub replaced: String,
     pub why: String,
@@ -170,15 +170,16 @@ impl RolloutView {
     }
 }
 
-/// Returns the state of a rollout and its style class.
-fn decision_state(decision: &RolloutDecision) -> (&'static str, &'static str) {
+/// Returns the state of a rollout, and its class.
+pub fn decision_state(decision: &RolloutDecision) -> (&'static str, StateClass) {
     match decision {
-        RolloutDecision::Rewrite { .. } => ("to rewrite", "run"),
-        RolloutDecision::Steps { .. } => ("under way", "run"),
-        RolloutDecision::Pending { .. } => ("waiting", "wait"),
-        RolloutDecision::AlreadySet { .. } => ("set", "ok"),
-        RolloutDecision::Settled { .. } => ("settled", "ok"),
-        RolloutDecision::Hold(why) => ("on hold", if why.is_failure() { "bad" } else { "warn" }),
+        RolloutDecision::Rewrite { .. } => ("rewrite", StateClass::Run),
+        RolloutDecision::Steps { .. } => ("steps", StateClass::Run),
+        RolloutDecision::Pending { .. } => ("pending", StateClass::Wait),
+        RolloutDecision::AlreadySet { .. } => ("already-set", StateClass::Ok),
+        RolloutDecision::Settled { .. } => ("settled", StateClass::Ok),
+        RolloutDecision::Hold(why) if why.is_failure() => ("hold", StateClass::Bad),
+        RolloutDecision::Hold(_) => ("hold", StateClass::Warn),
     }
 }
 
@@ -190,7 +191,7 @@ fn upgrade_details(upgrade: &PlannedUpgrade, now: Timestamp) -> Vec<Fact> {
         [image] => fact("Gets", image),
         images => fact("Gets", format!("{} images", images.len())),
     }];
-    let Forecast { ends, seconds_per_node, .. } = upgrade.forecast;
+    let UpgradeForecast { ends, seconds_per_node, .. } = upgrade.forecast;
     if let Some(end) = ends {
         let precision = if seconds_per_node.is_some() { "about" } else { "at least" };
         details.push(fact("Time left", format!("{precision} {}, until {end:.0}", time_left(now, end))));

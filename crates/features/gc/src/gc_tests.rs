@@ -74,7 +74,7 @@ async fn outputs_go_with_their_image_and_their_referrers_with_them() {
     registry.push_referrer(&repository, &bill.manifest).await.unwrap();
     let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
     let contents = list_contents(services, &options).await.unwrap();
-    assert!(delete(services, &contents, &repository, &Digest::of(&image), true).await.unwrap());
+    assert!(delete(services, &contents, &repository, &Digest::of(&image), Deletion::Image).await.unwrap());
     assert_eq!(registry.tags(&repository).await.unwrap(), []);
     for digest in [&output.digest, &bundle.digest, &bill.digest] {
         let version = Version::Digest(digest.clone());

@@ -396,15 +396,15 @@ async fn delete_all(
     let leftovers = report
         .leftovers
         .iter_mut()
-        .map(|Leftover { repository, subject, state }| (&*repository, &*subject, false, state));
+        .map(|Leftover { repository, subject, state }| (&*repository, &*subject, Deletion::Leftovers, state));
     let images = report
         .images
         .iter_mut()
-        .map(|GcImage { pruned, state }| (&pruned.repository, &pruned.digest, true, state));
-    for (repository, digest, image_exists, state) in leftovers.chain(images) {
+        .map(|GcImage { pruned, state }| (&pruned.repository, &pruned.digest, Deletion::Image, state));
+    for (repository, digest, deletion, state) in leftovers.chain(images) {
         *state = match stopped {
             Some(_) => GcState::Untouched,
-            None => match delete(services, contents, repository, digest, image_exists).await {
+            None => match delete(services, contents, repository, digest, deletion).await {
                 Ok(false) => continue,
                 outcome => deletion_state(outcome.map(drop), &mut stopped),
             },
@@ -423,8 +423,17 @@ async fn delete_all(
     }
 }
 
-/// Deletes an image, its referrers and its signatures. Deletes the image first, so that an existing image always has its
-/// referrers and signatures. If `image_exists` is false, only the others are deleted.
+/// What [`delete`] removes.
+#[derive(Clone, Copy)]
+enum Deletion {
+    /// An image, its referrers and its signatures.
+    Image,
+    /// The referrers and signatures of a missing image.
+    Leftovers,
+}
+
+/// Deletes an image or its leftovers. Deletes the image first, so that an existing image always has its referrers and
+/// signatures.
 ///
 /// Returns `false`, and deletes nothing, if a missing image has reappeared because another client is publishing it.
 async fn delete(
@@ -432,19 +441,22 @@ async fn delete(
     contents: &RegistryContents,
     repository: &Repository,
     digest: &Digest,
-    image_exists: bool,
+    deletion: Deletion,
 ) -> Result<bool> {
     let referrers = services.images.registry.referrers(repository, digest, None).await?;
-    if image_exists {
-        delete_manifest(services, repository, digest).await?;
-    } else if services.images.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some()
-    {
-        return Ok(false);
+    match deletion {
+        Deletion::Image => delete_manifest(services, repository, digest).await?,
+        Deletion::Leftovers => {
+            let version = Version::Digest(digest.clone());
+            if services.images.registry.manifest(repository, &version).await?.is_some() {
+                return Ok(false);
+            }
+        }
     }
     // An output of the image has separate signatures.
     for referrer in &referrers {
         if HostOutput::has_type(referrer.artifact_type.as_deref()) {
-            Box::pin(delete(services, contents, repository, &referrer.digest, true)).await?;
+            Box::pin(delete(services, contents, repository, &referrer.digest, Deletion::Image)).await?;
         }
     }
     // Delete the list of referrers last, because an interrupted run finds the remaining referrers in it.

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use farrier_inputs::PackedHeaders;
-use farrier_net::{Asker, Net, NetError};
+use farrier_net::{AccessPurpose, Net, NetError};
 use farrier_store::registry::retry_delay;
 use fs_err::tokio::File;
 use http::{HeaderValue, StatusCode, header};
@@ -89,7 +89,7 @@ async fn send_once(
     *request.timeout_mut() = Some(REQUEST_TIMEOUT);
     let file = File::open(&packed.file()).await?;
     *request.body_mut() = Some(Body::wrap_stream(ReaderStream::new(file.into_parts().0)));
-    let response = net.execute(request, &Asker::of("send headers")).await;
+    let response = net.execute(request, &AccessPurpose::of("send headers")).await;
     let response = response.map_err(|source| SendError::Net(address.clone(), source))?;
     let status = response.status();
     let body = response.bytes().await.map_err(|error| unusable_response(error.without_url().to_string()))?;

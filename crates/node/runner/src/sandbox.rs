@@ -64,7 +64,8 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
         set_thread_groups(&[]).map_err(|error| with_context("drop all supplementary groups", error))?;
     }
     restrictions::leak(enabled)?;
-    let trees = if maps_owners { LowerDirs::detach(&lowers)? } else { LowerDirs::Owned(lowers) };
+    // Detach the trees before `unshare`, which takes the privilege to map their owners from this process.
+    let detached = if maps_owners { Some(detach(&lowers)?) } else { None };
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
@@ -76,17 +77,22 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
     // Open the directories after `unshare`, so that they belong to the new mount namespace, but before the user changes, because
     // the sandbox's user may lack access to them.
     let scratch = open_directory(&scratch)?;
-    let trees = trees.open()?;
+    let (trees, helper) = match detached {
+        Some((mounts, helper)) => (LowerDirs::Detached(mounts), Some(helper)),
+        None => (LowerDirs::open(&lowers)?, None),
+    };
     messages.send(&Message::Unshared)?;
     // farrier sends one byte after it has written the UID and GID maps.
     StandardInput.read_exact(&mut [0])?;
-    let trees = trees.map_owners()?;
+    if let Some(helper) = helper {
+        map_owners(helper)?;
+    }
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
     // A change of the user ID clears the death signal.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     root::separate_mounts()?;
-    let count = trees.attach(&scratch)?;
+    let count = trees.mount(&scratch)?;
     fcntl_setfd(&scratch, FdFlags::empty())?;
     let mut init = Command::new("/proc/self/exe");
     init.args(["init", &scratch.as_raw_fd().to_string(), &count.to_string()]);
@@ -100,71 +106,58 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
     Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {status}"))))
 }
 
-/// Lower directories of the overlay, by the state of their move into the sandbox's mount namespace.
+/// Creates a detached mount of each tree, and starts the helper process, which keeps the privilege to idmap the mounts.
+fn detach(lowers: &[String]) -> io::Result<(Vec<OwnedFd>, Child)> {
+    // No close-on-exec: the helper inherits the mounts.
+    let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
+    let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
+    let mounts = mounts.map_err(|error| with_context("detach mounts of the trees", error))?;
+    let mut helper = Command::new("/proc/self/exe");
+    helper.arg("map-owners").arg(process::id().to_string());
+    helper.args(mounts.iter().map(|mount| mount.as_raw_fd().to_string()));
+    let helper =
+        helper.env_clear().stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    mounts.iter().try_for_each(|mount| fcntl_setfd(mount, FdFlags::CLOEXEC))?;
+    Ok((mounts, helper))
+}
+
+/// Lets the helper idmap the detached mounts to this process's user namespace, and waits until the helper has ended.
+fn map_owners(mut helper: Child) -> io::Result<()> {
+    if let Some(mut stdin) = helper.stdin.take() {
+        stdin.write_all(b".")?;
+    }
+    let output = helper.wait_with_output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("map the owners of trees: {}", message.trim())))
+}
+
+/// Lower directories of the overlay, the uppermost first.
 enum LowerDirs {
-    /// Paths of trees that belong to the sandbox's user.
-    Owned(Vec<String>),
-    /// Open directories of trees that belong to the sandbox's user.
-    Opened(Vec<OwnedFd>),
-    /// Detached mounts of trees that belong to farrier's user, and the helper process that has the privilege to idmap the mounts.
-    Detached(Vec<OwnedFd>, Child),
-    /// Detached idmapped mounts.
-    Mapped(Vec<OwnedFd>),
+    /// Open directories, to be bind-mounted.
+    Open(Vec<OwnedFd>),
+    /// Detached mounts, to be attached.
+    Detached(Vec<OwnedFd>),
 }
 
 impl LowerDirs {
-    /// Creates a detached mount of each tree, and starts the helper, which keeps the privileges that this process gives up.
-    fn detach(lowers: &[String]) -> io::Result<Self> {
-        // No close-on-exec: the helper inherits the mounts.
-        let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
-        let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
-        let mounts = mounts.map_err(|error| with_context("detach mounts of the trees", error))?;
-        let mut helper = Command::new("/proc/self/exe");
-        helper.arg("map-owners").arg(process::id().to_string());
-        helper.args(mounts.iter().map(|mount| mount.as_raw_fd().to_string()));
-        let helper =
-            helper.env_clear().stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-        mounts.iter().try_for_each(|mount| fcntl_setfd(mount, FdFlags::CLOEXEC))?;
-        Ok(Self::Detached(mounts, helper))
+    fn open(lowers: &[String]) -> io::Result<Self> {
+        lowers.iter().map(|path| open_directory(path)).collect::<io::Result<_>>().map(Self::Open)
     }
 
-    /// Opens `Owned` trees. Other variants stay as they are.
-    fn open(self) -> io::Result<Self> {
-        match self {
-            Self::Owned(lowers) => {
-                lowers.iter().map(|path| open_directory(path)).collect::<io::Result<_>>().map(Self::Opened)
-            }
-            other => Ok(other),
-        }
-    }
-
-    /// Lets the helper idmap the mounts to this process's user namespace, and waits until the helper has ended.
-    fn map_owners(self) -> io::Result<Self> {
-        let Self::Detached(mounts, mut helper) = self else { return Ok(self) };
-        if let Some(mut stdin) = helper.stdin.take() {
-            stdin.write_all(b".")?;
-        }
-        let output = helper.wait_with_output()?;
-        if output.status.success() {
-            return Ok(Self::Mapped(mounts));
-        }
-        let message = String::from_utf8_lossy(&output.stderr);
-        Err(io::Error::other(format!("map the owners of trees: {}", message.trim())))
-    }
-
-    /// Mounts the trees below the scratch directory, the uppermost first, and returns their number.
-    fn attach(self, scratch: &OwnedFd) -> io::Result<usize> {
-        let (Self::Opened(trees) | Self::Mapped(trees) | Self::Detached(trees, _)) = &self else {
-            return Ok(0);
-        };
+    /// Mounts the trees below the scratch directory, and returns their number.
+    fn mount(self, scratch: &OwnedFd) -> io::Result<usize> {
+        let (Self::Open(trees) | Self::Detached(trees)) = &self;
         for (number, tree) in trees.iter().enumerate() {
             let mount_point = lower_path(&path_of(scratch), number);
             fs::create_dir(&mount_point)?;
-            let result = match &self {
-                Self::Mapped(_) => {
+            let result = match self {
+                Self::Open(_) => mount_bind(path_of(tree), &mount_point),
+                Self::Detached(_) => {
                     move_mount(tree, "", CWD, &mount_point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
                 }
-                _ => mount_bind(path_of(tree), &mount_point),
             };
             result.map_err(|error| with_context("mount the toolchain and headers", error))?;
         }

@@ -2,8 +2,7 @@
 //!
 //! One task observes, plans and rolls out. Builds run in separate tasks and never block it. A reconcile is triggered
 //! when the cluster, the definitions or the leadership change, when a build ends, and when a wait is over. A periodic
-//! resync finds images that the registry has lost. A single run ([`once`]) uses the same loop until nothing is left to
-//! do.
+//! resync finds images that the registry has lost. A single run ([`once`]) takes the same steps, in another order.
 
 mod activity;
 mod builds;
@@ -301,7 +300,6 @@ impl Live {
 
     /// Observes and plans, retrying failed lookups. Returns `None` on cancellation.
     async fn plan(&mut self) -> Result<Option<Planned>> {
-        self.lookup_cache.forget_faults();
         let Some(snapshot) = self.snapshot().await? else { return Ok(None) };
         self.context.health.set_ready();
         let planned =

@@ -1,10 +1,14 @@
 //! A single run of the controller, which ends when nothing is left to do.
+//!
+//! The loop ([`Live::run`]) reacts to events: each reconcile makes the rollouts that are ready and starts builds, whose ends
+//! cause later reconciles. A single run has no later reconcile, so it takes the steps of a reconcile in the order in which
+//! they depend on each other, and plans again after each step that changed the registry: builds, union images, rollouts.
 
 use std::{sync::Arc, time::Duration};
 
 use farrier_builder::services::{BuildServices, Result};
 use farrier_cluster::Cluster;
-use farrier_core::image::Chains;
+use farrier_core::{image::Chains, plan::PlannedRollout};
 use tokio::sync::watch;
 
 use super::{
@@ -43,38 +47,24 @@ pub async fn run_once(
         health: Arc::new(Health::default()),
     };
     let queue = Queue::once(services.tools.limits);
-    Box::pin(Live::with_queue(services, context, queue).until_idle()).await
+    Box::pin(Live::with_queue(services, context, queue).run_to_completion()).await
 }
 
 impl Live {
     /// Builds, publishes and rolls out everything in the plan, and reports the outcome.
-    async fn until_idle(mut self) -> Result<ReconcileReport> {
+    async fn run_to_completion(mut self) -> Result<ReconcileReport> {
         let mut report = ReconcileReport::default();
         let Some(mut planned) = self.plan().await? else { return Ok(report) };
         report.targets = self.add_tags_and_signatures(&planned.plan).await;
         self.build_all(&mut planned, &mut report).await?;
         if !report.targets.is_empty() {
-            planned = self.plan_again(planned, &mut report).await?;
+            self.plan_again(&mut planned, &mut report).await?;
         }
         if !planned.plan.unions.is_empty() && !self.services.process.cancel.is_cancelled() {
             report.targets.extend(self.publish_unions(&planned.plan).await);
-            planned = self.plan_again(planned, &mut report).await?;
+            self.plan_again(&mut planned, &mut report).await?;
         }
-        let after = loop {
-            let RolloutOutcomes { reports: rollouts, after } = self.roll_out(&planned).await?;
-            report.steps.extend(rollouts.iter().flat_map(RolloutReport::steps));
-            let reported: Vec<_> =
-                report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
-            let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
-            report.rollouts.extend(rollouts.into_iter().filter(is_new));
-            let all_reported = report.rollouts.len() >= planned.plan.rollouts.len();
-            if all_reported || self.services.process.cancel.is_cancelled() {
-                break after;
-            }
-            // A rollout without a report waits for a new plan. Keep the reports of written rollouts, and plan the others again.
-            report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
-            planned = self.plan_again(planned, &mut report).await?;
-        };
+        let after = self.roll_out_all(&mut planned, &mut report).await?;
         report.steps.extend(self.upgrade(&planned).await);
         let labels = self.label_nodes(&planned.plan).await;
         record_kernels_in_use(&self.services, &planned, &mut self.last_record).await;
@@ -84,10 +74,13 @@ impl Live {
         Ok(report)
     }
 
-    /// Returns a plan for the current state, or `previous` if the run is canceled.
-    async fn plan_again(&mut self, previous: Planned, report: &mut ReconcileReport) -> Result<Planned> {
-        report.unreachable |= previous.unreachable;
-        Ok(self.plan().await?.unwrap_or(previous))
+    /// Replaces `planned` by a plan for the current state, unless the run is canceled.
+    async fn plan_again(&mut self, planned: &mut Planned, report: &mut ReconcileReport) -> Result<()> {
+        report.unreachable |= planned.unreachable;
+        if let Some(replanned) = self.plan().await? {
+            *planned = replanned;
+        }
+        Ok(())
     }
 
     /// Runs the builds of a plan. Plans again whenever a finished image unblocks other builds.
@@ -131,15 +124,33 @@ impl Live {
             if result.fault.is_some() || !is_needed || self.services.process.cancel.is_cancelled() {
                 continue;
             }
-            match self.plan().await {
-                Ok(Some(replanned)) => {
-                    report.unreachable |= planned.unreachable;
-                    *planned = replanned;
-                    self.builds.update(&planned.plan, &self.services);
-                }
-                Ok(None) => {}
+            match self.plan_again(planned, report).await {
+                Ok(()) => self.builds.update(&planned.plan, &self.services),
                 Err(error) => drop(run_error.get_or_insert(error)),
             }
+        }
+    }
+
+    /// Makes rollouts until each has a report. Returns every rollout of the last plan, in its state after the writes.
+    async fn roll_out_all(
+        &mut self,
+        planned: &mut Planned,
+        report: &mut ReconcileReport,
+    ) -> Result<Vec<PlannedRollout>> {
+        loop {
+            let RolloutOutcomes { reports, after } = self.roll_out(planned).await?;
+            report.steps.extend(reports.iter().flat_map(RolloutReport::steps));
+            let reported: Vec<_> =
+                report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
+            let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
+            report.rollouts.extend(reports.into_iter().filter(is_new));
+            let all_reported = report.rollouts.len() >= planned.plan.rollouts.len();
+            if all_reported || self.services.process.cancel.is_cancelled() {
+                return Ok(after);
+            }
+            // A rollout without a report waits for a new plan. Keep the reports of written rollouts, and plan the others again.
+            report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
+            self.plan_again(planned, report).await?;
         }
     }
 }

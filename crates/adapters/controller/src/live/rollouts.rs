@@ -124,7 +124,7 @@ impl Live {
         if let Some(ManifestLocation::Git(location)) = &rollout.target.location
             && !rollout.changes.is_empty()
         {
-            self.lookup_cache.repositories.remove(location);
+            self.lookup_cache.forget_repository(location);
             self.timer.record_change(Instant::now());
         }
         outcome

@@ -14,7 +14,7 @@ use std::{
 };
 
 use farrier_core::{image::GitSource, shell::shell_word, site::HostPort};
-use farrier_net::{GitReach, Secret, git_reach};
+use farrier_net::{GitAccess, Secret, git_access};
 use fs_err as fs;
 use tokio::{io::AsyncReadExt as _, process::Command};
 use url::Url;
@@ -48,12 +48,12 @@ const SOURCE_SETTINGS: [(&str, &str); 10] = [
 /// Returns the environment of git for one repository: ignores this machine's configuration, disables prompts, and sets what the
 /// repository needs for access. `protocols` are separated by colons, and `extra` are settings of git.
 pub fn environment(
-    reach: &GitReach,
+    access: &GitAccess,
     scratch: &Path,
     protocols: &str,
     extra: &[(&'static str, &str)],
 ) -> Result<Environment> {
-    let GitReach { settings, ssh_key, known_hosts } = reach;
+    let GitAccess { settings, ssh_key, known_hosts } = access;
     let fixed_variables = [
         ("GIT_CONFIG_NOSYSTEM", "1"),
         ("GIT_CONFIG_GLOBAL", "/dev/null"),
@@ -136,11 +136,11 @@ impl Git {
                 "use https, or allow it with `plainHttp: true` of the host in site.yaml",
             ));
         }
-        let mut reach = git_reach(net, url).await?;
+        let mut access = git_access(net, url).await?;
         if !trusted {
-            reach = reach.anonymous();
+            access = access.anonymous();
         }
-        let environment = environment(&reach, scratch, url.scheme(), &SOURCE_SETTINGS)?;
+        let environment = environment(&access, scratch, url.scheme(), &SOURCE_SETTINGS)?;
         Ok(Self { url: url.to_string(), directory: scratch.join("repository.git"), environment })
     }
 

@@ -260,7 +260,7 @@ async fn listing_a_tree_ends_with_the_fetch() {
 #[tokio::test]
 async fn git_uses_no_login_of_a_user() {
     let dir = tempfile::tempdir().unwrap();
-    let environment = environment(&GitReach::default(), dir.path(), "https", &[]).unwrap();
+    let environment = environment(&GitAccess::default(), dir.path(), "https", &[]).unwrap();
     let value = |name: &str| environment.iter().find(|(found, _)| found == name).unwrap().1.to_string();
     let scratch = dir.path().display().to_string();
     assert_eq!([value("HOME"), value("XDG_CONFIG_HOME")], [scratch.clone(), scratch]);

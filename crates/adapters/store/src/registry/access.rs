@@ -6,7 +6,7 @@ use farrier_core::{
     image::{Repository, Tag},
     site::HostPort,
 };
-use farrier_net::{Asker, Net, NetError, connection_hint};
+use farrier_net::{AccessPurpose, Net, NetError, connection_hint};
 use url::Url;
 
 use super::{is_joined, keyring::Keyring};
@@ -58,7 +58,7 @@ impl Access for RegistryOptions {
         host: &str,
         sent_by: Option<&str>,
     ) -> Result<reqwest::Response, RegistryError> {
-        let sent = self.net.execute(request, &Asker { what: action, sent_by }).await;
+        let sent = self.net.execute(request, &AccessPurpose { action, sent_by }).await;
         sent.map_err(|error| match error {
             NetError::Http(_, source) => RegistryError::unreachable(host, action, source),
             NetError::Options(what, reason) => RegistryError::Options(what, reason),

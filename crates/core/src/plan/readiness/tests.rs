@@ -188,7 +188,7 @@ fn no_node_boots_a_kernel_that_no_family_knows() {
     let plan = world.plan();
     assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Wait), None));
     let next = plan.nodes[0].next.as_ref().unwrap();
-    assert_eq!(next.doubt, Some(Blocker::NoFamily));
+    assert_eq!(next.blocker, Some(Blocker::NoFamily));
     let json = serde_json::to_value(&plan.nodes[0]).unwrap();
     assert_eq!((&json["mayBoot"], &json["next"]["doubt"]["reason"]), (&"wait".into(), &"no-family".into()));
 }

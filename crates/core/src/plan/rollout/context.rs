@@ -106,7 +106,11 @@ impl PlannedRollout {
     }
 }
 
-/// A decision, and the changes that implement it.
+/// Decision of a strategy, and the changes that implement it.
+///
+/// A strategy returns a hold in one of two forms. [`RolloutDecision::Hold`] is the decision about the field and its record
+/// (`field::decide`), with the changes that restore the previous value or update the record, if any. `Err(HoldReason)` is every
+/// other hold: it has no changes, an image that does not work can still be restored, and a chain's hold replaces the reason.
 #[derive(Clone, Debug)]
 pub(super) struct Decided {
     pub(super) decision: RolloutDecision,

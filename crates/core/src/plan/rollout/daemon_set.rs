@@ -16,6 +16,16 @@ pub(super) struct TargetContainer<'a> {
     pub(super) container: &'a Container,
 }
 
+/// Container whose image a rollout sets, with its DaemonSet in a live cluster.
+#[derive(Clone, Copy)]
+pub(super) struct LiveTarget<'a> {
+    pub(super) daemon_set: &'a DaemonSetFacts,
+    /// The live part of `daemon_set`.
+    pub(super) live: &'a LiveDaemonSet,
+    /// Name of the container.
+    pub(super) container: &'a str,
+}
+
 /// Returns the target's DaemonSet and container, if farrier may set the image.
 pub(super) fn target_container<'a>(
     inputs: &PlanInputs<'a>,
@@ -60,16 +70,16 @@ pub(super) fn current_image(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> 
 }
 
 /// Returns the target's DaemonSet in a live cluster, for rollouts that change more than one field.
-pub(super) fn original<'a>(
+pub(super) fn live_target<'a>(
     context: &Context<'a>,
     target: &RolloutTarget,
-) -> Result<(&'a DaemonSetFacts, &'a LiveDaemonSet, &'a str), HoldReason> {
+) -> Result<LiveTarget<'a>, HoldReason> {
     let TargetContainer { daemon_set, container } = target_container(context.inputs, target)?;
     let live = daemon_set.live.as_ref().ok_or(HoldReason::OnlyLive)?;
     if live.deleting {
         return Err(HoldReason::Deleting);
     }
-    Ok((daemon_set, live, &container.name))
+    Ok(LiveTarget { daemon_set, live, container: &container.name })
 }
 
 /// Returns the manifests that were read from a location.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, RewriteRecord, RolloutDecision,
     RolloutTarget,
-    daemon_set::{TargetContainer, original, target_container},
+    daemon_set::{LiveTarget, TargetContainer, live_target, target_container},
     field::{self, Field, FieldDecision},
     no_image,
     reached::{NodesByKernel, Reached, check_supported},
@@ -20,8 +20,8 @@ use crate::{
     image::{ImageReference, RolloutSpec},
     kernel::KernelTarget,
     plan::{
-        Container, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts, NotReadyNode, ObservedKind,
-        PER_KERNEL_ANNOTATION, Published, ReachingObject, outcome::CellState,
+        Container, ImageContents, NodeAffinity, NodeFacts, NotReadyNode, ObservedKind, PER_KERNEL_ANNOTATION,
+        Published, ReachingObject, outcome::CellState,
     },
 };
 
@@ -47,7 +47,7 @@ pub(super) fn decide_for(
                 let suffix = first_not_ready([nodes]).map(|node| format!("; {node}")).unwrap_or_default();
                 return Err(no_image(kernel, absence.why + &suffix));
             }
-            CellState::Building(cell) => {
+            CellState::ToBuild(cell) => {
                 return Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into());
             }
             CellState::Published(cell, published) => {
@@ -144,7 +144,8 @@ pub(super) fn set_image(
         now: context.inputs.now,
         instance: context.inputs.instance,
     };
-    let field_decision = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
+    let target = LiveTarget { daemon_set, live, container };
+    let field_decision = field::decide(&field, |set| pod_progress(context, target, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
         let mut change = owned_fields(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
@@ -209,7 +210,7 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
     if !matches!(context.spec, RolloutSpec::Image { .. } | RolloutSpec::Union { .. }) {
         return None;
     }
-    let (daemon_set, _, container) = original(context, target).ok()?;
+    let LiveTarget { daemon_set, container, .. } = live_target(context, target).ok()?;
     let image = daemon_set.image_of(container)?.parse().ok()?;
     let decided = set_image(context, daemon_set, container, image, None).ok()?;
     let is_restored = matches!(decided.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. }));
@@ -245,16 +246,11 @@ pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) 
 }
 
 /// Returns the progress of the pods with the recorded image. Pods that farrier cannot see count as waiting.
-fn pod_progress(
-    context: &Context<'_>,
-    daemon_set: &DaemonSetFacts,
-    live: &LiveDaemonSet,
-    container: &str,
-    record: &FieldRecord,
-) -> Progress {
-    if let Some(progress) = upgrade::progress(context, daemon_set, live, container) {
+fn pod_progress(context: &Context<'_>, target: LiveTarget<'_>, record: &FieldRecord) -> Progress {
+    if let Some(progress) = upgrade::progress(context, target) {
         return progress;
     }
+    let LiveTarget { daemon_set, live, container } = target;
     let snapshot = context.inputs.snapshot;
     match (record.set.as_str(), context.spec.watch()) {
         (Some(image), Some(watch))

@@ -47,7 +47,7 @@ pub(super) fn decide(
                 pending = pending.or(unpublished);
                 tags += cell.references().count();
             }
-            CellState::Building(cell) => pending = pending.or(Some(&cell.reference)),
+            CellState::ToBuild(cell) => pending = pending.or(Some(&cell.reference)),
             CellState::Absent(absence) => return Err(no_image(&planned.target, absence.why)),
         }
     }

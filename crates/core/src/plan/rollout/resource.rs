@@ -365,7 +365,7 @@ fn to_decision(
             let now = vec![format!("set {path}: {from} -> {to}")];
             (RolloutDecision::Steps { now }, entry, required_images)
         }
-        FieldDecision::Hold(None, why) => return Err(why),
+        FieldDecision::Hold(None, why) => return Ok(RolloutDecision::Hold(why).into()),
         FieldDecision::Restore(entry, why) | FieldDecision::Hold(Some(entry), why) => {
             (RolloutDecision::Hold(why), entry, Vec::new())
         }

@@ -6,18 +6,17 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Change, Context, DaemonSetFacts, PodRestart,
+    Change, Context, PodRestart,
+    daemon_set::LiveTarget,
     handover::{is_in_maintenance, unavailable_limit},
     watch::is_same_image,
 };
-use crate::plan::{LiveDaemonSet, PodFacts, ReachingObject, UpdateStrategy, reach::Reach, reasons::and_more};
+use crate::plan::{PodFacts, ReachingObject, UpdateStrategy, reach::Reach, reasons::and_more};
 
 /// Returns the pods to evict now.
 pub(super) fn restarts(
     context: &Context<'_>,
-    daemon_set: &DaemonSetFacts,
-    live: &LiveDaemonSet,
-    container: &str,
+    LiveTarget { daemon_set, live, container }: LiveTarget<'_>,
 ) -> Vec<Change> {
     // An upgrade restarts pods itself.
     if live.update != UpdateStrategy::OnDelete || live.deleting || context.spec.upgrade().is_some() {
@@ -62,9 +61,7 @@ pub(super) fn restarts(
 /// the image's contents.
 pub(super) fn unknown_images(
     context: &Context<'_>,
-    daemon_set: &DaemonSetFacts,
-    live: &LiveDaemonSet,
-    container: &str,
+    LiveTarget { daemon_set, live, container }: LiveTarget<'_>,
 ) -> Option<String> {
     let image = daemon_set.image_of(container)?;
     let runs_other = |pod: &&PodFacts| {

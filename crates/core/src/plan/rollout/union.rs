@@ -10,8 +10,8 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    Change, Context, DaemonSetFacts, Decided, HoldReason, RewriteRecord, RolloutDecision, RolloutTarget,
-    daemon_set::original,
+    Change, Context, Decided, HoldReason, RewriteRecord, RolloutDecision, RolloutTarget,
+    daemon_set::{LiveTarget, live_target},
     image::{owned_fields, set_image},
     no_image,
     reached::{Reached, check_supported, unknown_node, unlabeled_node},
@@ -21,7 +21,7 @@ use crate::{
     image::{Digest, ImageReference, Period, RolloutSpec},
     kernel::{Architecture, KernelRelease, KernelTarget},
     plan::{
-        ImageContents, LiveDaemonSet, NodeFacts, NodeReason, ReachingObject, UpdateStrategy,
+        ImageContents, LiveDaemonSet, NodeFacts, ReachingObject, UpdateStrategy,
         guarantee::{RequiredKernels, admissible_image},
         node::NodeGroup,
         outcome::CellState,
@@ -44,13 +44,11 @@ pub(in crate::plan) fn release_of_key(key: &str) -> &str {
 }
 
 /// Desired state of a DaemonSet.
-struct Desired<'a> {
-    facts: &'a DaemonSetFacts,
-    live: &'a LiveDaemonSet,
-    container: &'a str,
-    /// Image of each architecture, or the image that the rollout waits for.
-    images: Result<Vec<PlannedUnion>, ImageReference>,
-    unused: BTreeMap<String, Timestamp>,
+enum Desired<'a> {
+    /// Images to set, one for each architecture. `unused` has the kernels in them that no node runs ([`UNION_LEFT`]).
+    Unions { target: LiveTarget<'a>, unions: Vec<PlannedUnion>, unused: BTreeMap<String, Timestamp> },
+    /// Image to wait for.
+    Pending(ImageReference),
 }
 
 /// Decides one target, and returns the union images that it asks for.
@@ -58,24 +56,22 @@ pub(super) fn decide(
     context: &Context<'_>,
     target: &RolloutTarget,
 ) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
-    let desired = match desired(context, target) {
-        Ok(desired) => desired,
-        Err(why) => return (Err(why), Vec::new()),
-    };
-    match &desired.images {
-        Ok(unions) => match rejected(context, &desired, unions) {
+    match desired(context, target) {
+        Err(why) => (Err(why), Vec::new()),
+        Ok(Desired::Pending(on)) => (Ok(RolloutDecision::Pending { on }.into()), Vec::new()),
+        Ok(Desired::Unions { target, unions, unused }) => match rejected(context, target, &unions) {
             Some(why) => (Err(why), Vec::new()),
-            None => (set(context, &desired, unions), unions.clone()),
+            None => (set(context, target, &unions, &unused), unions),
         },
-        Err(on) => (Ok(RolloutDecision::Pending { on: on.clone() }.into()), Vec::new()),
     }
 }
 
 /// Returns the hold for a union that contains only members of an image that failed or was rolled back. Once the
 /// previous image is restored, kernels that no node runs can drop out of the union. The union then is a different image
 /// with the same rejected modules.
-fn rejected(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
-    let record = RewriteRecord::of(&desired.live.annotations).ok()?.0.remove(desired.container)?;
+fn rejected(context: &Context<'_>, target: LiveTarget<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
+    let LiveTarget { daemon_set, live, container } = target;
+    let record = RewriteRecord::of(&live.annotations).ok()?.0.remove(container)?;
     let has_all = |image: &str| {
         let contents = context.observed.contents.get(image);
         let has = |union: &PlannedUnion, member: &UnionMember| {
@@ -84,13 +80,17 @@ fn rejected(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion
         };
         unions.iter().all(|union| union.members.iter().all(|member| has(union, member)))
     };
-    let is_rejected = has_all(record.set.as_str()?) && !has_all(desired.facts.image_of(desired.container)?);
+    let is_rejected = has_all(record.set.as_str()?) && !has_all(daemon_set.image_of(container)?);
     record.refused().filter(|_| is_rejected)
 }
 
 /// Sets the union image, once it is published for every architecture.
-fn set(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion]) -> Result<Decided, HoldReason> {
-    let Desired { facts, live, container, images: _, unused } = desired;
+fn set(
+    context: &Context<'_>,
+    target: LiveTarget<'_>,
+    unions: &[PlannedUnion],
+    unused: &BTreeMap<String, Timestamp>,
+) -> Result<Decided, HoldReason> {
     let observed = context.observed;
     let mut to = Err(HoldReason::NoNodes);
     for union in unions {
@@ -118,81 +118,42 @@ fn set(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion]) ->
         to = Ok(index.pinned(reference));
     }
     let tag = unions.last().map(|union| &union.reference);
-    let mut decided = set_image(context, facts, container, to?, tag)?;
-    record_unused(facts, live, unused, &mut decided);
+    let mut decided = set_image(context, target.daemon_set, target.container, to?, tag)?;
+    record_unused(target, unused, &mut decided);
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
-        decided.changes.extend(restarts(context, facts, live, container));
+        decided.changes.extend(restarts(context, target));
     }
     Ok(decided)
 }
 
-fn desired<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Desired<'a>, HoldReason> {
+fn desired<'a>(context: &Context<'a>, target: &RolloutTarget) -> Result<Desired<'a>, HoldReason> {
     let RolloutSpec::Union { drop_after, .. } = context.spec else { return Err(HoldReason::NOT_FOUND) };
-    let (facts, live, container) = original(context, target)?;
-    let image = facts.image_of(container);
-    let current = image.and_then(|image| context.observed.contents.get(image));
-    check_supported(&facts.placement)?;
-    let object = ReachingObject::daemon_set(facts, context.inputs.snapshot);
-    let Reached { kernels: live_kernels, unknown, undetermined } = Reached::by(&object, context.groups);
-    if live_kernels.is_empty() && unknown.is_empty() {
-        return Err(unlabeled_node(undetermined.into_iter()).unwrap_or(HoldReason::NoNodes));
+    let target = live_target(context, target)?;
+    let LiveTarget { daemon_set, live, container } = target;
+    let current = daemon_set.image_of(container).and_then(|image| context.observed.contents.get(image));
+    check_supported(&daemon_set.placement)?;
+    let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
+    let reached = Reached::by(&object, context.groups);
+    if reached.kernels.is_empty() && reached.unknown.is_empty() {
+        return Err(unlabeled_node(reached.undetermined.into_iter()).unwrap_or(HoldReason::NoNodes));
     }
-    let mut members = Members::default();
-    let mut desired_kernels: BTreeSet<&KernelTarget> = live_kernels.keys().copied().collect();
+    let mut kernels: BTreeSet<&KernelTarget> = reached.kernels.keys().copied().collect();
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
     // Kernels that nodes run take precedence over announced ones.
     for kernel in announced {
-        if desired_kernels.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS {
-            desired_kernels.insert(kernel);
+        if kernels.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS {
+            kernels.insert(kernel);
         }
     }
-    for kernel in &desired_kernels {
+    let mut members = Members::default();
+    for kernel in &kernels {
         members.add(context, kernel, current)?;
     }
-    let unused = members.keep(context, live, current, &desired_kernels, *drop_after);
-    let with_images = |images| Ok(Desired { facts, live, container, images, unused });
-
-    let loses_nothing = |arch: Architecture, kernel: &str| {
-        // With `OnDelete`, the rewrite itself restarts no pod. If the current image has no modules for the kernel, the next
-        // one need not have any.
-        live.update == UpdateStrategy::OnDelete && current.is_some_and(|current| !current.has(arch, kernel))
-    };
-    for kernel in live_kernels.keys().filter(|kernel| !members.has(kernel.arch, kernel.release.as_str())) {
-        match members.building.get(*kernel) {
-            _ if loses_nothing(kernel.arch, kernel.release.as_str()) => {}
-            Some(on) => return with_images(Err(on.clone())),
-            None => {
-                let reason = members.missing.remove(*kernel);
-                return Err(reason.unwrap_or_else(|| no_image(kernel, String::new())));
-            }
-        }
+    let unused = members.keep(context, live, current, &kernels, *drop_after);
+    if let Some(on) = members.awaited_build(live, current, reached)? {
+        return Ok(Desired::Pending(on));
     }
-    let is_served = |node: &NodeFacts| match node.architecture.parse() {
-        Ok(arch) => members.has(arch, &node.kernel_version) || loses_nothing(arch, &node.kernel_version),
-        // No farrier image has modules for this node, neither the current nor the next one.
-        Err(_) => current.is_some(),
-    };
-    let is_blocking = |(node, _): &(&NodeFacts, &NodeReason)| {
-        live.update == UpdateStrategy::RollingUpdate || !is_served(node)
-    };
-    let blocking = unknown_node(unknown.into_iter().filter(is_blocking));
-    if let Some(why) =
-        blocking.or_else(|| unlabeled_node(undetermined.into_iter().filter(|node| !is_served(node))))
-    {
-        return Err(why);
-    }
-    // Wait for all builds if no node gains modules from the images that are published: one rewrite is better than two.
-    let gains_nothing = |kernel: &&KernelTarget| {
-        let (arch, release) = (kernel.arch, kernel.release.as_str());
-        current.is_some_and(|current| current.has(arch, release)) || !members.has(arch, release)
-    };
-    if let Some(on) = members.building.values().next()
-        && live_kernels.keys().all(gains_nothing)
-    {
-        return with_images(Err(on.clone()));
-    }
-    let unions = members.unions(context)?;
-    with_images(Ok(unions))
+    Ok(Desired::Unions { target, unions: members.unions(context)?, unused })
 }
 
 /// Images that go into the unions.
@@ -221,7 +182,7 @@ impl Members {
                 Ok(_) => return self.insert(kernel, &published.digest),
                 Err(reason) => reason,
             },
-            CellState::Building(cell) => {
+            CellState::ToBuild(cell) => {
                 self.building.insert(kernel.clone(), cell.reference.clone());
                 return Ok(());
             }
@@ -314,6 +275,49 @@ impl Members {
         all.into_iter().filter(|arch| shares_member(*arch).unwrap_or(any)).collect()
     }
 
+    /// Returns the image whose build the rollout waits for, if any. Fails if a node would be left without modules: there is no
+    /// image for its kernel, or its kernel is unknown.
+    fn awaited_build(
+        &self,
+        live: &LiveDaemonSet,
+        current: Option<&ImageContents>,
+        reached: Reached<'_>,
+    ) -> Result<Option<ImageReference>, HoldReason> {
+        let Reached { kernels, unknown, undetermined } = reached;
+        let on_delete = live.update == UpdateStrategy::OnDelete;
+        let in_current =
+            |arch: Architecture, release: &str| current.map(|current| current.has(arch, release));
+        let is_served = |arch: Architecture, release: &str| {
+            // With `OnDelete`, the rewrite itself restarts no pod. If the current image has no modules for the kernel, the
+            // next one need not have any.
+            self.has(arch, release) || (on_delete && in_current(arch, release) == Some(false))
+        };
+        if let Some(kernel) = kernels.keys().find(|kernel| !is_served(kernel.arch, kernel.release.as_str())) {
+            if let Some(on) = self.building.get(*kernel) {
+                return Ok(Some(on.clone()));
+            }
+            let reason = self.missing.get(*kernel).cloned();
+            return Err(reason.unwrap_or_else(|| no_image(kernel, String::new())));
+        }
+        let is_node_served = |node: &NodeFacts| match node.architecture.parse() {
+            Ok(arch) => is_served(arch, &node.kernel_version),
+            // No farrier image has modules for this node, neither the current nor the next one.
+            Err(_) => current.is_some(),
+        };
+        let unknown = unknown.into_iter().filter(|(node, _)| !(on_delete && is_node_served(node)));
+        let undetermined = undetermined.into_iter().filter(|node| !is_node_served(node));
+        if let Some(why) = unknown_node(unknown).or_else(|| unlabeled_node(undetermined)) {
+            return Err(why);
+        }
+        // Wait for all builds if no node gains modules from the images that are published: one rewrite is better than two.
+        let gains_modules = |kernel: &&KernelTarget| {
+            let (arch, release) = (kernel.arch, kernel.release.as_str());
+            self.has(arch, release) && in_current(arch, release) != Some(true)
+        };
+        let can_wait = !kernels.keys().any(gains_modules);
+        Ok(self.building.values().next().filter(|_| can_wait).cloned())
+    }
+
     fn unions(&self, context: &Context<'_>) -> Result<Vec<PlannedUnion>, HoldReason> {
         if let Some(images) = self.images.values().find(|images| images.len() > MAX_MEMBERS) {
             let detail = format!(
@@ -341,8 +345,7 @@ fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
 /// Records the times since which kernels are unused: in the planned changes of the DaemonSet, or in a separate change if only
 /// this record differs.
 fn record_unused(
-    facts: &DaemonSetFacts,
-    live: &LiveDaemonSet,
+    LiveTarget { daemon_set, live, .. }: LiveTarget<'_>,
     unused: &BTreeMap<String, Timestamp>,
     decided: &mut Decided,
 ) {
@@ -351,7 +354,7 @@ fn record_unused(
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_recorded && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         let record = RewriteRecord::of(&live.annotations).unwrap_or_default();
-        decided.changes.push(Change::DaemonSet(owned_fields(facts, &record)));
+        decided.changes.push(Change::DaemonSet(owned_fields(daemon_set, &record)));
     }
     for change in &mut decided.changes {
         let Change::DaemonSet(change) = change else { continue };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Context, DaemonSetFacts, HoldReason, RecordState, RewriteRecord, RolloutTarget,
-    daemon_set::original,
+    daemon_set::{LiveTarget, live_target},
     watch::{Limits, Progress, is_same_image},
 };
 use crate::{
@@ -30,15 +30,14 @@ pub(super) fn planned(
     target: &RolloutTarget,
     next: Option<&NextImage>,
 ) -> Option<PlannedUpgrade> {
-    let (daemon_set, live, container) = original(context, target).ok()?;
-    plan_of(context, daemon_set, live, container, next)
+    plan_of(context, live_target(context, target).ok()?, next)
 }
 
 /// Returns the reason why the nodes of a DaemonSet cannot be upgraded in order. The DaemonSet then gets no other image.
 pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<HoldReason> {
     let spec = context.spec.upgrade()?;
-    let (daemon_set, live, _) = match original(context, target) {
-        Ok(original) => original,
+    let LiveTarget { daemon_set, live, .. } = match live_target(context, target) {
+        Ok(target) => target,
         Err(HoldReason::OnlyLive) => return Some(HoldReason::OnlyLive),
         // The strategy returns the reason.
         Err(_) => return None,
@@ -80,13 +79,11 @@ fn images_with_upgrade(context: &Context<'_>, daemon_set: &DaemonSetFacts) -> Ve
     upgrades.into_iter().map(|(name, _)| name.clone()).collect()
 }
 
-/// Plans the upgrade of a DaemonSet whose nodes all get its current or next image. Nodes under way continue with the
+/// Plans the upgrade of a DaemonSet whose nodes all get its current or next image. Nodes in progress continue with the
 /// current image.
 fn plan_of(
     context: &Context<'_>,
-    daemon_set: &DaemonSetFacts,
-    live: &LiveDaemonSet,
-    container: &str,
+    LiveTarget { daemon_set, live, container }: LiveTarget<'_>,
     next: Option<&NextImage>,
 ) -> Option<PlannedUpgrade> {
     let contents = &context.observed.contents;
@@ -97,7 +94,7 @@ fn plan_of(
     for group in context.groups {
         let kernel = group.target.as_ref().ok();
         for node in object.reach_of_equal_nodes(&group.nodes).reached {
-            let next = next.filter(|_| UpgradeNote::under_way(node).is_none());
+            let next = next.filter(|_| UpgradeNote::in_progress(node).is_none());
             let (target, target_contents) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),
                 None => (current, contents.get(current)),
@@ -150,7 +147,7 @@ pub(super) fn plan_upgrade(
     for node in &mut nodes {
         let note = UpgradeNote::of(node.facts);
         let job = |kind| snapshot.checks.get(&note.as_ref()?.job_name(kind, &node.facts.name)).cloned();
-        (node.forecast, node.check) = (job(JobKind::Forecast), job(JobKind::Check));
+        (node.unload_forecast, node.check) = (job(JobKind::Forecast), job(JobKind::Check));
         (node.users, node.holders) = workloads.on(node.facts, note.as_ref(), spec);
     }
     let cannot_list_pods =
@@ -243,14 +240,9 @@ impl<'a> Workloads<'a> {
 
 /// Returns the progress of an image that an upgrade rolls out. The image is good when the upgrade is over. The image has
 /// failed when the upgrade has failed and the definition has `onFailure: restore`.
-pub(super) fn progress(
-    context: &Context<'_>,
-    facts: &DaemonSetFacts,
-    live: &LiveDaemonSet,
-    container: &str,
-) -> Option<Progress> {
+pub(super) fn progress(context: &Context<'_>, target: LiveTarget<'_>) -> Option<Progress> {
     let spec = context.spec.upgrade()?;
-    let Some(plan) = plan_of(context, facts, live, container, None) else {
+    let Some(plan) = plan_of(context, target, None) else {
         return Some(Progress::Waiting);
     };
     Some(match plan.fault() {

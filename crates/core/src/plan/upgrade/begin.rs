@@ -51,7 +51,7 @@ impl Upgrade<'_> {
             changes: Vec::new(),
         };
         let own_note = note.as_ref().filter(|note| note.rollout == rollout);
-        if let Some(note) = own_note.filter(|note| note.state.is_under_way()) {
+        if let Some(note) = own_note.filter(|note| note.state.is_in_progress()) {
             let UpgradeStep { changes, waits } = self.next(node, note);
             return PlannedNodeUpgrade { changes, ..node_upgrade(UpgradeStage::UnderWay, waits) };
         }
@@ -106,13 +106,13 @@ impl Upgrade<'_> {
         let common_wait = self.common_wait(node_upgrades);
         let canary = self.canary_state(node_upgrades);
         let most = self.spec.max_parallel.limit(self.nodes.len());
-        let under_way = |node_upgrade: &PlannedNodeUpgrade| node_upgrade.stage == UpgradeStage::UnderWay;
+        let is_in_progress = |node_upgrade: &PlannedNodeUpgrade| node_upgrade.stage == UpgradeStage::UnderWay;
         let are_down = self.are_down();
-        let mut busy = node_upgrades.iter().filter(|node_upgrade| under_way(node_upgrade)).count();
+        let mut busy = node_upgrades.iter().filter(|node_upgrade| is_in_progress(node_upgrade)).count();
         let mut down = are_down
             .iter()
             .zip(&*node_upgrades)
-            .filter(|(down, node_upgrade)| **down || under_way(node_upgrade))
+            .filter(|(down, node_upgrade)| **down || is_in_progress(node_upgrade))
             .count();
         let mut canaries_left = match canary {
             Canaries::AnyOf(count) => count,
@@ -205,7 +205,7 @@ impl Upgrade<'_> {
             }
         }
         let end_of = |node_upgrade: &PlannedNodeUpgrade| {
-            let note = node_upgrade.note.as_ref().filter(|note| !note.state.is_under_way())?;
+            let note = node_upgrade.note.as_ref().filter(|note| !note.state.is_in_progress())?;
             Some(note.since).filter(|since| *since <= self.now)
         };
         let last: Timestamp = node_upgrades.iter().filter_map(end_of).max()?;

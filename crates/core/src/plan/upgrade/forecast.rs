@@ -9,11 +9,12 @@ use crate::image::{Canary, Window};
 /// Progress and expected end of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Forecast {
+pub struct UpgradeForecast {
     /// Number of nodes with the target's driver.
     pub done: usize,
     /// Number of nodes that are being upgraded or start now.
-    pub under_way: usize,
+    #[serde(rename = "underWay")]
+    pub in_progress: usize,
     /// Number of nodes that start later.
     pub waiting: usize,
     /// Number of nodes that are skipped in their current state.
@@ -28,26 +29,26 @@ pub struct Forecast {
     pub ends: Option<Timestamp>,
 }
 
-impl Forecast {
+impl UpgradeForecast {
     /// Whether the upgrade is complete: all nodes have the new driver or are skipped, and at least one node was upgraded.
     pub(in crate::plan) fn is_over(&self) -> bool {
-        self.seconds_per_node.is_some() && self.under_way + self.waiting + self.failed == 0
+        self.seconds_per_node.is_some() && self.in_progress + self.waiting + self.failed == 0
     }
 
     /// Computes the forecast of an upgrade from its nodes.
     pub(super) fn of(upgrade: &Upgrade<'_>, node_upgrades: &[PlannedNodeUpgrade]) -> Self {
         let count = |stage| node_upgrades.iter().filter(|node_upgrade| node_upgrade.stage == stage).count();
-        let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
+        let in_progress = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
         let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
         let average_per_node = average_per_node(node_upgrades);
-        let continues = under_way + waiting > 0 && failed == 0 && !upgrade.paused;
+        let continues = in_progress + waiting > 0 && failed == 0 && !upgrade.paused;
         let remaining = || {
             let per_node = average_per_node.unwrap_or(upgrade.stable_for);
-            remaining_work(upgrade, per_node, under_way + waiting, node_upgrades)
+            remaining_work(upgrade, per_node, in_progress + waiting, node_upgrades)
         };
         Self {
             done: count(UpgradeStage::Done),
-            under_way,
+            in_progress,
             waiting,
             skipped: count(UpgradeStage::Skipped),
             failed,

@@ -37,7 +37,7 @@ impl UpgradeState {
     }
 
     /// Whether the node is being upgraded.
-    pub(crate) fn is_under_way(self) -> bool {
+    pub(crate) fn is_in_progress(self) -> bool {
         match self {
             Self::Cordoned | Self::Drained | Self::DriverRestarted | Self::Checked => true,
             Self::Uncordoned | Self::NotDrained | Self::Failed => false,
@@ -46,11 +46,11 @@ impl UpgradeState {
 
     /// Whether upgrades of the node's other drivers have to wait.
     pub(super) fn blocks_other_upgrades(self) -> bool {
-        self.is_under_way() || self == Self::Failed
+        self.is_in_progress() || self == Self::Failed
     }
 }
 
-/// Purpose of a Job on a node under way.
+/// Purpose of a Job on a node in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -95,9 +95,9 @@ impl UpgradeNote {
         node.annotations.get(UPGRADE).and_then(|text| serde_json::from_str(text).ok())
     }
 
-    /// Reads the note of a node whose upgrade is under way.
-    pub fn under_way(node: &NodeFacts) -> Option<Self> {
-        Self::of(node).filter(|note| note.state.is_under_way())
+    /// Reads the note of a node whose upgrade is in progress.
+    pub fn in_progress(node: &NodeFacts) -> Option<Self> {
+        Self::of(node).filter(|note| note.state.is_in_progress())
     }
 
     /// Whether the note records a failure of this image.
@@ -147,7 +147,7 @@ pub(super) fn uncordon(node: &NodeFacts, before: &UpgradeNote, note: Option<&Upg
     set_note(node, note, (before.cordoned && node.unschedulable).then_some(false))
 }
 
-/// Returns the changes that uncordon nodes under way that no upgrade covers any more: the DaemonSet is gone or does not
+/// Returns the changes that uncordon nodes in progress that no upgrade covers any more: the DaemonSet is gone or does not
 /// reach them, or the definition has no `upgrade`. A node that an operator is upgrading follows once the operator is done.
 /// The note of a failure that no upgrade covers is removed, because the upgrades of other drivers wait for it.
 pub fn release_uncovered<'a>(

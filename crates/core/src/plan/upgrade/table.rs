@@ -47,7 +47,7 @@ impl PlannedUpgrade {
         };
         let counts = [
             (forecast.done, "done"),
-            (forecast.under_way, "under way"),
+            (forecast.in_progress, "under way"),
             (forecast.waiting, "to come"),
             (forecast.skipped, "skipped"),
             (forecast.failed, "failed"),

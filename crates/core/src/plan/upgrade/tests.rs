@@ -1,7 +1,7 @@
 mod failures;
 mod fleet;
-mod forecast;
 mod others;
+mod unload_forecast;
 
 use std::collections::BTreeSet;
 
@@ -393,7 +393,7 @@ fn look(
         node.driver.as_ref().is_some_and(|driver| fleet.is_ready(node, driver))
     };
     let (begun, more_down) = (begun.clone().count(), begun.filter(works).count());
-    prop_assert!(begun == 0 || taken + begun <= most, "{taken} are under way, and {begun} more");
+    prop_assert!(begun == 0 || taken + begun <= most, "{taken} are in progress, and {begun} more");
     prop_assert!(more_down == 0 || down + more_down <= most, "{down} are down, and {more_down} more");
     for node_upgrade in plan.nodes.iter().filter(|node_upgrade| node_upgrade.stage == UpgradeStage::Done) {
         prop_assert!(
@@ -418,7 +418,7 @@ proptest! {
 
     /// farrier is killed between any two steps, while nodes vanish, reboot, and are cordoned by people. The invariants:
     ///
-    /// - At no moment are more nodes under way than allowed.
+    /// - At no moment are more nodes in progress than allowed.
     /// - No node loses its driver for one that does not fit, or while an operator upgrades it (see `Fleet::evict`).
     /// - No node loses another actor's cordon (`Fleet::mark`).
     /// - No node whose old driver farrier ended is done before its new driver was checked.
@@ -455,7 +455,7 @@ proptest! {
             fleet.make(&mark);
         }
         let plan = fleet.settle();
-        prop_assert_eq!(fleet.down().0, 0, "nothing is under way any more");
+        prop_assert_eq!(fleet.down().0, 0, "nothing is in progress any more");
         for (name, node) in &fleet.nodes {
             prop_assert_eq!(node.facts.unschedulable, node.by_person, "{} is cordoned", name);
         }

@@ -1,4 +1,4 @@
-//! Decides the next step on one node under way.
+//! Decides the next step on one node in progress.
 //!
 //! Every state ends, whatever happens to the node or its pods: the node enters the next state, or farrier gives up after
 //! a timeout and uncordons the node.
@@ -56,7 +56,7 @@ impl Upgrade<'_> {
                 };
             }
             None if note.why.is_some() => {
-                // Earlier results of a check or a forecast no longer count.
+                // Earlier results of a check or an unload forecast no longer count.
                 let resumed = UpgradeNote { since: self.now, began: self.now, why: None, ..note.clone() };
                 return set_note(node.facts, Some(&resumed), None).into();
             }
@@ -109,14 +109,14 @@ impl Upgrade<'_> {
         UpgradeStep { changes: remaining.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
     }
 
-    /// Returns the step of the forecast; `None` where the old driver can be unloaded, or no forecast is configured. A
+    /// Returns the step of the unload forecast; `None` where the old driver can be unloaded, or no forecast is configured. A
     /// driver that cannot be unloaded would leave the node without a working one.
     fn forecast_unload(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<UpgradeStep> {
         let template = self.spec.forecast.as_ref()?;
         let holders: Vec<&str> = node.holders.iter().map(|holder| holder.description.as_str()).collect();
         let holders = (!holders.is_empty()).then(|| holders.join("; "));
         let is_late = self.is_late(note, seconds(self.spec.timeout));
-        match &node.forecast {
+        match &node.unload_forecast {
             Some(JobState::Succeeded) => None,
             Some(JobState::Failed(why)) => {
                 let why = format!("its driver cannot be unloaded: {}", holders.as_ref().unwrap_or(why));

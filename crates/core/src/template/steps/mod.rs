@@ -15,7 +15,7 @@ use runner::plan::{Action, Step};
 use serde_json::{Map, Value};
 
 use super::{
-    dockerfile::{Instruction, directives, escape_character, unambiguous},
+    dockerfile::{Instruction, Syntax, directives, escape_character, unambiguous},
     lexer::{self, Lexer},
 };
 pub use refusal::StepsError;
@@ -105,7 +105,7 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
             return Err(Refusal::Mistake(reason).at(line_number(instruction.first)));
         }
     }
-    let escape = escape_character(dockerfile, true);
+    let escape = escape_character(dockerfile, Syntax::CURRENT);
     let (variables, from_line, body) = stage(&instructions, base, escape)?;
     let mut reader = Reader {
         escape,
@@ -128,7 +128,7 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
 /// Validates the directives that change the Dockerfile's syntax.
 fn check_directives(dockerfile: &str) -> Result<(), StepsError> {
     let mut seen = Vec::new();
-    for (index, (key, value)) in directives(dockerfile, true).enumerate() {
+    for (index, (key, value)) in directives(dockerfile, Syntax::CURRENT).enumerate() {
         let line = line_number(index);
         if seen.contains(&key) {
             return Err(StepsError::Mistake { line, reason: format!("the directive {key} is repeated") });

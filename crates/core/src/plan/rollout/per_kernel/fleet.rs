@@ -6,7 +6,7 @@ use super::{
     super::{
         context::Peer,
         copy::{CopyRecord, LiveCopy, image_in, images_text, name_parts},
-        daemon_set::original,
+        daemon_set::{LiveTarget, live_target},
         handover::{HANDED_OVER, is_handed_over},
         no_image,
         reached::check_supported,
@@ -77,10 +77,10 @@ impl<'a> Fleet<'a> {
     /// Collects the state of the rollout.
     pub(super) fn observe(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Self, HoldReason> {
         let inputs = context.inputs;
-        let (facts, live, _) = original(context, target)?;
+        let LiveTarget { daemon_set: facts, live, .. } = live_target(context, target)?;
         let peers = context.peers.iter().filter(|peer| peer.target.strategy == Strategy::PerKernel);
         let rollout = |Peer { image, spec, target }: &Peer<'a>| {
-            let (_, _, container) = original(context, target)?;
+            let LiveTarget { container, .. } = live_target(context, target)?;
             Ok((Context { image, spec, ..*context }, container))
         };
         // Fail if one of the containers is missing: the copies would lose its image.
@@ -213,7 +213,7 @@ impl<'a> Fleet<'a> {
                     let prefix = self.rollouts.iter().any(is_other).then(|| format!("{}: ", context.image));
                     return Image::Absent(no_image(kernel, prefix.unwrap_or_default() + &absence.why));
                 }
-                CellState::Building(cell) => building = building.or(Some(&cell.reference)),
+                CellState::ToBuild(cell) => building = building.or(Some(&cell.reference)),
                 CellState::Published(cell, published) => match context.admissible_image(cell, published) {
                     Ok(image) => {
                         images.insert(*container, image.to_string());

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     image::{OnFailure, Watch},
-    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedNodeUpgrade, PlannedUpgrade, UpgradeStage},
+    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedUpgrade, PodFacts, UpgradeStage},
 };
 
 /// Record in the original DaemonSet. The record does not contain the DaemonSet's own node affinity, because removing the
@@ -69,7 +69,7 @@ pub(super) fn next_record(
         None => CopyRecord::new(copy.image(&fleet.containers)?, None, now, by),
     };
     if !record.good {
-        watch(context, fleet, copy, &mut record, watched, upgrade);
+        record_outcome(context, fleet, copy, &mut record, watched, upgrade);
     }
     let has_failed = |image: &String| record.failed.as_ref().is_some_and(|failed| failed.image == *image);
     match desired {
@@ -83,8 +83,8 @@ pub(super) fn next_record(
 
 /// Updates the record of an image that is not known to be good yet. The image is good as soon as one of its pods has stayed
 /// ready, whatever the state of the other pods. If the rollout upgrades nodes in order, all nodes of the upgrade must also
-/// have the image.
-fn watch(
+/// have the image. If the image has failed, the copy gets the previous image.
+fn record_outcome(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     copy: &LiveCopy<'_>,
@@ -93,20 +93,10 @@ fn watch(
     upgrade: Option<&PlannedUpgrade>,
 ) {
     let (limits, now) = (Limits::of(watched, copy.live), context.inputs.now);
-    let pods = || fleet.pods_of(&copy.live.version.uid);
-    let nodes = || upgrade.into_iter().flat_map(|plan| &plan.nodes);
-    let nodes_to_image = || nodes().filter(|node| node.to == record.image);
-    // A failed image is no longer the target of any node, but the note of the node on which the image failed still names it.
-    let image_failed_on =
-        |node: &PlannedNodeUpgrade| node.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
-    let is_done =
-        |node: &PlannedNodeUpgrade| matches!(node.stage, UpgradeStage::Done | UpgradeStage::Skipped);
-    let all_nodes_upgraded = context.spec.upgrade().is_none()
-        || (upgrade.is_some() && nodes_to_image().all(is_done) && !nodes().any(image_failed_on));
-    let failed = nodes_to_image().find(|node| node.is_faulty()).map(failure);
-    let is_stable = pods()
-        .any(|pod| pod.is_stable(limits.stable_for, now) && !pod.deleting && fleet.runs(pod, &record.image));
-    if is_stable && all_nodes_upgraded {
+    let pods = fleet.pods_of(&copy.live.version.uid);
+    let pods: Vec<&PodFacts> = pods.filter(|pod| fleet.runs(pod, &record.image)).collect();
+    let is_stable = pods.iter().any(|pod| pod.is_stable(limits.stable_for, now) && !pod.deleting);
+    if is_stable && is_upgraded(context, upgrade, &record.image) {
         record.good = true;
         record.failed = record.failed.take().filter(|failed| failed.image != record.image);
         return;
@@ -114,20 +104,7 @@ fn watch(
     if record.is_failed() {
         return;
     }
-    let is_being_upgraded =
-        |name: &str| nodes_to_image().any(|node| node.node == name && node.stage == UpgradeStage::UnderWay);
-    // The upgrade checks the pods of the nodes that it upgrades. Other nodes get the image when they boot the kernel.
-    let late = || {
-        let pods = pods().filter(|pod| !is_being_upgraded(&pod.node));
-        let pods = pods.filter(|pod| fleet.runs(pod, &record.image));
-        late_pod(progress(pods, record.at, limits, now), watched)
-    };
-    let why = match context.spec.upgrade().map(|spec| spec.on_failure) {
-        Some(OnFailure::Stop) => None,
-        Some(OnFailure::Restore) => failed.or_else(late),
-        None => late(),
-    };
-    let Some(why) = why else { return };
+    let Some(why) = failure(context, &pods, record, watched, limits, upgrade) else { return };
     record.failed = Some(FailedImage { image: record.image.clone(), why });
     record.at = now;
     if let Some(previous) = record.previous.take() {
@@ -136,13 +113,43 @@ fn watch(
     }
 }
 
-fn late_pod(progress: Progress, watched: Watch) -> Option<String> {
-    let Progress::Failed { node, messages } = progress else { return None };
-    let detail = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
-    Some(format!("the pod on node {node} was not ready within {}{detail}", watched.deadline))
+/// Whether the upgrade has given the image to all its nodes, and the image failed on none of them. Also true for a rollout that
+/// does not upgrade nodes in order.
+fn is_upgraded(context: &Context<'_>, upgrade: Option<&PlannedUpgrade>, image: &str) -> bool {
+    let Some(plan) = upgrade else { return context.spec.upgrade().is_none() };
+    plan.nodes.iter().all(|node| {
+        let is_done = matches!(node.stage, UpgradeStage::Done | UpgradeStage::Skipped);
+        // A failed image is no longer the target of any node, but the note of the node on which the image failed still names it.
+        let has_failed = node.note.as_ref().is_some_and(|note| note.is_failure_of(image));
+        (is_done || node.to != image) && !has_failed
+    })
 }
 
-fn failure(node: &PlannedNodeUpgrade) -> String {
-    let why = node.note.as_ref().and_then(|note| note.why.as_deref()).unwrap_or_default();
-    format!("on node {} {why}", node.node)
+/// Returns the reason why the record's image does not work, if it has failed. `pods` are the pods with the image.
+fn failure(
+    context: &Context<'_>,
+    pods: &[&PodFacts],
+    record: &CopyRecord,
+    watched: Watch,
+    limits: Limits,
+    upgrade: Option<&PlannedUpgrade>,
+) -> Option<String> {
+    if context.spec.upgrade().is_some_and(|spec| spec.on_failure == OnFailure::Stop) {
+        return None;
+    }
+    let nodes_to_image =
+        || upgrade.into_iter().flat_map(|plan| &plan.nodes).filter(|node| node.to == record.image);
+    if let Some(node) = nodes_to_image().find(|node| node.is_faulty()) {
+        let why = node.note.as_ref().and_then(|note| note.why.as_deref()).unwrap_or_default();
+        return Some(format!("on node {} {why}", node.node));
+    }
+    // The upgrade checks the pods of the nodes that it upgrades. Other nodes get the image when they boot the kernel.
+    let is_being_upgraded =
+        |name: &str| nodes_to_image().any(|node| node.node == name && node.stage == UpgradeStage::UnderWay);
+    let pods = pods.iter().copied().filter(|pod| !is_being_upgraded(&pod.node));
+    let Progress::Failed { node, messages } = progress(pods, record.at, limits, context.inputs.now) else {
+        return None;
+    };
+    let detail = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
+    Some(format!("the pod on node {node} was not ready within {}{detail}", watched.deadline))
 }

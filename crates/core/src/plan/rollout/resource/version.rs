@@ -76,7 +76,7 @@ fn kernel_images<'a>(
     for kernel in kernels.keys() {
         let (cell, published) = match context.cells.state(context.image, kernel) {
             CellState::Published(cell, published) => (cell, Some(published)),
-            CellState::Building(cell) => (cell, None),
+            CellState::ToBuild(cell) => (cell, None),
             CellState::Absent(AbsentImage { cell, why, unknown: _ }) => {
                 let unusable = cell.filter(|cell| operator::versions(kind, cell, resources).is_empty());
                 return Err(

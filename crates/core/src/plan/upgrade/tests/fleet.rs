@@ -257,8 +257,8 @@ impl Fleet {
         })
     }
 
-    /// Returns the state of the node's forecast.
-    fn forecast(&self, node: &Node) -> Option<JobState> {
+    /// Returns the state of the node's unload forecast.
+    fn unload_forecast(&self, node: &Node) -> Option<JobState> {
         let name = UpgradeNote::of(&node.facts)?.job_name(JobKind::Forecast, &node.facts.name);
         let is_free = node.users.is_empty() && !self.stuck;
         let state = if is_free { JobState::Succeeded } else { JobState::Running };
@@ -269,7 +269,7 @@ impl Fleet {
     fn users(&self, node: &Node) -> Vec<WorkloadFacts> {
         let are_known = match self.spec.drain {
             Drain::None => false,
-            Drain::DeviceUsers => self.forecast(node).is_some(),
+            Drain::DeviceUsers => self.unload_forecast(node).is_some(),
             Drain::Node => true,
         };
         let users = node.users.iter().filter(|_| are_known).map(|user| WorkloadFacts {
@@ -307,7 +307,7 @@ impl Fleet {
                 }),
                 fits: node.is_known.then(|| self.fits(&self.image, &node.facts.kernel_version)),
                 users: users[name].iter().collect(),
-                forecast: self.forecast(node),
+                unload_forecast: self.unload_forecast(node),
                 holders: &[],
                 check,
             }
@@ -433,10 +433,10 @@ impl Fleet {
         panic!("it does not come to that: {:#?}", self.plan());
     }
 
-    /// Returns the number of nodes under way, and the number of nodes that are under way or without a working driver.
+    /// Returns the number of nodes in progress, and the number of nodes that are in progress or without a working driver.
     pub(super) fn down(&self) -> (usize, usize) {
         let is_taken =
-            |node: &&Node| UpgradeNote::of(&node.facts).is_some_and(|note| note.state.is_under_way());
+            |node: &&Node| UpgradeNote::of(&node.facts).is_some_and(|note| note.state.is_in_progress());
         let works = |node: &Node| node.driver.as_ref().is_some_and(|driver| self.is_ready(node, driver));
         let taken = self.nodes.values().filter(is_taken).count();
         (taken, self.nodes.values().filter(|node| is_taken(node) || !works(node)).count())

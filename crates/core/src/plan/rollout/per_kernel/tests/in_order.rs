@@ -116,7 +116,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
 
     /// As without an upgrade, no node loses its driver when farrier is killed after any change. No more nodes than allowed are
-    /// under way. In the end every node has the driver of its kernel, and no cordon.
+    /// in progress. In the end every node has the driver of its kernel, and no cordon.
     #[test]
     fn whatever_happens_in_order_no_node_loses_what_it_has_or_stays_cordoned(
         most in 1..3_usize,
@@ -143,8 +143,8 @@ proptest! {
                 }
             }
             let nodes = cluster.world.snapshot.nodes.iter();
-            let taken = nodes.filter(|node| UpgradeNote::under_way(node).is_some()).count();
-            prop_assert!(taken <= most, "{} are under way", taken);
+            let taken = nodes.filter(|node| UpgradeNote::in_progress(node).is_some()).count();
+            prop_assert!(taken <= most, "{} are in progress", taken);
         }
         // Everything calms down, and people remove their cordons.
         cluster.broken.clear();
@@ -174,7 +174,7 @@ proptest! {
         for node in cluster.world.snapshot.nodes.clone() {
             let images = cluster.selected(&node);
             prop_assert!(images.len() == 1 && cluster.has_modules(&images[0], &node.name), "{:?}", images);
-            prop_assert!(!node.unschedulable && UpgradeNote::under_way(&node).is_none(), "{:?}", node);
+            prop_assert!(!node.unschedulable && UpgradeNote::in_progress(&node).is_none(), "{:?}", node);
         }
     }
 }

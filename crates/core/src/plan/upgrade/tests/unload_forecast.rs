@@ -1,4 +1,4 @@
-//! Tests of forecasts: a driver is replaced only when a forecast on its node says that it can be unloaded.
+//! Tests of unload forecasts: a driver is replaced only when a forecast on its node says that it can be unloaded.
 
 use serde_json::json;
 
