@@ -171,7 +171,7 @@ impl Diagnosis {
             session.global.definitions.as_ref().map_or("; all built-in, without --definitions", |_| "");
         self.add_ok("definitions", format!("driver images: {images}, kernel families: {families}{origin}"));
         self.check_free_space(services.cache.root());
-        self.check_certificates(&services.certificate_ends());
+        self.check_certificates(&services.certificate_expiries());
         if !definitions.site.revoked.is_empty() {
             let unused = images::check_revoked_keys(services).await;
             let unused = unused.map(|count| format!("{count}, none of which the site uses"));

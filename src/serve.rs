@@ -80,7 +80,7 @@ pub async fn serve(
     if let Some(kube) = &kube {
         metrics.add_api(kube.stats());
     }
-    metrics.certificates(services.certificate_ends());
+    metrics.certificates(services.certificate_expiries());
     let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
     services.process.reporter = Arc::new(Logs);
     let identity = identity();

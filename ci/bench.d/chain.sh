@@ -2,10 +2,10 @@
 # shellcheck disable=SC2154 # ci/bench's variables
 # The rows about images that are compiled against each other, and about concurrent builds. Sourced by ci/bench.
 #
-# Two concurrent builds are compared with their CPU-bound share, which comes from their two plain `make`s. Those run one after
-# the other, each on all CPUs, in farrier's toolchain image. The share is their total CPU time divided by the number of CPUs.
-# If the longer build's CPU time alone is larger, that time is the share: its compilation uses one CPU while the other build
-# uses the rest.
+# Two concurrent builds are compared with their CPU-bound share, which comes from a plain `make` of each tree. The two `make`s run
+# one after the other, each on all CPUs, in farrier's toolchain image. The share is their total CPU time divided by the number of
+# CPUs. If the CPU time of the longer `make` alone is larger, the share is that time: the longer compilation uses one CPU while
+# the other build uses the rest.
 # The measured time covers one whole `farrier run --once`: observe, plan, build, check, assemble, push.
 
 # Number of files in each tree: some seconds of compilation, with one tree longer than the other.
@@ -31,7 +31,7 @@ chain_rows() {
     done
 }
 
-# The stand-in for OFED, an image compiled against it, and three unrelated images.
+# Defines the stand-in for OFED, an image compiled against the stand-in, and three unrelated images.
 chain_definitions() {
     local place="$state/chain/definitions" name
     mkdir -p "$place/images" "$place/sources/peer" "$place/templates"

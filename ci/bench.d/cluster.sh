@@ -77,7 +77,7 @@ YAML
     rm -rf "$place"
 }
 
-# Jobs with everything that makes them start fast: no result to fetch, one image that the node has, and little networking.
+# Measures Jobs that start as fast as possible: no result to fetch, an image that the node already has, and little networking.
 sleeping_jobs() { # NAMESPACE CPUS
     local run image
     image="$registry/farrier-rootfs:$(skopeo list-tags --tls-verify=false "docker://$registry/farrier-rootfs" | jq -r '.Tags[0]')"

@@ -16,11 +16,11 @@ fleet_rows() {
     say "the loop over 10,000 nodes, then 300 changes of a kernel label at 5,000 nodes"
     cargo bench --locked --quiet --bench live > "$state/fleet" 2>> "$state/bench.log" ||
         { tail -n 20 "$state/bench.log" >&2; die "the fleet's benchmark failed"; }
-    row "resident memory over 10,000 nodes with 20 KiB of status each" "$(figure resident-mib)" 100 MiB
-    row "the same, its peak" "$(figure resident-peak-mib)" 100 MiB
+    row "resident memory over 10,000 nodes with 20 KiB of status each" "$(metric resident-mib)" 100 MiB
+    row "the same, its peak" "$(metric resident-peak-mib)" 100 MiB
     row "kernel label change to rewritten image, 5,000 nodes, p99" "$(percentile rewritten-ms 99)" 1000 ms
-    row "lists in half a minute in which nothing happens" "$(figure steady-lists)" 0 ""
-    row "writes in the same time" "$(figure steady-writes)" 0 ""
+    row "LIST requests in 30 idle seconds" "$(metric steady-lists)" 0 ""
+    row "writes in the same time" "$(metric steady-writes)" 0 ""
     say "label change to rewritten image: median $(percentile rewritten-ms 50) ms, longest $(percentile rewritten-ms 100) ms"
 }
 
@@ -56,7 +56,7 @@ page_rows() {
     wait_until 120 test -s "$state/page.address" || die "farrier ui did not print its address: see $state/bench.log"
     address="$(cat "$state/page.address")"
     : > "$state/fleet"
-    # farrier renders a page with a filter again for each request.
+    # Filtered pages are not cached, so each request measures a rendering.
     for ((run = 0; run < 20; run++)); do
         curl --silent --fail --output "$state/page.html" --write-out '%{time_total}\n' "$address?kernel=6.1" |
             awk '{ print "cells-ms", $1 * 1000 }' >> "$state/fleet"
@@ -70,16 +70,17 @@ growth_rows() {
     say "2,000 kernels in turn through a cache with a quota for a tenth of them"
     cargo bench --locked --quiet --bench growth > "$state/fleet" 2>> "$state/bench.log" ||
         { tail -n 20 "$state/bench.log" >&2; die "the benchmark of the cache's growth failed"; }
-    row "cache after 2,000 kernels / after 500: bytes" "$(share bytes)" 1.05 x
-    row "the same: files" "$(share files)" 1.05 x
-    row "room made before a build, p99" "$(percentile room-ms 99)" 100 ms
-    row "figures of 2,000 kernels in /metrics" "$(figure series)" 60 ""
+    row "cache after 2,000 kernels / after 500: bytes" "$(growth_factor bytes)" 1.05 x
+    row "the same: files" "$(growth_factor files)" 1.05 x
+    row "cache eviction before a build, p99" "$(percentile room-ms 99)" 100 ms
+    row "time series in /metrics with 2,000 kernels" "$(metric series)" 60 ""
 }
 
-# share WHAT: prints a metric after 2,000 kernels as a multiple of its value after 500.
-share() { awk -v a="$(figure "$1-500")" -v b="$(figure "$1-2000")" 'BEGIN { printf "%.3f", b / a }'; }
+# growth_factor WHAT: prints a metric after 2,000 kernels as a multiple of its value after 500.
+growth_factor() { awk -v a="$(metric "$1-500")" -v b="$(metric "$1-2000")" 'BEGIN { printf "%.3f", b / a }'; }
 
-figure() { awk -v what="$1" '$1 == what { print $2 }' "$state/fleet"; }
+# metric NAME: prints a number that the benchmark measured once.
+metric() { awk -v name="$1" '$1 == name { print $2 }' "$state/fleet"; }
 
 # percentile WHAT PERCENT: prints the smallest value that is at least as large as PERCENT of all values.
 percentile() {

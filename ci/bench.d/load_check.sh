@@ -9,7 +9,7 @@ on_kernel() {
     "$farrier" check "$@" --kernel "$kernel" --os debian --os-version 12 --definitions "$state/definitions"
 }
 
-# Checks the GPU modules with their debug information, and as many modules as OFED has.
+# Checks the GPU modules with their debug information, and 38 in-tree modules that OFED replaces.
 check_rows() {
     local kernel run set peak tree
     kernel="$(debian_kernels bookworm 1)"

@@ -2,11 +2,11 @@
 # shellcheck disable=SC2034,SC2154 # variables that ci/bench reads or sets
 # Compares the machine's speed with the reference machine's. Sourced by ci/bench.
 
-# Seconds of the make below on the reference machine, to which the targets in seconds apply.
+# Seconds that the make below takes on the reference machine. The targets in seconds apply to that machine.
 reference_make=1.2
 
-# Sets `slowdown` to this machine's time as a multiple of the reference machine's, at least 1. `row` multiplies targets in
-# seconds by `slowdown`, but not ratios, bytes and counts.
+# Sets `slowdown` to this machine's time for the make, divided by the reference machine's, and at least to 1. `row` multiplies
+# targets in seconds by `slowdown`, but not ratios, bytes and counts.
 measure_slowdown() {
     local kernel base run
     kernel="$(debian_kernels bookworm-security 1)"

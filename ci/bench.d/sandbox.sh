@@ -48,8 +48,8 @@ sandbox_rows() {
 
 cached_images_of() { engine="$1" cached_images; }
 
-# Defines two images: mstflint with steps that print the time, and an image with the module that the first one left in the
-# registry.
+# Defines two images: `clock`, which is mstflint with steps that print the time, and `brought`, whose source is a prebuilt module
+# (bring_module).
 sandbox_definitions() {
     local place="$state/sandbox/definitions"
     mkdir -p "$place/images" "$place/templates" "$place/sources/brought"

@@ -15,12 +15,12 @@ owned() {
     k get daemonset solo -n "$drivers" -o json --show-managed-fields | jq -e --arg manager "farrier-$run" '[.metadata.managedFields[]
         | select(.manager == $manager) | .fieldsV1["f:spec"]["f:template"]["f:spec"] | keys] == [["f:containers"]]'
 }
-expect 5 "farrier owns the image and nothing else of the pod" owned
+expect 5 "farrier owns only the image in the pod template" owned
 expect 20 "the rollout is no longer watched" watch_is_over solo
 steady 5 "farrier writes nothing when there is nothing to do" ds_spec solo
 
 node_label n1 "$kernel_b"
-steady 4 "n1's label runs ahead of its kernel: nothing changes" ds_spec solo
+steady 4 "n1's label is ahead of its kernel: the DaemonSet stays unchanged" ds_spec solo
 waits() { as_farrier plan --cluster kube --registry "$registry" -o json | jq -e --arg n "$run-$scenario-n1" '.. | strings | select(contains($n))'; }
 expect 10 "the plan names the node" waits
 
@@ -31,7 +31,7 @@ expect 20 "both nodes have kernel B, and its image follows" has_image solo "$ima
 
 # NFD restarts and removes its labels for a moment.
 k label node "$run-$scenario-n1" "$nfd/kernel-version.full-" > /dev/null
-steady 4 "n1 lost its label, and nothing is torn down" ds_spec solo
+steady 4 "n1 has lost its label, but the DaemonSet stays unchanged" ds_spec solo
 node_label n1 "$kernel_b"
 
 expect 30 "the rollout has settled" pod_on solo n1 "$image_b"

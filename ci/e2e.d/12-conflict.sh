@@ -18,9 +18,9 @@ says_conflict() {
 expect 20 "after the second revert farrier records a conflict" says_conflict
 steady 5 "farrier keeps the other writer's value" ds_spec contested
 has_image contested "$registry/$driver:vendor"
-# This scenario does not check the exit code.
+# Only the plan's text matters here, so the exit code is ignored.
 reported() {
     { as_farrier plan --cluster kube --registry "$registry" -o json || true; } > "$here/plan.json"
     grep -qiE 'reverted the field|changed-?back' "$here/plan.json"
 }
-expect 10 "the plan reports it" reported
+expect 10 "the plan reports the conflict" reported

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables that lib.sh sets
-# The pods of a new image do not become ready: farrier restores the previous image, unless it has no modules for the node's
-# kernel, and does not retry the new one.
+# The pods of a new image do not become ready: farrier restores the previous image, unless the previous image has no modules for
+# the node's kernel. farrier does not retry the new image.
 
 for name in solo duo; do
     rollouts+=("{strategy: image, namespace: $drivers, daemonSet: $name, container: driver, stableFor: 2s, deadline: 15s}")

@@ -73,17 +73,17 @@ metadata: {name: first, namespace: $apps}
 spec: {minAvailable: 1, selector: {matchLabels: {app: first}}}
 YAML
 budget_blocks_eviction() { [ "$(k get pdb first -n "$apps" -o jsonpath='{.status.observedGeneration}/{.status.disruptionsAllowed}')" = 1/0 ]; }
-expect 20 "a budget protects the user of n1" budget_blocks_eviction
+expect 20 "a budget protects the device user on n1" budget_blocks_eviction
 
 start_farrier one
 expect 30 "the DaemonSet gets kernel A's image" has_image fleet "$image_a"
 expect 30 "n1 is cordoned" has_state n1 cordoned
-expect 5 "the node is unschedulable" cordoned n1
+expect 5 "n1 is unschedulable" cordoned n1
 expect 20 "farrier waits for the budget" grep -q 'may not be evicted now' "$here/farrier-one.log"
 kill -KILL "$(cat "$here/farrier-one.pid")"
 k delete pdb first -n "$apps" > /dev/null
 start_farrier two
-expect 90 "after the kill another farrier continues, and the user of n1 is evicted" gone first
+expect 90 "after the kill another farrier continues, and the device user on n1 is evicted" gone first
 expect 30 "n1 gets its driver" pod_on fleet n1 "$image_a"
 expect 5 "n2 waits for n1" pod_on fleet n2 "$registry/$driver:vendor"
 as_admin upgrade pause "$drivers/fleet" --cluster kube > /dev/null
@@ -95,10 +95,10 @@ waits_for() {
 }
 expect 20 "the plan reports the remaining nodes as paused" waits_for n2 paused
 expect 5 "the plan reports that n3 was cordoned before the upgrade" waits_for n3 cordoned
-steady 10 "nothing more happens" state n2
+steady 10 "the upgrade of n2 does not start" state n2
 as_admin upgrade resume "$drivers/fleet" --cluster kube > /dev/null
 expect 90 "n2 gets its driver" pod_on fleet n2 "$image_a"
-expect 0 "the user of n2 was evicted" gone second
+expect 0 "the device user on n2 was evicted" gone second
 finish_check n2
 expect 60 "n2 is uncordoned" back_in_service n2
 expect 5 "n3 keeps its driver" pod_on fleet n3 "$registry/$driver:vendor"

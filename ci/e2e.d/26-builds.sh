@@ -46,23 +46,23 @@ pods() { k get pods -n "$builds" -o json | jq -cS '[.items[].metadata.uid] | sor
 before="$(pods)"
 kill -KILL "$(cat "$here/farrier-first.pid")"
 start_farrier second --interval 5
-expect 60 "farrier was killed: another one leads" leads second
+expect 60 "after the kill another farrier leads" leads second
 expect 5 "the same pods still compile" [ "$(pods)" = "$before" ]
-expect 300 "all four are published" published one two three four
-expect 20 "their Jobs are gone" jobs '== 0'
-grep -q 'takes over a build that runs' "$here/farrier-second.log" || expect 0 "the second farrier took the Jobs over" false
+expect 300 "all four images are published" published one two three four
+expect 20 "the Jobs of the four builds are gone" jobs '== 0'
+grep -q 'takes over a build that runs' "$here/farrier-second.log" || fail "the second farrier takes over the Jobs"
 
 build_definition deleted 20
 wants "$mark-deleted"
 expect 60 "one more build compiles" running 1
 k delete pods -n "$builds" --all --now > /dev/null
-expect 20 "the deletion of its pod is reported" says 'ended without a result'
+expect 20 "the deletion of the build's pod is reported" says 'ended without a result'
 expect 300 "the deleted build runs again" published deleted
 
 k create quota full -n "$builds" --hard=limits.memory=1Gi > /dev/null
 build_definition quota 1
 wants "$mark-quota"
-expect 60 "a build waits for a quota and says so" says 'exceeded quota'
+expect 60 "a build waits for the quota, and the reason is reported" says 'exceeded quota'
 k delete quota full -n "$builds" > /dev/null
 expect 300 "without the quota the image is built" published quota
 
@@ -72,7 +72,7 @@ expect 300 "a build that exceeds its memory reports the limit" says 'MiB of memo
 
 # with_template NAME TEMPLATE VARS: gives a definition another template.
 with_template() { sed -i -e "s/^  template: .*/  template: $2/" -e "s|^  vars: .*|  vars: {$3}|" "$here/definitions/images/$1.yaml"; }
-# The driver's build ended in failure; with WORDS, its status must match them.
+# failed IMAGE [WORDS]: succeeds if a build of the image has failed, and its status matches WORDS, a regular expression.
 failed() {
     k get driverbuilds -n "$ns" -o json | jq -e --arg image "$1" --arg words "${2:-}" \
         '.items | any(.spec.image == $image and .status.phase == "failed" and (tostring | test($words)))' > /dev/null
@@ -94,7 +94,7 @@ with_template hostile hostile ''
 wants "$mark-hostile"
 expect 300 "a hostile build attacks the runner and tries to escape" hostile_is_over
 log_of hostile > "$here/hostile.log"
-if grep ' ESCAPED$\|^error: a step got at' "$here/hostile.log" >&2; then expect 0 "no attack succeeds" false; fi
+if grep ' ESCAPED$\|^error: a step got at' "$here/hostile.log" >&2; then fail "no attack succeeds"; fi
 # attacked TIMES: asserts that every attack, including those named below, was tried this many times and denied.
 attacked() {
     local denied what
@@ -124,7 +124,7 @@ a follower that begins: write its memory
 a follower that begins: write its output
 TEXT
 }
-expect 0 "in each of four places all attacks were tried, and denied" attacked 4
+expect 0 "each attack was tried in four places, and denied in all of them" attacked 4
 expect 0 "the build also tried the other escapes" grep -qx 'all was refused' "$here/hostile.log"
 expect 0 "every escape fails, and the image is built" published hostile
 # Output that imitates the runner's messages is still only output.
@@ -139,7 +139,7 @@ swapped current workdir /proc/self/cwd
 for name in workdir copy document current; do wants "$mark-swapped-$name"; done
 for name in workdir copy document current; do
     expect 300 "the runner follows no magic link: $name" failed "swapped-$name" 'symbolic links'
-    expect 0 "nothing is published" not published "swapped-$name"
+    expect 0 "the image is not published" not published "swapped-$name"
 done
 newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docker://$registry/$1" | jq -r '.Tags[]' | grep -v '^sha256-' | tail -n 1)"; }
 
@@ -147,4 +147,4 @@ newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docke
 as_is=(--kernel "$kernel_a" --os debian --os-version 12 --definitions "$here/definitions" --registry "$registry")
 in_cluster="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$(newest_image one)")"
 in_sandbox="$("$farrier" build one "${as_is[@]}" --cache-dir "$here/cache-sandbox" --engine sandbox --push --force -o json | jq -r .digest)"
-[ "$in_cluster" = "$in_sandbox" ] || expect 0 "the digest equals a sandbox's: $in_cluster, $in_sandbox" false
+[ "$in_cluster" = "$in_sandbox" ] || fail "the sandbox and the cluster build the same digest: $in_sandbox, $in_cluster"

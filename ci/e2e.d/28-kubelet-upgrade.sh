@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
-# Another version of a driver on a real kubelet. farrier waits for the budget of the device's user; once the budget is deleted,
+# A driver is upgraded on a real kubelet. farrier waits for the budget of the device's user; once the budget is deleted,
 # farrier evicts the user, the driver's container restarts, a Job checks the node, and the node is uncordoned.
 
 [ -n "$real_node" ] || { say "kubelet-upgrade: skipped, because it needs a kubelet (--real-node)"; return 0; }
@@ -70,15 +70,15 @@ expect 60 "a user of the device runs" runs train
 before="$(started)"
 
 start_farrier one
-steady 10 "nothing changes" started
+steady 10 "the driver's container is not restarted" started
 test_driver_definition works-too "$upgrade"
-expect 60 "after a change of the version, farrier cordons the node" has_state cordoned
+expect 60 "after a change of the driver's version, farrier cordons the node" has_state cordoned
 expect 30 "farrier waits for the budget" grep -q 'may not be evicted now' "$here/farrier-one.log"
 steady 5 "the driver keeps running" started
 k delete pdb train -n "$drivers" > /dev/null
-expect 60 "without the budget, farrier evicts the user" gone train
+expect 60 "without the budget, farrier evicts the device user" gone train
 expect 60 "the driver's container runs the new image" driver_runs "$(pinned works-too)"
-[[ "$(started)" > "$before" ]] || expect 0 "the container restarted" false
+[[ "$(started)" > "$before" ]] || fail "the driver's container has restarted"
 checked() { k get jobs -n "$drivers" -o json | jq -e 'any(.items[]; .status.succeeded == 1)' > /dev/null; }
 expect 60 "the Job ran on the node" checked
 expect 60 "the node is uncordoned" has_state uncordoned

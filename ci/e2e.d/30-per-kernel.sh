@@ -17,12 +17,12 @@ node_pod() {
         | select(.spec.nodeName == $n and .metadata.deletionTimestamp == null) | .spec.containers[0].image'
 }
 runs() { [ "$(node_pod "$1")" = "$2" ]; }
-expect 90 "n1 runs kernel A's image, and one pod only" runs n1 "$image_a"
+expect 90 "exactly one pod runs on n1, with kernel A's image" runs n1 "$image_a"
 expect 60 "n2 runs kernel B's image" runs n2 "$image_b"
 expect 60 "n3 runs kernel A's image" runs n3 "$image_a"
 copies() { k get daemonsets -n "$drivers" -l farrier.dev/copy-of=fleet -o name | wc -l; }
 two_copies() { [ "$(copies)" = 2 ]; }
-two_copies || expect 0 "there are two copies" two_copies
+expect 0 "there are two copies" two_copies
 handed_over() {
     local n
     for n in n1 n2 n3; do
@@ -39,7 +39,7 @@ expect 60 "after a kernel change n2 belongs to kernel A's copy" runs n2 "$image_
 one_copy() { [ "$(copies)" = 1 ]; }
 expect 90 "kernel B's copy is retired after its grace time" one_copy
 all_specs() { k get daemonsets -n "$drivers" -o json | jq -cS '.items[] | [.metadata.name, .metadata.annotations, .spec]'; }
-steady 5 "nothing more is written" all_specs
+steady 5 "the DaemonSets stay unchanged" all_specs
 
 as_farrier rollback --cluster kube "$drivers/fleet" > "$here/rollback.txt"
 back() { [ "$(copies)" = 0 ] && runs n1 "$registry/$driver:vendor" && runs n2 "$registry/$driver:vendor"; }

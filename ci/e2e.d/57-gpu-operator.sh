@@ -19,15 +19,15 @@ expect 60 "the vendor's driver runs on both nodes" vendor_runs 2
 start_farrier one
 expect 60 "the resource names this run's repository" is repository "$registry"
 expect 60 "each kernel's DaemonSet has the image that was built for it" operator_serves "$kernel_a" "$kernel_b"
-expect 240 "the operator has taken the vendor's driver from both nodes" vendor_runs 0
+expect 240 "the operator has removed the vendor's driver from both nodes" vendor_runs 0
 expect 60 "this run's driver runs on both nodes" driver_runs_on 2
-steady 5 "nothing more is written" spec_of
+steady 5 "the resource's spec stays unchanged" spec_of
 
 reboot n1 "$kernel_b"
-expect 90 "n1 boots kernel B: only its DaemonSet remains" operator_serves "$kernel_b"
+expect 90 "after n1 boots kernel B, only kernel B's DaemonSet remains" operator_serves "$kernel_b"
 expect 60 "a driver runs on both nodes" driver_runs_on 2
-steady 5 "the resource is unchanged" spec_of
+steady 5 "the resource's spec stays unchanged" spec_of
 
 as_admin rollback --cluster kube "$kind/$resource" > "$here/rollback.txt"
 expect 10 "rollback restores the vendor's repository" is repository vendor.example/drivers
-expect 240 "the operator has moved both nodes back" vendor_runs 2
+expect 240 "the vendor's driver runs on both nodes again" vendor_runs 2

@@ -20,4 +20,4 @@ expect 60 "the vendor's driver runs on both nodes" vendor_runs 2
 start_farrier one
 expect 60 "the resource names this run's repository" is repository "$registry"
 expect 60 "each kernel's DaemonSet has the image that was built for it" operator_serves "$kernel_a" "$kernel_b"
-steady 5 "nothing more is written" spec_of
+steady 5 "the resource's spec stays unchanged" spec_of

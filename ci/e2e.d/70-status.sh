@@ -17,7 +17,7 @@ same_story() {
 }
 expect 20 "kubectl get dbuild and farrier status agree" same_story
 k get dbuild -n "$ns" > "$here/dbuild.txt"
-grep -qF "$driver" "$here/dbuild.txt" || expect 0 "kubectl get dbuild shows the matrix" false
+grep -qF "$driver" "$here/dbuild.txt" || fail "kubectl get dbuild shows the matrix"
 rewritten() { k get events.events.k8s.io -n "$drivers" -o json | jq -e '.items | any(.regarding.name == "solo" and .reportingController != null)'; }
 expect 20 "an Event on the DaemonSet reports the rewrite" rewritten
 
@@ -30,7 +30,7 @@ while read -r name; do
     case "$name" in farrier_*_unresolved_seconds | farrier_upgrade_nodes | farrier_certificate_expiry_timestamp_seconds) continue ;; esac
     family="${name%_bucket}"
     grep -qE "^# TYPE (${family}|${family%_total}) " "$here/metrics.txt" ||
-        expect 0 "/metrics has $name, which the dashboard shows" false
+        fail "/metrics has $name, which the dashboard shows"
 done < "$here/shown.txt"
 
 # An invalid file keeps the last valid configuration and is reported.

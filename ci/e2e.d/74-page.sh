@@ -40,7 +40,7 @@ expect 0 "the refused user sees no buttons" not says viewer rollouts.html 'do?wh
 expect 0 "the rollout is paused" act pause
 reboot n1 "$kernel_b"
 expect 30 "the page shows the paused rollout" says viewer rollouts.html "it is paused"
-steady 4 "nothing is written" ds_spec solo
+steady 4 "the paused DaemonSet stays unchanged" ds_spec solo
 expect 0 "the rollout resumes" act resume
 expect 30 "kernel B's image is set" has_image solo "$image_b"
 expect 0 "the rollout is reverted" act restore

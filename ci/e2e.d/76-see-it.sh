@@ -57,8 +57,8 @@ mkdir -p "$here/bin"
 ln -s "$farrier" "$here/bin/kubectl-farrier"
 PATH="$here/bin:$PATH"
 
-# answers CODE WORDS COMMAND...: asserts that the command ends with CODE within two minutes (the first one fills the cache), and
-# that its output contains all WORDS, which are separated by `;`.
+# answers CODE WORDS COMMAND...: asserts that the command ends with CODE within two minutes, and that its output contains all
+# WORDS, which are separated by `;`. The first command also fills the cache.
 answers() {
     local code="$1" wanted="$2" began="${EPOCHREALTIME/./}" ended=0 word words
     shift 2
@@ -68,14 +68,14 @@ answers() {
     for word in "${words[@]}"; do
         grep -qF -- "$word" "$here/answer" && [ "$ended" = "$code" ] && continue
         { tail -n 5 "$here/answer.err"; head -c 2000 "$here/answer"; } >&2
-        expect 0 "the command ends with $code (not $ended) and prints: $word" false
+        fail "the command ends with $code (not $ended) and prints: $word"
     done
 }
 
 last="$run-$scenario-f$((fleet - 1))"
 answers 0 "$kernel_a;$kernel_b;$no_headers;published;$run-$scenario-f3" "$farrier" status
 answers 0 "$driver" "$farrier" status --html "$here/page"
-grep -qF "$kernel_b" "$here/page/index.html" || expect 0 "the page's files show the matrix" false
+grep -qF "$kernel_b" "$here/page/index.html" || fail "the page's files show the matrix"
 answers 0 "$mark=true;solo" "$farrier" why "node/$run-$scenario-n1"
 answers 0 "published" "$farrier" why "node/$last"
 answers 0 "published;$kernel_b" "$farrier" why "$driver" "$kernel_b"

@@ -8,10 +8,10 @@ add_node n1 "$kernel_a"
 start_farrier one
 code=0
 as_farrier preflight --kernel "$kernel_b" --node "$run-$scenario-n1" --cluster kube --registry "$registry" > "$here/preflight.txt" || code=$?
-[ "$code" = 0 ] || { cat "$here/preflight.txt" >&2; expect 0 "preflight succeeds for kernel B, whose image is published" false; }
+[ "$code" = 0 ] || { cat "$here/preflight.txt" >&2; fail "preflight succeeds for kernel B, whose image is published"; }
 code=0
 as_farrier preflight --kernel 6.1.0-99999-amd64 --node "$run-$scenario-n1" --cluster kube --registry "$registry" > "$here/preflight.txt" || code=$?
-[ "$code" = 1 ] || { cat "$here/preflight.txt" >&2; expect 0 "preflight exits with 1 for a kernel without an image" false; }
+[ "$code" = 1 ] || { cat "$here/preflight.txt" >&2; fail "preflight exits with 1 for a kernel without an image"; }
 
 k annotate node "$run-$scenario-n1" "farrier.dev/next-kernel=$kernel_b" > /dev/null
 ready_for() { [ "$(node_annotation n1 "farrier.dev/ready-for.$run")" = "$(label_of "$1")" ]; }
@@ -22,7 +22,7 @@ expect 30 "for a kernel without an image the mark is removed" told_nothing
 
 k annotate node "$run-$scenario-n1" "farrier.dev/next-kernel-" > /dev/null
 k label node "$run-$scenario-n1" "$nfd/farrier-next-kernel=$kernel_b" > /dev/null
-expect 30 "the label that NFD takes from farrier-host announces kernel B, too" ready_for "$kernel_b"
+expect 30 "the node label that NFD sets from farrier-host's feature also announces kernel B" ready_for "$kernel_b"
 
 add_node n2 "$kernel_a"
 k label node "$run-$scenario-n2" "$mark-" > /dev/null
@@ -32,7 +32,7 @@ steady 4 "n2 has no hardware labels and needs no image, so it gets no mark" told
 k label node "$run-$scenario-n2" "$nfd/cpu-hardware_multithreading=true" > /dev/null
 no_driver() { [ "$(told_n2)" = " $(label_of "$kernel_b")" ]; }
 expect 30 "with hardware labels n2 is marked as needing no driver, not as ready" no_driver
-# shellcheck disable=SC2016 # so it is meant
+# shellcheck disable=SC2016 # the value must not be expanded
 k annotate node "$run-$scenario-n1" --overwrite 'farrier.dev/next-kernel=../../etc/passwd; rm -rf $(x)' > /dev/null
 annotations() { k get node "$run-$scenario-n1" -o json | jq -cS '[.metadata.annotations, .metadata.labels]'; }
 steady 4 "a hostile value has no effect" annotations

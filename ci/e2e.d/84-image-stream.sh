@@ -86,7 +86,7 @@ spec: {lookupPolicy: {local: false}, tags: [$(cat)]}
 YAML
 }
 
-# tag NAME REFERENCE
+# tag NAME REFERENCE: prints a tag of the ImageStream.
 tag() { echo "{name: \"$1\", from: {kind: DockerImage, name: \"$2\"}, importPolicy: {scheduled: true}, referencePolicy: {type: Source}}"; }
 
 # Builds and pushes the toolkit, one image with Debian 12's compiler and kernel A's headers, and prints its digest.
@@ -145,28 +145,29 @@ why() { { as_farrier why "node/$run-$scenario-n1" --cluster kube --registry "$re
 expect 30 "the plan names the missing ImageStream" skipped "the cluster has no ImageStream $where/driver-toolkit"
 tag "$next" "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:$(printf '%064d' 1)" | image_stream
 expect 30 "the plan names the version that the ImageStream lacks" skipped "ImageStream $where/driver-toolkit has no tag $first"
-expect 30 "farrier why names the version, too" why "has no tag $first"
+expect 30 "farrier why also names the version" why "has no tag $first"
 
 push_toolkit > "$here/digest"
 digest="$(cat "$here/digest")"
 tag "$first" "quay.io/openshift-release-dev/ocp-v4.0-art-dev@$digest" | image_stream
 toolchain() { planned | jq -e --arg image "$toolkit@$1" '.builds | length == 1 and .[0].cell.toolchain == $image'; }
-expect 30 "with the version, the plan uses its toolkit" toolchain "$digest"
+expect 30 "once the ImageStream has the version, the plan uses that version's toolkit" toolchain "$digest"
 
-# For a tag without a digest in its specification, the imported image's digest counts, which OpenShift's controller records.
+# For a tag without a digest in its specification, farrier uses the digest of the imported image, which OpenShift's controller
+# records in the status.
 imported() {
     jq -n --arg tag "$first" --arg image "$1" '{status: {dockerImageRepository: "", tags: [{tag: $tag, items: [{created: "2026-01-01T00:00:00Z",
         dockerImageReference: ("quay.io/openshift/toolkit@" + $image), image: $image, generation: 2}]}]}}' |
         k patch "$streams" driver-toolkit -n "$where" --subresource status --type merge --patch-file /dev/stdin > /dev/null
 }
 tag "$first" quay.io/openshift/toolkit:first | image_stream
-expect 30 "a tag without a digest and without an import does not count" skipped "has no tag $first"
+expect 30 "a tag without a digest and without an import is ignored" skipped "has no tag $first"
 other="sha256:$(printf '%064d' 2)"
 imported "$other"
-expect 30 "the imported image is the toolkit" toolchain "$other"
+expect 30 "the plan uses the imported image as the toolkit" toolchain "$other"
 imported "$digest"
 start_farrier one
 expect 300 "the driver is built with the toolkit, and the DaemonSet has its image" ours_is_set
-k get secrets -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1 && expect 0 "farrier may read no Secrets there" false
-cannot_list() { ! k get "$streams" -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1; }
-expect 5 "farrier may not list ImageStreams" cannot_list
+can_list() { k get "$1" -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1; }
+expect 0 "farrier may not list Secrets in namespace $where" not can_list secrets
+expect 5 "farrier may not list ImageStreams" not can_list "$streams"

@@ -17,7 +17,8 @@ mapfile -t rollouts < <(jq -r '.items[].metadata | "{strategy: image, namespace:
     "$here/daemonsets.json")
 definition "${rollouts[@]}"
 
-# Prints what the DaemonSet controller and farrier say: a line `DAEMONSET NODE` for each pod.
+# `controller` prints the pods that the DaemonSet controller has created, and `farrier` the pods that farrier expects: a line
+# `DAEMONSET NODE` for each pod.
 controller() {
     k get pods -n "$drivers" -o json | reach pods | sort
 }
@@ -28,7 +29,7 @@ farrier() {
     done
     reach explained "$here/daemonsets.json" "$here"/why-*.json | sort
 }
-# Twice in a row, because the controller may still be about to act.
+# Compares twice, because the controller may not have acted yet at the first comparison.
 agree() {
     farrier > "$here/farrier" && controller > "$here/controller" && diff "$here/farrier" "$here/controller" &&
         sleep 2 && controller > "$here/controller" && diff "$here/farrier" "$here/controller"
@@ -40,7 +41,7 @@ for ((round = 0; round < rounds; round++)); do
         k patch node "$node" --type merge -p "$spec" > /dev/null
         k patch node "$node" --subresource status --type strategic -p "$status" > /dev/null
     done < <(reach nodes "$seed" "$round" "$run_label=$run" "${nodes[@]}")
-    # The DaemonSets come once the nodes have their first taints, so that pods are refused as well as evicted.
+    # Create the DaemonSets after the nodes' first taints, so that taints prevent pods in the first round and evict pods later.
     [ "$round" != 0 ] || k apply --server-side -f "$here/daemonsets.json" > /dev/null
     expect 90 "round $round: farrier and the controller agree" agree
     pods=$((pods + $(wc -l < "$here/controller")))

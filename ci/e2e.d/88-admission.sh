@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
-# farrier's ServiceAccount can only make farrier's own writes: deploy/'s ValidatingAdmissionPolicies make the API server refuse
-# others.
+# farrier's ServiceAccount can only make the writes that farrier itself makes: the API server refuses all others because of the
+# ValidatingAdmissionPolicies in deploy/.
 # Every write here is a server-side dry run, which admission policies check as well.
 
 # Install the components for the Jobs of checks and forecasts; without the components all of these Jobs are refused.
@@ -17,7 +17,7 @@ node="$run-$scenario-n1"
 as_account() { kubectl --kubeconfig "$here/kubeconfig" "$@" --dry-run=server -o name; }
 # patch KIND NAME JSON: applies a merge patch.
 patch() { as_account patch "$1" "$2" -n "$drivers" --type merge -p "$3"; }
-# Asserts that the attempt is refused with a message that contains these words.
+# says WORDS COMMAND...: succeeds if the command is refused with a message that contains WORDS. For `expect` only.
 says() {
     local words="$1"
     shift
@@ -40,7 +40,7 @@ refused "a registry whose name begins alike" "images of its own registry" patch 
 refused "an image that only copies may have" "images of its own registry" patch ds solo "$(container tools.example/root@sha256:0)"
 refused "an image by its tag" "by digest" patch ds solo "$(container "$registry/$driver:any")"
 allowed "a driver's image" patch ds solo "$(container "$image_a")"
-refused "a command beside it" "nothing of a container but its image" patch ds solo "$(container "$image_a" ', "command": ["sh"]')"
+refused "a command beside the image" "nothing of a container but its image" patch ds solo "$(container "$image_a" ', "command": ["sh"]')"
 refused "a second container" "nothing of a container but its image" as_account patch ds solo -n "$drivers" --type json \
     -p "[{\"op\":\"add\",\"path\":\"/spec/template/spec/containers/-\",\"value\":{\"name\":\"more\",\"image\":\"$image_a\"}}]"
 refused "the host's processes" "nothing of a DaemonSet but images" patch ds solo '{"spec":{"template":{"spec":{"hostPID":true}}}}'
@@ -49,7 +49,7 @@ refused "a label of a pod" "nothing of a DaemonSet but images" patch ds solo '{"
 refused "a label of a DaemonSet" "only annotations below farrier.dev/" patch ds solo '{"metadata":{"labels":{"x":"y"}}}'
 refused "turning another DaemonSet into a copy" "makes no DaemonSet of others a copy" patch ds solo '{"metadata":{"labels":{"farrier.dev/copy-of":"fleet"}}}'
 
-# affinity TERMS
+# affinity TERMS: prints a patch that sets the terms of the node affinity.
 affinity() {
     echo "{\"spec\":{\"template\":{\"spec\":{\"affinity\":{\"nodeAffinity\":{\"requiredDuringSchedulingIgnoredDuringExecution\":{\"nodeSelectorTerms\":$1}}}}}}}"
 }
@@ -94,20 +94,20 @@ pod_of_copy() { copy ".spec.template.spec |= ($1)"; }
 allowed "a copy" copy
 allowed "a copy with a container from a registry that the site named" pod_of_copy '.initContainers[0].image = "tools.example/first:1"'
 refused "a new DaemonSet" "no DaemonSets but its copies" copy 'del(.metadata.labels)'
-refused "a copy of nothing" "owned by its original" copy '.metadata.ownerReferences = []'
+refused "a copy without an owner" "owned by its original" copy '.metadata.ownerReferences = []'
 refused "a copy of a DaemonSet that the site did not name" "that its admission policy names" copy '.metadata.ownerReferences[0].name = "ghost"'
-# The API server first has to read the DaemonSets with which this policy compares. Kubernetes 1.36 does so only once: after an earlier
-# run removed its policies, restart the API server (docs/security.md, "Open").
-wait=30 refused "a copy of a DaemonSet that was there before" "of that name which is there" copy '.metadata.ownerReferences[0].uid = "0"'
+# The API server first has to read the DaemonSets with which this policy compares. Kubernetes 1.36 does so only once: after an
+# earlier run removed its policies, restart the API server (docs/security.md, "Open").
+wait=30 refused "a copy of a deleted DaemonSet" "of that name which is there" copy '.metadata.ownerReferences[0].uid = "0"'
 while read -r what words filter; do refused "a copy with ${what//_/ }" "${words//_/ }" pod_of_copy "$filter"; done <<'TEXT'
 another_image images_of_farrier's_registry_only .containers[0].image = "evil.example/root:1"
 another_command its_original's_containers .containers[0].command = ["sh", "-c", "id"]
 arguments its_original's_containers .containers[0].args = ["id"]
 no_command_of_its_own its_original's_containers del(.containers[0].command)
 a_second_container its_original's_containers .containers += [.containers[0] + {name: "more"}]
-one_container_twice its_original's_containers .initContainers += [.initContainers[0] + {name: "more"}]
-no_initial_container its_original's_containers del(.initContainers)
-containers_in_each_other's_place its_original's_containers .containers[0].name = "first" | .initContainers[0].name = "driver"
+a_duplicate_init_container its_original's_containers .initContainers += [.initContainers[0] + {name: "more"}]
+no_init_container its_original's_containers del(.initContainers)
+swapped_container_names its_original's_containers .containers[0].name = "first" | .initContainers[0].name = "driver"
 a_Secret_in_a_variable its_original's_containers .containers[0].env = [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
 another_mount its_original's_containers .containers[0].volumeMounts[0].mountPath = "/"
 a_capability its_original's_containers .containers[0].securityContext.capabilities.add = ["SYS_BOOT"]
@@ -117,7 +117,7 @@ another_account its_original's_volumes .serviceAccountName = "farrier" | .servic
 the_host's_network its_original's_volumes .hostNetwork = true
 another_priority its_original's_volumes .priorityClassName = "system-node-critical"
 all_nodes nodes_of_its_original's_only del(.nodeSelector)
-a_zone_more nodes_of_its_original's_only .affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values += ["b"]
+an_additional_zone nodes_of_its_original's_only .affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values += ["b"]
 a_way_around_the_zone nodes_of_its_original's_only .affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms += [{matchExpressions: [{key: "farrier.dev/x", operator: "DoesNotExist"}]}]
 no_affinity nodes_of_its_original's_only del(.affinity)
 TEXT
@@ -130,17 +130,17 @@ wait=10 allowed "an annotation of a copy whose original changed" patch ds made '
 refused "the host's network for an existing copy" "original's volumes" patch ds made '{"spec":{"template":{"spec":{"hostNetwork":true}}}}'
 refused "a command for an existing copy" "original's containers" patch ds made "$(container "$image_b" ', "command": ["sh"]')"
 allowed "the original's current value" patch ds made '{"spec":{"template":{"spec":{"hostPID":false}}}}'
-allowed "the end of a copy" as_account delete ds made -n "$drivers"
+allowed "the deletion of a copy" as_account delete ds made -n "$drivers"
 k delete ds made -n "$drivers" > /dev/null
-refused "the end of a DaemonSet" "no DaemonSets but its copies" as_account delete ds fleet -n "$drivers"
+refused "the deletion of an original DaemonSet" "no DaemonSets but its copies" as_account delete ds fleet -n "$drivers"
 
 refused "another field of an operator's resource" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"nodeSelector":null}}'
-refused "another field of its driver" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"startupProbe":null}}}'
+refused "another field of the resource's driver" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"startupProbe":null}}}'
 refused "a registry that only copies may use" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"repository":"tools.example"}}}'
-refused "another registry in it" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"repository":"evil.example"}}}'
-refused "an annotation of others on it" "only annotations below farrier.dev/" patch "$plural" "$resource" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
-refused "another version of the vendor's" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"version":"24"}}}'
-allowed "its driver" patch "$plural" "$resource" "{\"spec\":{\"ofedDriver\":{\"repository\":\"$registry\",\"image\":\"$driver\",\"version\":\"1\",\"forcePrecompiled\":true}}}"
+refused "another registry in an operator's resource" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"repository":"evil.example"}}}'
+refused "a foreign annotation on an operator's resource" "only annotations below farrier.dev/" patch "$plural" "$resource" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
+refused "another version of the vendor's driver" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"version":"24"}}}'
+allowed "farrier's driver in an operator's resource" patch "$plural" "$resource" "{\"spec\":{\"ofedDriver\":{\"repository\":\"$registry\",\"image\":\"$driver\",\"version\":\"1\",\"forcePrecompiled\":true}}}"
 
 # build [FILTER]: prints a build's Job as farrier creates it, modified by a jq filter.
 build="$registry/builds@sha256:$(printf '0%.0s' {1..64})"
@@ -168,19 +168,19 @@ the_host's_files has_no_volume .volumes = [{name: "host", hostPath: {path: "/"}}
 a_Secret has_no_volume .volumes = [{name: "key", secret: {secretName: "key"}}]
 the_host's_network nothing_of_its_node's .hostNetwork = true
 the_host's_processes nothing_of_its_node's .hostPID = true
-a_priority_of_the_system's displaces_nothing .priorityClassName = "system-node-critical"
+a_system_priority displaces_nothing .priorityClassName = "system-node-critical"
 a_node's_name nothing_of_its_node's .nodeName = "node1"
 another_account nothing_of_its_node's .serviceAccountName = "farrier"
-an_initial_container no_initial_container .initContainers = [.containers[0] + {name: "first"}]
+an_init_container no_initial_container .initContainers = [.containers[0] + {name: "first"}]
 a_second_container_of_another_registry one_of_the_builds .containers += [{name: "more", image: "evil.example/root:1"}]
 a_Secret_in_a_variable no_variables .containers[0].env = [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
 a_token no_token .automountServiceAccountToken = true
 a_token_by_default no_token del(.automountServiceAccountToken)
 root user_is_not_root .securityContext.runAsUser = 0
-any_user user_is_not_root del(.securityContext.runAsUser)
-another_user_of_its_container no_capability .containers[0].securityContext.runAsUser = 0
-a_container's_defaults no_capability del(.containers[0].securityContext)
-all_system_calls_of_its_container no_capability .containers[0].securityContext.seccompProfile.type = "Unconfined"
+no_user user_is_not_root del(.securityContext.runAsUser)
+another_user_of_a_container no_capability .containers[0].securityContext.runAsUser = 0
+no_security_context_of_a_container no_capability del(.containers[0].securityContext)
+all_system_calls_of_a_container no_capability .containers[0].securityContext.seccompProfile.type = "Unconfined"
 a_capability no_capability .containers[0].securityContext.capabilities.add = ["SYS_ADMIN"]
 set-id_programs no_capability del(.containers[0].securityContext.allowPrivilegeEscalation)
 all_system_calls seccomp_profile .securityContext.seccompProfile.type = "Unconfined"
@@ -193,7 +193,7 @@ spec:
   suspend: true
   template: {spec: {restartPolicy: Never, containers: [{name: any, image: "$vendor"}]}}
 YAML
-refused "the end of another's Job" "no Jobs but its builds" as_account delete job others -n "$builds"
+refused "the deletion of a foreign Job" "no Jobs but its builds" as_account delete job others -n "$builds"
 builds="$ns" refused "a build elsewhere" "cannot create" build
 refused "a pod without a Job" "cannot create" as_account run alone --image "$build" -n "$builds"
 k create -n "$builds" -f - > /dev/null <<YAML
@@ -210,7 +210,7 @@ refused "an unrestricted pod, whoever creates it" "violates PodSecurity" k run a
 # exec supports no dry run. The pod has no node, so an allowed exec fails there.
 exec_as_account() { kubectl --kubeconfig "$here/kubeconfig" exec others -n "$builds" -- "$@"; }
 wait=30 refused "a shell in a pod" "nothing in a pod but the runner's follow" exec_as_account sh -c id
-refused "output of a build, only by the pod's missing node" "does not have a host assigned" exec_as_account /.farrier/runner follow 0
+refused "the runner's follow, but only because the pod has no node" "does not have a host assigned" exec_as_account /.farrier/runner follow 0
 
 # check NAME [FILTER]: prints a check's Job as farrier creates it from a site's CronJob, with its pod modified by a jq filter.
 check() {
@@ -230,12 +230,12 @@ check() {
 wait=30 allowed "a check" check farrier-check-1
 refused "a check of another name" "no Jobs but its builds" check any
 while read -r what words filter; do refused "a check with ${what//_/ }" "${words//_/ }" check farrier-check-1 "$filter"; done <<'TEXT'
-all_rights not_privileged .containers[0].securityContext = {privileged: true}
-all_rights_at_first not_privileged .initContainers[0].securityContext = {privileged: true}
+a_privileged_container not_privileged .containers[0].securityContext = {privileged: true}
+a_privileged_init_container not_privileged .initContainers[0].securityContext = {privileged: true}
 the_host's_network nothing_of_its_node's .hostNetwork = true
 the_host's_processes nothing_of_its_node's .hostPID = true
 the_host's_IPC nothing_of_its_node's .hostIPC = true
-a_port_of_the_host's nothing_of_its_node's .containers[0].ports = [{containerPort: 80, hostPort: 80}]
+a_host_port nothing_of_its_node's .containers[0].ports = [{containerPort: 80, hostPort: 80}]
 another_account no_account .serviceAccountName = "farrier"
 a_token no_token .automountServiceAccountToken = true
 a_token_by_default no_token del(.automountServiceAccountToken)
@@ -244,19 +244,19 @@ a_Secret no_volumes_but .volumes += [{name: "key", secret: {secretName: "key"}}]
 a_Secret_among_others no_volumes_but .volumes += [{name: "key", projected: {sources: [{secret: {name: "key"}}]}}]
 a_projected_token no_volumes_but .volumes += [{name: "key", projected: {sources: [{serviceAccountToken: {path: "token"}}]}}]
 others'_data no_volumes_but .volumes += [{name: "data", persistentVolumeClaim: {claimName: "data"}}]
-a_volume_of_a_driver's no_volumes_but .volumes += [{name: "data", csi: {driver: "csi.example", nodePublishSecretRef: {name: "key"}}}]
+a_CSI_volume no_volumes_but .volumes += [{name: "data", csi: {driver: "csi.example", nodePublishSecretRef: {name: "key"}}}]
 a_Secret_in_a_variable no_variables_from .containers[0].env += [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
-a_Secret_in_a_variable_at_first no_variables_from .initContainers[0].env = [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
+a_Secret_in_a_variable_of_an_init_container no_variables_from .initContainers[0].env = [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
 a_Secret_as_variables no_variables_from .containers[0].envFrom += [{secretRef: {name: "key"}}]
 a_capability adds_no_capability .containers[0].securityContext.capabilities.add = ["SYS_MODULE"]
-a_capability_at_first adds_no_capability .initContainers[0].securityContext.capabilities.add = ["SYS_ADMIN"]
+a_capability_of_an_init_container adds_no_capability .initContainers[0].securityContext.capabilities.add = ["SYS_ADMIN"]
 all_system_calls adds_no_capability .containers[0].securityContext.seccompProfile.type = "Unconfined"
-all_system_calls_of_its_pod adds_no_capability .securityContext.seccompProfile.type = "Unconfined"
-all_of_proc adds_no_capability .hostUsers = false | .containers[0].securityContext.procMount = "Unmasked"
+all_system_calls_of_the_pod adds_no_capability .securityContext.seccompProfile.type = "Unconfined"
+an_unmasked_proc adds_no_capability .hostUsers = false | .containers[0].securityContext.procMount = "Unmasked"
 no_AppArmor adds_no_capability .containers[0].securityContext.appArmorProfile.type = "Unconfined"
-a_type_of_SELinux adds_no_capability .containers[0].securityContext.seLinuxOptions.type = "spc_t"
+an_SELinux_type adds_no_capability .containers[0].securityContext.seLinuxOptions.type = "spc_t"
 a_kernel_parameter adds_no_capability .securityContext.sysctls = [{name: "net.ipv4.ip_forward", value: "1"}]
-a_priority_of_the_system's displaces_nothing .priorityClassName = "system-node-critical"
+a_system_priority displaces_nothing .priorityClassName = "system-node-critical"
 TEXT
 forecast='del(.volumes, .initContainers, .securityContext) | .hostPID = true | .hostNetwork = true | .containers = [{name: "forecast", image: "'"$image_a"'",
     command: ["driver-entrypoint", "forecast", "--message", "/dev/termination-log", "m"], env: [{name: "FARRIER_DRIVER_POD", value: "uid"}],
@@ -266,7 +266,7 @@ while read -r what words filter; do refused "a forecast with ${what//_/ }" "${wo
 another_image nothing_but_driver-entrypoint .containers[0].image = "evil.example/root:1"
 another_program nothing_but_driver-entrypoint .containers[0].command = ["sh", "-c"]
 a_capability nothing_but_driver-entrypoint .containers[0].securityContext.capabilities.add += ["SYS_ADMIN"]
-all_rights not_privileged .containers[0].securityContext.privileged = true
+a_privileged_container not_privileged .containers[0].securityContext.privileged = true
 a_token no_token .automountServiceAccountToken = true
 another_account no_account .serviceAccountName = "farrier"
 TEXT

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
-# Node Feature Discovery itself, on the node of --real-node: the labels that it sets, and those that it takes away and sets again.
+# Node Feature Discovery itself, on the node of --real-node: NFD sets its labels, removes them when its worker is uninstalled, and
+# sets them again.
 
 labels=("$nfd/kernel-version.full" "$nfd/system-os_release.ID" "$nfd/system-os_release.VERSION_ID")
 before=()
@@ -22,14 +23,14 @@ labeled() {
 expect 5 "the node has no labels" unlabeled
 start_nfd
 expect 60 "NFD sets the labels that farrier reads" labeled
-steady 5 "farrier writes nothing" ds_spec solo
+steady 5 "the DaemonSet stays unchanged" ds_spec solo
 
 stop "$here/nfd-worker.pid"
 k delete nodefeatures -n "$drivers" --all > /dev/null
-expect 60 "the worker is uninstalled: NFD takes the labels away" unlabeled
-steady 5 "the DaemonSet keeps its driver" ds_spec solo
+expect 60 "without its worker, NFD removes the labels" unlabeled
+steady 5 "the DaemonSet stays unchanged without the labels" ds_spec solo
 waits() { { as_farrier plan --cluster kube --registry "$registry" -o json || true; } | grep -qF "$real_node"; }
 expect 10 "the plan names the node" waits
 start_nfd_worker
-expect 60 "the worker is back, and the labels" labeled
-steady 5 "farrier writes nothing" ds_spec solo
+expect 60 "with its worker, NFD sets the labels again" labeled
+steady 5 "the DaemonSet stays unchanged" ds_spec solo

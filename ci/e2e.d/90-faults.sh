@@ -24,7 +24,7 @@ has_manifest() {
         "http://${registry%%/*}/v2/${registry#*/}/$driver/manifests/$1"
 }
 curl --silent --fail -X DELETE "http://${registry%%/*}/v2/${registry#*/}/$driver/manifests/${image_a##*@}"
-if has_manifest "${tag##*:}"; then expect 0 "the registry has lost the tag" false; fi
+expect 0 "the registry has lost the tag" not has_manifest "${tag##*:}"
 expect 240 "the lost tag is published again" has_manifest "${tag##*:}"
 find_images
 expect 30 "the DaemonSet has the published image" has_image solo "$image_a"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables that lib.sh sets
-# Uninstalls farrier as described in docs/deploy.md: everything that farrier set is restored without its definitions, and only
+# Uninstalls farrier as described in docs/deploy.md: a rollback without definitions restores everything that farrier set, and only
 # annotations remain.
 
 use_kind NicNodePolicy
@@ -33,7 +33,7 @@ take_back() { KUBECONFIG="$kubeconfig" "$farrier" rollback --cluster kube --defi
 take_back --dry-run > "$here/dry-run.txt"
 cat "$here/dry-run.txt" >&2
 for object in "$drivers/solo" "$drivers/fleet" "$drivers/whole" "$kind/$resource"; do
-    grep -qF "$object " "$here/dry-run.txt" || expect 0 "the dry run names $object" false
+    grep -qF "$object " "$here/dry-run.txt" || fail "the dry run names $object"
 done
 expect 0 "a dry run changes nothing" all_set
 # If another farrier has set objects as well, name this run's objects.
@@ -55,5 +55,5 @@ awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$
 gone() {
     not k get namespace "$ns" && not grep -q -- "-$scenario\$" <(k get clusterroles,clusterrolebindings -l "$run_label=$run" -o name)
 }
-expect 60 "nothing of farrier is left in the cluster" gone
+expect 60 "farrier's namespace and cluster roles are gone" gone
 k delete "$plural.$group" "$resource" > /dev/null

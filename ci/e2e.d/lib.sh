@@ -137,7 +137,7 @@ remove_objects() {
     done
     k delete clusterrolebindings,clusterroles,validatingadmissionpolicybindings,validatingadmissionpolicies -l "$run_label=$run" > /dev/null
     wait_until 60 namespaces_gone || { echo "namespaces of run $run still exist" >&2; return 1; }
-    # The run may have ended before it made any.
+    # The run may have ended before it created CRDs.
     [ -f "$state/crds" ] || return 0
     while read -r object; do k delete crd "$object" --ignore-not-found > /dev/null; done < "$state/crds"
 }
@@ -393,7 +393,7 @@ start_farrier() {
         --log-format json "$@" > "$here/farrier-$name.out" 2>> "$here/farrier-$name.log" < /dev/null &
     echo $! > "$here/farrier-$name.pid"
     expect 30 "farrier $name is ready or has ended" ready_or_ended "$name"
-    alive "$here/farrier-$name.pid" || expect 0 "farrier $name runs" false
+    expect 0 "farrier $name runs" alive "$here/farrier-$name.pid"
 }
 
 ready_or_ended() { get "$1" readyz > /dev/null || not alive "$here/farrier-$1.pid"; }
@@ -421,7 +421,8 @@ leads() { get "$1" metrics | grep -q '^farrier_leader 1'; }
 
 # --- conditions
 
-# expect SECONDS WHAT COMMAND...: waits until the command succeeds; otherwise prints the state and ends the scenario.
+# expect SECONDS WHAT COMMAND...: waits until the command succeeds; otherwise prints the state and ends the scenario. WHAT is the
+# condition that the command checks.
 expect() {
     local seconds="$1" what="$2"
     shift 2
@@ -432,6 +433,20 @@ expect() {
     {
         echo "--- not within $seconds s: $what ($*)"
         tail -n 5 "$here/expected"
+    } >&2
+    abort_scenario
+}
+
+# fail WHAT: prints the state and ends the scenario, because the condition WHAT does not hold.
+fail() {
+    echo "--- not true: $1" >&2
+    abort_scenario
+}
+
+# Prints the state of the scenario's objects and the ends of farrier's logs, and ends the scenario with an error.
+abort_scenario() {
+    local file
+    {
         k get nodes -l "$mark" -L "$nfd/kernel-version.full" || true
         k get daemonsets,pods -n "$drivers" -o wide || true
         k get driverbuilds -n "$ns" -o wide || true
@@ -458,7 +473,7 @@ steady() {
         after="$("${@:3}")"
         if [ "$before" != "$after" ]; then
             printf -- '--- changed: %s\n%s\n%s\n' "$2" "$before" "$after" >&2
-            expect 0 "$2" false
+            fail "$2"
         fi
         sleep 0.5
     done

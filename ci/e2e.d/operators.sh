@@ -9,7 +9,7 @@ build_operator() {
     [ ! -x "$state/programs/$1" ] || return 0
     mkdir -p "$state/programs"
     CGO_ENABLED=0 go build -C "$2" -o "$state/programs/$1" "$3" > "$here/$1-build.log" 2>&1 ||
-        expect 0 "$1 compiles in $2: $(tail -n 3 "$here/$1-build.log")" false
+        fail "$1 compiles in $2: $(tail -n 3 "$here/$1-build.log")"
 }
 
 # operator_crds: prints the files and directories with the CRDs of the checkouts.

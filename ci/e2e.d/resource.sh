@@ -68,7 +68,7 @@ check_resource_rollout() {
     expect 5 "the resource enables precompiled drivers" is "$flag" true
     expect 5 "the tag that the operator computes from the version is in the registry" computed "$1"
     expect 5 "other fields are unchanged" is startupProbe.periodSeconds 10
-    steady 5 "nothing more is written" spec_of
+    steady 5 "the resource's spec stays unchanged" spec_of
     as_admin rollback --cluster kube "$kind/$resource" > "$here/rollback.txt"
     expect 10 "rollback restores the vendor's repository" is repository vendor.example/drivers
     expect 5 "rollback restores the vendor's version" is version 25.10-1.2.8.0-0
@@ -85,7 +85,7 @@ is_held() {
 check_hold() {
     start_farrier one
     expect 20 "$(foreign_nodes "$1" | wc -l) foreign nodes have $1, and this run has no image for them: the plan holds the rollout" is_held
-    steady 5 "the resource is unchanged" is repository vendor.example/drivers
+    steady 5 "the resource keeps the vendor's repository" is repository vendor.example/drivers
     k delete "$plural.$group" "$resource" > /dev/null
 }
 

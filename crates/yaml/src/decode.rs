@@ -16,8 +16,11 @@ use crate::{Node, Position, Value, YamlError};
 /// Maximum number of reported mistakes in one document.
 const MAX_MISTAKES: usize = 50;
 
-/// Reads a document. After a mistake, the faulty value is removed and the rest is read again, until no mistake is left. Serde
-/// reads a whole mapping before it reports missing fields, so no mistake stays hidden.
+/// Reads a document. Each attempt reports one mistake, marks the faulty value as removed and tries again. Errors caused only by a
+/// removed value are dropped.
+///
+/// A missing field removes the whole mapping. Serde reports it only after it has read all other fields, whose mistakes have then
+/// been reported.
 pub fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T, Vec<YamlError>> {
     let mut remaining = document.clone();
     let mut mistakes = Vec::new();
@@ -69,13 +72,20 @@ impl DecodeError {
 
     /// Whether the error only results from the removal of a faulty part, so that it is not a separate mistake.
     fn follows_from_removal(&self, node: &Node) -> bool {
-        match (self.missing_field, node.value()) {
-            (Some(field), _) => node.get(field).is_some_and(|value| value.is_removed()),
-            (None, Value::Map(entries)) => {
-                self.key_position.is_none() && entries.iter().any(|(_, value)| value.is_removed())
-            }
-            (None, Value::List(items)) => self.key_position.is_none() && items.iter().any(Node::is_removed),
-            (None, _) => false,
+        // After the mistake in `version: [1]`, the field `version` is missing.
+        if let Some(field) = self.missing_field {
+            return node.get(field).is_some_and(|value| value.is_removed());
+        }
+        // A misspelt key is a mistake whatever its value is. `node` is that value.
+        if self.key_position.is_some() {
+            return false;
+        }
+        match node.value() {
+            // After the mistake in `{oci: 5}`, the error "exactly one of apt, oci is required" is about the mapping.
+            Value::Map(entries) => entries.iter().any(|(_, value)| value.is_removed()),
+            // After the mistake in `[[x]]`, the error about an empty list is about the outer list.
+            Value::List(items) => items.iter().any(Node::is_removed),
+            Value::Null | Value::Scalar(_) | Value::Removed => false,
         }
     }
 }
@@ -117,8 +127,8 @@ fn suggestion(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the known name that was probably meant: at most two edits away, in at most a third of the characters of `name`.
-/// `pci-10de` and `pci-15b3` are both valid and differ in three characters.
+/// Returns the known name that was probably meant: at most two edits away, in at most a third of the characters of `name`. With
+/// three edits, `pci-15b3` would be suggested for the equally valid `pci-10de`.
 pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
     // The comparison of a long hostile name would take too much time.
@@ -150,13 +160,14 @@ fn type_error(expected: &str, node: &Node) -> DecodeError {
     DecodeError::new(format!("expected {expected}, found {}", describe(node)))
 }
 
-/// Moves an error about an unknown field to the key's position. For keys that serde buffers, serde reports the error for the
-/// mapping.
+/// Moves an error about an unknown field to the key's position. Serde usually reports it while it reads the key. With
+/// `#[serde(flatten)]` it first collects all keys and values, and then reports the error for the mapping.
 fn move_to_key(map: &Node, error: DecodeError) -> DecodeError {
-    let (Some(entries), Some(field), true) = (map.entries(), &error.unknown_field, error.path.is_empty())
-    else {
+    // An error with a path is already at the key, or at a value inside.
+    if !error.path.is_empty() {
         return error;
-    };
+    }
+    let (Some(entries), Some(field)) = (map.entries(), &error.unknown_field) else { return error };
     match entries.iter().position(|(key, _)| key_text(key).is_ok_and(|name| name == field)) {
         Some(index) => error.at_key(index, entries[index].0.position),
         None => error,

@@ -313,7 +313,7 @@ async fn pull_from(
 ) -> Result<()> {
     if let Some(host) = HostPort::of_registry(&repository.normalized().0) {
         let what = format!("pull of toolchain image {name}");
-        services.fetcher.net().permit(&host, &AccessPurpose::of(&what)).map_err(registry::not_sent)?;
+        services.fetcher.net().check_allowed(&host, &AccessPurpose::of(&what)).map_err(registry::not_sent)?;
     }
     let found = services.images.credentials.password(repository).await;
     let credentials = found.map(|(username, password)| Credentials { username, password });

@@ -89,7 +89,7 @@ pub(super) async fn compile(
     };
     let limits = plan.limits;
     // With leader election, another replica adopts the Job when this replica stops.
-    let detach = if services.process.fence.is_some() {
+    let keep_job = if services.process.fence.is_some() {
         services.process.cancel.clone()
     } else {
         CancellationToken::new()
@@ -110,10 +110,10 @@ pub(super) async fn compile(
         log: Arc::clone(&request.log),
         phases: &phases,
         cancel: request.cancel.clone(),
-        detach: detach.clone(),
+        keep_job: keep_job.clone(),
     };
     let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
-    if !detach.is_cancelled() {
+    if !keep_job.is_cancelled() {
         delete_image(build, &reference).await;
     }
     Ok(outcome?)

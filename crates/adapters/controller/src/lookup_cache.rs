@@ -9,7 +9,7 @@
 //! | other failed or refused lookup; build failures | for each plan ([`LookupCache::begin_plan`]) |
 //! | contents of an image in use | for each plan, if a tag names the image |
 //! | headers of a target | when the system that its nodes report changes ([`LookupCache::begin_plan`]) |
-//! | references and headers of a cell | after the cell's build ([`LookupCache::forget_build`]) |
+//! | references and headers of a cell | after the cell's build ([`LookupCache::forget_build`]); other resolved inputs, too, if the build was outdated |
 //! | references that got an image or a tag | after the push ([`LookupCache::forget`]) |
 //! | everything else | after a resync ([`LookupCache::reset`]) |
 //!

@@ -3,7 +3,7 @@
 use farrier_core::site::{Host, HostPort, SecretSource};
 use url::Url;
 
-use super::{AccessPurpose, Net, NetError};
+use super::{AccessPurpose, Net, NetError, ProxyOrigin};
 
 /// apt options for a set of archives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct AptOptions {
 
 impl Net {
     /// Checks that these archives may be accessed. `suites` describes the purpose.
-    pub fn permit_archives<'a>(
+    pub fn check_archives_allowed<'a>(
         &self,
         archives: impl IntoIterator<Item = &'a str>,
         suites: &str,
@@ -29,7 +29,7 @@ impl Net {
             let url = Url::parse(archive).ok();
             let scheme = url.as_ref().map_or("", Url::scheme);
             match (scheme, url.as_ref().and_then(HostPort::of_url)) {
-                ("http" | "https", Some(host)) => self.permit(&host, &AccessPurpose::of(&what))?,
+                ("http" | "https", Some(host)) => self.check_allowed(&host, &AccessPurpose::of(&what))?,
                 // Local files need no host.
                 ("file" | "copy" | "cdrom", _) => {}
                 // Other apt methods (tor, lists of mirrors) access hosts that are unknown here.
@@ -46,8 +46,9 @@ impl Net {
     ) -> Result<AptOptions, NetError> {
         let proxies = self.proxies().await?;
         let offline = self.is_offline();
-        let mut apt =
-            AptOptions { options: Vec::new(), ignores_environment: offline || self.0.has_site_proxy };
+        let proxy_origin = self.0.proxy_origin;
+        let ignores_environment = offline || proxy_origin == ProxyOrigin::Site;
+        let mut apt = AptOptions { options: Vec::new(), ignores_environment };
         if offline {
             apt.options.extend(
                 [
@@ -72,8 +73,8 @@ impl Net {
                 let proxy = match proxies.for_url(&url) {
                     // A proxy from the environment is not a named host for `--offline`.
                     Some(proxy)
-                        if !self.0.is_environment_proxy
-                            || proxy.host().is_some_and(|host| self.allows(&host)) =>
+                        if proxy_origin != ProxyOrigin::Environment
+                            || proxy.host().is_some_and(|host| self.is_allowed(&host)) =>
                     {
                         proxy.as_url().as_str()
                     }

@@ -30,13 +30,13 @@ impl Net {
         mut request: Request,
         purpose: &AccessPurpose<'_>,
     ) -> Result<Response, NetError> {
-        let mut sent_by = purpose.sent_by.map(str::to_owned);
+        let mut redirected_by = purpose.redirected_by.map(str::to_owned);
         for _ in 0..=MAX_REDIRECTS {
             let url = request.url().clone();
-            let purpose = AccessPurpose { action: purpose.action, sent_by: sent_by.as_deref() };
+            let purpose = AccessPurpose { action: purpose.action, redirected_by: redirected_by.as_deref() };
             let client = self.client(&url, &purpose).await?;
             // Addresses that another host named (redirects, token servers) get none of the site's passwords.
-            if sent_by.is_none() {
+            if redirected_by.is_none() {
                 self.add_login(&mut request).await?;
             }
             move_credentials_to_header(client, &mut request)?;
@@ -55,7 +55,7 @@ impl Net {
                 return Err(redirect_error("redirect from https to plain http"));
             }
             request = redirect_request(copy, response.status().as_u16(), target)?;
-            sent_by = host;
+            redirected_by = host;
         }
         Err(redirect_error("too many redirects"))
     }
@@ -67,8 +67,8 @@ impl Net {
 
     async fn client(&self, url: &Url, purpose: &AccessPurpose<'_>) -> Result<&Client, NetError> {
         let host = HostPort::of_url(url).ok_or_else(|| redirect_error("an address without a host"))?;
-        self.permit(&host, purpose)?;
-        self.permit_proxy(url, purpose)?;
+        self.check_allowed(&host, purpose)?;
+        self.check_proxy_allowed(url, purpose)?;
         let inner = &self.0;
         let tls_entry = self.tls_entry(&host);
         let build = || self.build_client(tls_entry, rustls::DEFAULT_VERSIONS);
@@ -78,10 +78,10 @@ impl Net {
     }
 
     /// Checks that the environment's proxy may be used, if it applies to this address.
-    pub(super) fn permit_proxy(&self, url: &Url, purpose: &AccessPurpose<'_>) -> Result<(), NetError> {
-        let Some((proxy, true)) = self.proxy(url) else { return Ok(()) };
+    pub(super) fn check_proxy_allowed(&self, url: &Url, purpose: &AccessPurpose<'_>) -> Result<(), NetError> {
+        let Some(proxy) = self.environment_proxy(url) else { return Ok(()) };
         let what = format!("{purpose}, through the environment's proxy,");
-        proxy.host().map_or(Ok(()), |host| self.permit(&host, &AccessPurpose::of(&what)))
+        proxy.host().map_or(Ok(()), |host| self.check_allowed(&host, &AccessPurpose::of(&what)))
     }
 
     /// The site's entry for a host and its index, if the entry configures certificates.
@@ -152,7 +152,7 @@ impl Net {
         if request.headers().contains_key(AUTHORIZATION) {
             return Ok(());
         }
-        self.permit_login(url, &host)?;
+        self.check_login_allowed(url, &host)?;
         let password = self.password(login, &host.to_string()).await?;
         let url = request.url_mut();
         // These calls cannot fail for a URL with a host.
@@ -162,7 +162,7 @@ impl Net {
     }
 
     /// Checks that the site's password for a host may be sent to this URL.
-    pub(super) fn permit_login(&self, url: &Url, host: &HostPort) -> Result<(), NetError> {
+    pub(super) fn check_login_allowed(&self, url: &Url, host: &HostPort) -> Result<(), NetError> {
         if url.scheme() == "https" || self.allows_plain(host) {
             return Ok(());
         }

@@ -35,7 +35,7 @@ impl GitAccess {
 pub async fn git_access(net: &Net, repository: &Url) -> Result<GitAccess, NetError> {
     let Some(host) = host_of(repository) else { return Ok(GitAccess::default()) };
     let what = format!("git for {host}");
-    net.permit(&host, &AccessPurpose::of(&what))?;
+    net.check_allowed(&host, &AccessPurpose::of(&what))?;
     let entry = net.host_entry(&host).map(|(_, entry)| entry);
     if repository.scheme() == "ssh" {
         let ssh_key = match entry.and_then(|entry| entry.ssh_key.as_ref()) {
@@ -48,7 +48,7 @@ pub async fn git_access(net: &Net, repository: &Url) -> Result<GitAccess, NetErr
         let known_hosts = known_hosts.map(|file| net.0.root.join(file));
         return Ok(GitAccess { settings: Vec::new(), ssh_key, known_hosts });
     }
-    net.permit_proxy(repository, &AccessPurpose::of(&what))?;
+    net.check_proxy_allowed(repository, &AccessPurpose::of(&what))?;
     // A redirect would send the password to another host.
     let mut settings = vec![("http.followRedirects", "false".to_owned().into())];
     let proxy = net.proxies().await?.for_url(repository).map(|proxy| proxy.as_url().to_string());
@@ -58,7 +58,7 @@ pub async fn git_access(net: &Net, repository: &Url) -> Result<GitAccess, NetErr
         let files = net.files_for("git", entry, ["http.sslCAInfo", "http.sslCert", "http.sslKey"])?;
         settings.extend(files.into_iter().map(|(setting, path)| (setting, path.into())));
         if let Some(login) = &entry.login {
-            net.permit_login(repository, &host)?;
+            net.check_login_allowed(repository, &host)?;
             let password = net.password(login, &host.to_string()).await?;
             let pair = Zeroizing::new(format!("{}:{}", login.user, password.as_str()));
             let header = format!("Authorization: Basic {}", STANDARD.encode(pair.as_bytes()));

@@ -2,7 +2,10 @@
 //!
 //! Every HTTP request goes through [`Net::execute`], which enforces `--offline` before the first request and before
 //! each redirect. Programs that access the network themselves (apt, mmdebstrap, git, engines) are checked with
-//! [`Net::permit`] before they start. `--cluster` permits the API server, whose connection the kubeconfig configures.
+//! [`Net::check_allowed`] before they start. `--cluster` permits the API server, whose connection the kubeconfig configures.
+//!
+//! `--offline` allows only named hosts: those that `site.yaml` names (hosts, their token servers, mirrors, the proxy), and
+//! the registry of the command line.
 
 #![forbid(unsafe_code)]
 
@@ -53,18 +56,18 @@ pub struct NetOptions {
 
 /// Purpose of an access to a host, and the origin of its address.
 #[derive(Clone, Copy, Debug, Display)]
-#[display("{action}{}", sent_by.map(|host| format!(" (redirected by {host})")).unwrap_or_default())]
+#[display("{action}{}", redirected_by.map(|host| format!(" (redirected by {host})")).unwrap_or_default())]
 pub struct AccessPurpose<'a> {
     /// What the access is for: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
     pub action: &'a str,
     /// Host that named the address; `None` if a definition or the command line named it.
-    pub sent_by: Option<&'a str>,
+    pub redirected_by: Option<&'a str>,
 }
 
 impl<'a> AccessPurpose<'a> {
     /// Access to an address from a definition or the command line.
     pub fn of(action: &'a str) -> Self {
-        Self { action, sent_by: None }
+        Self { action, redirected_by: None }
     }
 }
 
@@ -81,15 +84,25 @@ struct Clients {
 #[derive(Clone, Default)]
 pub struct Net(Arc<Inner>);
 
+/// Origin of the proxies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ProxyOrigin {
+    /// There is no proxy.
+    #[default]
+    None,
+    /// The site's definition.
+    Site,
+    /// The environment. Such a proxy is not a named host.
+    Environment,
+}
+
 #[derive(Default)]
 struct Inner {
     mirrors: Vec<MirrorRule>,
     hosts: Vec<Host>,
     insecure: Vec<HostPort>,
     proxy: Proxy,
-    /// Whether `proxy` comes from the environment. Such a proxy is not a named host for `--offline`.
-    is_environment_proxy: bool,
-    has_site_proxy: bool,
+    proxy_origin: ProxyOrigin,
     policy: RwLock<HostPolicy>,
     secrets: SecretReader,
     root: PathBuf,
@@ -113,6 +126,11 @@ impl Net {
                 policy.allow(host);
             }
         }
+        let proxy_origin = match &proxy {
+            Some(_) => ProxyOrigin::Site,
+            None if environment == Proxy::default() => ProxyOrigin::None,
+            None => ProxyOrigin::Environment,
+        };
         let mut insecure_hosts = Vec::new();
         for text in &insecure {
             let host = text.parse().map_err(|error: site::ParseError| {
@@ -124,8 +142,7 @@ impl Net {
         let trusted = tls::Trusted::read(ca_file.as_deref(), &hosts, &root)?;
         Ok(Self(Arc::new(Inner {
             clients: Clients { hosts: hosts.iter().map(|_| OnceCell::new()).collect(), ..Clients::default() },
-            is_environment_proxy: proxy.is_none() && environment != Proxy::default(),
-            has_site_proxy: proxy.is_some(),
+            proxy_origin,
             proxy: proxy.unwrap_or(environment),
             policy: RwLock::new(policy),
             secrets: SecretReader::new(root.clone(), cluster),
@@ -147,27 +164,28 @@ impl Net {
         self.0.policy.read().is_offline()
     }
 
-    /// Adds a host from the command line (`--registry`) to the named hosts, which `--offline` permits.
-    pub fn name_host(&self, host: HostPort) {
+    /// Adds a host from the command line (`--registry`) to the named hosts, which `--offline` allows.
+    pub fn add_named_host(&self, host: HostPort) {
         self.0.policy.write().allow(host);
     }
 
     /// Checks that a host may be accessed. The error states the purpose.
-    pub fn permit(&self, host: &HostPort, purpose: &AccessPurpose<'_>) -> Result<(), NetError> {
-        if self.allows(host) {
+    pub fn check_allowed(&self, host: &HostPort, purpose: &AccessPurpose<'_>) -> Result<(), NetError> {
+        if self.is_allowed(host) {
             return Ok(());
         }
         Err(NetError::Offline { purpose: purpose.to_string(), host: host.to_string() })
     }
 
-    pub fn allows(&self, host: &HostPort) -> bool {
+    /// Whether a host may be accessed.
+    pub fn is_allowed(&self, host: &HostPort) -> bool {
         self.0.policy.read().allows(host)
     }
 
-    /// Expiry of the certificates that were read at startup: the earliest in a client certificate's chain, the latest
-    /// among the roots of a file.
-    pub fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
-        self.0.trusted.ends(&self.0.hosts)
+    /// Expiry times of the certificate files that were read at startup: for a client certificate, the first in its chain to
+    /// expire; for a file of roots, the last.
+    pub fn certificate_expiries(&self) -> Vec<(String, Timestamp)> {
+        self.0.trusted.expiries(&self.0.hosts)
     }
 
     /// Whether this host may be accessed without TLS.
@@ -197,21 +215,26 @@ impl Net {
         self.0.hosts.iter().any(|entry| entry.immutable_tags && entry.host.covers(host))
     }
 
-    /// Repositories to look for an image in, in order. Offline, excludes the image's own repository, unless its host is
-    /// named. If the image's own repository is the only candidate, it is kept, so that the error names it.
+    /// Repositories to look for an image in: first the mirrors, then the original. A forbidden original is dropped unless it is
+    /// the only candidate. Then it stays, so that the error names it.
     pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
         let candidates = site::image_candidates(&self.0.mirrors, repository);
-        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&candidate.normalized().0))
+        self.drop_forbidden_original(candidates, |candidate| HostPort::of_registry(&candidate.normalized().0))
     }
 
     /// Addresses to look for a file at, by the rules of [`Self::image_candidates`].
     pub fn url_candidates(&self, url: &Url) -> Vec<Url> {
-        self.without_forbidden(site::url_candidates(&self.0.mirrors, url), HostPort::of_url)
+        self.drop_forbidden_original(site::url_candidates(&self.0.mirrors, url), HostPort::of_url)
     }
 
-    fn without_forbidden<T>(&self, mut candidates: Vec<T>, host: impl Fn(&T) -> Option<HostPort>) -> Vec<T> {
-        let forbidden = candidates.last().and_then(host).is_some_and(|host| !self.allows(&host));
-        if forbidden && candidates.len() > 1 {
+    fn drop_forbidden_original<T>(
+        &self,
+        mut candidates: Vec<T>,
+        host: impl Fn(&T) -> Option<HostPort>,
+    ) -> Vec<T> {
+        // The original is the last candidate (`site::image_candidates`). Mirrors are named hosts, which are always allowed.
+        let is_forbidden = candidates.last().and_then(host).is_some_and(|host| !self.is_allowed(&host));
+        if is_forbidden && candidates.len() > 1 {
             candidates.pop();
         }
         candidates
@@ -224,9 +247,12 @@ impl Net {
         covering.rev().max_by_key(|(_, entry)| entry.host.port().is_some())
     }
 
-    /// Proxy for an address, and whether it comes from the environment.
-    fn proxy(&self, url: &Url) -> Option<(&ProxyUrl, bool)> {
-        self.0.proxy.for_url(url).map(|proxy| (proxy, self.0.is_environment_proxy))
+    /// Proxy for an address, if that proxy comes from the environment.
+    fn environment_proxy(&self, url: &Url) -> Option<&ProxyUrl> {
+        match self.0.proxy_origin {
+            ProxyOrigin::Environment => self.0.proxy.for_url(url),
+            ProxyOrigin::None | ProxyOrigin::Site => None,
+        }
     }
 }
 

@@ -18,10 +18,10 @@ const SITE: &str = r#"{
 fn what_the_site_names_may_be_asked() {
     let net = net(SITE, true);
     for host in ["r.example:443", "files.example:443", "apt.example:80", "proxy.example:3128"] {
-        assert!(net.allows(&host.parse().unwrap()), "{host}");
+        assert!(net.is_allowed(&host.parse().unwrap()), "{host}");
     }
-    let purpose = AccessPurpose { action: "fetch blob x of y", sent_by: Some("r.example:443") };
-    let error = net.permit(&"cdn.example:443".parse().unwrap(), &purpose).unwrap_err();
+    let purpose = AccessPurpose { action: "fetch blob x of y", redirected_by: Some("r.example:443") };
+    let error = net.check_allowed(&"cdn.example:443".parse().unwrap(), &purpose).unwrap_err();
     insta::assert_snapshot!(
         error,
         @"fetch blob x of y (redirected by r.example:443) needs cdn.example:443, which --offline forbids: no configuration names it"
@@ -31,8 +31,8 @@ fn what_the_site_names_may_be_asked() {
         @"if farrier may use it, add `- host: cdn.example:443` to `hosts` in site.yaml; otherwise map it to a host of the site with `mirrors`"
     );
     assert!(!error.is_transient());
-    net.name_host("cdn.example".parse().unwrap());
-    assert!(net.permit(&"cdn.example:443".parse().unwrap(), &purpose).is_ok());
+    net.add_named_host("cdn.example".parse().unwrap());
+    assert!(net.check_allowed(&"cdn.example:443".parse().unwrap(), &purpose).is_ok());
     assert!(net.allows_plain(&"plain.example:5000".parse().unwrap()));
     assert!(!net.allows_plain(&"plain.example".parse().unwrap()));
 }
@@ -46,7 +46,7 @@ fn offline_the_place_itself_is_asked_only_where_it_is_named() {
     assert_eq!(images(&net(SITE, false)), ["r.example/hub/library/debian", "debian"]);
     let offline = net(SITE, true);
     assert_eq!(images(&offline), ["r.example/hub/library/debian"]);
-    offline.name_host("docker.io".parse().unwrap());
+    offline.add_named_host("docker.io".parse().unwrap());
     assert_eq!(images(&offline), ["r.example/hub/library/debian", "debian"]);
     // Without a mirror, the original address stays, so that the error names it.
     let url: Url = "https://other.example/x.tgz".parse().unwrap();
@@ -66,15 +66,15 @@ async fn apt_is_told_of_proxies_and_certificates() {
             r#"Acquire::http::Proxy::near.example "DIRECT";"#
         ]
     );
-    let error = net(SITE, true).permit_archives(archives, "suite x").unwrap_err();
+    let error = net(SITE, true).check_archives_allowed(archives, "suite x").unwrap_err();
     insta::assert_snapshot!(
         error,
         @"apt for suite x needs near.example:80, which --offline forbids: no configuration names it"
     );
     let offline = net(SITE, true).apt_options([archives[0]]).await.unwrap();
-    assert!(net(SITE, true).permit_archives([archives[0], archives[2]], "suite x").is_ok());
+    assert!(net(SITE, true).check_archives_allowed([archives[0], archives[2]], "suite x").is_ok());
     assert!(offline.options.contains(&r#"Acquire::http::AllowRedirect "false";"#.to_owned()));
-    assert!(net("{}", true).permit_archives(["tor+http://x.example/debian"], "suite x").is_err());
+    assert!(net("{}", true).check_archives_allowed(["tor+http://x.example/debian"], "suite x").is_err());
 
     let dir = tempfile::tempdir().unwrap();
     let site = r#"{"hosts": [{"host": "apt.example", "clientKey": {"file": "key.pem"}}]}"#;
@@ -93,7 +93,7 @@ async fn offline_the_environments_proxy_counts_as_a_host() {
     let environment = Proxy { https: Some("http://env.example:3128".parse().unwrap()), ..Proxy::default() };
     let options = NetOptions { environment, offline: true, ..NetOptions::default() };
     let net = Net::new(options).unwrap();
-    assert!(!net.allows(&"env.example:3128".parse().unwrap()));
+    assert!(!net.is_allowed(&"env.example:3128".parse().unwrap()));
     let apt = net.apt_options([]).await.unwrap();
     assert!(apt.ignores_environment);
 }

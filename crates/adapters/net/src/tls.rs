@@ -68,20 +68,20 @@ impl Trusted {
     }
 
     /// Expiry of the certificates in each file. `hosts` must be the list from [`Self::read`].
-    pub(super) fn ends(&self, hosts: &[Host]) -> Vec<(String, Timestamp)> {
+    pub(super) fn expiries(&self, hosts: &[Host]) -> Vec<(String, Timestamp)> {
         // rustls would reject any certificate that cannot be parsed here.
-        fn expiries(certificates: &[CertificateDer<'_>]) -> impl Iterator<Item = Timestamp> {
+        fn not_after(certificates: &[CertificateDer<'_>]) -> impl Iterator<Item = Timestamp> {
             certificates
                 .iter()
                 .filter_map(|der| Certificate::parse(der).ok())
                 .map(|certificate| certificate.not_after)
         }
-        let mut ends = vec![("--ca-file".to_owned(), expiries(&self.general).max())];
+        let mut files = vec![("--ca-file".to_owned(), not_after(&self.general).max())];
         for (Host { host, .. }, HostTls { roots, client_chain }) in hosts.iter().zip(&self.hosts) {
-            ends.push((format!("caFile of {host}"), expiries(roots).max()));
-            ends.push((format!("clientCertificate of {host}"), expiries(client_chain).min()));
+            files.push((format!("caFile of {host}"), not_after(roots).max()));
+            files.push((format!("clientCertificate of {host}"), not_after(client_chain).min()));
         }
-        ends.into_iter().filter_map(|(what, expiry)| Some((what, expiry?))).collect()
+        files.into_iter().filter_map(|(what, expiry)| Some((what, expiry?))).collect()
     }
 
     /// Creates a client configuration for the host with this index. Uses ring and not the process-wide default provider. Blocks.

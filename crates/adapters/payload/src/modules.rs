@@ -10,7 +10,7 @@ use kmod::{CachedFile, Compression, Module, ModuleError, PayloadModule};
 use super::{decompression::DecompressionBudget, error::Result};
 
 /// Reads all modules (`*.ko`, plain or compressed with gzip, xz or zstd) below a directory, ordered by path. Symbolic links are
-/// not followed. A damaged module is returned as a value, because the check reports it.
+/// not followed. A damaged module is not an error of this function: its entry has the error, which the check reports.
 pub fn read_modules(payload: &Path, budget: &DecompressionBudget) -> Result<Vec<PayloadModule>> {
     let mut modules = Vec::new();
     for (file, compression) in files(payload)? {
@@ -42,7 +42,7 @@ pub fn read_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<P
 }
 
 /// Opens a module file; returns `None` if the file does not have a module's name. A compressed one is decompressed into an
-/// unnamed temporary file.
+/// unnamed temporary file. The outer error concerns the disk or the budget, the inner error the compressed data.
 pub fn open_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<Result<File, ModuleError>>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Compression::of(&name).map(|compression| budget.open(path, path, compression)).transpose()

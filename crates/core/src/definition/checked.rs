@@ -81,6 +81,7 @@ macro_rules! texts {
 }
 
 texts! {
+    // Sources and other definitions have names of this type, too. The schema publishes the type's name, so it stays.
     /// A DNS name of 1 to 63 characters. It is also the last part of a repository's name.
     ImageName(named): r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
         "a name: 1 to 63 of `a-z`, `0-9`, `-` and `.`, a letter or digit at both ends of each part",

@@ -14,7 +14,7 @@ use crate::definition::{
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RunfileBase {
-    /// Name of the source that is the installer. Only the compute parts are used, on Debian 12.
+    /// Name of the source that contains the installer. The base has only the compute parts, on Debian 12.
     Compute(ImageName),
     /// The source, with options.
     Spec(RunfileSpec),
@@ -24,8 +24,8 @@ pub enum RunfileBase {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RunfileSpec {
-    /// The image's source that is the installer, or the directory that it unpacks to. The base is made from the whole installer,
-    /// even if only a part of it (`subdir`) is compiled.
+    /// Name of the image's source that contains the installer: its `.run` file, or the directory that the file unpacks to. The
+    /// base is made from the whole installer, even if only a part of it (`subdir`) is compiled.
     pub source: ImageName,
     /// Include the graphics parts, too: OpenGL, EGL, Vulkan, OptiX, VDPAU, the X server's driver.
     #[serde(default)]

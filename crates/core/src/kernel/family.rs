@@ -111,10 +111,10 @@ pub struct FamilyMatch {
     pub release: Option<Pattern>,
     /// Processor architecture.
     pub arch: Option<Architecture>,
-    /// Compilers, such as `gcc-14`. The family then applies to kernels with user-provided headers that one of these compilers
-    /// built. It is used only if the toolchain of the regular family lacks that compiler.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub built_with: Vec<CompilerName>,
+    /// Compilers, such as `gcc-14`. With them, the family is only a fallback for kernels with user-provided headers. It supplies
+    /// the toolchain if one of these compilers built the kernel and the regular family's toolchain lacks that compiler.
+    #[serde(rename = "builtWith", default, skip_serializing_if = "Vec::is_empty")]
+    pub fallback_for_compilers: Vec<CompilerName>,
 }
 
 /// Origin of a family's header sets. Set exactly one field.
@@ -144,13 +144,14 @@ impl HeaderSource {
 }
 
 impl KernelFamilySpec {
-    /// Returns the origin of a kernel's header set. Placeholders are replaced with the known facts about its nodes' system.
+    /// Returns the origin of a kernel's header set. Placeholders are replaced with facts known about the nodes that run it.
     pub fn headers_for(&self, target: &KernelTarget, system: &NodeSystem) -> Cow<'_, HeaderSource> {
         let fill = |text: &str| self.fill(text, target, system);
         let fill_path = |path: &Option<PathInside>| path.as_ref().map(|path| path.filled(fill));
-        Cow::Owned(match &self.headers {
+        match &self.headers {
             HeaderSource::Oci(ImageHeaders { image, path }) => {
-                HeaderSource::Oci(ImageHeaders { image: image.filled(fill), path: fill_path(path) })
+                let headers = ImageHeaders { image: image.filled(fill), path: fill_path(path) };
+                Cow::Owned(HeaderSource::Oci(headers))
             }
             HeaderSource::Url(DownloadedHeaders { url, verify, path }) => {
                 let verify = match verify {
@@ -160,10 +161,13 @@ impl KernelFamilySpec {
                         FileProof::Signature(DetachedSignature { url: url.filled(fill), signed_by })
                     }
                 };
-                HeaderSource::Url(DownloadedHeaders { url: url.filled(fill), verify, path: fill_path(path) })
+                let headers = DownloadedHeaders { url: url.filled(fill), verify, path: fill_path(path) };
+                Cow::Owned(HeaderSource::Url(headers))
             }
-            headers => return Cow::Borrowed(headers),
-        })
+            headers @ (HeaderSource::Apt(_) | HeaderSource::Rpm(_) | HeaderSource::Tarball(_)) => {
+                Cow::Borrowed(headers)
+            }
+        }
     }
 
     /// Returns the reference of one of the family's images, with placeholders replaced as in [`Self::headers_for`].
@@ -189,23 +193,27 @@ impl KernelFamilySpec {
     }
 
     /// Describes the first placeholder in `texts` whose value is unknown; `None` if all values are known.
-    pub fn unresolved(&self, texts: [&str; 2], target: &KernelTarget, system: &NodeSystem) -> Option<String> {
+    pub fn unresolved(&self, texts: &[&str], target: &KernelTarget, system: &NodeSystem) -> Option<String> {
         let release = &target.release;
         let no_label = |label| format!("no node that runs {release} has the label {label}");
         if let Some(label) = texts.iter().find_map(|text| system.missing_label(text)) {
             return Some(no_label(label));
         }
-        if !texts.iter().any(|text| text.contains("{{digest}}")) || self.digest(target, system).is_some() {
+        let needs_digest = texts.iter().any(|text| text.contains("{{digest}}"));
+        if !needs_digest || self.digest(target, system).is_some() {
             return None;
         }
         let not_in_digests = format!("its kernel family has no image digest for {release} in `digests`");
-        Some(match (&self.image_stream, &system.digest) {
-            (None, _) => not_in_digests,
-            (Some(_), Some(Err(why))) if !system.ostree_versions.is_empty() => {
-                format!("{not_in_digests}, and {why}")
-            }
-            (Some(_), _) => format!("{not_in_digests}, and {}", no_label(OSTREE_VERSION_LABEL)),
-        })
+        if self.image_stream.is_none() {
+            return Some(not_in_digests);
+        }
+        // `system.digest` is what the ImageStream answered for the versions in the nodes' labels.
+        if !system.ostree_versions.is_empty()
+            && let Some(Err(why)) = &system.digest
+        {
+            return Some(format!("{not_in_digests}, and {why}"));
+        }
+        Some(format!("{not_in_digests}, and {}", no_label(OSTREE_VERSION_LABEL)))
     }
 }
 
@@ -234,17 +242,25 @@ pub enum Toolchain {
     Image(ImagePattern),
 }
 
-/// Returns the first family, in file-name order, that matches the target.
+/// Returns the target's regular family: the first one, in file-name order, that matches the target and is not only a fallback
+/// (`match.builtWith`).
 pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> Option<&'a KernelFamily> {
-    families
-        .iter()
-        .find(|family| family.spec.matches.built_with.is_empty() && family.spec.matches.is_match(target))
+    families.iter().find(|family| {
+        let matches = &family.spec.matches;
+        matches.fallback_for_compilers.is_empty() && matches.is_match(target)
+    })
 }
 
 impl FamilyMatch {
     /// Whether all given fields match, ignoring the release.
     pub fn may_match(&self, os: &OsId, os_version: &OsVersion, arch: Architecture) -> bool {
-        let Self { os: ids, os_version: versions, release: _, arch: required_arch, built_with: _ } = self;
+        let Self {
+            os: ids,
+            os_version: versions,
+            release: _,
+            arch: required_arch,
+            fallback_for_compilers: _,
+        } = self;
         (ids.is_empty() || ids.contains(os))
             && versions.as_ref().is_none_or(|pattern| pattern.is_match(os_version.as_str()))
             && required_arch.is_none_or(|required| required == arch)
@@ -347,7 +363,7 @@ mod tests {
             let Toolchain::Image(toolchain) = &spec.toolchain else { panic!("no image") };
             let found = spec.image_for(toolchain, &target, system);
             assert_eq!(image_for(&headers.image, &target), found);
-            let lacks = spec.unresolved([toolchain.as_str(), ""], &target, system);
+            let lacks = spec.unresolved(&[toolchain.as_str(), ""], &target, system);
             assert_eq!(found.is_err(), lacks.is_some());
             found.map(|image| image.to_string()).map_err(|_| lacks.unwrap())
         };
@@ -382,7 +398,7 @@ mod tests {
         let target = target("rhcos", "5.14.0-427.el9_4.x86_64", Architecture::Amd64);
         let mut system = NodeSystem::default();
         let headers = serde_json::to_string(&spec.headers).unwrap();
-        let lacks = |system: &NodeSystem| spec.unresolved(["", &headers], &target, system);
+        let lacks = |system: &NodeSystem| spec.unresolved(&["", &headers], &target, system);
         insta::assert_snapshot!(lacks(&system).unwrap(), @"no node that runs 5.14.0-427.el9_4.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
         system.add_labels(Some("416.94.1-0"), Some("9.4"));
         assert_eq!(lacks(&system), None);

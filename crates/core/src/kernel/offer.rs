@@ -13,7 +13,7 @@ use crate::definition::{
 
 /// Returns the family of a kernel whose headers name the compiler that built the kernel (`built_with`).
 ///
-/// This is the matching family, or, if its toolchain lacks that compiler, the first family for that compiler. The two families
+/// This is the regular family, or, if its toolchain lacks that compiler, the first fallback for that compiler. The two families
 /// must differ only in the toolchain.
 pub fn family_for<'a>(
     families: &'a [KernelFamily],
@@ -31,7 +31,7 @@ pub fn family_for<'a>(
     let has_compiler = |other: &&KernelFamily| {
         let matches = &other.spec.matches;
         without_toolchain(other) == without_toolchain(family)
-            && matches.built_with.iter().any(|name| Compiler::from_name(name) == Some(compiler))
+            && matches.fallback_for_compilers.iter().any(|name| Compiler::from_name(name) == Some(compiler))
             && matches.is_match(target)
     };
     families.iter().find(has_compiler).or(Some(family))
@@ -159,9 +159,9 @@ pub fn missing_headers_message(families: &[KernelFamily], target: &KernelTarget,
     if families.iter().filter(names_os).any(may_match) {
         return message;
     }
-    let has_no_compiler_condition = |family: &&KernelFamily| family.spec.matches.built_with.is_empty();
+    let is_regular = |family: &&KernelFamily| family.spec.matches.fallback_for_compilers.is_empty();
     let example = families.iter().rev().find(names_os);
-    let example = example.or_else(|| families.iter().rev().find(has_no_compiler_condition));
+    let example = example.or_else(|| families.iter().rev().find(is_regular));
     let file = example.map_or("kernels/90-custom.yaml", |family| family.file.as_str());
     format!(
         "{message}; no kernel family matches {os} {os_version} ({arch}): copy {file} into your definitions' \

@@ -97,7 +97,7 @@ impl<'a> CellRequest<'a, '_> {
         let headers_pattern =
             if matches!(provided_headers, Some(Ok(Some(_)))) { "" } else { headers.as_str() };
         let patterns = [toolchain_pattern.unwrap_or_default(), headers_pattern];
-        let unknown = family.spec.unresolved(patterns, target, resolved.system(target));
+        let unknown = family.spec.unresolved(&patterns, target, resolved.system(target));
         // Lookups cannot succeed without the unknown facts. `unverified` reports these facts, not the failed lookups.
         if unknown.is_none()
             && let Some(looked_for) = resolved.without_headers.get(target)

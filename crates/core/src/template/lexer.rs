@@ -19,8 +19,8 @@ pub(super) enum Refusal {
     Unsupported(String),
 }
 
-pub(super) fn mistake<T>(reason: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal::Mistake(reason.into()))
+pub(super) fn mistake(reason: impl Into<String>) -> Refusal {
+    Refusal::Mistake(reason.into())
 }
 
 /// Treatment of quotes.
@@ -88,7 +88,7 @@ impl<'a> Cursor<'a> {
         depth: usize,
     ) -> Result<(String, Vec<String>), Refusal> {
         if depth > MAX_DEPTH {
-            return mistake("variables are nested too deep");
+            return Err(mistake("variables are nested too deep"));
         }
         let outer = std::mem::replace(&mut self.raw_escapes, raw_escapes);
         let level = self.read_until(stop, depth);
@@ -117,7 +117,7 @@ impl<'a> Cursor<'a> {
             };
             text.push_str(&piece);
             if text.len() > MAX_EXPANDED_SIZE {
-                return mistake("expanded text exceeds 1 MiB");
+                return Err(mistake("expanded text exceeds 1 MiB"));
             }
             if may_end_word {
                 piece.chars().for_each(|c| self.add_char(c, &mut words));
@@ -126,8 +126,8 @@ impl<'a> Cursor<'a> {
             }
         }
         match (self.chars.next(), stop) {
-            (None, Some('}')) => return mistake("`${` is not closed"),
-            (None, Some(_)) => return mistake("`${x/` has no second `/`"),
+            (None, Some('}')) => return Err(mistake("`${` is not closed")),
+            (None, Some(_)) => return Err(mistake("`${x/` has no second `/`")),
             (Some(_), _) | (None, None) => {}
         }
         self.end_word(&mut words);
@@ -172,7 +172,7 @@ impl<'a> Cursor<'a> {
         let mut text = self.quote_if_kept("'");
         loop {
             match self.chars.next() {
-                None => return mistake("a ' is not closed"),
+                None => return Err(mistake("a ' is not closed")),
                 Some('\'') => return Ok(text + &self.quote_if_kept("'")),
                 Some(c) => text.push(c),
             }
@@ -184,7 +184,7 @@ impl<'a> Cursor<'a> {
         let mut text = self.quote_if_kept("\"");
         loop {
             match self.chars.peek() {
-                None => return mistake("a \" is not closed"),
+                None => return Err(mistake("a \" is not closed")),
                 Some('"') => {
                     self.chars.next();
                     return Ok(text + &self.quote_if_kept("\""));
@@ -208,7 +208,7 @@ impl<'a> Cursor<'a> {
                 }
             }
             if text.len() > MAX_EXPANDED_SIZE {
-                return mistake("expanded text exceeds 1 MiB");
+                return Err(mistake("expanded text exceeds 1 MiB"));
             }
         }
     }
@@ -229,7 +229,7 @@ impl<'a> Cursor<'a> {
             });
         }
         if matches!(self.chars.peek(), None | Some('{' | '}' | ':')) {
-            return mistake("a `${` has no name");
+            return Err(mistake("a `${` has no name"));
         }
         let name = self.read_name();
         let colon = self.chars.next_if_eq(&':').is_some();
@@ -249,7 +249,7 @@ impl<'a> Cursor<'a> {
                 let (new, _) = self.read_level(Some('}'), true, depth + 1)?;
                 self.pattern_operation(&format!("${{{name}/{all}{pattern}/{new}}}"))
             }
-            _ => mistake(format!("`${{{name}` is followed by an unknown operator")),
+            _ => Err(mistake(format!("`${{{name}` is followed by an unknown operator"))),
         }
     }
 
@@ -270,8 +270,8 @@ impl<'a> Cursor<'a> {
             ('-', value) => Ok(value.unwrap_or(word)),
             ('+', value) => Ok(value.map(|_| word).unwrap_or_default()),
             (_, Some(value)) => Ok(value),
-            (_, None) if word.is_empty() => mistake(format!("{name} has no value")),
-            (_, None) => mistake(format!("{name}: {word}")),
+            (_, None) if word.is_empty() => Err(mistake(format!("{name} has no value"))),
+            (_, None) => Err(mistake(format!("{name}: {word}"))),
         }
     }
 

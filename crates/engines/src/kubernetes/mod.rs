@@ -38,13 +38,13 @@ use super::{BuildLog, EngineError, EngineKind, Result, runner_session::RunnerSes
 
 /// Pause between two checks of a Job that is being deleted, and between two attempts of a call.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Maximum attempts of a call that fails transiently.
+/// Maximum attempts to start a Job. Waiting for the end of a previous Job counts as an attempt.
 const TRIES: u32 = 30;
 
 /// Mechanism that enforces each limit of a pod.
 const LIMITS: [(&str, &str); 3] = [
     ("memory", "the container's limit, and the runner's own measurement"),
-    ("processes", "a resource limit, and the kubelet's of the pod"),
+    ("processes", "the runner's resource limit, and the kubelet's limit for the pod"),
     ("disk", "the container's ephemeral-storage limit"),
 ];
 
@@ -90,8 +90,8 @@ pub struct InCluster<'a> {
     /// Receives the phase of the build.
     pub phases: &'a (dyn Fn(Phase) + Send + Sync),
     pub cancel: CancellationToken,
-    /// If canceled in addition to `cancel`, the Job keeps running and a successor takes it over.
-    pub detach: CancellationToken,
+    /// If this is canceled too, `cancel` stops only our waiting: the Job keeps running, for a successor to take over.
+    pub keep_job: CancellationToken,
 }
 
 impl Kubernetes {
@@ -109,7 +109,7 @@ impl Kubernetes {
     /// Runs the build, unpacks `/out` into the empty directory `dest`, and deletes the Job. Returns the confinement of the
     /// build.
     pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Confinement> {
-        let InCluster { job, min_landlock_abi, plan, log, phases, cancel, detach } = build;
+        let InCluster { job, min_landlock_abi, plan, log, phases, cancel, keep_job } = build;
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
         let name = job::name(job.driver, job.image);
@@ -125,7 +125,7 @@ impl Kubernetes {
             cancel: &cancel,
         };
         let outcome = session.run(&mut follower, dest).await;
-        if !detach.is_cancelled() {
+        if !keep_job.is_cancelled() {
             delete(&jobs, &name).await;
         }
         outcome.map(|confinement| Confinement { limits: LIMITS.into(), ..confinement })
@@ -136,44 +136,71 @@ impl Kubernetes {
     async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<JobId> {
         let manifest = job::manifest(spec).map_err(|error| fault("compose a Job", error))?;
         for attempt in 1..=TRIES {
-            let (action, error) = match jobs.create(&PostParams::default(), &manifest).await {
-                Ok(created) => return Ok(JobId::of(&created)),
-                Err(kube::Error::Api(status)) if status.code == 409 => match jobs.get_opt(name).await {
-                    // The name alone proves nothing: only a Job with the same rootfs produces the same result.
-                    Ok(Some(job)) if is_over(&job) || job::image(&job) != job::image(&manifest) => {
-                        delete(jobs, name).await;
-                        continue;
-                    }
-                    Ok(Some(job)) if job.metadata.deletion_timestamp.is_none() => {
-                        tracing::info!(job = name, "takes over a build that runs");
-                        return Ok(JobId::of(&job));
-                    }
-                    Ok(_) => {
-                        sleep(PAUSE).await;
-                        continue;
-                    }
-                    Err(error) => ("read a Job", error),
-                },
-                Err(error) => ("create a Job", error),
-            };
-            if let kube::Error::Api(status) = &error
-                && matches!(status.code, 400..=499)
-                && status.code != 429
-            {
-                return Err(EngineError::Pod {
-                    message: format!("the cluster refuses Job {}/{name}: {}", spec.builds.namespace(), status.message),
-                    hint: "deploy/ has the namespace of builds with farrier's rights in it; spec.builds.namespace in site.yaml names it"
-                        .to_owned(),
-                    is_transient: false,
-                });
-            }
-            if attempt == TRIES {
-                return Err(fault(action, causes(&error)));
+            match create_or_take_over(jobs, name, &manifest).await {
+                Ok(StartAttempt::Runs(id)) => return Ok(id),
+                // The name is probably free now.
+                Ok(StartAttempt::Deleted) => continue,
+                Err((_, kube::Error::Api(status))) if is_refusal(status.code) => {
+                    return Err(EngineError::Pod {
+                        message: format!(
+                            "the cluster refuses Job {}/{name}: {}",
+                            spec.builds.namespace(),
+                            status.message
+                        ),
+                        hint: "apply deploy/kustomize/builds, which has the namespace of builds with farrier's permissions in it, and \
+                               set spec.builds.namespace in site.yaml to that namespace"
+                            .to_owned(),
+                        is_transient: false,
+                    });
+                }
+                Err((action, error)) if attempt == TRIES => return Err(fault(action, causes(&error))),
+                Ok(StartAttempt::StillDeleting) | Err(_) => {}
             }
             sleep(PAUSE).await;
         }
         Err(fault("create a Job", "the previous Job is still being deleted"))
     }
+}
+
+/// Result of one attempt to start a Job.
+enum StartAttempt {
+    /// The Job was created or taken over.
+    Runs(JobId),
+    /// An earlier Job of this name, which is of no use, was deleted.
+    Deleted,
+    /// The cluster is still deleting an earlier Job of this name, or has just done so.
+    StillDeleting,
+}
+
+/// Creates a Job, or takes over the Job of this name. An error comes with the action that failed.
+async fn create_or_take_over(
+    jobs: &Api<Job>,
+    name: &str,
+    manifest: &Job,
+) -> Result<StartAttempt, (&'static str, kube::Error)> {
+    match jobs.create(&PostParams::default(), manifest).await {
+        Ok(created) => return Ok(StartAttempt::Runs(JobId::of(&created))),
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        Err(error) => return Err(("create a Job", error)),
+    }
+    match jobs.get_opt(name).await {
+        // The name alone proves nothing: only a Job with the same rootfs produces the same result.
+        Ok(Some(job)) if is_over(&job) || job::image(&job) != job::image(manifest) => {
+            delete(jobs, name).await;
+            Ok(StartAttempt::Deleted)
+        }
+        Ok(Some(job)) if job.metadata.deletion_timestamp.is_none() => {
+            tracing::info!(job = name, "takes over a build that runs");
+            Ok(StartAttempt::Runs(JobId::of(&job)))
+        }
+        Ok(_) => Ok(StartAttempt::StillDeleting),
+        Err(error) => Err(("read a Job", error)),
+    }
+}
+
+/// Whether the cluster would refuse the same call again (429 only asks for a pause).
+fn is_refusal(status: u16) -> bool {
+    matches!(status, 400..=499) && status != 429
 }
 
 fn is_over(job: &Job) -> bool {

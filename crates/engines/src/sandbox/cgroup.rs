@@ -83,8 +83,8 @@ impl Group {
         fs::write(self.0.join("cgroup.procs"), process.to_string())
     }
 
-    /// Describes the limit for which the kernel has killed processes, if any.
-    pub(super) fn exceeded(&self) -> Option<String> {
+    /// If the kernel has killed processes of the group for memory, describes the memory limit.
+    pub(super) fn memory_limit_exceeded(&self) -> Option<String> {
         let events = fs::read_to_string(self.0.join("memory.events")).ok()?;
         let limit = fs::read_to_string(self.0.join("memory.max")).ok()?;
         let mib = limit.trim().parse::<u64>().ok()? >> 20;

@@ -163,7 +163,7 @@ impl Sandbox {
         };
         let outcome = outcome.await;
         kill(&mut child, id).await;
-        let outcome = match group.as_ref().and_then(Group::exceeded) {
+        let outcome = match group.as_ref().and_then(Group::memory_limit_exceeded) {
             Some(why) if !matches!(outcome, Ok(_) | Err(EngineError::Canceled)) => {
                 Err(EngineError::Limit(why))
             }

@@ -473,8 +473,8 @@ mod tests {
         let packages = json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-11", "make"]}});
         families[0].spec.toolchain = serde_json::from_value(packages).unwrap();
         let mut chosen = families[0].clone();
-        chosen.spec.matches.built_with = vec!["gcc-12".parse().unwrap()];
-        chosen.spec.built_with = chosen.spec.matches.built_with.clone();
+        chosen.spec.matches.fallback_for_compilers = vec!["gcc-12".parse().unwrap()];
+        chosen.spec.built_with = chosen.spec.matches.fallback_for_compilers.clone();
         chosen.spec.toolchain = Toolchain::Image("registry.test/gcc:12".parse().unwrap());
         families.push(chosen);
         let kernels = [K9, K10].map(Bench::target).into();

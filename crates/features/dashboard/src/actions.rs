@@ -82,8 +82,13 @@ impl Actions {
         let _ = self.builds.acquire().await;
     }
 
-    /// Returns links to the actions that the sender of this request may take on a page.
-    pub(super) async fn offers(&self, headers: &HeaderMap, facts: &Facts, path: &str) -> ActionLinks {
+    /// Returns links to the actions that the requesting user may take on a page.
+    pub(super) async fn allowed_actions(
+        &self,
+        headers: &HeaderMap,
+        facts: &Facts,
+        path: &str,
+    ) -> ActionLinks {
         let mut candidates: Vec<(String, Vec<Action>)> = match path {
             "rollouts.html" => {
                 facts.paused_objects.keys().map(|name| (name.clone(), object_actions(facts, name))).collect()
@@ -105,8 +110,9 @@ impl Actions {
         let mut links = ActionLinks::new();
         for ((subject, actions), is_allowed) in candidates.into_iter().zip(allowed) {
             if is_allowed {
-                let offers = actions.into_iter().map(|action| ActionLink::of(action, &subject)).collect();
-                links.insert(subject, offers);
+                let action_links =
+                    actions.into_iter().map(|action| ActionLink::of(action, &subject)).collect();
+                links.insert(subject, action_links);
             }
         }
         links

@@ -72,8 +72,8 @@ pub struct CellPage {
     /// Reason why there is no report, or why the image could not be read.
     pub no_report: Option<String>,
     pub components: Option<Listed<Component>>,
-    pub before: Option<Comparison>,
-    pub offers: Vec<ActionLink>,
+    pub comparison: Option<Comparison>,
+    pub actions: Vec<ActionLink>,
     /// Whether the nodes wait for the image.
     pub waits: bool,
     /// Whether the image is being built.
@@ -103,7 +103,7 @@ pub struct Comparison {
 impl Fleet<'_> {
     /// Returns the model of a cell's page.
     pub fn cell_page(&self, entry: &StatusEntry<'_>, data: CellData) -> CellPage {
-        let CellData { log, image, before, usual, mut offers } = data;
+        let CellData { log, image, previous_image, usual, mut actions } = data;
         let has_log = log.is_some();
         let (image, no_image) = match image {
             Some(Err(why)) => (None, Some(why)),
@@ -124,7 +124,7 @@ impl Fleet<'_> {
         let listed_time = Some(build_time).filter(|time| build.is_none() && *time != BuildTime::default());
         let previous = match entry.outcome {
             Outcome::UpToDate { published, .. } => self.replaced_values(&published.digest).collect(),
-            _ => previous_image(before.as_ref(), no_image.is_some()).into_iter().collect(),
+            _ => previous_image_fact(previous_image.as_ref(), no_image.is_some()).into_iter().collect(),
         };
         let is_previous = log.as_ref().is_some_and(|log| log.is_of_previous_attempt);
         let of_attempt = if is_previous { " of the previous attempt" } else { "" };
@@ -151,8 +151,8 @@ impl Fleet<'_> {
             components: image
                 .as_ref()
                 .and_then(|image| Some(Listed::of(image.components.clone()?, MAX_COMPONENTS))),
-            before: before.and_then(|before| comparison(entry, image.as_deref(), before)),
-            offers: offers.remove(&cell_link(entry.image, entry.target)).unwrap_or_default(),
+            comparison: previous_image.and_then(|previous| comparison(entry, image.as_deref(), previous)),
+            actions: actions.remove(&cell_link(entry.image, entry.target)).unwrap_or_default(),
             waits: entry.row.phase != Phase::Published,
             live: is_building(entry),
             nodes: self.nodes_of_cell(entry),
@@ -277,8 +277,11 @@ impl Fleet<'_> {
 
 /// Returns the fact about the previous image, with which a cell's image is compared. Returns `None` if the cell's own image could
 /// not be read, because the previous image is unknown then.
-fn previous_image(before: Option<&(ComparedImage, ImageResult)>, is_unreadable: bool) -> Option<Fact> {
-    match before {
+fn previous_image_fact(
+    previous_image: Option<&(ComparedImage, ImageResult)>,
+    is_unreadable: bool,
+) -> Option<Fact> {
+    match previous_image {
         Some((ComparedImage { image, cell }, _)) => {
             let kernel = cell.as_ref().map(|cell| format!(" (for {})", cell.target)).unwrap_or_default();
             Some(fact("Previous good image", format!("{image}{kernel}")))

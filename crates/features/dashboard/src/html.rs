@@ -183,8 +183,12 @@ pub fn missing_page(facts: &Facts, path: &str) -> Result<String, HtmlError> {
 }
 
 /// Renders the page of all rollouts.
-pub fn rollouts_page(facts: &Facts, offers: &ActionLinks, rewrites: &[Rewrite]) -> Result<String, HtmlError> {
-    html("rollouts", "Rollouts", "", facts, &RolloutsPage::of(facts, offers, rewrites))
+pub fn rollouts_page(
+    facts: &Facts,
+    actions: &ActionLinks,
+    rewrites: &[Rewrite],
+) -> Result<String, HtmlError> {
+    html("rollouts", "Rollouts", "", facts, &RolloutsPage::of(facts, actions, rewrites))
 }
 
 /// Renders the effects of an action, with the button that confirms it.

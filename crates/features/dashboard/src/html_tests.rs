@@ -164,16 +164,16 @@ fn hostile_pages() -> Vec<(String, String)> {
         components: Some(vec![part("1")]),
         provenance: Some(provenance(HOSTILE)),
     };
-    let before = Image { components: Some(vec![part("2")]), ..Image::default() };
+    let previous = Image { components: Some(vec![part("2")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
-    let before = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(before))));
+    let previous_image = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(previous))));
     let log = Some(Log { path: "log".into(), excerpt: Some(excerpt), is_of_previous_attempt: true });
     let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
     let offers =
         |of: &str| ActionLinks::from([(of.to_owned(), vec![ActionLink::of(Action::Retry, HOSTILE)])]);
     let (image, cell_actions) = (Some(Ok(Arc::new(image))), offers(&cells[0]));
     let usual = Some(Duration::from_secs(74));
-    let found = CellData { log, image, before, usual, offers: cell_actions };
+    let found = CellData { log, image, previous_image, usual, actions: cell_actions };
     let target = facts.plan.rollouts[0].target.clone();
     let rewrite = Rewrite {
         target,
@@ -423,11 +423,11 @@ fn a_cell_page_shows_error_report_and_inputs() {
         components: Some(vec![part("4.33")]),
         provenance: Some(provenance("mft")),
     };
-    let before = Image { components: Some(vec![part("4.32")]), ..Image::default() };
+    let previous = Image { components: Some(vec![part("4.32")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
-    let before = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(before))));
+    let previous_image = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(previous))));
     let log = Some(Log { path: "log".into(), excerpt: Some(excerpt), is_of_previous_attempt: true });
-    let found = CellData { log, image: Some(Ok(Arc::new(image))), before, ..CellData::default() };
+    let found = CellData { log, image: Some(Ok(Arc::new(image))), previous_image, ..CellData::default() };
     let page = cell_page(&fleet, &fleet.entries[0], found).unwrap();
     insta::assert_snapshot!(page);
 }

@@ -48,11 +48,11 @@ pub struct CellData {
     /// The published image.
     pub image: Option<ImageResult>,
     /// Image with which the cell's image is compared.
-    pub before: Option<(ComparedImage, ImageResult)>,
+    pub previous_image: Option<(ComparedImage, ImageResult)>,
     /// Usual duration of the image's builds.
     pub usual: Option<Duration>,
-    /// Links to the actions that the sender may take.
-    pub offers: ActionLinks,
+    /// Links to the actions that the requesting user may take.
+    pub actions: ActionLinks,
 }
 
 /// Data of a published image that a page shows.
@@ -104,13 +104,14 @@ impl Images {
     /// Returns the data of a cell's image and of the previous image.
     pub async fn cell_data(&self, plan: &Plan, planned: &PlannedCell) -> CellData {
         let image = async { Some(self.find(&image_of(&planned.outcome)?).await) };
-        let before = async {
-            let previous = ComparedImage::of(plan, planned)?;
-            let image = self.find(&previous.image).await;
-            Some((previous, image))
+        let previous_image = async {
+            let compared = ComparedImage::of(plan, planned)?;
+            let image = self.find(&compared.image).await;
+            Some((compared, image))
         };
-        let (image, before, usual) = futures::join!(image, before, self.usual_duration(planned));
-        CellData { image, before, usual, ..CellData::default() }
+        let (image, previous_image, usual) =
+            futures::join!(image, previous_image, self.usual_duration(planned));
+        CellData { image, previous_image, usual, ..CellData::default() }
     }
 
     async fn usual_duration(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
@@ -190,12 +191,12 @@ fn provenance_summary(predicate: &Value) -> ProvenanceSummary {
         uri: text(&input["uri"], MAX_TEXT_CHARS),
         digest: text(&input["digest"]["sha256"], MAX_TEXT_CHARS),
     };
-    let farrier = match text(&details["builder"]["version"]["farrier"], 40) {
-        farrier if farrier.is_empty() => "of unknown version".to_owned(),
-        farrier => farrier,
+    let farrier_version = match text(&details["builder"]["version"]["farrier"], 40) {
+        version if version.is_empty() => "of unknown version".to_owned(),
+        version => version,
     };
     ProvenanceSummary {
-        summary: format!("SLSA v1: farrier {farrier}, {} inputs", inputs.len()),
+        summary: format!("SLSA v1: farrier {farrier_version}, {} inputs", inputs.len()),
         builder: text(&details["builder"]["id"], MAX_TEXT_CHARS),
         kind: text(&definition["buildType"], MAX_TEXT_CHARS),
         inputs: Listed::unfolded(inputs.iter().collect(), MAX_INPUTS).map(dependency),

@@ -32,7 +32,7 @@ pub struct RolloutView {
     pub class: StateClass,
     pub why: String,
     pub facts: Vec<Fact>,
-    pub offers: Vec<ActionLink>,
+    pub actions: Vec<ActionLink>,
     pub upgrade: Option<UpgradeView>,
     pub fields: Vec<FieldView>,
     /// Rewrites that the loop made since its start, newest first.
@@ -118,14 +118,16 @@ pub struct FieldView {
 }
 
 impl RolloutsPage {
-    pub fn of(facts: &Facts, offers: &ActionLinks, rewrites: &[Rewrite]) -> Self {
+    pub fn of(facts: &Facts, actions: &ActionLinks, rewrites: &[Rewrite]) -> Self {
         let rollouts = facts.plan.rollouts.iter();
-        Self { rollouts: rollouts.map(|rollout| RolloutView::of(rollout, facts, offers, rewrites)).collect() }
+        Self {
+            rollouts: rollouts.map(|rollout| RolloutView::of(rollout, facts, actions, rewrites)).collect(),
+        }
     }
 }
 
 impl RolloutView {
-    fn of(rollout: &PlannedRollout, facts: &Facts, offers: &ActionLinks, rewrites: &[Rewrite]) -> Self {
+    fn of(rollout: &PlannedRollout, facts: &Facts, actions: &ActionLinks, rewrites: &[Rewrite]) -> Self {
         let (state, class) = decision_state(&rollout.decision);
         let (_, why) = decided(rollout);
         let mut details = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
@@ -158,7 +160,7 @@ impl RolloutView {
             class,
             why,
             facts: details,
-            offers: object.and_then(|name| offers.get(&name).cloned()).unwrap_or_default(),
+            actions: object.and_then(|name| actions.get(&name).cloned()).unwrap_or_default(),
             upgrade: rollout.upgrade.as_ref().map(UpgradeView::of),
             fields,
             rewrites_made: rewrites

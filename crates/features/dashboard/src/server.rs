@@ -180,7 +180,7 @@ impl PageServer {
             }
         };
         if let Some(actions) = &self.actions {
-            data.offers = actions.offers(&headers, &state.facts, &path).await;
+            data.actions = actions.allowed_actions(&headers, &state.facts, &path).await;
         }
         let _permit = self.rendering.acquire().await;
         let server = Arc::clone(&self);
@@ -210,7 +210,7 @@ impl PageState {
             "icon.svg" => return Ok(Some(Content::Page("image/svg+xml", ICON.to_owned()))),
             "page.js" => return Ok(Some(Content::Page("text/javascript; charset=utf-8", SCRIPT.to_owned()))),
             "nodes.html" => html::nodes_page(&fleet(), take_fields(query.as_bytes())("name"))?,
-            "rollouts.html" => html::rollouts_page(facts, &data.offers, &history.rewrites)?,
+            "rollouts.html" => html::rollouts_page(facts, &data.actions, &history.rewrites)?,
             "" | "index.html" => match parse_filter(query) {
                 filter if filter == Filter::default() => self.index_page(&fleet(), &activity)?,
                 filter => html::fleet_page(&fleet(), filter, &history.changes)?,

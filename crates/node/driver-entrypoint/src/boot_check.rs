@@ -63,7 +63,7 @@ fn run() -> Result<(), Error> {
 fn execute_steps(work: &Work, report: &mut Report) -> Result<(), Error> {
     let mut machine =
         Machine { log: KernelLog::open().map_err(Error::on("open", "/dev/kmsg"))?, oopsed: has_oopsed() };
-    // `quiet` kept the boot fast up to here; from here on any message may be the last one.
+    // `quiet` kept the boot fast. From here on, show all messages, because any of them may be the last one.
     fs::write("/proc/sys/kernel/printk", "8").map_err(Error::on("raise", "the console's log level"))?;
     let mut loaded = Vec::new();
     for (number, step) in work.steps.iter().enumerate() {
@@ -104,7 +104,9 @@ impl Machine {
 
     /// Unloads in reverse order of loading.
     fn unload_all(&mut self, loaded: &mut Vec<(usize, &Step)>, report: &mut Report) -> Result<(), Error> {
-        while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
+        while !self.oopsed
+            && let Some((number, step)) = loaded.pop()
+        {
             report.send(&Record::Unloading(number))?;
             self.log.read();
             let result = run_child(&[isolated::UNLOAD, &step.name])?;
@@ -115,6 +117,8 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether the kernel had an oops since the last call. The kernel never clears the taint, so after the first oops only a
+    /// killed process shows another one.
     fn check_oops(&mut self, result: SyscallResult) -> bool {
         let oops = matches!(result, SyscallResult::Killed(_)) || (!self.oopsed && has_oopsed());
         self.oopsed |= oops;

@@ -128,7 +128,7 @@ impl Host {
         }
         match self.load_drivers() {
             Ok(()) => Ok(ExitCode::SUCCESS),
-            Err(error) => fail(&self.running, &error),
+            Err(error) => fail_boot(&self.running, &error),
         }
     }
 
@@ -138,7 +138,7 @@ impl Host {
         let loaded = Loaded::read().ok_or(Error::NotActivated);
         let checked = loaded.and_then(|loaded| extensions::ensure_loaded(Path::new(ROOT), &loaded.modules));
         if let Err(error) = checked {
-            return fail(&self.running, &error);
+            return fail_boot(&self.running, &error);
         }
         let mut state = State::read(&state_file())?.unwrap_or_default();
         if state.is_on_trial(&self.running) {
@@ -244,8 +244,8 @@ impl Host {
     }
 }
 
-/// Reports a failure. A kernel on trial gives way to the default kernel.
-pub(crate) fn fail(running: &str, error: &Error) -> Result<ExitCode> {
+/// Reports a failure of the boot. If the running kernel is on trial, ends the trial and reboots into the default kernel.
+pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
     print_error(format!("error: {error}"));
     let state = State::read(&state_file()).ok().flatten();
     let default = match state {

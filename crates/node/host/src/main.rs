@@ -1,8 +1,8 @@
 //! `farrier-host`: lets a host boot a new kernel only when the host's drivers for it are there, and loads the drivers from
 //! verified system extensions at each boot.
 //!
-//! The boot loader's default stays at a kernel that has loaded its drivers. A newer kernel boots once when all of its drivers are
-//! stored. It becomes the default after they were loaded; otherwise the next boot is the old kernel's.
+//! The boot loader's default stays a kernel whose drivers have loaded. Once all drivers of a newer kernel are stored, that
+//! kernel is booted once, on trial. If its drivers load, it becomes the default. If not, the next boot returns to the old kernel.
 #![forbid(unsafe_code)]
 
 mod artifacts;
@@ -46,7 +46,7 @@ enum Command {
     Reconcile,
     /// Make the running kernel the boot loader's default
     Pin,
-    /// Keep the default after the package of a kernel was installed or replaced
+    /// Keep the default after a kernel package was installed or replaced
     KeepDefault,
     /// At boot: verify the running kernel's drivers, merge them into /usr and load them
     Activate,
@@ -54,14 +54,14 @@ enum Command {
     Unmerge,
     /// Merge the drivers' files into /usr again
     Merge,
-    /// At boot, later: make the running kernel the default if its drivers are loaded, else go back to the default
+    /// Late in the boot: make the running kernel the default if its drivers are loaded, else go back to the default
     Confirm,
     /// Fetch a kernel's drivers again, and try it again if its first boot failed
     Retry {
         /// Kernel release
         release: String,
     },
-    /// Take drivers from a bundle of farrier's, without a network
+    /// Import drivers from a farrier bundle, without a network
     Import {
         /// The bundle
         bundle: PathBuf,
@@ -101,10 +101,10 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a step of the boot. A kernel on trial gives way to the default also if the configuration is unreadable.
+/// Runs a step of the boot. An unreadable configuration is a failure of the boot, too: it ends a trial of the running kernel.
 fn at_boot(config: &Path, step: impl FnOnce(&Host) -> Result<ExitCode>) -> Result<ExitCode> {
     match Host::open(config) {
         Ok(host) => step(&host),
-        Err(error) => host::fail(&kernels::running()?, &error),
+        Err(error) => host::fail_boot(&kernels::running()?, &error),
     }
 }

@@ -85,7 +85,7 @@ fn build(messages: &Messages) -> io::Result<Outcome> {
     steps::run(
         messages,
         &plan,
-        &BuildPaths { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None },
+        &BuildPaths { root: Root::open(Path::new("/"))?, context: CONTEXT, write_dir: None },
     )
 }
 

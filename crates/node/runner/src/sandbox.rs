@@ -211,7 +211,7 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, enabled: &Restrict
     let landlock = confine(plan.limits.processes, enabled)?;
     messages.send(&Message::Canary(Canary { refused: canary::attempt_all(requires_all)?, landlock }))?;
     let root = Root::open(Path::new("/"))?;
-    steps::run(messages, &plan, &BuildPaths { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
+    steps::run(messages, &plan, &BuildPaths { root, context: root::CONTEXT, write_dir: Some(root::WRITTEN) })
 }
 
 /// Permanently drops the capabilities that process 1 of a new user namespace has.

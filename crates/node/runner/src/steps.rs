@@ -43,17 +43,18 @@ pub struct BuildPaths<'a> {
     /// Directory of the build context.
     pub context: &'a str,
     /// Directory that receives everything that the build writes. `None` if there is no such directory.
-    pub written: Option<&'a str>,
+    pub write_dir: Option<&'a str>,
 }
 
 /// Runs the steps, then sends `/out`.
 pub fn run(messages: &Messages, plan: &Plan, paths: &BuildPaths<'_>) -> io::Result<Outcome> {
-    let monitor = UsageMonitor::start(plan.limits, paths.written.map(Path::new))?;
+    let monitor = UsageMonitor::start(plan.limits, paths.write_dir.map(Path::new))?;
     let mut last = 0;
     for (number, step) in (0..).zip(&plan.steps) {
         last = number;
         messages.send(&Message::Step(number))?;
         let result = run_step(messages, paths, &step.action)?;
+        // Check this first: a step that the monitor stopped, or that filled the disk, fails as well.
         if let Some(outcome) = stop_outcome(&monitor, number) {
             return Ok(outcome);
         }
@@ -62,9 +63,14 @@ pub fn run(messages: &Messages, plan: &Plan, paths: &BuildPaths<'_>) -> io::Resu
         }
     }
     let payload = payload::send_payload(messages, &paths.root);
-    // All processes of the build have ended, so a read error is caused by the files that the build left.
-    let failed = |error: io::Error| Outcome::Failed { step: last, why: format!("read /out: {error}") };
-    Ok(stop_outcome(&monitor, last).unwrap_or_else(|| payload.unwrap_or_else(failed)))
+    if let Some(outcome) = stop_outcome(&monitor, last) {
+        return Ok(outcome);
+    }
+    Ok(match payload {
+        Ok(outcome) => outcome,
+        // All processes of the build have ended, so a read error is caused by the files that the build left.
+        Err(error) => Outcome::Failed { step: last, why: format!("read /out: {error}") },
+    })
 }
 
 fn stop_outcome(monitor: &UsageMonitor, step: u32) -> Option<Outcome> {
@@ -74,7 +80,7 @@ fn stop_outcome(monitor: &UsageMonitor, step: u32) -> Option<Outcome> {
     })
 }
 
-/// Runs one step. The inner error is a failure of the step itself.
+/// Runs one step. The inner error is a failure of the step, the outer error one of the runner.
 fn run_step(messages: &Messages, paths: &BuildPaths<'_>, action: &Action) -> io::Result<Result<(), String>> {
     let result = match action {
         Action::Directory(path) => paths.root.directory(Path::new(path)).map(drop),
@@ -97,7 +103,7 @@ fn write_script(root: &Root, script: &str) -> io::Result<String> {
 }
 
 /// Runs a command, forwards its output, and kills the processes that it leaves behind. The inner error is a failure of the
-/// command itself.
+/// command, the outer error one of the runner, which cannot read or send the output.
 fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(), String>> {
     let Run { argv, env, workdir, script } = run;
     let (program, arguments) = match (script, argv.split_first()) {
@@ -128,7 +134,7 @@ fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result
     let status = thread::scope(|scope| {
         let reader = scope.spawn(move || forward_output(messages, output));
         let status = child.wait();
-        kill_all();
+        kill_remaining();
         let read =
             reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader of a step's output panicked")));
         read.and(status)
@@ -149,22 +155,30 @@ fn forward_output(messages: &Messages, mut output: io::PipeReader) -> io::Result
     }
 }
 
-/// Kills all processes except this one, which is process 1, and waits for them. Kills nothing if the step left no process
-/// behind, because in a pod the kill would include farrier's `follow` processes.
-fn kill_all() {
+/// Kills the processes that a step left behind, and waits for them. They are children of this process, which is process 1. In a
+/// pod, [`kill_everything`] would also hit farrier's `follow` processes, so it is used only if a child is still running.
+fn kill_remaining() {
     loop {
         match wait(WaitOptions::NOHANG) {
+            // Collect all children that have ended.
             Ok(Some(_)) | Err(Errno::INTR) => continue,
-            Ok(None) => {}
+            // A child is still running.
+            Ok(None) => kill_everything(),
+            // `ECHILD`, the only other error: no child is left.
             Err(_) => return,
         }
-        // Process group 1 becomes `kill(-1)`, which signals all processes.
-        let _ = kill_process_group(Pid::INIT, Signal::KILL);
+        // Wait for the end of a killed child.
         match wait(WaitOptions::empty()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return,
         }
     }
+}
+
+/// Kills all processes except this one.
+fn kill_everything() {
+    // For process group 1, this is `kill(-1)`, which signals all processes.
+    let _ = kill_process_group(Pid::INIT, Signal::KILL);
 }
 
 /// Formats an exit status like a shell, which reports a signal as 128 plus its number.

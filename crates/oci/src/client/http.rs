@@ -189,8 +189,8 @@ impl Http {
         let mut retried = false;
         loop {
             let request = request_for(call, header.as_ref())?;
-            let sent_by = (!is_registry).then_some(name.host.as_str());
-            let response = self.transmit(call, request, sent_by).await?;
+            let redirected_by = (!is_registry).then_some(name.host.as_str());
+            let response = self.transmit(call, request, redirected_by).await?;
             // The registry may have redirected the request to another host, which must not trigger authentication.
             let is_from_registry = is_registry && name.serves(response.url());
             if is_from_registry && !retried {
@@ -260,7 +260,7 @@ impl Http {
         &self,
         call: &Call<'_>,
         mut request: Request,
-        sent_by: Option<&str>,
+        redirected_by: Option<&str>,
     ) -> Result<Response> {
         let sent_bytes = Arc::new(AtomicU64::new(0));
         match &call.payload {
@@ -281,7 +281,7 @@ impl Http {
                 set_body(&mut request, read_source(Arc::clone(source)), source.size(), &sent_bytes);
             }
         }
-        self.transport.execute(request, &sent_bytes, call.action, &call.name.host, sent_by).await
+        self.transport.execute(request, &sent_bytes, call.action, &call.name.host, redirected_by).await
     }
 
     /// Reads a paginated list, and returns whether the list exists. `absent` has the statuses of a list that does not exist.

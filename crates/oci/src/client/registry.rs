@@ -178,7 +178,7 @@ pub enum Credential {
 #[async_trait::async_trait]
 pub trait Access: Send + Sync {
     /// Sends a request and follows redirects, without a time limit. `action` describes the request and `host` is the
-    /// registry's. `sent_by` is the host that named the request's address, if the address is not the registry's own.
+    /// registry's. `redirected_by` is the host that named the request's address, if the address is not the registry's own.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ pub trait Access: Send + Sync {
         request: reqwest::Request,
         action: &str,
         host: &str,
-        sent_by: Option<&str>,
+        redirected_by: Option<&str>,
     ) -> Result<reqwest::Response>;
 
     /// Whether a registry that does not speak TLS may be used without it. `authority` is `host[:port]`.

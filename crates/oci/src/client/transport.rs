@@ -124,10 +124,10 @@ impl Transport {
         sent_bytes: &AtomicU64,
         action: &str,
         host: &str,
-        sent_by: Option<&str>,
+        redirected_by: Option<&str>,
     ) -> Result<Response> {
         let size = request.headers().get(CONTENT_LENGTH).and_then(|size| size.to_str().ok()?.parse().ok());
-        let mut sending = self.access.execute(request, action, host, sent_by);
+        let mut sending = self.access.execute(request, action, host, redirected_by);
         let mut previously_sent = sent_bytes.load(Ordering::Relaxed);
         loop {
             if let Ok(response) = timeout(self.pace.period, &mut sending).await {

@@ -74,11 +74,11 @@ impl BuildServices {
 
     /// Returns the expiry times, as read at startup, of the certificates that farrier presents, trusts or signs modules
     /// with, and of the OpenPGP key files that definitions name.
-    pub fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
+    pub fn certificate_expiries(&self) -> Vec<(String, Timestamp)> {
         let signer = self.tools.module_signer.iter();
         let signer = signer.map(|signer| ("moduleSigning".to_owned(), signer.certificate().not_after));
         let keys = key_ends(&self.definitions);
-        self.fetcher.net().certificate_ends().into_iter().chain(signer).chain(keys).collect()
+        self.fetcher.net().certificate_expiries().into_iter().chain(signer).chain(keys).collect()
     }
 
     /// Whether the registry refuses an image to clients without credentials; false if the registry does not answer.

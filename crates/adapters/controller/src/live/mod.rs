@@ -449,7 +449,7 @@ impl Live {
         if self.services.definitions != *definitions {
             self.services.definitions = definitions.as_ref().clone();
             self.context.cluster.set_snapshot_scope(&SnapshotScope::of(&self.services.definitions));
-            self.context.metrics.certificates(self.services.certificate_ends());
+            self.context.metrics.certificates(self.services.certificate_expiries());
             self.lookup_cache = LookupCache::default();
             self.cache_since = Instant::now();
         }

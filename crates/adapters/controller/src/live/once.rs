@@ -2,7 +2,7 @@
 //!
 //! The loop ([`Live::run`]) reacts to events: each reconcile makes the rollouts that are ready and starts builds, whose ends
 //! cause later reconciles. A single run has no later reconcile, so it takes the steps of a reconcile in the order in which
-//! they depend on each other, and plans again after each step that changed the registry: builds, union images, rollouts.
+//! they depend on each other, builds, union images, rollouts, and plans again after each step that changed the registry or the cluster.
 
 use std::{sync::Arc, time::Duration};
 

@@ -302,7 +302,7 @@ impl AptArchive {
     /// Checks that apt-get may contact the archive's hosts. Reading the existing lists needs no permission.
     fn permit(&self) -> Result<()> {
         let suites = format!("suite {}", self.suites);
-        Ok(self.net.permit_archives(self.uris.iter().map(String::as_str), &suites)?)
+        Ok(self.net.check_archives_allowed(self.uris.iter().map(String::as_str), &suites)?)
     }
 
     fn command(&self, program: &'static str) -> Command {

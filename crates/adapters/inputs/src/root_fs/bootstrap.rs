@@ -36,7 +36,7 @@ pub(super) async fn mmdebstrap(
     let entries = apt::entries(net, &fetcher.options.apt_dir, &suites)?;
     let sources = apt::sources::render(&entries);
     let uris = || entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
-    net.permit_archives(uris(), &format!("a root file system of {suite}"))?;
+    net.check_archives_allowed(uris(), &format!("a root file system of {suite}"))?;
     let apt_options = net.apt_options(uris()).await?;
     let mut command = process::command("mmdebstrap");
     if apt_options.ignores_environment {

@@ -245,7 +245,7 @@ impl RootFileSystems<'_> {
         }
         let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
         let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
-        let permitted = self.0.net.permit_archives(uris, &format!("suite {}", spec.suite));
+        let permitted = self.0.net.check_archives_allowed(uris, &format!("suite {}", spec.suite));
         self.0.explain_if_offline(permitted.map_err(FetchError::from), describe, MIRROR_HINT)
     }
 

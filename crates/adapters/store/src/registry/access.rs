@@ -33,7 +33,7 @@ pub fn connect(location: &RegistryLocation, options: &RegistryOptions) -> Arc<dy
                 RemoteRegistry::new(location.to_string(), options).publishing_below(location.to_string());
             let Ok(host) = host.parse() else { return Arc::new(registry) };
             let has_immutable_tags = options.net.has_immutable_tags(&host);
-            options.net.name_host(host);
+            options.net.add_named_host(host);
             Arc::new(if has_immutable_tags {
                 registry.with_immutable_tags(is_moving_or_joined)
             } else {
@@ -56,9 +56,9 @@ impl Access for RegistryOptions {
         request: reqwest::Request,
         action: &str,
         host: &str,
-        sent_by: Option<&str>,
+        redirected_by: Option<&str>,
     ) -> Result<reqwest::Response, RegistryError> {
-        let sent = self.net.execute(request, &AccessPurpose { action, sent_by }).await;
+        let sent = self.net.execute(request, &AccessPurpose { action, redirected_by }).await;
         sent.map_err(|error| match error {
             NetError::Http(_, source) => RegistryError::unreachable(host, action, source),
             NetError::Options(what, reason) => RegistryError::Options(what, reason),

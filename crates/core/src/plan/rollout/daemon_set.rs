@@ -59,7 +59,7 @@ fn named_container<'a>(
     Ok(TargetContainer { daemon_set, container })
 }
 
-/// Returns the image in the field that a target names, where the object can be read.
+/// Returns the image in the field that a target names, if the object can be read.
 pub(super) fn current_image(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> Option<String> {
     let image = match &target.object {
         RolloutObject::DaemonSet(_) => named_container(inputs, target).ok()?.container.image.clone(),

@@ -1,7 +1,7 @@
-//! Reads the `modules` stage of a rendered Dockerfile as steps that run without an engine.
+//! Reads the `modules` stage of a rendered Dockerfile as steps that run without an image builder.
 //!
-//! A line that Docker's builders interpret differently is refused, so that a template gives the same result in place and with an
-//! engine. `docs/definitions.md` lists the instructions that a stage may contain.
+//! A line on which Docker's builders disagree is refused, so that a template gives the same result in place and with any image
+//! builder. `docs/definitions.md` lists the instructions that a stage may contain.
 
 mod copy;
 mod refusal;
@@ -41,7 +41,7 @@ pub struct Base {
     pub user: String,
     /// Command for the shell form; empty means `/bin/sh -c`.
     pub shell: Vec<String>,
-    /// Whether the image has `ONBUILD` triggers, which an engine would run.
+    /// Whether the image has `ONBUILD` triggers, which an image builder would run.
     pub has_triggers: bool,
 }
 
@@ -73,7 +73,7 @@ impl Base {
 pub struct Recipe {
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// Notes for the user about instructions that an engine follows and a build in place ignores.
+    /// Notes for the user about instructions that an image builder follows and a build in place ignores.
     pub notes: Vec<Note>,
 }
 
@@ -90,7 +90,7 @@ pub struct Note {
 /// Reads the steps of the stage `modules`. There are no build arguments: `ARG` has its default value.
 pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
     if let Some(index) = dockerfile.lines().position(|line| line.contains('\0')) {
-        return Err(Refusal::Mistake("there is a NUL character".to_owned()).at(line_number(index)));
+        return Err(mistake("there is a NUL character").at(line_number(index)));
     }
     check_directives(dockerfile)?;
     let instructions = unambiguous(dockerfile).map_err(|index| StepsError::Unsupported {
@@ -102,7 +102,7 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
     for instruction in &instructions {
         if let Some(document) = instruction.documents.iter().find(|document| !document.ends) {
             let reason = format!("the here-document {} does not end", document.name);
-            return Err(Refusal::Mistake(reason).at(line_number(instruction.first)));
+            return Err(mistake(reason).at(line_number(instruction.first)));
         }
     }
     let escape = escape_character(dockerfile, Syntax::CURRENT);
@@ -173,11 +173,9 @@ impl Reader {
         let (keyword, arguments) = line.instruction.split();
         let (options, arguments) = lexer::options(arguments, self.escape);
         let keyword = keyword.to_ascii_uppercase();
-        if let Some(option) = options
-            .first()
-            .filter(|_| !["RUN", "COPY", "ADD", "HEALTHCHECK", "ONBUILD"].contains(&keyword.as_str()))
-        {
-            return mistake(format!("{keyword} has no option {option}"));
+        let accepts_options = ["RUN", "COPY", "ADD", "HEALTHCHECK", "ONBUILD"].contains(&keyword.as_str());
+        if !accepts_options && let Some(option) = options.first() {
+            return Err(mistake(format!("{keyword} has no option {option}")));
         }
         match keyword.as_str() {
             "RUN" => self.run(line, &options, arguments)?,
@@ -187,7 +185,7 @@ impl Reader {
             "WORKDIR" => {
                 let path = self.expand(arguments)?;
                 if path.is_empty() {
-                    return mistake("WORKDIR names no directory");
+                    return Err(mistake("WORKDIR names no directory"));
                 }
                 self.workdir = resolve_path(&self.workdir, &path);
                 if self.workdir != "/" {
@@ -196,18 +194,20 @@ impl Reader {
             }
             "SHELL" => match lexer::json_list(arguments) {
                 Some(Ok(shell)) if !shell.is_empty() => self.shell = shell,
-                _ => return mistake("SHELL needs a list of strings, as in [\"/bin/bash\", \"-c\"]"),
+                _ => return Err(mistake("SHELL needs a list of strings, as in [\"/bin/bash\", \"-c\"]")),
             },
             "USER" => self.note(line.number, "USER is ignored: all steps run as root of the build"),
             "VOLUME" => self.note(line.number, "VOLUME is ignored: files that are written there stay"),
             "LABEL" | "EXPOSE" | "CMD" | "ENTRYPOINT" | "STOPSIGNAL" | "HEALTHCHECK" | "MAINTAINER" => {}
             "ADD" => {
-                return unsupported(
+                return Err(unsupported(
                     "ADD unpacks archives and downloads files; add them to the image's `sources`, and COPY them",
-                );
+                ));
             }
-            "ONBUILD" => return unsupported("ONBUILD is not supported: no image is based on this stage"),
-            _ => return mistake(format!("unknown instruction {keyword}")),
+            "ONBUILD" => {
+                return Err(unsupported("ONBUILD is not supported: no image is based on this stage"));
+            }
+            _ => return Err(mistake(format!("unknown instruction {keyword}"))),
         }
         Ok(())
     }
@@ -216,16 +216,18 @@ impl Reader {
         let text = line.instruction.text.clone();
         self.size += text.len() + size(&action);
         if self.size > MAX_STEPS_SIZE {
-            return mistake("the stage's steps exceed 8 MiB: look for variables that expand each other");
+            return Err(mistake(
+                "the stage's steps exceed 8 MiB: look for variables that contain other variables",
+            ));
         }
         self.recipe.steps.push(Step { line: line.number, text, action });
         Ok(())
     }
 
     /// Adds a note, unless the same text was already noted for another line.
-    fn note(&mut self, line: u32, text: &str) {
+    fn note(&mut self, line_number: u32, text: &str) {
         if !self.recipe.notes.iter().any(|note| note.text == text) {
-            self.recipe.notes.push(Note { line, text: text.to_owned() });
+            self.recipe.notes.push(Note { line: line_number, text: text.to_owned() });
         }
     }
 

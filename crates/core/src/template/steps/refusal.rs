@@ -5,7 +5,7 @@ pub(super) use super::super::lexer::{Refusal, mistake};
 /// Reason why a Dockerfile cannot be read as steps. The caller adds the name of the Dockerfile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepsError {
-    /// A syntax error in every engine. Lines count from 1.
+    /// A syntax error in every image builder. Lines count from 1.
     #[error("line {line}: {reason}")]
     Mistake { line: u32, reason: String },
     /// A build in place does not support the instruction. The reason says what to write instead.
@@ -22,8 +22,8 @@ impl Refusal {
     }
 }
 
-pub(super) fn unsupported<T>(reason: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal::Unsupported(reason.into()))
+pub(super) fn unsupported(reason: impl Into<String>) -> Refusal {
+    Refusal::Unsupported(reason.into())
 }
 
 /// Converts a line index to a line number.

@@ -14,20 +14,20 @@ impl Reader {
             match option.split_once('=').unwrap_or((option, "")) {
                 // These options are the default in every build.
                 ("--network", "none") | ("--security", "sandbox") => {}
-                ("--network", _) => return unsupported(format!("RUN {option}: a build has no network")),
+                ("--network", _) => return Err(unsupported(format!("RUN {option}: a build has no network"))),
                 ("--mount", _) => {
-                    return unsupported(format!(
+                    return Err(unsupported(format!(
                         "RUN {option}: a build sees only its toolchain and copied files; COPY the files that it needs"
-                    ));
+                    )));
                 }
-                _ => return unsupported(format!("RUN has the option {option}")),
+                _ => return Err(unsupported(format!("RUN has the option {option}"))),
             }
         }
         let mut run =
             Run { env: self.variables.environment(), workdir: self.workdir.clone(), ..Run::default() };
         match lexer::json_list(arguments) {
             Some(Ok(argv)) => run.argv = argv,
-            Some(Err(())) => return mistake("RUN: the list may contain only strings"),
+            Some(Err(())) => return Err(mistake("RUN: the list may contain only strings")),
             None => {
                 let documents = &line.instruction.documents;
                 let is_document = Document::opened_by(arguments).is_some();
@@ -41,7 +41,7 @@ impl Reader {
             }
         }
         if arguments.is_empty() || run.script.is_none() && run.argv.is_empty() {
-            return mistake("RUN has no command");
+            return Err(mistake("RUN has no command"));
         }
         self.step(line, Action::Run(run))
     }

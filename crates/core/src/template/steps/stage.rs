@@ -22,7 +22,7 @@ pub(super) fn stage<'a>(
         let outcome = if keyword.eq_ignore_ascii_case("arg") {
             global.arg(arguments, escape)
         } else {
-            mistake(format!("{keyword} precedes the first FROM"))
+            Err(mistake(format!("{keyword} precedes the first FROM")))
         };
         outcome.map_err(|refusal| refusal.at(line(index)))?;
     }
@@ -35,7 +35,7 @@ pub(super) fn stage<'a>(
         return Err(StepsError::Mistake { line: 1, reason });
     };
     if let Some(second) = candidates.next() {
-        return Err(Refusal::Mistake("a second stage `modules`".to_owned()).at(line(second)));
+        return Err(mistake("a second stage `modules`").at(line(second)));
     }
     let stages: Vec<String> = from_indexes
         .iter()
@@ -73,22 +73,24 @@ fn check_from(
 ) -> Result<(), Refusal> {
     let (options, words) = from_words(from, escape);
     if let Some(option) = options.first() {
-        return unsupported(format!(
+        return Err(unsupported(format!(
             "FROM has the option {option}; the target determines the architecture of a build"
-        ));
+        )));
     }
     let value = |name: &str| global.get(name);
     let image = Lexer::expanding(escape, &value).text(words[0])?;
     if stages.contains(&image.to_lowercase()) {
-        return unsupported(format!(
+        return Err(unsupported(format!(
             "the stage `modules` starts from the stage {image}; move that stage's instructions into it"
-        ));
+        )));
     }
     if image != base.name {
-        return unsupported(format!("the stage `modules` starts from {image:?}, not from {{{{toolchain}}}}"));
+        return Err(unsupported(format!(
+            "the stage `modules` starts from {image:?}, not from {{{{toolchain}}}}"
+        )));
     }
     if base.has_triggers {
-        return unsupported("the toolchain's image has ONBUILD instructions");
+        return Err(unsupported("the toolchain's image has ONBUILD instructions"));
     }
     Ok(())
 }

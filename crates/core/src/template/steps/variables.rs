@@ -58,22 +58,22 @@ impl Variables {
     pub(super) fn arg(&mut self, arguments: &str, escape: char) -> Result<(), Refusal> {
         let words = quoted_words(arguments, escape);
         if words.is_empty() {
-            return mistake("ARG has no name");
+            return Err(mistake("ARG has no name"));
         }
         let previous = self.clone();
         for word in words {
             let (name, default) = word.split_once('=').map_or((word.as_str(), None), |(n, d)| (n, Some(d)));
             if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-                return mistake(format!("ARG {name} is not a variable name"));
+                return Err(mistake(format!("ARG {name} is not a variable name")));
             }
             let value = match default {
                 Some(default) => {
                     let value = self.expand(default, escape)?;
                     if previous.expand(default, escape)? != value {
-                        return unsupported(format!(
+                        return Err(unsupported(format!(
                             "builders do not agree on the value of {name}, which uses a variable of the same \
                              line; write a second ARG"
-                        ));
+                        )));
                     }
                     Some(value)
                 }
@@ -82,16 +82,16 @@ impl Variables {
             let Some(value) = value else {
                 let part = PLATFORM_PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix));
                 if part.is_some_and(|part| PLATFORM_PARTS.contains(&part)) {
-                    return unsupported(format!(
+                    return Err(unsupported(format!(
                         "some builders give {name} a value; write {{{{arch}}}} instead"
-                    ));
+                    )));
                 }
                 continue;
             };
             if find(&self.env, name).is_some_and(|env| env != value) {
-                return unsupported(format!(
+                return Err(unsupported(format!(
                     "builders do not agree whether this ARG or the variable {name} of the environment takes precedence; give it another name"
-                ));
+                )));
             }
             set(&mut self.args, name, value);
         }
@@ -102,15 +102,15 @@ impl Variables {
     pub(super) fn env(&mut self, arguments: &str, escape: char) -> Result<(), Refusal> {
         let words = quoted_words(arguments, escape);
         let pairs = match words.first() {
-            None => return mistake("ENV has no name"),
+            None => return Err(mistake("ENV has no name")),
             // The older form, without quotes: `ENV name value with blanks`.
             Some(first) if !first.contains('=') => match arguments.split_once(BLANKS) {
                 Some((name, value)) => vec![(name, value.trim_start_matches(BLANKS))],
-                None => return mistake(format!("ENV {arguments} has no value")),
+                None => return Err(mistake(format!("ENV {arguments} has no value"))),
             },
             Some(_) => match words.iter().map(|word| word.split_once('=').ok_or(word)).collect() {
                 Ok(pairs) => pairs,
-                Err(word) => return mistake(format!("ENV: {word} has no =")),
+                Err(word) => return Err(mistake(format!("ENV: {word} has no ="))),
             },
         };
         // All values of a line are expanded with the values from before that line.
@@ -120,7 +120,7 @@ impl Variables {
             .collect::<Result<Vec<_>, Refusal>>()?;
         for (name, value) in expanded {
             if name.is_empty() || name.contains('=') {
-                return mistake(format!("ENV {name:?} is not a variable name"));
+                return Err(mistake(format!("ENV {name:?} is not a variable name")));
             }
             set(&mut self.env, &name, value);
         }
@@ -135,7 +135,7 @@ impl Variables {
     fn check_size(&self) -> Result<(), Refusal> {
         let size: usize =
             self.env.iter().chain(&self.args).map(|(name, value)| name.len() + value.len()).sum();
-        if size > MAX_ENVIRONMENT_SIZE { mistake("the environment exceeds 128 KiB") } else { Ok(()) }
+        if size > MAX_ENVIRONMENT_SIZE { Err(mistake("the environment exceeds 128 KiB")) } else { Ok(()) }
     }
 }
 

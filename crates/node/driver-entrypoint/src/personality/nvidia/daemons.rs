@@ -1,5 +1,5 @@
-//! Optional daemons and tools of the driver. They are started if the image has them, and stopped by their PID files.
-//! The modules work without them.
+//! Optional daemons and tools of the driver. They are started if the image has them. The modules work without them.
+//! Running daemons are found by their PID files, and stopped.
 
 use std::{
     fs,
@@ -100,11 +100,12 @@ pub(crate) fn start_tools(paths: &Paths) -> [StartResult; 2] {
 
 /// The fabric manager that this machine needs; `None` without switches.
 pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
-    let is_managed = |adapter: &PathBuf| {
+    // An InfiniBand port that manages switches of the fifth NVLink generation says so in its vital product data.
+    let is_switch_management_port = |adapter: &PathBuf| {
         let product_data = fs::read(adapter.join("device/vpd")).unwrap_or_default();
         product_data.windows(6).any(|word| word == b"SW_MNG")
     };
-    if entries(paths.at("/sys/class/infiniband")).iter().any(is_managed) {
+    if entries(paths.at("/sys/class/infiniband")).iter().any(is_switch_management_port) {
         return Some(INFINIBAND_MANAGER);
     }
     let has_switches = !entries(paths.at("/proc/driver/nvidia-nvswitch/devices")).is_empty();
@@ -117,13 +118,7 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
         let Some(pid) = running(&node.paths, daemon) else { continue };
         // Ignore the error of a daemon that has just ended.
         let _ = kill_process(pid, Signal::TERM);
-        let has_ended = (0..MAX_POLLS).any(|poll| {
-            if poll > 0 {
-                node.kernel.pause(POLL_INTERVAL);
-            }
-            running(&node.paths, daemon).is_none()
-        });
-        if !has_ended {
+        if !wait_until_ended(node, daemon) {
             return Err(Error::new(
                 format!("{name} (process {pid}) does not end after SIGTERM, and uses the driver"),
                 "inspect that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",
@@ -134,11 +129,24 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+/// Waits until a daemon has ended; returns false if it has not ended in time.
+fn wait_until_ended(node: &Node<'_>, daemon: &Daemon) -> bool {
+    for poll in 0..MAX_POLLS {
+        if poll > 0 {
+            node.kernel.pause(POLL_INTERVAL);
+        }
+        if running(&node.paths, daemon).is_none() {
+            return true;
+        }
+    }
+    false
+}
+
 /// Returns the running process of a PID file. The fabric manager's PID file is on the host and outlives its container,
 /// so the PID may have been reused. The process must therefore have the daemon's name.
 fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
     let Daemon { name, pid_file } = daemon;
-    // In most images one of these is a symlink to the other.
+    // In most images one of these directories is a symlink to the other.
     let id = ["/run", "/var/run"].iter().find_map(|directory| text(paths.at(directory).join(pid_file)))?;
     let number: i32 = id.parse().ok().filter(|&number| number > 1)?;
     let status = text(paths.at(&format!("/proc/{number}/status")))?;
