@@ -113,11 +113,15 @@ host_package() {
     install -D -m 644 "$from/watchdog.conf" "$place/lib/systemd/system.conf.d/farrier-host.conf"
     install -D -m 644 "$from/bless-boot.conf" "$place/lib/systemd/system/systemd-bless-boot.service.d/farrier-host.conf"
     install -D -m 644 "$from/dpkg.cfg" "$place/etc/dpkg/dpkg.cfg.d/farrier-host"
-    install -D -m 755 "$from/kernel-installed" "$place/etc/kernel/postinst.d/zzz-farrier-host"
+    local occasion
+    for occasion in postinst postrm; do
+        install -D -m 755 "$from/kernel-changed" "$place/etc/kernel/$occasion.d/zzz-farrier-host"
+    done
     install -D -m 644 "$root/LICENSE" "$place/usr/share/doc/farrier-host/copyright"
     mkdir -p "$place/DEBIAN"
     for name in postinst prerm postrm; do install -m 755 "$from/$name" "$place/DEBIAN/$name"; done
-    printf '%s\n' /etc/default/grub.d/farrier-host.cfg /etc/dpkg/dpkg.cfg.d/farrier-host /etc/kernel/postinst.d/zzz-farrier-host > "$place/DEBIAN/conffiles"
+    printf '%s\n' /etc/default/grub.d/farrier-host.cfg /etc/dpkg/dpkg.cfg.d/farrier-host /etc/kernel/postinst.d/zzz-farrier-host /etc/kernel/postrm.d/zzz-farrier-host \
+        > "$place/DEBIAN/conffiles"
     cat > "$place/DEBIAN/control" <<TEXT
 Package: farrier-host
 Version: $version

@@ -77,7 +77,10 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     };
     let digest = host::find_image(&services, &repository, version.as_ref(), release.as_ref(), arch).await?;
     let image = images::StoredImage { services: &services, repository: &repository, digest: &digest };
-    let pulled = host::pull(image, output, signers.as_ref(), args.to.as_deref()).await?;
+    // An image that is named by its tag may have another name than its definition.
+    let name = version.is_none().then_some(args.image.as_str());
+    let requested = host::Requested { output, name, release: release.as_ref() };
+    let pulled = host::pull(image, requested, signers.as_ref(), args.to.as_deref()).await?;
     if let Some(store) = &args.store {
         if !pulled.published {
             let message = format!("{output}: {} has none in the registry to store", pulled.image);

@@ -179,11 +179,84 @@ fn a_stored_extension_is_verified_without_the_registry() {
 
     let digest = published["digest"].as_str().unwrap().trim_start_matches("sha256:");
     let blob = site.path("store").join("blobs/sha256").join(digest);
+    // A host links the extension: the link is verified in place, and never written through.
+    fs::remove_file(&file).unwrap();
+    fs::hard_link(&blob, &file).unwrap();
+    pull("site", &["--registry", &from_store]).exits(0);
     let mut altered = content;
     altered[1 << 20] ^= 1;
-    fs::write(blob, altered).unwrap();
+    fs::write(&blob, altered).unwrap();
     let altered = pull("site", &["--registry", &from_store]);
     assert_ne!(altered.code, Some(0), "an altered extension: {altered}");
+}
+
+/// A tag and the annotations of an image's manifest are not signed: a signed output of another kernel stays one of that kernel.
+#[test]
+fn a_signed_output_for_another_kernel_is_refused() {
+    let kernels::Kernels { older, newer } = kernels::newest();
+    let site = Site::new();
+    key(&site, "site", P256);
+    site_yaml(&site, SIGNING);
+    ask_for(&site, "[sysext]");
+    site.build("hello", &older, &["--push"]).exits(0);
+    let image = pinned(&site, &older);
+    let image = site.inspect_raw(image.rsplit_once('/').unwrap().1);
+    let pem = site.definitions().join("site.pem").display().to_string();
+    let (run, file) = pull_output(&site, "sysext", &older, &["--key", &pem]);
+    let fetched = run.exits(0).json();
+    let title = format!("farrier-hello-{older}.raw");
+    fs::remove_file(&file).unwrap();
+    // An attacker who may push gives the image's manifest the annotation of the newer kernel, and makes it name the image.
+    let mut relabeled = image.clone();
+    relabeled["artifactType"] = "application/vnd.farrier.sysext.v1".into();
+    relabeled["annotations"]["farrier.dev/kernel-release"] = newer.clone().into();
+    let digest = fetched["image"].as_str().unwrap().split_once('@').unwrap().1;
+    let length = image.to_string().len();
+    relabeled["subject"] =
+        serde_json::json!({"mediaType": image["mediaType"], "digest": digest, "size": length});
+    let (host, path) = site.location.split_once('/').unwrap();
+    let body = site.path("relabeled.json");
+    fs::write(&body, relabeled.to_string()).unwrap();
+    let kind = format!("content-type: {}", image["mediaType"].as_str().unwrap());
+    let url = format!("http://{host}/v2/{path}/hello/manifests/relabeled");
+    let body = format!("@{}", body.display());
+    run_curl(&["--request", "PUT", "--header", &kind, "--data-binary", &body, &url]);
+
+    let (run, file) = pull_output(&site, "sysext", &newer, &["--key", &pem]);
+    run.exits(1).line(&format!("it is {title}"));
+    assert!(!file.exists());
+}
+
+fn run_curl(words: &[&str]) {
+    run(Command::new("curl").args(["--fail", "--silent", "--show-error"]).args(words));
+}
+
+/// A file that has the output's bytes stays as it is, so that a host verifies a link to its store and needs no space for a copy.
+#[test]
+fn of_two_versions_the_newest_is_pulled_and_a_current_file_stays() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    site.edit("images/hello.yaml", "version: \"1.0\"", "version: \"1.10\"");
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    site.edit("images/hello.yaml", "version: \"1.10\"", "version: \"1.9\"");
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let pull = || pull(&site, &kernel, &["--insecure-no-signature"]);
+    let (run, file) = pull();
+    let newest = format!("/hello:1.10-{kernel}-debian12-amd64");
+    let digest = run.exits(0).json()["image"].as_str().unwrap().split_once('@').unwrap().1.to_owned();
+    assert_eq!(site.inspect(newest.trim_start_matches('/'))["Digest"], digest.as_str());
+    let inode = || std::os::unix::fs::MetadataExt::ino(&fs::metadata(&file).unwrap());
+    let before = inode();
+    ask_for(&site, "[deb]");
+    site.edit("images/hello.yaml", "version: \"1.9\"", "version: \"1.10\"");
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let (run, _) = pull();
+    assert_eq!(run.exits(0).json()["published"], true);
+    assert_eq!(inode(), before, "the published output has the same bytes");
+    fs::write(&file, "other").unwrap();
+    pull().0.exits(0);
+    assert_ne!(fs::read(&file).unwrap(), b"other");
 }
 
 fn run_dpkg_deb(package: &Path, tree: &Path) {

@@ -6,14 +6,14 @@ use farrier_builder::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUES
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, HostOutput, Repository, Version},
-    kernel::{Architecture, KernelRelease},
+    kernel::{Architecture, KernelRelease, debian_version},
 };
 use farrier_store::registry::RegistryError;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use oci::ImageManifest;
 
-/// Returns the digest of the image for one kernel: the image under `version`, or else the only image of the repository for
-/// `release`. Of a union image, returns the member for `release`.
+/// Returns the digest of the image for one kernel: the image under `version`, or else the image of the repository for `release`, with
+/// the newest driver version if there are several. Of a union image, returns the member for `release`.
 pub async fn find_image(
     services: &BuildServices,
     repository: &Repository,
@@ -29,8 +29,10 @@ pub async fn find_image(
         None => "for one kernel".to_owned(),
     };
     if let Some(version) = version {
-        let digest = look_up(services, repository, version, release, arch).await?;
-        return digest.ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
+        let found = look_up(services, repository, version, release, arch).await?;
+        return found
+            .map(|(digest, _)| digest)
+            .ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
     }
     let tags = services.images.registry.tags(repository).await?;
     let tags = tags.into_iter().filter(|tag| oci::subject_of_tag(tag).is_none());
@@ -42,25 +44,40 @@ pub async fn find_image(
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
         .await?;
-    let images: BTreeMap<Digest, _> =
-        lookups.into_iter().filter_map(|(digest, tag)| Some((digest?, tag))).collect();
-    if images.len() > 1 {
-        let mut tags: Vec<&str> = images.values().map(oci::Tag::as_str).collect();
-        tags.sort_unstable();
-        let message = format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
-        return Err(BuildError::usage(message, "name one of them: NAME:TAG"));
+    // Several tags may name one image.
+    let images: BTreeMap<Digest, (String, oci::Tag)> = lookups
+        .into_iter()
+        .filter_map(|(found, tag)| found.map(|(digest, driver)| (digest, (driver, tag))))
+        .collect();
+    let newest =
+        images.values().map(|(driver, _)| driver.as_str()).max_by(|a, b| debian_version::compare(a, b));
+    let is_newest =
+        |driver: &str| newest.is_some_and(|newest| debian_version::compare(driver, newest).is_eq());
+    let (digests, mut tags): (Vec<_>, Vec<_>) = images
+        .iter()
+        .filter(|(_, (driver, _))| is_newest(driver))
+        .map(|(digest, (_, tag))| (digest, tag.as_str()))
+        .unzip();
+    match digests[..] {
+        [] => Err(absent(format!("{repository} has no image {}", for_kernel()))),
+        [digest] => Ok(digest.clone()),
+        _ => {
+            tags.sort_unstable();
+            let message =
+                format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
+            Err(BuildError::usage(message, "name one of them: NAME:TAG"))
+        }
     }
-    images.into_keys().next().ok_or_else(|| absent(format!("{repository} has no image {}", for_kernel())))
 }
 
-/// Returns the digest of the image, if it is for the kernel.
+/// Returns the digest and the driver version of the image, if it is for the kernel.
 async fn look_up(
     services: &BuildServices,
     repository: &Repository,
     version: &Version,
     release: Option<&KernelRelease>,
     arch: Architecture,
-) -> Result<Option<Digest>> {
+) -> Result<Option<(Digest, String)>> {
     let stored = match services.images.registry.image(repository, version, arch.as_str()).await {
         // The tag holds no image.
         Err(RegistryError::Image(_)) => None,
@@ -72,10 +89,11 @@ async fn look_up(
     // In a host's layout directory, tags lead to outputs, whose subject is the image.
     let is_output = HostOutput::has_type(manifest.artifact_type.as_deref());
     let subject = manifest.subject.filter(|_| is_output).map(|subject| subject.digest);
-    Ok(match (facts.kernel_release, release) {
+    let digest = match (facts.kernel_release, release) {
         (Some(kernel), Some(requested)) if kernel != *requested => None,
         (Some(_), _) => Some(subject.unwrap_or(stored.digest)),
         (None, Some(requested)) => facts.members.get(requested).cloned(),
         (None, None) => None,
-    })
+    };
+    Ok(digest.map(|digest| (digest, facts.driver_version.unwrap_or_default())))
 }

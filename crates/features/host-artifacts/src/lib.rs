@@ -15,7 +15,7 @@ mod sysext;
 mod testing;
 
 pub use find::find_image;
-pub use pull::{Pulled, pull};
+pub use pull::{Pulled, Requested, pull};
 pub use store::store;
 
 use std::sync::Arc;

@@ -1,20 +1,53 @@
 //! Fetches an output of an image, verified by signature and digest.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use farrier_builder::{
+    file_digest,
     images::StoredImage,
     services::{MadeOutput, OutputMaker as _, Result},
 };
 use farrier_core::{
     facts::annotations,
     image::{Digest, HostOutput, Version},
+    kernel::KernelRelease,
     provenance::RequiredSigners,
 };
+use farrier_local::blocking::blocking;
 use oci::{Descriptor, ImageManifest};
 use serde::Serialize;
 
 use super::{HostArtifacts, payload::unmet};
+
+/// What the caller asks for. Tags and image manifests are not signed, so the signed output itself must be of this image and kernel.
+#[derive(Clone, Copy)]
+pub struct Requested<'a> {
+    pub output: HostOutput,
+    /// Name of the image's definition; `None` for any.
+    pub name: Option<&'a str>,
+    /// Kernel release; `None` for any.
+    pub release: Option<&'a KernelRelease>,
+}
+
+impl Requested<'_> {
+    /// Whether an output's annotations are those of the requested output.
+    fn accepts(&self, annotations: &BTreeMap<String, String>) -> bool {
+        let release = annotations.get(annotations::KERNEL_RELEASE).map(String::as_str);
+        let title = annotations.get(annotations::TITLE).map_or("", String::as_str);
+        let is_title = |name: &str| match (self.output, release) {
+            (HostOutput::Sysext, Some(release)) => *title == format!("farrier-{name}-{release}.raw"),
+            (HostOutput::Sysext, None) => false,
+            (HostOutput::Deb | HostOutput::DebMeta | HostOutput::Initramfs, _) => {
+                title.starts_with(&format!("{name}-modules-"))
+            }
+        };
+        self.release.is_none_or(|requested| release == Some(requested.as_str()))
+            && self.name.is_none_or(is_title)
+    }
+}
 
 /// An output that was written to a file.
 #[derive(Debug, Serialize)]
@@ -36,15 +69,16 @@ pub struct Pulled {
 }
 
 /// Writes an output of an image to the file `to`; by default to the working directory, under the output's own name. An output that
-/// the registry lacks is made from the image, with the same bytes. With `signers`, the published output, or
-/// else the image, must be signed.
+/// the registry lacks is made from the image, with the same bytes. A file that has the output's bytes already is kept. With `signers`,
+/// the published output, or else the image, must be signed.
 pub async fn pull(
     image: StoredImage<'_>,
-    output: HostOutput,
+    requested: Requested<'_>,
     signers: Option<&RequiredSigners>,
     to: Option<&Path>,
 ) -> Result<Pulled> {
     let StoredImage { services, repository, digest } = image;
+    let output = requested.output;
     let mut refused = Vec::new();
     for listed in services.images.registry.referrers(repository, digest, Some(output.media_type())).await? {
         let version = Version::Digest(listed.digest);
@@ -52,12 +86,18 @@ pub async fn pull(
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Clients maintain the lists of referrers, so an entry may be of another kind.
         let Some((layer, name)) = output_layer(&manifest, digest, output) else { continue };
+        if !requested.accepts(&manifest.annotations) {
+            refused.push(format!("{}: it is {name}", stored.digest));
+            continue;
+        }
         if let Err(why) = verify(StoredImage { digest: &stored.digest, ..image }, signers).await? {
             refused.push(format!("{}: {why}", stored.digest));
             continue;
         }
         let file = to.unwrap_or(Path::new(name)).to_owned();
-        services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
+        if !has_digest(&file, &layer.digest).await {
+            services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
+        }
         return Ok(pulled(image, output, layer, &stored.digest, file, true, signers.is_some()));
     }
     if !refused.is_empty() {
@@ -71,12 +111,19 @@ pub async fn pull(
     let MadeOutput { artifact, documents: _ } =
         HostArtifacts.make(services, repository, digest, output).await?;
     let manifest = ImageManifest::parse(&artifact.manifest)?;
-    let Some((layer, name)) = output_layer(&manifest, digest, output) else {
-        return Err(unmet(image, &format!("yields no {output}"), "give another image"));
+    let layer = output_layer(&manifest, digest, output).filter(|_| requested.accepts(&manifest.annotations));
+    let Some((layer, name)) = layer else {
+        return Err(unmet(image, &format!("yields no such {output}"), "give another image"));
     };
     let file = to.unwrap_or(Path::new(name)).to_owned();
     fs_err::tokio::write(&file, &artifact.content).await?;
     Ok(pulled(image, output, layer, &artifact.digest, file, false, signers.is_some()))
+}
+
+/// Whether a file exists and has this digest.
+async fn has_digest(file: &Path, digest: &Digest) -> bool {
+    let file = file.to_owned();
+    blocking(move || file_digest(&file)).await.is_ok_and(|actual| actual == *digest)
 }
 
 /// Whether enough of the keys signed a manifest. The inner error is the reason if not.

@@ -8,7 +8,13 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, commands::output_of, config::HostConfig, state::write_durably};
+use crate::{
+    Error, Result,
+    commands::output_of,
+    config::HostConfig,
+    log::print_error,
+    state::{remove_if_exists, write_durably},
+};
 
 /// The result of `farrier pull -o json`.
 #[derive(Deserialize)]
@@ -17,13 +23,27 @@ struct Pulled {
     verified: bool,
 }
 
-/// Record of a stored extension.
+/// Record of a stored extension. Written after the extension's layout directory is complete and verified.
 #[derive(Serialize, Deserialize)]
 struct Record {
     digest: String,
     /// Public keys (PEM) with which it was verified.
     keys: Vec<String>,
+    /// Which of [`LAYOUTS`] has the extension.
+    #[serde(default = "first_layout")]
+    layout: String,
 }
+
+/// Name extensions of a driver's layout directories. A new extension goes into the unused one, so that the present one stays
+/// usable until the record changes.
+const LAYOUTS: [&str; 2] = ["layout", "layout-2"];
+
+fn first_layout() -> String {
+    LAYOUTS[0].to_owned()
+}
+
+/// Cache of farrier while it verifies a stored extension. It is emptied first, so that nothing counts as verified before.
+const EMPTY_CACHE: &str = "/run/farrier-host/cache";
 
 /// Fetches and verifies system extensions.
 pub(crate) struct ArtifactStore<'a> {
@@ -59,28 +79,38 @@ impl ArtifactStore<'_> {
 
     /// Returns the digest of a driver's extension if it is stored and was verified with the present keys.
     pub(crate) fn stored(&self, driver: &str, release: &str) -> Option<String> {
-        let record = fs_err::read(self.record(driver, release)).ok()?;
-        let record: Record = serde_json::from_slice(&record).ok()?;
+        let record = self.read_record(driver, release)?;
         (record.keys == self.keys().ok()?).then_some(record.digest)
     }
 
-    /// Verifies the signature and digest of a driver's stored extension, and writes it into `directory`. Returns its path and
-    /// digest.
+    /// Links a driver's stored extension into `directory`, and verifies its signature and digest there. Returns its path and digest.
     pub(crate) fn write_verified(
         &self,
         driver: &str,
         release: &str,
         directory: &Path,
     ) -> Result<(PathBuf, String)> {
-        fs_err::create_dir_all(directory)?;
+        let mut record = self.read_record(driver, release).ok_or(Error::NotStored)?;
         let file = directory.join(extension_file(driver, release));
-        let layout = format!("oci:{}", self.layout(driver, release).display());
-        let pulled = self.pull(driver, release, &layout, &file, &[]);
-        if pulled.is_err() {
-            // Without its record, the extension is fetched again.
-            let _ = fs_err::remove_file(self.record(driver, release));
+        let layout = self.driver_path(driver, release, &record.layout);
+        let verified = self.verify(driver, release, &layout, &record.digest, &file);
+        if verified.is_err() {
+            // Without keys in its record, the extension is fetched again.
+            record.keys.clear();
+            let _ = self.write_record(driver, release, &record);
         }
-        Ok((file, pulled?))
+        Ok((file, verified?))
+    }
+
+    /// Removes links for other kernels than the running one, and for drivers that are not configured, because they use disk space.
+    pub(crate) fn remove_old_links(&self, running: &str, directory: &Path) {
+        let names: Vec<String> =
+            self.config.drivers.iter().map(|driver| extension_file(driver, running)).collect();
+        for entry in fs_err::read_dir(directory).into_iter().flatten().flatten() {
+            if !names.iter().any(|name| entry.file_name() == **name) {
+                let _ = fs_err::remove_file(entry.path());
+            }
+        }
     }
 
     /// Removes what is stored for other kernels than these.
@@ -101,7 +131,8 @@ impl ArtifactStore<'_> {
     /// Imports a bundle, such as one of a USB drive, as a source of extensions. farrier verifies the bundle's signature.
     pub(crate) fn import(&self, bundle: &Path) -> Result<()> {
         let to = format!("oci:{}", self.imported().display());
-        let mut command = self.farrier(&["bundle", "import", "--registry", &to]);
+        let mut command =
+            self.farrier(&["bundle", "import", "--registry", &to], &self.directory.join("cache"));
         output_of(command.arg(bundle)).map(drop)
     }
 
@@ -115,13 +146,15 @@ impl ArtifactStore<'_> {
         bundles.into_iter().chain(self.config.registry.clone()).collect()
     }
 
-    fn layout(&self, driver: &str, release: &str) -> PathBuf {
-        self.driver_path(driver, release, "layout")
+    fn read_record(&self, driver: &str, release: &str) -> Option<Record> {
+        let record = fs_err::read(self.driver_path(driver, release, "json")).ok()?;
+        let record: Record = serde_json::from_slice(&record).ok()?;
+        LAYOUTS.contains(&record.layout.as_str()).then_some(record)
     }
 
-    /// Returns the file with the digest of a stored extension.
-    fn record(&self, driver: &str, release: &str) -> PathBuf {
-        self.driver_path(driver, release, "json")
+    fn write_record(&self, driver: &str, release: &str, record: &Record) -> Result<()> {
+        let content = serde_json::to_vec(record).map_err(std::io::Error::other)?;
+        write_durably(&self.driver_path(driver, release, "json"), &content)
     }
 
     /// Returns the path of a file or directory of one driver. Appends the extension, because a driver's name may contain dots.
@@ -136,25 +169,48 @@ impl ArtifactStore<'_> {
     }
 
     fn fetch(&self, driver: &str, release: &str, source: &str) -> Result<String> {
-        let layout = self.layout(driver, release);
-        let [new, file] = ["new", "raw"].map(|extension| self.driver_path(driver, release, extension));
-        if new.exists() {
-            fs_err::remove_dir_all(&new)?;
-        }
-        fs_err::create_dir_all(&new)?;
-        let digest = self.pull(driver, release, source, &file, &["--store", &new.display().to_string()])?;
-        fs_err::remove_file(&file)?;
-        // The layout must be on the disk before the record that vouches for it.
-        output_of(Command::new("sync").arg("--file-system").arg(&new))?;
-        let record = self.record(driver, release);
+        let present = self.read_record(driver, release).map(|record| record.layout);
+        let [first, second] = LAYOUTS;
+        let (unused, other) =
+            if present.as_deref() == Some(first) { (second, first) } else { (first, second) };
+        let [layout, file] = [unused, "raw"].map(|extension| self.driver_path(driver, release, extension));
         if layout.exists() {
-            let _ = fs_err::remove_file(&record);
             fs_err::remove_dir_all(&layout)?;
         }
-        fs_err::rename(&new, &layout)?;
-        let content = serde_json::to_vec(&Record { digest: digest.clone(), keys: self.keys()? });
-        write_durably(&record, &content.map_err(std::io::Error::other)?)?;
+        fs_err::create_dir_all(&layout)?;
+        let (cache, store) = (self.directory.join("cache"), layout.display().to_string());
+        let digest = self.pull(driver, release, source, &file, &["--store", &store], &cache)?;
+        // A boot has only the layout: verify now that it is enough.
+        let digest = self.verify(driver, release, &layout, &digest, &file)?;
+        fs_err::remove_file(&file)?;
+        // The layout must be on the disk before the record that vouches for it.
+        output_of(Command::new("sync").arg("--file-system").arg(&layout))?;
+        let record = Record { digest: digest.clone(), keys: self.keys()?, layout: unused.to_owned() };
+        self.write_record(driver, release, &record)?;
+        let _ = fs_err::remove_dir_all(self.driver_path(driver, release, other));
         Ok(digest)
+    }
+
+    /// Links a stored extension to `file`, and verifies it without a network, as each boot does.
+    fn verify(
+        &self,
+        driver: &str,
+        release: &str,
+        layout: &Path,
+        digest: &str,
+        file: &Path,
+    ) -> Result<String> {
+        let blob = layout.join("blobs/sha256").join(digest.trim_start_matches("sha256:"));
+        // A link needs no disk space. Without one, farrier copies the extension, or verifies the link of an earlier boot.
+        let linked = fs_err::create_dir_all(file.parent().unwrap_or(layout))
+            .and_then(|()| remove_if_exists(file))
+            .and_then(|()| fs_err::hard_link(&blob, file));
+        if let Err(error) = linked {
+            print_error(format!("warning: {error}"));
+        }
+        let _ = fs_err::remove_dir_all(EMPTY_CACHE);
+        let source = format!("oci:{}", layout.display());
+        self.pull(driver, release, &source, file, &[], Path::new(EMPTY_CACHE))
     }
 
     /// Runs `farrier pull`, and returns the digest of the extension.
@@ -165,9 +221,10 @@ impl ArtifactStore<'_> {
         source: &str,
         file: &Path,
         options: &[&str],
+        cache: &Path,
     ) -> Result<String> {
-        let mut command =
-            self.farrier(&["pull", "sysext", driver, "--kernel", release, "--registry", source]);
+        let words = ["pull", "sysext", driver, "--kernel", release, "--registry", source];
+        let mut command = self.farrier(&words, cache);
         command.args(["-o", "json", "--to"]).arg(file).args(options);
         let printed = output_of(&mut command)?;
         let pulled: Pulled = serde_json::from_str(&printed).map_err(std::io::Error::other)?;
@@ -180,14 +237,14 @@ impl ArtifactStore<'_> {
         Ok(pulled.digest)
     }
 
-    fn farrier(&self, arguments: &[&str]) -> Command {
+    fn farrier(&self, arguments: &[&str], cache: &Path) -> Command {
         let mut command = Command::new("farrier");
         command.args(arguments);
         for key in &self.config.keys {
             command.arg("--key").arg(key);
         }
         // The program runs early in the boot, without a home directory.
-        command.env("FARRIER_CACHE_DIR", self.directory.join("cache")).env("HOME", &self.directory);
+        command.env("FARRIER_CACHE_DIR", cache).env("HOME", &self.directory);
         command.env("FARRIER_LOG_LEVEL", "error");
         if let Some(file) = &self.config.ca_file {
             command.env("FARRIER_CA_FILE", file);

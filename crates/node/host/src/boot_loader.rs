@@ -14,6 +14,8 @@ pub(crate) trait BootLoader {
     /// Returns the default kernel; `None` if the boot loader chooses by itself.
     fn default_kernel(&self) -> Result<Option<String>>;
     fn set_default(&self, release: &str) -> Result<()>;
+    /// Returns the kernels that the boot loader has entries for.
+    fn kernels(&self) -> Result<Vec<String>>;
     /// Returns the kernel that was chosen for the next boot only.
     fn next_kernel(&self) -> Result<Option<String>>;
     /// Makes the boot loader boot a kernel at the next boot only.

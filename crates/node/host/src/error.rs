@@ -49,6 +49,13 @@ pub(crate) enum Error {
     Unavailable { release: String, driver: String, why: String },
     #[error("{why}")]
     Drivers { why: String },
+    #[error("it is not stored for this kernel")]
+    NotStored,
+    #[error(
+        "loaded from another file than the system extension's, such as the kernel's own driver: {modules}: add `blacklist NAME` \
+         for each to a file in /etc/modprobe.d, and make the initramfs again"
+    )]
+    OtherModule { modules: String },
     #[error("not loaded: {modules}")]
     NotLoaded { modules: String },
     #[error(transparent)]

@@ -1,6 +1,7 @@
 //! Merges system extensions into `/usr`, and loads their modules.
 
 use std::{
+    collections::BTreeMap,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
@@ -22,14 +23,30 @@ const LOADED: &str = "/run/farrier-host/loaded.json";
 const INDEXES: &str = "farrier-host-indexes";
 
 /// Merges the extensions, and indexes the modules of the kernel and of the extensions together. Extensions contain
-/// no indexes: an overlay replaces whole files, so the kernel's indexes would be hidden.
-pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<()> {
+/// no indexes: an overlay replaces whole files, so the kernel's indexes would be hidden. Returns an error for each extension that
+/// systemd-sysext rejects.
+pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<Vec<Error>> {
+    let link_of = |image: &Path| Path::new(EXTENSIONS).join(image.file_name().unwrap_or_default());
     fs_err::create_dir_all(EXTENSIONS)?;
     clear_extensions()?;
     for image in images {
-        symlink(image, Path::new(EXTENSIONS).join(image.file_name().unwrap_or_default()))?;
+        symlink(image, link_of(image))?;
     }
-    merge_with_indexes(release)
+    let mut rejected = Vec::new();
+    if refresh().is_err() {
+        // systemd-sysext merges none of them if it rejects one.
+        clear_extensions()?;
+        for image in images {
+            symlink(image, link_of(image))?;
+            if let Err(error) = refresh() {
+                fs_err::remove_file(link_of(image))?;
+                rejected.push(error);
+            }
+        }
+    }
+    write_indexes(release)?;
+    refresh()?;
+    Ok(rejected)
 }
 
 /// Unmerges the extensions, because `/usr` is read-only while they are merged, and packages must write there.
@@ -49,11 +66,6 @@ pub(crate) fn merge_again(release: &str) -> Result<()> {
     if indexes.exists() {
         fs_err::remove_dir_all(indexes)?;
     }
-    merge_with_indexes(release)
-}
-
-/// Merges the extensions, indexes all modules in `/usr`, and merges the indexes too.
-fn merge_with_indexes(release: &str) -> Result<()> {
     refresh()?;
     write_indexes(release)?;
     refresh()
@@ -154,16 +166,15 @@ pub(crate) fn not_merged<'a>(root: &Path, release: &str, drivers: &'a [String]) 
     drivers.iter().filter(is_missing).map(String::as_str).collect()
 }
 
-/// Returns the modules of the merged extensions for a kernel.
-pub(crate) fn modules(root: &Path, release: &str) -> Result<Vec<String>> {
+/// Returns the modules of the merged extensions for a kernel, each with its file.
+pub(crate) fn modules(root: &Path, release: &str) -> Result<BTreeMap<String, PathBuf>> {
     let updates = root.join("usr/lib/modules").join(release).join("updates");
-    let mut modules = Vec::new();
+    let mut modules = BTreeMap::new();
     for directory in directories_of(&updates)? {
         if directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with("farrier-")) {
             collect_modules(&directory, &mut modules)?;
         }
     }
-    modules.sort();
     Ok(modules)
 }
 
@@ -177,14 +188,14 @@ fn directories_of(directory: &Path) -> Result<Vec<PathBuf>> {
         .collect::<std::io::Result<_>>()?)
 }
 
-fn collect_modules(directory: &Path, modules: &mut Vec<String>) -> Result<()> {
+fn collect_modules(directory: &Path, modules: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in fs_err::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if entry.file_type()?.is_dir() {
             collect_modules(&entry.path(), modules)?;
         } else if let Some((stem, _)) = name.split_once(".ko") {
-            modules.push(stem.replace('-', "_"));
+            modules.insert(stem.replace('-', "_"), entry.path());
         }
     }
     Ok(())
@@ -198,11 +209,25 @@ pub(crate) fn load(modules: &[String]) -> Result<()> {
     output_of(Command::new("modprobe").arg("--all").args(modules)).map(drop)
 }
 
-/// Fails unless all modules are loaded.
+/// Fails unless all modules are loaded. A module that is part of the kernel's image is not.
 pub(crate) fn ensure_loaded(root: &Path, modules: &[String]) -> Result<()> {
-    let is_missing = |module: &&String| !root.join("sys/module").join(module).exists();
+    let is_missing = |module: &&String| !root.join("sys/module").join(module).join("initstate").exists();
     let missing: Vec<&str> = modules.iter().filter(is_missing).map(String::as_str).collect();
     if missing.is_empty() { Ok(()) } else { Err(Error::NotLoaded { modules: missing.join(", ") }) }
+}
+
+/// Fails if the kernel has loaded other files under the names of these modules: modprobe loads no module whose name is loaded. The
+/// build ID in the kernel's memory and in a file shows whether they are the same. Skips compressed files and files without one.
+pub(crate) fn ensure_own(root: &Path, modules: &BTreeMap<String, PathBuf>) -> Result<()> {
+    let is_other = |(module, file): &(&String, &PathBuf)| {
+        let note = root.join("sys/module").join(module).join("notes/.note.gnu.build-id");
+        let (Ok(note), Ok(content)) = (fs_err::read(note), fs_err::read(file)) else { return false };
+        file.extension().is_some_and(|extension| extension == "ko")
+            && !note.is_empty()
+            && !content.windows(note.len()).any(|window| window == note)
+    };
+    let others: Vec<&str> = modules.iter().filter(is_other).map(|(module, _)| module.as_str()).collect();
+    if others.is_empty() { Ok(()) } else { Err(Error::OtherModule { modules: others.join(", ") }) }
 }
 
 #[cfg(test)]
@@ -220,13 +245,31 @@ mod tests {
             fs::write(updates.join(file), "").unwrap();
         }
         let modules = modules(root.path(), "6.1").unwrap();
-        assert_eq!(modules, ["acme_nic", "b"]);
+        let names: Vec<String> = modules.keys().cloned().collect();
+        assert_eq!(names, ["acme_nic", "b"]);
         fs::create_dir_all(root.path().join("sys/module/b")).unwrap();
-        let error = ensure_loaded(root.path(), &modules).unwrap_err().to_string();
-        assert!(error.contains("acme_nic") && !error.contains(", b"), "{error}");
-        assert_eq!(super::modules(root.path(), "6.2").unwrap(), [""; 0]);
+        let missing = || ensure_loaded(root.path(), &names).unwrap_err().to_string();
+        assert_eq!(missing(), "not loaded: acme_nic, b", "b is part of the kernel");
+        fs::write(root.path().join("sys/module/b/initstate"), "live\n").unwrap();
+        assert_eq!(missing(), "not loaded: acme_nic");
+        assert!(super::modules(root.path(), "6.2").unwrap().is_empty());
         let drivers = ["a", "b", "c"].map(str::to_owned);
         assert_eq!(not_merged(root.path(), "6.1", &drivers), ["c"]);
+    }
+
+    #[test]
+    fn a_driver_of_the_kernel_is_not_taken_for_the_extensions() {
+        let root = tempfile::tempdir().unwrap();
+        let notes = root.path().join("sys/module/nic/notes");
+        fs::create_dir_all(&notes).unwrap();
+        let file = root.path().join("nic.ko");
+        fs::write(&file, "ELF...GNU id 1...").unwrap();
+        let modules = BTreeMap::from([("nic".to_owned(), file)]);
+        ensure_own(root.path(), &modules).unwrap();
+        for (loaded, expected) in [("GNU id 1", true), ("GNU id 2", false), ("", true)] {
+            fs::write(notes.join(".note.gnu.build-id"), loaded).unwrap();
+            assert_eq!(ensure_own(root.path(), &modules).is_ok(), expected, "{loaded}");
+        }
     }
 
     #[test]

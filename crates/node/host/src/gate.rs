@@ -14,30 +14,35 @@ pub(crate) struct Decision {
     pub(crate) trial: Option<Trial>,
     /// Newer kernels that are held, with the reason for each driver.
     pub(crate) held: BTreeMap<String, BTreeMap<String, String>>,
+    /// Newest kernel whose first boot has not failed, else the newest failed one. The cluster builds drivers for it.
+    #[serde(default)]
+    pub(crate) announced: Option<String>,
 }
 
 /// Looks up a driver for a kernel: the digest of its system extension, or why there is none.
 pub(crate) type Lookup<'a> = dyn FnMut(&str, &str) -> Result<String, String> + 'a;
 
-/// Decides about the kernels that are newer than the default kernel. `installed` is ordered, oldest first.
+/// Decides about the kernels that are newer than the default kernel. `installed` is ordered, oldest first. The boot loader has
+/// entries for the kernels in `bootable`.
 pub(crate) fn decide(
     default: &str,
     installed: &[String],
+    bootable: &[String],
     drivers: &[String],
     state: &State,
     look_up: &mut Lookup<'_>,
 ) -> Decision {
     let mut decision = Decision::default();
-    let newer = installed.iter().rev().take_while(|release| *release != default);
-    for release in newer {
+    let for_all_drivers =
+        |reason: &str| drivers.iter().map(|driver| (driver.clone(), reason.to_owned())).collect();
+    let newer = || installed.iter().rev().take_while(|release| *release != default);
+    for release in newer() {
         if let Some(failed) = state.failed.get(release) {
             let reason = format!("its first boot failed: {}", failed.reason);
-            decision.held.insert(
-                release.clone(),
-                drivers.iter().map(|driver| (driver.clone(), reason.clone())).collect(),
-            );
+            decision.held.insert(release.clone(), for_all_drivers(&reason));
             continue;
         }
+        decision.announced.get_or_insert_with(|| release.clone());
         let (mut artifacts, mut missing) = (Artifacts::new(), BTreeMap::new());
         for driver in drivers {
             match look_up(driver, release) {
@@ -45,12 +50,16 @@ pub(crate) fn decide(
                 Err(why) => missing.insert(driver.clone(), why),
             };
         }
+        if missing.is_empty() && !bootable.contains(release) {
+            missing = for_all_drivers("it is stored, but the boot loader has no entry for the kernel");
+        }
         if missing.is_empty() {
             decision.trial = Some(Trial { release: release.clone(), artifacts, armed_in: None });
             break;
         }
         decision.held.insert(release.clone(), missing);
     }
+    decision.announced = decision.announced.or_else(|| newer().next().cloned());
     decision
 }
 
@@ -73,8 +82,11 @@ pub(crate) fn boot_instruction(
     next: Option<&str>,
     running: &str,
 ) -> BootInstruction {
+    // A newer kernel waits for the end of the trial: a failure must lead back to the default.
+    if state.is_on_trial(running) {
+        return BootInstruction::Nothing;
+    }
     match &decision.trial {
-        Some(trial) if trial.release == *running && state.is_on_trial(running) => BootInstruction::Nothing,
         Some(trial) => {
             let is_armed = |recorded: &Trial| {
                 recorded.armed_in.is_some()
@@ -86,9 +98,7 @@ pub(crate) fn boot_instruction(
                 BootInstruction::BootOnce(trial.clone())
             }
         }
-        None if next.is_some() || state.trial.as_ref().is_some_and(|trial| trial.release != *running) => {
-            BootInstruction::ClearNext
-        }
+        None if next.is_some() || state.trial.is_some() => BootInstruction::ClearNext,
         None => BootInstruction::Nothing,
     }
 }
@@ -112,13 +122,14 @@ mod tests {
                 Err("no image".to_owned())
             }
         };
-        decide("1", &names(&["0", "1", "2", "3"]), &names(&["gpu", "net"]), state, &mut look_up)
+        let (installed, bootable) = (names(&["0", "1", "2", "3"]), names(&["1", "2", "3"]));
+        decide("1", &installed, &bootable, &names(&["gpu", "net"]), state, &mut look_up)
     }
 
     #[test]
     fn a_kernel_without_all_of_its_drivers_is_held() {
-        let Decision { trial, held, .. } = decision(&["gpu@2", "gpu@3"], &State::default());
-        assert_eq!(trial, None);
+        let Decision { trial, held, announced } = decision(&["gpu@2", "gpu@3"], &State::default());
+        assert_eq!((trial, announced.as_deref()), (None, Some("3")));
         assert_eq!(held.keys().collect::<Vec<_>>(), ["2", "3"]);
         assert_eq!(held["3"], BTreeMap::from([("net".to_owned(), "no image".to_owned())]));
     }
@@ -168,6 +179,12 @@ mod tests {
             BootInstruction::Nothing,
             "it runs on trial"
         );
+        let newer = decision(&["gpu@3", "net@3"], &State::default());
+        assert_eq!(
+            boot_instruction(&newer, &with(Some("a")), None, "2"),
+            BootInstruction::Nothing,
+            "a newer kernel waits for the end of the trial"
+        );
     }
 
     #[test]
@@ -184,15 +201,37 @@ mod tests {
     fn a_kernel_whose_first_boot_failed_is_not_tried_again() {
         let failed = FailedTrial { artifacts: Artifacts::new(), reason: "it hung".to_owned() };
         let state = State { trial: None, failed: BTreeMap::from([("3".to_owned(), failed)]) };
-        let Decision { trial, held, .. } = decision(&["gpu@2", "net@2", "gpu@3", "net@3"], &state);
-        assert_eq!(trial.unwrap().release, "2");
+        let Decision { trial, held, announced } = decision(&["gpu@2", "net@2", "gpu@3", "net@3"], &state);
+        assert_eq!((trial.unwrap().release.as_str(), announced.as_deref()), ("2", Some("2")));
         assert_eq!(held["3"]["gpu"], "its first boot failed: it hung");
+    }
+
+    #[test]
+    fn a_failed_kernel_is_announced_only_if_all_newer_ones_failed() {
+        let failed = |release: &str| {
+            (release.to_owned(), FailedTrial { artifacts: Artifacts::new(), reason: "it hung".to_owned() })
+        };
+        for (all_failed, expected) in [(&["3"][..], "2"), (&["2", "3"], "3"), (&["2"], "3")] {
+            let failed = all_failed.iter().map(|release| failed(release)).collect();
+            let decided = decision(&[], &State { trial: None, failed });
+            assert_eq!(decided.announced.as_deref(), Some(expected), "{all_failed:?}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_a_boot_entry_gives_way_to_an_older_one() {
+        let (installed, bootable, drivers) = (names(&["1", "2", "3"]), names(&["1", "2"]), names(&["gpu"]));
+        let mut stored = |_: &str, _: &str| Ok("sha256:0".to_owned());
+        let decided = decide("1", &installed, &bootable, &drivers, &State::default(), &mut stored);
+        assert_eq!(decided.trial.unwrap().release, "2");
+        assert_eq!(decided.held["3"]["gpu"], "it is stored, but the boot loader has no entry for the kernel");
     }
 
     #[test]
     fn older_kernels_and_the_default_are_no_candidates() {
         let mut look_up = |_: &str, _: &str| panic!("nothing to look up");
-        let decision = decide("3", &names(&["2", "3"]), &names(&["gpu"]), &State::default(), &mut look_up);
+        let installed = names(&["2", "3"]);
+        let decision = decide("3", &installed, &installed, &names(&["gpu"]), &State::default(), &mut look_up);
         assert_eq!(decision, Decision::default());
     }
 }

@@ -1,6 +1,8 @@
 //! The steps of each command.
 
 use std::{
+    fs::Permissions,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -60,13 +62,9 @@ impl Host {
         let boot_loader = boot_loader::detect(Path::new(ROOT))?;
         boot_loader.keep_default(confirmed_default().as_deref())?;
         let installed = kernels::installed(Path::new(ROOT))?;
-        let default = boot_loader.default_kernel()?.filter(|release| installed.contains(release));
-        let default = default.ok_or(Error::NoDefault)?;
-        if confirmed_default().as_ref() != Some(&default) {
-            write_durably(&default_file(), default.as_bytes())?;
-        }
+        let default = default_kernel(boot_loader.as_ref(), &installed)?;
         let store = self.store();
-        let mut state = State::read(&state_file())?.unwrap_or_default();
+        let mut state = read_state();
         state.end_missed_trial(&self.running, &self.boot_id);
         state.write(&state_file())?;
         store.keep_only(&installed)?;
@@ -77,7 +75,8 @@ impl Host {
             }
         }
         let mut look_up = |driver: &str, release: &str| store.ensure_stored(driver, release);
-        let decision = decide(&default, &installed, &self.config.drivers, &state, &mut look_up);
+        let (bootable, drivers) = (boot_loader.kernels()?, &self.config.drivers);
+        let decision = decide(&default, &installed, &bootable, drivers, &state, &mut look_up);
         // Report the decision even if the boot loader fails.
         let instructed = self.instruct(boot_loader.as_ref(), &decision, &mut state);
         for (release, reasons) in &decision.held {
@@ -85,7 +84,10 @@ impl Host {
                 print(format!("kernel {release} is held: {driver}: {why}"));
             }
         }
-        node_labels::write(Path::new(ROOT), &decision, &loaded_artifacts())?;
+        // Other programs may write to the directory of the labels.
+        if let Err(error) = node_labels::write(Path::new(ROOT), &decision, &loaded_artifacts()) {
+            print_error(format!("warning: no labels for NFD: {error}"));
+        }
         write_durably(&decision_file(), &serde_json::to_vec(&decision).map_err(std::io::Error::other)?)?;
         instructed
     }
@@ -116,15 +118,12 @@ impl Host {
     /// Verifies and merges the running kernel's extensions, and loads their modules. If the kernel is on trial, a failure ends the
     /// trial and reboots into the default kernel.
     pub(crate) fn activate(&self) -> Result<ExitCode> {
-        match State::read(&state_file()) {
-            Ok(Some(mut state)) => {
-                if state.end_missed_trial(&self.running, &self.boot_id) {
-                    state.write(&state_file())?;
-                }
-            }
-            Ok(None) => {}
-            // Load the drivers even without a readable state.
-            Err(error) => print_error(format!("warning: {}: {error}", state_file().display())),
+        let mut state = read_state();
+        // Load the drivers even if the disk is full: the next reconcile ends the trial as well.
+        if state.end_missed_trial(&self.running, &self.boot_id)
+            && let Err(error) = state.write(&state_file())
+        {
+            print_error(format!("warning: {error}"));
         }
         match self.load_drivers() {
             Ok(()) => Ok(ExitCode::SUCCESS),
@@ -134,13 +133,14 @@ impl Host {
 
     /// Makes the running kernel the default if its drivers are loaded.
     pub(crate) fn confirm(&self) -> Result<ExitCode> {
-        let _lock = lock()?;
         let loaded = Loaded::read().ok_or(Error::NotActivated);
         let checked = loaded.and_then(|loaded| extensions::ensure_loaded(Path::new(ROOT), &loaded.modules));
-        if let Err(error) = checked {
-            return fail_boot(&self.running, &error);
-        }
-        let mut state = State::read(&state_file())?.unwrap_or_default();
+        // A trial also fails if its kernel leaves the disk read-only.
+        let _lock = match checked.and_then(|()| lock()) {
+            Ok(lock) => lock,
+            Err(error) => return fail_boot(&self.running, &error),
+        };
+        let mut state = read_state();
         if state.is_on_trial(&self.running) {
             let boot_loader = boot_loader::detect(Path::new(ROOT))?;
             boot_loader.set_default(&self.running)?;
@@ -164,7 +164,7 @@ impl Host {
                 |why| Error::Unavailable { release: release.to_owned(), driver: driver.clone(), why };
             self.store().refresh(driver, release).map_err(unavailable)?;
         }
-        let mut state = State::read(&state_file())?.unwrap_or_default();
+        let mut state = read_state();
         state.failed.remove(release);
         state.write(&state_file())?;
         self.reconcile_locked()
@@ -203,10 +203,7 @@ impl Host {
     /// Merges and loads every driver that can be verified. If a driver is missing, fails after loading the others.
     fn load_drivers(&self) -> Result<()> {
         let (store, directory) = (self.store(), Path::new(DIRECTORY).join("extensions"));
-        // Remove the copies for earlier kernels.
-        if directory.exists() {
-            fs_err::remove_dir_all(&directory)?;
-        }
+        store.remove_old_links(&self.running, &directory);
         let (mut images, mut loaded, mut missing) = (Vec::new(), Loaded::default(), Vec::new());
         for driver in &self.config.drivers {
             match store.write_verified(driver, &self.running, &directory) {
@@ -217,8 +214,12 @@ impl Host {
                 Err(error) => missing.push(format!("{driver}: {error}")),
             }
         }
-        extensions::merge(&images, &self.running)?;
-        loaded.modules = self.modules()?;
+        let rejected = extensions::merge(&images, &self.running)?;
+        missing.extend(rejected.iter().map(ToString::to_string));
+        let mut files = extensions::modules(Path::new(ROOT), &self.running)?;
+        let configured = &self.config.modules;
+        loaded.modules =
+            if configured.is_empty() { files.keys().cloned().collect() } else { configured.clone() };
         let result = extensions::load(&loaded.modules);
         if !missing.is_empty() {
             return Err(Error::Drivers { why: missing.join("; ") });
@@ -228,15 +229,9 @@ impl Host {
         if !not_merged.is_empty() {
             return Err(Error::NotMerged { drivers: not_merged.join(", ") });
         }
+        files.retain(|module, _| loaded.modules.contains(module));
+        extensions::ensure_own(Path::new(ROOT), &files)?;
         loaded.write()
-    }
-
-    fn modules(&self) -> Result<Vec<String>> {
-        if self.config.modules.is_empty() {
-            extensions::modules(Path::new(ROOT), &self.running)
-        } else {
-            Ok(self.config.modules.clone())
-        }
     }
 
     fn store(&self) -> ArtifactStore<'_> {
@@ -257,7 +252,10 @@ pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
     }
     if let Some(mut state) = state {
         state.fail_trial(&error.to_string());
-        state.write(&state_file())?;
+        // On a full disk, the next boot records the missed trial.
+        if let Err(error) = state.write(&state_file()) {
+            print_error(format!("warning: {error}"));
+        }
     }
     // GRUB may have been unable to clear the kernel that it boots once.
     let cleared = boot_loader::detect(Path::new(ROOT)).and_then(|boot_loader| boot_loader.clear_next());
@@ -272,6 +270,7 @@ pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
 /// Makes the running kernel the default and holds later kernels. Runs when the package is installed, before a configuration
 /// exists.
 pub(crate) fn pin() -> Result<()> {
+    let _lock = lock()?;
     let (boot_loader, running) = (boot_loader::detect(Path::new(ROOT))?, kernels::running()?);
     boot_loader.keep_default(None)?;
     boot_loader.set_default(&running)?;
@@ -281,6 +280,40 @@ pub(crate) fn pin() -> Result<()> {
 /// Keeps the default after packages of kernels were installed or replaced.
 pub(crate) fn keep_default() -> Result<()> {
     boot_loader::detect(Path::new(ROOT))?.keep_default(confirmed_default().as_deref())
+}
+
+/// Returns the default kernel, which is the confirmed one while it is installed: only a confirmed trial and `pin` change it. Sets a
+/// default back that something else has changed, and adopts the boot loader's default if the confirmed kernel was removed.
+fn default_kernel(boot_loader: &dyn BootLoader, installed: &[String]) -> Result<String> {
+    let default = boot_loader.default_kernel()?.filter(|release| installed.contains(release));
+    let confirmed = confirmed_default();
+    if confirmed.is_some() && confirmed == default {
+        return default.ok_or(Error::NoDefault);
+    }
+    let Some(confirmed) = confirmed.filter(|release| installed.contains(release)) else {
+        let default = default.ok_or(Error::NoDefault)?;
+        write_durably(&default_file(), default.as_bytes())?;
+        return Ok(default);
+    };
+    let found = default.as_deref().unwrap_or("none");
+    print(format!(
+        "the default was changed to {found}: setting it back to {confirmed}. `farrier-host pin` changes it"
+    ));
+    boot_loader.set_default(&confirmed)?;
+    match boot_loader.default_kernel()? {
+        Some(actual) if actual == confirmed => Ok(confirmed),
+        None => Err(Error::NoDefault),
+        actual => Err(Error::OtherDefault { release: confirmed, actual }),
+    }
+}
+
+/// Reads the state. Starts from an empty one if the file is unreadable: a kernel on trial then needs another trial.
+fn read_state() -> State {
+    let state = State::read(&state_file()).unwrap_or_else(|error| {
+        print_error(format!("warning: {}: {error}", state_file().display()));
+        None
+    });
+    state.unwrap_or_default()
 }
 
 /// Returns the extensions that were merged in this boot; none if one of their modules is not loaded.
@@ -295,6 +328,8 @@ fn loaded_artifacts() -> Artifacts {
 /// Waits for the lock that protects the state from other commands. Dropping the returned file releases the lock.
 fn lock() -> Result<std::fs::File> {
     fs_err::create_dir_all(DIRECTORY)?;
+    // Other users must not hold the lock.
+    fs_err::set_permissions(DIRECTORY, Permissions::from_mode(0o700))?;
     let file = std::fs::File::create(Path::new(DIRECTORY).join("lock"))?;
     file.lock()?;
     Ok(file)

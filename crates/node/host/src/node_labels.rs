@@ -27,11 +27,10 @@ pub(crate) fn write(root: &Path, decision: &Decision, loaded: &Artifacts) -> Res
     write_durably(&path, features(decision, loaded).as_bytes())
 }
 
-/// Returns the labels. A held kernel takes precedence over the trial, because it lacks drivers.
 fn features(decision: &Decision, loaded: &Artifacts) -> String {
-    let next = decision.held.keys().next_back().map(|release| (release, "held"));
-    let next = next.or(decision.trial.as_ref().map(|trial| (&trial.release, "ready")));
-    let next = next.map(|(release, gate)| {
+    let next = decision.announced.as_ref().map(|release| {
+        let is_trial = decision.trial.as_ref().is_some_and(|trial| trial.release == *release);
+        let gate = if is_trial { "ready" } else { "held" };
         format!("farrier-next-kernel={}\nfarrier-kernel-gate={gate}\n", label_value(release))
     });
     let drivers = loaded.iter().filter_map(|(driver, digest)| {
@@ -57,8 +56,9 @@ mod tests {
     #[test]
     fn the_kernel_that_lacks_drivers_is_announced() {
         let root = tempfile::tempdir().unwrap();
-        let held = BTreeMap::from([("6.12.1+deb12-amd64".to_owned(), BTreeMap::new())]);
-        let mut decision = Decision { held, ..Decision::default() };
+        let release = "6.12.1+deb12-amd64".to_owned();
+        let held = BTreeMap::from([(release.clone(), BTreeMap::new())]);
+        let mut decision = Decision { held, announced: Some(release), ..Decision::default() };
         let mut loaded = Artifacts::new();
         write(root.path(), &decision, &loaded).unwrap();
         let path = root.path().join(FEATURE_FILE);
@@ -67,7 +67,7 @@ mod tests {
         write(root.path(), &decision, &loaded).unwrap();
         let written = || fs::read_to_string(&path).unwrap();
         assert_eq!(written(), "farrier-next-kernel=6.12.1.plus.deb12-amd64\nfarrier-kernel-gate=held\n");
-        decision.held.clear();
+        decision.announced = Some("6.2".to_owned());
         decision.trial =
             Some(Trial { release: "6.2".to_owned(), artifacts: Artifacts::new(), armed_in: None });
         write(root.path(), &decision, &loaded).unwrap();

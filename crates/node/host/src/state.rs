@@ -90,6 +90,14 @@ impl State {
     }
 }
 
+/// Removes a file, unless it does not exist.
+pub(crate) fn remove_if_exists(path: &Path) -> std::io::Result<()> {
+    match fs_err::remove_file(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
 /// Replaces a file atomically, and waits until the disk has the content.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
@@ -97,7 +105,9 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<()> {
     // Programs that read the directory skip hidden files.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary: PathBuf = directory.join(format!(".{name}.new"));
-    let mut file = fs_err::File::create(&temporary)?;
+    // Other programs may write to NFD's directory. Never write through a link that one of them left.
+    remove_if_exists(&temporary)?;
+    let mut file = fs_err::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs_err::rename(&temporary, path)?;
@@ -122,6 +132,19 @@ mod tests {
         state.fail_trial("it hung");
         assert_eq!(state.trial, None);
         assert_eq!(state.failed["6.2"], FailedTrial { artifacts, reason: "it hung".to_owned() });
+    }
+
+    #[test]
+    fn a_link_that_another_program_left_is_replaced_and_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (victim, path) = (dir.path().join("grub.cfg"), dir.path().join("farrier-host"));
+        std::fs::write(&victim, "menu").unwrap();
+        std::os::unix::fs::symlink(&victim, dir.path().join(".farrier-host.new")).unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        write_durably(&path, b"labels").unwrap();
+        assert_eq!(std::fs::read(&victim).unwrap(), b"menu");
+        assert_eq!(std::fs::read(&path).unwrap(), b"labels");
+        assert!(path.symlink_metadata().unwrap().is_file());
     }
 
     #[test]

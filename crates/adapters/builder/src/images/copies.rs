@@ -8,7 +8,11 @@ use farrier_core::{
 use farrier_store::registry::{Registry, StoredManifest, join};
 use oci::{AnyManifest, Descriptor, error_chain};
 
+use super::signatures::MAX_SIGNATURES;
 use crate::services::{BuildError, BuildServices, ImageAccess, Result};
+
+/// Size of the largest signature that is copied with an artifact.
+const MAX_SIGNATURE_BYTES: u64 = 4 << 20;
 
 /// A copy of an image in the destination registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,27 +81,7 @@ async fn copy_referrers(
         {
             continue;
         }
-        let Some(found) = source.manifest(from, &version).await? else { continue };
-        let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { continue };
-        let refers_to_image = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
-        if version.digest().is_some() && !refers_to_image {
-            continue;
-        }
-        for blob in manifest.blobs() {
-            copy_blob(&services.images, source, from, mirror, blob).await?;
-        }
-        match &version {
-            Version::Digest(_) => {
-                services.images.registry.push_referrer(mirror, &found.bytes).await?;
-            }
-            // `join` keeps the site's own signatures under the tag. Replace content that is not a list of signatures.
-            Version::Tag(tag) => {
-                let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
-                if !join(services.images.registry.as_ref(), mirror, tag, (kind, bytes)).await? {
-                    services.images.registry.push_manifest(mirror, &version, kind, bytes).await?;
-                }
-            }
-        }
+        copy_referrer(services, source, from, image, mirror, &version, u64::MAX).await?;
     }
     for output in &outputs {
         Box::pin(copy_referrers(services, source, from, output, mirror)).await?;
@@ -105,7 +89,44 @@ async fn copy_referrers(
     Ok(())
 }
 
-/// Copies an artifact to `mirror` under a tag, with its blobs and referrers.
+/// Copies a referrer of an image, or what is stored under a tag made from the image's digest. Skips manifests about other images, and
+/// those with blobs of more than `max_blobs` bytes in total.
+async fn copy_referrer(
+    services: &BuildServices,
+    source: &dyn Registry,
+    from: &Repository,
+    image: &Digest,
+    mirror: &Repository,
+    version: &Version,
+    max_blobs: u64,
+) -> Result<()> {
+    let Some(found) = source.manifest(from, version).await? else { return Ok(()) };
+    let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { return Ok(()) };
+    let refers_to_image = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
+    let size = manifest.blobs().fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
+    if (version.digest().is_some() && !refers_to_image) || size > max_blobs {
+        return Ok(());
+    }
+    for blob in manifest.blobs() {
+        copy_blob(&services.images, source, from, mirror, blob).await?;
+    }
+    match version {
+        Version::Digest(_) => {
+            services.images.registry.push_referrer(mirror, &found.bytes).await?;
+        }
+        // `join` keeps the site's own signatures under the tag. Replace content that is not a list of signatures.
+        Version::Tag(tag) => {
+            let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
+            if !join(services.images.registry.as_ref(), mirror, tag, (kind, bytes)).await? {
+                services.images.registry.push_manifest(mirror, version, kind, bytes).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies an artifact to `mirror` under a tag, with its blobs and signatures. Anyone may add referrers to an artifact, so neither
+/// other referrers nor large ones are copied.
 pub async fn copy_artifact(
     services: &BuildServices,
     source: &dyn Registry,
@@ -122,7 +143,14 @@ pub async fn copy_artifact(
         .registry
         .push_manifest(mirror, &Version::Tag(tag), &artifact.media_type, &artifact.bytes)
         .await?;
-    copy_referrers(services, source, from, &artifact.digest, mirror).await
+    let bundles = source.referrers(from, &artifact.digest, Some(provenance::SIGSTORE_BUNDLE)).await?;
+    let bundles = bundles.into_iter().take(MAX_SIGNATURES).map(|bundle| Version::Digest(bundle.digest));
+    let tag = provenance::signature_tag(&artifact.digest).map(Version::Tag);
+    for version in bundles.chain(tag) {
+        copy_referrer(services, source, from, &artifact.digest, mirror, &version, MAX_SIGNATURE_BYTES)
+            .await?;
+    }
+    Ok(())
 }
 
 /// Copies a manifest, after its children and blobs.
@@ -253,6 +281,37 @@ mod tests {
         let listed = here.referrers(&mirror, &output.digest, None).await.unwrap();
         assert_eq!(listed.into_iter().map(|one| one.digest).collect::<Vec<_>>(), [bill.digest]);
         assert!(here.manifest(&mirror, &tag).await.unwrap().is_some());
+    }
+
+    /// A host has no space for what anyone may add to an output.
+    #[tokio::test]
+    async fn an_artifact_is_copied_with_its_signatures_alone() {
+        let bench = Bench::new(&json!({}));
+        let other = tempfile::tempdir().unwrap();
+        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
+        let source = connect(&elsewhere, &RegistryOptions::default());
+        let repository: Repository = "other.test:5000/hello".parse().unwrap();
+        let image = publish(source.as_ref(), &repository).await;
+        let image = source.manifest(&repository, &Version::Digest(image)).await.unwrap().unwrap();
+        let push = async |subject: &[u8], kind: &'static str, content: Vec<u8>| {
+            let artifact = Artifact::about(subject, kind, content, &[]).unwrap();
+            for bytes in [oci::EMPTY, &artifact.content] {
+                source.push_bytes(&repository, bytes).await.unwrap();
+            }
+            source.push_referrer(&repository, &artifact.manifest).await.unwrap();
+            artifact
+        };
+        let output = push(&image.bytes, HostOutput::Sysext.media_type(), vec![1; 1000]).await;
+        let small = push(&output.manifest, provenance::SIGSTORE_BUNDLE, vec![2; 100]).await;
+        push(&output.manifest, provenance::SIGSTORE_BUNDLE, vec![3; 5 << 20]).await;
+        push(&output.manifest, media_type::CYCLONEDX, vec![4; 100]).await;
+        let version = Version::Digest(output.digest.clone());
+        let stored = source.manifest(&repository, &version).await.unwrap().unwrap();
+        let (here, mirror) = (&bench.services.images.registry, "mirror/hello".parse().unwrap());
+        let tag = "1".parse().unwrap();
+        copy_artifact(&bench.services, source.as_ref(), &repository, &stored, &mirror, tag).await.unwrap();
+        let copied = here.referrers(&mirror, &output.digest, None).await.unwrap();
+        assert_eq!(copied.into_iter().map(|one| one.digest).collect::<Vec<_>>(), [small.digest]);
     }
 
     #[tokio::test]

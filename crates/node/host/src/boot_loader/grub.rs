@@ -36,11 +36,19 @@ impl Grub {
 
     /// Returns the kernel of the entry that a variable of GRUB's environment names.
     fn kernel_of(&self, variable: &str) -> Result<Option<String>> {
+        let value = Self::value_of(variable)?;
+        let known = self.entries()?.into_iter().find(|(_, entry)| value.as_ref() == Some(entry));
+        Ok(known.map(|(release, _)| release))
+    }
+
+    fn value_of(variable: &str) -> Result<Option<String>> {
         let environment = output_of(Self::tool("editenv").arg("list"))?;
         let value = environment.lines().find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
-        let config = fs_err::read_to_string(&self.config)?;
-        let known = entries(&config).into_iter().find(|(_, entry)| value == Some(entry));
-        Ok(known.map(|(release, _)| release))
+        Ok(value.filter(|value| !value.is_empty()).map(str::to_owned))
+    }
+
+    fn entries(&self) -> Result<Vec<(String, String)>> {
+        Ok(entries(&fs_err::read_to_string(&self.config)?))
     }
 
     /// Fails if GRUB itself cannot write to the directory of its environment.
@@ -55,8 +63,7 @@ impl Grub {
     }
 
     fn entry(&self, release: &str) -> Result<String> {
-        let config = fs_err::read_to_string(&self.config)?;
-        let found = entries(&config).into_iter().find(|(kernel, _)| kernel == release);
+        let found = self.entries()?.into_iter().find(|(kernel, _)| kernel == release);
         found
             .map(|(_, entry)| entry)
             .ok_or_else(|| Error::NoEntry { release: release.to_owned(), command: "update-grub".to_owned() })
@@ -65,7 +72,13 @@ impl Grub {
 
 impl BootLoader for Grub {
     fn default_kernel(&self) -> Result<Option<String>> {
-        self.kernel_of("saved_entry")
+        // With another default in its configuration, GRUB ignores the saved entry.
+        let is_used = fs_err::read_to_string(&self.config)?.contains("set default=\"${saved_entry}\"");
+        if is_used { self.kernel_of("saved_entry") } else { Ok(None) }
+    }
+
+    fn kernels(&self) -> Result<Vec<String>> {
+        Ok(self.entries()?.into_iter().map(|(release, _)| release).collect())
     }
 
     fn set_default(&self, release: &str) -> Result<()> {
@@ -86,8 +99,12 @@ impl BootLoader for Grub {
         output_of(Self::tool("editenv").args(["-", "unset", "next_entry"])).map(drop)
     }
 
-    /// The saved entry stays the default by itself.
+    /// The saved entry stays the default by itself. Disarms GRUB if the kernel that it is to boot once was removed: GRUB would boot
+    /// its first entry instead, which is the newest kernel.
     fn keep_default(&self, _default: Option<&str>) -> Result<()> {
+        if Self::value_of("next_entry")?.is_some() && self.next_kernel()?.is_none() {
+            self.clear_next()?;
+        }
         Ok(())
     }
 }

@@ -67,6 +67,10 @@ impl BootLoader for SystemdBoot {
         make_default(&restored_entries()?, release)
     }
 
+    fn kernels(&self) -> Result<Vec<String>> {
+        Ok(restored_entries()?.into_iter().map(|entry| entry.version).collect())
+    }
+
     fn next_kernel(&self) -> Result<Option<String>> {
         let next = restored_entries()?.into_iter().find(|entry| entry.tries_left > Some(0));
         Ok(next.map(|entry| entry.version))
