@@ -8,7 +8,7 @@ use std::{
 use farrier_builder::{
     file_digest,
     images::StoredImage,
-    services::{MadeOutput, OutputMaker as _, Result},
+    services::{OutputMaker as _, Result},
 };
 use farrier_core::{
     facts::annotations,
@@ -79,13 +79,13 @@ pub async fn pull(
 ) -> Result<Pulled> {
     let StoredImage { services, repository, digest } = image;
     let output = requested.output;
-    let mut refused = Vec::new();
+    let (mut published, mut refused) = (None, Vec::new());
     for listed in services.images.registry.referrers(repository, digest, Some(output.media_type())).await? {
         let version = Version::Digest(listed.digest);
         let Some(stored) = services.images.registry.manifest(repository, &version).await? else { continue };
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Clients maintain the lists of referrers, so an entry may be of another kind.
-        let Some((layer, name)) = output_layer(&manifest, digest, output) else { continue };
+        let Some((_, name)) = output_layer(&manifest, digest, output) else { continue };
         if !requested.accepts(&manifest.annotations) {
             refused.push(format!("{}: it is {name}", stored.digest));
             continue;
@@ -94,30 +94,44 @@ pub async fn pull(
             refused.push(format!("{}: {why}", stored.digest));
             continue;
         }
-        let file = to.unwrap_or(Path::new(name)).to_owned();
-        if !has_digest(&file, &layer.digest).await {
-            services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
+        published = Some((stored.digest, manifest, None));
+        break;
+    }
+    let (artifact, manifest, made) = match published {
+        Some(published) => published,
+        None if refused.is_empty() => {
+            if let Err(why) = verify(image, signers).await? {
+                let why = format!("is not signed with an accepted key: {why}");
+                return Err(unmet(image, &why, "pass the key that signed it with --key"));
+            }
+            let made = HostArtifacts.make(services, repository, digest, output).await?.artifact;
+            (made.digest, ImageManifest::parse(&made.manifest)?, Some(made.content))
         }
-        return Ok(pulled(image, output, layer, &stored.digest, file, true, signers.is_some()));
-    }
-    if !refused.is_empty() {
-        let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
-        return Err(unmet(image, &why, "pass the key that signed it with --key, or publish it again"));
-    }
-    if let Err(why) = verify(image, signers).await? {
-        let why = format!("is not signed with an accepted key: {why}");
-        return Err(unmet(image, &why, "pass the key that signed it with --key"));
-    }
-    let MadeOutput { artifact, documents: _ } =
-        HostArtifacts.make(services, repository, digest, output).await?;
-    let manifest = ImageManifest::parse(&artifact.manifest)?;
+        None => {
+            let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
+            return Err(unmet(image, &why, "pass the key that signed it with --key, or publish it again"));
+        }
+    };
     let layer = output_layer(&manifest, digest, output).filter(|_| requested.accepts(&manifest.annotations));
     let Some((layer, name)) = layer else {
         return Err(unmet(image, &format!("yields no such {output}"), "give another image"));
     };
     let file = to.unwrap_or(Path::new(name)).to_owned();
-    fs_err::tokio::write(&file, &artifact.content).await?;
-    Ok(pulled(image, output, layer, &artifact.digest, file, false, signers.is_some()))
+    match &made {
+        Some(content) => fs_err::tokio::write(&file, content).await?,
+        None if has_digest(&file, &layer.digest).await => {}
+        None => services.images.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?,
+    }
+    Ok(Pulled {
+        output: output.to_string(),
+        image: format!("{repository}@{digest}"),
+        file,
+        digest: layer.digest.clone(),
+        size: layer.size,
+        artifact,
+        published: made.is_none(),
+        verified: signers.is_some(),
+    })
 }
 
 /// Whether a file exists and has this digest.
@@ -149,25 +163,4 @@ fn output_layer<'a>(
         && layer.media_type == kind;
     (is_output_of_image && name.chars().all(is_name) && name.starts_with(|c: char| c.is_ascii_alphanumeric()))
         .then_some((layer, name.as_str()))
-}
-
-fn pulled(
-    image: StoredImage<'_>,
-    output: HostOutput,
-    layer: &Descriptor,
-    artifact: &Digest,
-    file: PathBuf,
-    published: bool,
-    verified: bool,
-) -> Pulled {
-    Pulled {
-        output: output.to_string(),
-        image: format!("{}@{}", image.repository, image.digest),
-        file,
-        digest: layer.digest.clone(),
-        size: layer.size,
-        artifact: artifact.clone(),
-        published,
-        verified,
-    }
 }

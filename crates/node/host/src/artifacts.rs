@@ -30,17 +30,12 @@ struct Record {
     /// Public keys (PEM) with which it was verified.
     keys: Vec<String>,
     /// Which of [`LAYOUTS`] has the extension.
-    #[serde(default = "first_layout")]
     layout: String,
 }
 
 /// Name extensions of a driver's layout directories. A new extension goes into the unused one, so that the present one stays
 /// usable until the record changes.
 const LAYOUTS: [&str; 2] = ["layout", "layout-2"];
-
-fn first_layout() -> String {
-    LAYOUTS[0].to_owned()
-}
 
 /// Cache of farrier while it verifies a stored extension. It is emptied first, so that nothing counts as verified before.
 const EMPTY_CACHE: &str = "/run/farrier-host/cache";
@@ -100,17 +95,6 @@ impl ArtifactStore<'_> {
             let _ = self.write_record(driver, release, &record);
         }
         Ok((file, verified?))
-    }
-
-    /// Removes links for other kernels than the running one, and for drivers that are not configured, because they use disk space.
-    pub(crate) fn remove_old_links(&self, running: &str, directory: &Path) {
-        let names: Vec<String> =
-            self.config.drivers.iter().map(|driver| extension_file(driver, running)).collect();
-        for entry in fs_err::read_dir(directory).into_iter().flatten().flatten() {
-            if !names.iter().any(|name| entry.file_name() == **name) {
-                let _ = fs_err::remove_file(entry.path());
-            }
-        }
     }
 
     /// Removes what is stored for other kernels than these.
@@ -174,9 +158,7 @@ impl ArtifactStore<'_> {
         let (unused, other) =
             if present.as_deref() == Some(first) { (second, first) } else { (first, second) };
         let [layout, file] = [unused, "raw"].map(|extension| self.driver_path(driver, release, extension));
-        if layout.exists() {
-            fs_err::remove_dir_all(&layout)?;
-        }
+        let _ = fs_err::remove_dir_all(&layout);
         fs_err::create_dir_all(&layout)?;
         let (cache, store) = (self.directory.join("cache"), layout.display().to_string());
         let digest = self.pull(driver, release, source, &file, &["--store", &store], &cache)?;
@@ -225,14 +207,11 @@ impl ArtifactStore<'_> {
     ) -> Result<String> {
         let words = ["pull", "sysext", driver, "--kernel", release, "--registry", source];
         let mut command = self.farrier(&words, cache);
-        command.args(["-o", "json", "--to"]).arg(file).args(options);
-        let printed = output_of(&mut command)?;
+        let printed = output_of(command.args(["-o", "json", "--to"]).arg(file).args(options))?;
         let pulled: Pulled = serde_json::from_str(&printed).map_err(std::io::Error::other)?;
         if !pulled.verified {
-            return Err(Error::Program {
-                program: "farrier".to_owned(),
-                why: "no signature was verified".to_owned(),
-            });
+            let why = "no signature was verified".to_owned();
+            return Err(Error::Program { program: "farrier".to_owned(), why });
         }
         Ok(pulled.digest)
     }

@@ -22,10 +22,9 @@ pub(crate) enum Error {
     )]
     NoDefault,
     #[error(
-        "kernel {release} was set as the default, and the boot loader's default is {}: see `bootctl list` or `grub-editenv list`",
-        .actual.as_deref().unwrap_or("none")
+        "kernel {release} was set as the default, and the boot loader's default is {actual}: see `bootctl list` or `grub-editenv list`"
     )]
-    OtherDefault { release: String, actual: Option<String> },
+    OtherDefault { release: String, actual: String },
     #[error(
         "GRUB cannot write to {}, on this file system or device, and would boot a kernel that is to boot once again and \
          again: move it to a plain partition",

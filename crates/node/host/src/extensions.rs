@@ -170,22 +170,16 @@ pub(crate) fn not_merged<'a>(root: &Path, release: &str, drivers: &'a [String]) 
 pub(crate) fn modules(root: &Path, release: &str) -> Result<BTreeMap<String, PathBuf>> {
     let updates = root.join("usr/lib/modules").join(release).join("updates");
     let mut modules = BTreeMap::new();
-    for directory in directories_of(&updates)? {
-        if directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with("farrier-")) {
-            collect_modules(&directory, &mut modules)?;
+    if !updates.exists() {
+        return Ok(modules);
+    }
+    for entry in fs_err::read_dir(&updates)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("farrier-") && entry.file_type()?.is_dir() {
+            collect_modules(&entry.path(), &mut modules)?;
         }
     }
     Ok(modules)
-}
-
-fn directories_of(directory: &Path) -> Result<Vec<PathBuf>> {
-    if !directory.exists() {
-        return Ok(Vec::new());
-    }
-    let entries = fs_err::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
-    Ok(entries
-        .filter(|path| path.as_ref().map_or(true, |path| path.is_dir()))
-        .collect::<std::io::Result<_>>()?)
 }
 
 fn collect_modules(directory: &Path, modules: &mut BTreeMap<String, PathBuf>) -> Result<()> {

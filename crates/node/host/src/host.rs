@@ -143,11 +143,7 @@ impl Host {
         let mut state = read_state();
         if state.is_on_trial(&self.running) {
             let boot_loader = boot_loader::detect(Path::new(ROOT))?;
-            boot_loader.set_default(&self.running)?;
-            let actual = boot_loader.default_kernel()?;
-            if actual.as_ref() != Some(&self.running) {
-                return Err(Error::OtherDefault { release: self.running.clone(), actual });
-            }
+            set_default(boot_loader.as_ref(), &self.running)?;
             write_durably(&default_file(), self.running.as_bytes())?;
             state.trial = None;
             state.failed.remove(&self.running);
@@ -203,7 +199,12 @@ impl Host {
     /// Merges and loads every driver that can be verified. If a driver is missing, fails after loading the others.
     fn load_drivers(&self) -> Result<()> {
         let (store, directory) = (self.store(), Path::new(DIRECTORY).join("extensions"));
-        store.remove_old_links(&self.running, &directory);
+        // Links for other kernels use the disk space of removed extensions.
+        for entry in fs_err::read_dir(&directory).into_iter().flatten().flatten() {
+            if !entry.file_name().to_string_lossy().ends_with(&format!("-{}.raw", self.running)) {
+                let _ = fs_err::remove_file(entry.path());
+            }
+        }
         let (mut images, mut loaded, mut missing) = (Vec::new(), Loaded::default(), Vec::new());
         for driver in &self.config.drivers {
             match store.write_verified(driver, &self.running, &directory) {
@@ -285,25 +286,30 @@ pub(crate) fn keep_default() -> Result<()> {
 /// Returns the default kernel, which is the confirmed one while it is installed: only a confirmed trial and `pin` change it. Sets a
 /// default back that something else has changed, and adopts the boot loader's default if the confirmed kernel was removed.
 fn default_kernel(boot_loader: &dyn BootLoader, installed: &[String]) -> Result<String> {
-    let default = boot_loader.default_kernel()?.filter(|release| installed.contains(release));
-    let confirmed = confirmed_default();
-    if confirmed.is_some() && confirmed == default {
-        return default.ok_or(Error::NoDefault);
-    }
-    let Some(confirmed) = confirmed.filter(|release| installed.contains(release)) else {
+    let is_installed = |release: &String| installed.contains(release);
+    let default = boot_loader.default_kernel()?.filter(is_installed);
+    let Some(confirmed) = confirmed_default().filter(is_installed) else {
         let default = default.ok_or(Error::NoDefault)?;
         write_durably(&default_file(), default.as_bytes())?;
         return Ok(default);
     };
-    let found = default.as_deref().unwrap_or("none");
-    print(format!(
-        "the default was changed to {found}: setting it back to {confirmed}. `farrier-host pin` changes it"
-    ));
-    boot_loader.set_default(&confirmed)?;
+    if default.as_ref() != Some(&confirmed) {
+        let found = default.as_deref().unwrap_or("none");
+        print(format!(
+            "the default was changed to {found}: setting it back to {confirmed}. `farrier-host pin` changes it"
+        ));
+        set_default(boot_loader, &confirmed)?;
+    }
+    Ok(confirmed)
+}
+
+/// Sets the boot loader's default. Fails if that has no effect.
+fn set_default(boot_loader: &dyn BootLoader, release: &str) -> Result<()> {
+    boot_loader.set_default(release)?;
     match boot_loader.default_kernel()? {
-        Some(actual) if actual == confirmed => Ok(confirmed),
+        Some(actual) if actual == release => Ok(()),
+        Some(actual) => Err(Error::OtherDefault { release: release.to_owned(), actual }),
         None => Err(Error::NoDefault),
-        actual => Err(Error::OtherDefault { release: confirmed, actual }),
     }
 }
 
