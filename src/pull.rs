@@ -77,8 +77,8 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     };
     let digest = host::find_image(&services, &repository, version.as_ref(), release.as_ref(), arch).await?;
     let image = images::StoredImage { services: &services, repository: &repository, digest: &digest };
-    // An image that is named by its tag may have another name than its definition.
-    let name = version.is_none().then_some(args.image.as_str());
+    // A repository's last component is the name of a definition. An image that is named by its tag may be a copy under another name.
+    let name = args.image.rsplit('/').next().filter(|_| version.is_none());
     let requested = host::Requested { output, name, release: release.as_ref() };
     let pulled = host::pull(image, requested, signers.as_ref(), args.to.as_deref()).await?;
     if let Some(store) = &args.store {

@@ -1,6 +1,6 @@
 //! Finds the published image for a kernel.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use farrier_builder::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 use farrier_core::{
@@ -45,29 +45,24 @@ pub async fn find_image(
         .try_collect()
         .await?;
     // Several tags may name one image.
-    let images: BTreeMap<Digest, (String, oci::Tag)> = lookups
-        .into_iter()
-        .filter_map(|(found, tag)| found.map(|(digest, driver)| (digest, (driver, tag))))
-        .collect();
-    let newest =
-        images.values().map(|(driver, _)| driver.as_str()).max_by(|a, b| debian_version::compare(a, b));
-    let is_newest =
-        |driver: &str| newest.is_some_and(|newest| debian_version::compare(driver, newest).is_eq());
-    let (digests, mut tags): (Vec<_>, Vec<_>) = images
-        .iter()
-        .filter(|(_, (driver, _))| is_newest(driver))
-        .map(|(digest, (_, tag))| (digest, tag.as_str()))
-        .unzip();
-    match digests[..] {
-        [] => Err(absent(format!("{repository} has no image {}", for_kernel()))),
-        [digest] => Ok(digest.clone()),
-        _ => {
-            tags.sort_unstable();
-            let message =
-                format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
-            Err(BuildError::usage(message, "name one of them: NAME:TAG"))
+    let (mut newest, mut images) = (String::new(), BTreeMap::new());
+    for (found, tag) in lookups {
+        let Some((digest, driver)) = found else { continue };
+        match debian_version::compare(&driver, &newest) {
+            Ordering::Less if !images.is_empty() => continue,
+            Ordering::Greater => images.clear(),
+            Ordering::Less | Ordering::Equal => {}
         }
+        newest = driver;
+        images.insert(digest, tag);
     }
+    if images.len() > 1 {
+        let mut tags: Vec<&str> = images.values().map(oci::Tag::as_str).collect();
+        tags.sort_unstable();
+        let message = format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
+        return Err(BuildError::usage(message, "name one of them: NAME:TAG"));
+    }
+    images.into_keys().next().ok_or_else(|| absent(format!("{repository} has no image {}", for_kernel())))
 }
 
 /// Returns the digest and the driver version of the image, if it is for the kernel.

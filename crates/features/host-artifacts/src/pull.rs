@@ -109,7 +109,7 @@ pub async fn pull(
         }
         None => {
             let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
-            return Err(unmet(image, &why, "pass the key that signed it with --key, or publish it again"));
+            return Err(unmet(image, &why, "give NAME:TAG, or its signer's --key, or publish it again"));
         }
     };
     let layer = output_layer(&manifest, digest, output).filter(|_| requested.accepts(&manifest.annotations));

@@ -29,13 +29,11 @@ struct Record {
     digest: String,
     /// Public keys (PEM) with which it was verified.
     keys: Vec<String>,
-    /// Which of [`LAYOUTS`] has the extension.
-    layout: String,
+    /// Whether the second of the driver's two layout directories has the extension. A new extension goes into the other one, so
+    /// that the present one stays usable until the record changes.
+    #[serde(default)]
+    second: bool,
 }
-
-/// Name extensions of a driver's layout directories. A new extension goes into the unused one, so that the present one stays
-/// usable until the record changes.
-const LAYOUTS: [&str; 2] = ["layout", "layout-2"];
 
 /// Cache of farrier while it verifies a stored extension. It is emptied first, so that nothing counts as verified before.
 const EMPTY_CACHE: &str = "/run/farrier-host/cache";
@@ -87,7 +85,7 @@ impl ArtifactStore<'_> {
     ) -> Result<(PathBuf, String)> {
         let mut record = self.read_record(driver, release).ok_or(Error::NotStored)?;
         let file = directory.join(extension_file(driver, release));
-        let layout = self.driver_path(driver, release, &record.layout);
+        let layout = self.layout(driver, release, record.second);
         let verified = self.verify(driver, release, &layout, &record.digest, &file);
         if verified.is_err() {
             // Without keys in its record, the extension is fetched again.
@@ -130,10 +128,13 @@ impl ArtifactStore<'_> {
         bundles.into_iter().chain(self.config.registry.clone()).collect()
     }
 
+    fn layout(&self, driver: &str, release: &str, second: bool) -> PathBuf {
+        self.driver_path(driver, release, if second { "layout-2" } else { "layout" })
+    }
+
     fn read_record(&self, driver: &str, release: &str) -> Option<Record> {
         let record = fs_err::read(self.driver_path(driver, release, "json")).ok()?;
-        let record: Record = serde_json::from_slice(&record).ok()?;
-        LAYOUTS.contains(&record.layout.as_str()).then_some(record)
+        serde_json::from_slice(&record).ok()
     }
 
     fn write_record(&self, driver: &str, release: &str, record: &Record) -> Result<()> {
@@ -153,11 +154,12 @@ impl ArtifactStore<'_> {
     }
 
     fn fetch(&self, driver: &str, release: &str, source: &str) -> Result<String> {
-        let present = self.read_record(driver, release).map(|record| record.layout);
-        let [first, second] = LAYOUTS;
-        let (unused, other) =
-            if present.as_deref() == Some(first) { (second, first) } else { (first, second) };
-        let [layout, file] = [unused, "raw"].map(|extension| self.driver_path(driver, release, extension));
+        let layout = |second| self.layout(driver, release, second);
+        let present = self.read_record(driver, release).map(|record| record.second);
+        // Without a readable record, keep what is there until the new extension is verified.
+        let second = present.map_or_else(|| layout(false).exists(), |second| !second);
+        let (layout, other, file) =
+            (layout(second), layout(!second), self.driver_path(driver, release, "raw"));
         let _ = fs_err::remove_dir_all(&layout);
         fs_err::create_dir_all(&layout)?;
         let (cache, store) = (self.directory.join("cache"), layout.display().to_string());
@@ -167,9 +169,9 @@ impl ArtifactStore<'_> {
         fs_err::remove_file(&file)?;
         // The layout must be on the disk before the record that vouches for it.
         output_of(Command::new("sync").arg("--file-system").arg(&layout))?;
-        let record = Record { digest: digest.clone(), keys: self.keys()?, layout: unused.to_owned() };
+        let record = Record { digest: digest.clone(), keys: self.keys()?, second };
         self.write_record(driver, release, &record)?;
-        let _ = fs_err::remove_dir_all(self.driver_path(driver, release, other));
+        let _ = fs_err::remove_dir_all(other);
         Ok(digest)
     }
 

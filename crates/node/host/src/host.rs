@@ -143,8 +143,8 @@ impl Host {
         let mut state = read_state();
         if state.is_on_trial(&self.running) {
             let boot_loader = boot_loader::detect(Path::new(ROOT))?;
-            set_default(boot_loader.as_ref(), &self.running)?;
             write_durably(&default_file(), self.running.as_bytes())?;
+            set_default(boot_loader.as_ref(), &self.running)?;
             state.trial = None;
             state.failed.remove(&self.running);
             state.write(&state_file())?;
@@ -176,7 +176,8 @@ impl Host {
         let default = boot_loader::detect(Path::new(ROOT))?.default_kernel()?;
         let decision = match fs_err::read(decision_file()) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(std::io::Error::other)?,
-            Err(_) => Decision::default(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Decision::default(),
+            Err(error) => return Err(error.into()),
         };
         let status = Status { running: &self.running, default, decision };
         if json {
@@ -244,10 +245,8 @@ impl Host {
 pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
     print_error(format!("error: {error}"));
     let state = State::read(&state_file()).ok().flatten();
-    let default = match state {
-        Some(_) => None,
-        None => boot_loader::detect(Path::new(ROOT))?.default_kernel()?,
-    };
+    let boot_loader = boot_loader::detect(Path::new(ROOT));
+    let default = boot_loader.as_ref().ok().and_then(|boot_loader| boot_loader.default_kernel().ok()?);
     if !State::gives_way(state.as_ref(), running, default.as_deref()) {
         return Ok(ExitCode::FAILURE);
     }
@@ -259,8 +258,7 @@ pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
         }
     }
     // GRUB may have been unable to clear the kernel that it boots once.
-    let cleared = boot_loader::detect(Path::new(ROOT)).and_then(|boot_loader| boot_loader.clear_next());
-    if let Err(error) = cleared {
+    if let Err(error) = boot_loader.and_then(|boot_loader| boot_loader.clear_next()) {
         print_error(format!("warning: {error}"));
     }
     print_error(format!("kernel {running} was on trial: rebooting into the default kernel"));
@@ -275,7 +273,9 @@ pub(crate) fn pin() -> Result<()> {
     let (boot_loader, running) = (boot_loader::detect(Path::new(ROOT))?, kernels::running()?);
     boot_loader.keep_default(None)?;
     boot_loader.set_default(&running)?;
-    write_durably(&default_file(), running.as_bytes())
+    write_durably(&default_file(), running.as_bytes())?;
+    let mut state = read_state();
+    if state.trial.take().is_some() { state.write(&state_file()) } else { Ok(()) }
 }
 
 /// Keeps the default after packages of kernels were installed or replaced.
@@ -289,7 +289,10 @@ fn default_kernel(boot_loader: &dyn BootLoader, installed: &[String]) -> Result<
     let is_installed = |release: &String| installed.contains(release);
     let default = boot_loader.default_kernel()?.filter(is_installed);
     let Some(confirmed) = confirmed_default().filter(is_installed) else {
-        let default = default.ok_or(Error::NoDefault)?;
+        // GRUB's saved entry was the removed kernel's.
+        let running = || kernels::running().ok().filter(is_installed).filter(|_| Loaded::read().is_some());
+        let default = default.or_else(running).ok_or(Error::NoDefault)?;
+        set_default(boot_loader, &default)?;
         write_durably(&default_file(), default.as_bytes())?;
         return Ok(default);
     };

@@ -59,7 +59,7 @@ impl State {
     /// every kernel except the default counts as on trial: the default is known to find that disk.
     pub(crate) fn gives_way(state: Option<&Self>, running: &str, default: Option<&str>) -> bool {
         match state {
-            Some(state) => state.is_on_trial(running),
+            Some(state) => state.is_on_trial(running) && default != Some(running),
             None => default.is_some_and(|default| default != running),
         }
     }
@@ -153,6 +153,9 @@ mod tests {
         let state = State { trial: Some(trial), ..State::default() };
         for (state, running, default, expected) in [
             (Some(&state), "6.2", Some("6.1"), true),
+            (Some(&state), "6.2", None, true),
+            // A reboot would lead to the same kernel.
+            (Some(&state), "6.2", Some("6.2"), false),
             (Some(&state), "6.0", Some("6.1"), false),
             (None, "6.2", Some("6.1"), true),
             (None, "6.1", Some("6.1"), false),

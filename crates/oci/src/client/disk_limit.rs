@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes that stay free for other programs, and for logs of a failure.
+/// Bytes that stay free for other programs, and for logs of a failure; on small file systems a twentieth of the size.
 const RESERVE: u64 = 256 << 20;
 
 /// Number of bytes written between two checks of the free space.
@@ -17,14 +17,21 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
     Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
 }
 
-/// Fails if `bytes` more do not fit above [`RESERVE`].
+/// Returns the bytes that stay free on a file system of `size` bytes.
+fn reserve_of(size: u64) -> u64 {
+    RESERVE.min(size / 20)
+}
+
+/// Fails if `bytes` more do not fit above the reserve.
 fn ensure_free_space(directory: &Path, bytes: u64) -> io::Result<()> {
     let free = free_space(directory)?;
-    if bytes <= free.saturating_sub(RESERVE) {
+    let stats = rustix::fs::statvfs(directory)?;
+    let reserve = reserve_of(stats.f_blocks.saturating_mul(stats.f_frsize));
+    if bytes <= free.saturating_sub(reserve) {
         return Ok(());
     }
     let message = format!(
-        "not enough free space in {}: {bytes} bytes needed, {free} bytes free, {RESERVE} bytes reserved",
+        "not enough free space in {}: {bytes} bytes needed, {free} bytes free, {reserve} bytes reserved",
         directory.display()
     );
     Err(io::Error::new(io::ErrorKind::StorageFull, message))
@@ -88,6 +95,13 @@ impl<R: Read> Read for Bounded<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `/run` of a small machine has less than [`RESERVE`].
+    #[test]
+    fn small_file_systems_have_a_small_reserve() {
+        assert_eq!(reserve_of(100 << 20), 5 << 20);
+        assert_eq!(reserve_of(100 << 30), RESERVE);
+    }
 
     #[test]
     fn too_large_downloads_are_refused_or_aborted() {

@@ -143,7 +143,8 @@ pub async fn copy_artifact(
         .registry
         .push_manifest(mirror, &Version::Tag(tag), &artifact.media_type, &artifact.bytes)
         .await?;
-    let bundles = source.referrers(from, &artifact.digest, Some(provenance::SIGSTORE_BUNDLE)).await?;
+    let mut bundles = source.referrers(from, &artifact.digest, None).await?;
+    bundles.retain(|referrer| provenance::may_be_bundle(referrer, Some(provenance::SIGNED_PREDICATE)));
     let bundles = bundles.into_iter().take(MAX_SIGNATURES).map(|bundle| Version::Digest(bundle.digest));
     let tag = provenance::signature_tag(&artifact.digest).map(Version::Tag);
     for version in bundles.chain(tag) {

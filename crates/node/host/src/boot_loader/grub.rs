@@ -100,9 +100,12 @@ impl BootLoader for Grub {
     }
 
     /// The saved entry stays the default by itself. Disarms GRUB if the kernel that it is to boot once was removed: GRUB would boot
-    /// its first entry instead, which is the newest kernel.
+    /// its first entry instead, which is the newest kernel. Leaves other entries that an administrator chose.
     fn keep_default(&self, _default: Option<&str>) -> Result<()> {
-        if Self::value_of("next_entry")?.is_some() && self.next_kernel()?.is_none() {
+        // The identifier of a submenu precedes the entry's.
+        let is_kernel =
+            |value: String| value.rsplit('>').next().is_some_and(|entry| entry.contains("-advanced-"));
+        if Self::value_of("next_entry")?.is_some_and(is_kernel) && self.next_kernel()?.is_none() {
             self.clear_next()?;
         }
         Ok(())
