@@ -1,5 +1,6 @@
 //! Image signatures: farrier verifies them and holds a rollout when a required signature is missing.
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -185,18 +186,20 @@ fn in_a_layout(site: &Site, kernel: &str) -> (String, PathBuf) {
     (name, layout.join("blobs/sha256"))
 }
 
-/// Returns the last layer's blob of the manifest that satisfies `is_wanted`.
-fn blob_of(blobs: &Path, is_wanted: impl Fn(&Value) -> bool) -> PathBuf {
+/// Returns the last layers' blobs of the manifests that satisfy `is_wanted`.
+fn blobs_of(blobs: &Path, is_wanted: impl Fn(&Value) -> bool) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
     for entry in fs::read_dir(blobs).unwrap().map(Result::unwrap) {
         let Ok(manifest) = serde_json::from_slice::<Value>(&fs::read(entry.path()).unwrap()) else {
             continue;
         };
         if let (true, Some(layers)) = (is_wanted(&manifest), manifest["layers"].as_array()) {
             let digest = layers.last().unwrap()["digest"].as_str().unwrap();
-            return blobs.join(digest.strip_prefix("sha256:").unwrap());
+            found.insert(blobs.join(digest.strip_prefix("sha256:").unwrap()));
         }
     }
-    panic!("no matching manifest in {}", blobs.display());
+    assert!(!found.is_empty(), "no matching manifest in {}", blobs.display());
+    found
 }
 
 /// Flips a bit in the middle of a file without changing the length.
@@ -227,30 +230,33 @@ fn a_layout_in_which_something_was_changed() {
         ("bill of materials (SPDX)", "application/spdx+json"),
         ("provenance", "application/vnd.in-toto+json"),
     ] {
-        let path = blob_of(&blobs, |manifest| {
+        let paths = blobs_of(&blobs, |manifest| {
             let is_image = manifest["artifactType"].is_null()
                 && manifest["annotations"]["farrier.dev/kernel-release"].is_string();
             manifest["artifactType"] == what || (check == "blobs" && is_image)
         });
-        let whole = fs::read(&path).unwrap();
-        damage(&path);
+        let path = paths.first().unwrap();
+        let whole = fs::read(path).unwrap();
+        damage(path);
         let found = rows(&site, &["--deep", &image], 1);
         let (said, message) = result(&found, check);
         assert_eq!(said, "failed", "{check}: {found:?}");
         assert!(message.contains("sha256:"), "{check}: {message}");
-        fs::remove_file(&path).unwrap();
+        fs::remove_file(path).unwrap();
         let found = rows(&site, &[&image], 1);
         assert_eq!(result(&found, check).0, "failed", "{check}: {found:?}");
-        fs::write(&path, whole).unwrap();
+        fs::write(path, whole).unwrap();
         rows(&site, &["--deep", &image], 0);
     }
 
-    // Damage the content under the signature tag.
-    let signature = blob_of(&blobs, |manifest| {
+    // Damage the content under the signature tags: what is stored beside the image may have one, too.
+    let signatures = blobs_of(&blobs, |manifest| {
         manifest["layers"][0]["annotations"]["dev.cosignproject.cosign/signature"].is_string()
             && manifest["layers"][0]["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
     });
-    damage(&signature);
+    for signature in &signatures {
+        damage(signature);
+    }
     let found = rows(&site, &[&image], 1);
     let (said, message) = result(&found, "signature");
     assert_eq!(said, "failed");
