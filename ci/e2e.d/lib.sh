@@ -443,7 +443,7 @@ fail() {
     abort_scenario
 }
 
-# Prints the state of the scenario's objects and the ends of farrier's logs, and ends the scenario with an error.
+# Prints the scenario's objects and the last lines of farrier's logs. Exits with an error.
 abort_scenario() {
     local file
     {

@@ -58,7 +58,7 @@ pub struct NetOptions {
 #[derive(Clone, Copy, Debug, Display)]
 #[display("{action}{}", redirected_by.map(|host| format!(" (redirected by {host})")).unwrap_or_default())]
 pub struct AccessPurpose<'a> {
-    /// What the access is for: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
+    /// Action that needs the access: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
     pub action: &'a str,
     /// Host that named the address; `None` if a definition or the command line named it.
     pub redirected_by: Option<&'a str>,

@@ -23,7 +23,7 @@ pub struct RpmPackages {
     pub from: RpmArchive,
 }
 
-/// RPM packages in addition to those of the headers. If the headers are RPM packages, both may share their repositories.
+/// Additional RPM packages, beside the header packages. Both may come from the same repositories.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FurtherRpmPackages {

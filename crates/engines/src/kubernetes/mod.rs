@@ -166,7 +166,7 @@ impl Kubernetes {
 enum StartAttempt {
     /// The Job was created or taken over.
     Runs(JobId),
-    /// An earlier Job of this name, which is of no use, was deleted.
+    /// An earlier Job of this name was deleted, because its result cannot be used.
     Deleted,
     /// The cluster is still deleting an earlier Job of this name, or has just done so.
     StillDeleting,

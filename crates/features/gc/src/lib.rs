@@ -423,7 +423,7 @@ async fn delete_all(
     }
 }
 
-/// What [`delete`] removes.
+/// Content that [`delete`] removes.
 #[derive(Clone, Copy)]
 enum Deletion {
     /// An image, its referrers and its signatures.

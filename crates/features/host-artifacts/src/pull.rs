@@ -22,7 +22,8 @@ use serde::Serialize;
 
 use super::{HostArtifacts, payload::unmet};
 
-/// What the caller asks for. Tags and image manifests are not signed, so the signed output itself must be of this image and kernel.
+/// Output, image and kernel that the user requested. Tags and image manifests are not signed, so the annotations of the signed output
+/// must match.
 #[derive(Clone, Copy)]
 pub struct Requested<'a> {
     pub output: HostOutput,
@@ -33,7 +34,7 @@ pub struct Requested<'a> {
 }
 
 impl Requested<'_> {
-    /// Whether an output's annotations are those of the requested output.
+    /// Whether the annotations of a signed output match the request.
     fn accepts(&self, annotations: &BTreeMap<String, String>) -> bool {
         let release = annotations.get(annotations::KERNEL_RELEASE).map(String::as_str);
         let title = annotations.get(annotations::TITLE).map_or("", String::as_str);

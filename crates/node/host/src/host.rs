@@ -200,7 +200,7 @@ impl Host {
     /// Merges and loads every driver that can be verified. If a driver is missing, fails after loading the others.
     fn load_drivers(&self) -> Result<()> {
         let (store, directory) = (self.store(), Path::new(DIRECTORY).join("extensions"));
-        // Links for other kernels use the disk space of removed extensions.
+        // A link for another kernel keeps a removed extension on the disk.
         for entry in fs_err::read_dir(&directory).into_iter().flatten().flatten() {
             if !entry.file_name().to_string_lossy().ends_with(&format!("-{}.raw", self.running)) {
                 let _ = fs_err::remove_file(entry.path());

@@ -284,7 +284,7 @@ mod tests {
         assert!(here.manifest(&mirror, &tag).await.unwrap().is_some());
     }
 
-    /// A host has no space for what anyone may add to an output.
+    /// Anyone who may push can add referrers to an output, and a host's disk is limited.
     #[tokio::test]
     async fn an_artifact_is_copied_with_its_signatures_alone() {
         let bench = Bench::new(&json!({}));
