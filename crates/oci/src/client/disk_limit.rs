@@ -13,8 +13,14 @@ const CHECK_INTERVAL: u64 = 64 << 20;
 
 /// Returns the free bytes on the file system of a file or directory.
 pub fn free_space(path: &Path) -> io::Result<u64> {
+    Ok(free_and_size(path)?.0)
+}
+
+/// Returns the free bytes and the size of a file system.
+fn free_and_size(path: &Path) -> io::Result<(u64, u64)> {
     let stats = rustix::fs::statvfs(path)?;
-    Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
+    let bytes = |blocks: u64| blocks.saturating_mul(stats.f_frsize);
+    Ok((bytes(stats.f_bavail), bytes(stats.f_blocks)))
 }
 
 /// Returns the bytes that stay free on a file system of `size` bytes.
@@ -24,9 +30,8 @@ fn reserve_of(size: u64) -> u64 {
 
 /// Fails if `bytes` more do not fit above the reserve.
 fn ensure_free_space(directory: &Path, bytes: u64) -> io::Result<()> {
-    let free = free_space(directory)?;
-    let stats = rustix::fs::statvfs(directory)?;
-    let reserve = reserve_of(stats.f_blocks.saturating_mul(stats.f_frsize));
+    let (free, size) = free_and_size(directory)?;
+    let reserve = reserve_of(size);
     if bytes <= free.saturating_sub(reserve) {
         return Ok(());
     }
