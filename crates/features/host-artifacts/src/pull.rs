@@ -36,17 +36,15 @@ pub struct Requested<'a> {
 impl Requested<'_> {
     /// Whether the annotations of a signed output match the request.
     fn accepts(&self, annotations: &BTreeMap<String, String>) -> bool {
-        let release = annotations.get(annotations::KERNEL_RELEASE).map(String::as_str);
-        let title = annotations.get(annotations::TITLE).map_or("", String::as_str);
-        let is_title = |name: &str| match (self.output, release) {
-            (HostOutput::Sysext, Some(release)) => *title == format!("farrier-{name}-{release}.raw"),
-            (HostOutput::Sysext, None) => false,
-            (HostOutput::Deb | HostOutput::DebMeta | HostOutput::Initramfs, _) => {
+        let annotation = |key| annotations.get(key).map_or("", String::as_str);
+        let (release, title) = (annotation(annotations::KERNEL_RELEASE), annotation(annotations::TITLE));
+        let is_title = |name: &str| match self.output {
+            HostOutput::Sysext => *title == format!("farrier-{name}-{release}.raw"),
+            HostOutput::Deb | HostOutput::DebMeta | HostOutput::Initramfs => {
                 title.starts_with(&format!("{name}-modules-"))
             }
         };
-        self.release.is_none_or(|requested| release == Some(requested.as_str()))
-            && self.name.is_none_or(is_title)
+        self.release.is_none_or(|requested| requested.as_str() == release) && self.name.is_none_or(is_title)
     }
 }
 
