@@ -19,6 +19,12 @@ pub(crate) struct Decision {
     pub(crate) announced: Option<String>,
 }
 
+/// Returns the kernel that must be the default: the first installed one of the confirmed default, the boot loader's default, and the
+/// kernel that runs with its drivers.
+pub(crate) fn default_kernel<'a>(candidates: [Option<&'a str>; 3], installed: &[String]) -> Option<&'a str> {
+    candidates.into_iter().flatten().find(|release| installed.iter().any(|installed| installed == release))
+}
+
 /// Looks up a driver for a kernel: the digest of its system extension, or why there is none.
 pub(crate) type Lookup<'a> = dyn FnMut(&str, &str) -> Result<String, String> + 'a;
 
@@ -124,6 +130,21 @@ mod tests {
         };
         let (installed, bootable) = (names(&["0", "1", "2", "3"]), names(&["1", "2", "3"]));
         decide("1", &installed, &bootable, &names(&["gpu", "net"]), state, &mut look_up)
+    }
+
+    #[test]
+    fn only_the_removal_of_the_confirmed_kernel_changes_the_default() {
+        let installed = names(&["1", "2", "3"]);
+        for (candidates, expected) in [
+            ([Some("1"), Some("3"), Some("2")], Some("1")),
+            ([Some("1"), None, Some("2")], Some("1")),
+            ([Some("removed"), Some("3"), Some("2")], Some("3")),
+            ([Some("removed"), None, Some("2")], Some("2")),
+            ([Some("removed"), Some("removed"), None], None),
+            ([None, Some("3"), None], Some("3")),
+        ] {
+            assert_eq!(default_kernel(candidates, &installed), expected, "{candidates:?}");
+        }
     }
 
     #[test]

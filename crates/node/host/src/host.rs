@@ -16,7 +16,7 @@ use crate::{
     commands::output_of,
     config::HostConfig,
     extensions::{self, Loaded},
-    gate::{BootInstruction, Decision, boot_instruction, decide},
+    gate::{self, BootInstruction, Decision, boot_instruction, decide},
     kernels,
     log::{print, print_error},
     node_labels,
@@ -246,7 +246,7 @@ pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
     print_error(format!("error: {error}"));
     let state = State::read(&state_file()).ok().flatten();
     let boot_loader = boot_loader::detect(Path::new(ROOT));
-    let default = boot_loader.as_ref().ok().and_then(|boot_loader| boot_loader.default_kernel().ok()?);
+    let default = boot_loader.as_ref().ok().and_then(|loader| loader.default_kernel().ok().flatten());
     if !State::gives_way(state.as_ref(), running, default.as_deref()) {
         return Ok(ExitCode::FAILURE);
     }
@@ -283,27 +283,21 @@ pub(crate) fn keep_default() -> Result<()> {
     boot_loader::detect(Path::new(ROOT))?.keep_default(confirmed_default().as_deref())
 }
 
-/// Returns the default kernel, which is the confirmed one while it is installed: only a confirmed trial and `pin` change it. Sets a
-/// default back that something else has changed, and adopts the boot loader's default if the confirmed kernel was removed.
+/// Returns the default kernel, after setting it in the boot loader if something else has changed or removed it there.
 fn default_kernel(boot_loader: &dyn BootLoader, installed: &[String]) -> Result<String> {
-    let is_installed = |release: &String| installed.contains(release);
-    let default = boot_loader.default_kernel()?.filter(is_installed);
-    let Some(confirmed) = confirmed_default().filter(is_installed) else {
-        // GRUB's saved entry was the removed kernel's.
-        let running = || kernels::running().ok().filter(is_installed).filter(|_| Loaded::read().is_some());
-        let default = default.or_else(running).ok_or(Error::NoDefault)?;
-        set_default(boot_loader, &default)?;
-        write_durably(&default_file(), default.as_bytes())?;
-        return Ok(default);
-    };
-    if default.as_ref() != Some(&confirmed) {
-        let found = default.as_deref().unwrap_or("none");
-        print(format!(
-            "the default was changed to {found}: setting it back to {confirmed}. `farrier-host pin` changes it"
-        ));
-        set_default(boot_loader, &confirmed)?;
+    let (confirmed, found) = (confirmed_default(), boot_loader.default_kernel()?);
+    let running = Loaded::read().and_then(|_| kernels::running().ok());
+    let candidates = [confirmed.as_deref(), found.as_deref(), running.as_deref()];
+    let default = gate::default_kernel(candidates, installed).ok_or(Error::NoDefault)?;
+    if found.as_deref() != Some(default) {
+        set_default(boot_loader, default)?;
+        let found = found.as_deref().unwrap_or("none");
+        print(format!("the default is {default} now, not {found}: `farrier-host pin` changes it"));
     }
-    Ok(confirmed)
+    if confirmed.as_deref() != Some(default) {
+        write_durably(&default_file(), default.as_bytes())?;
+    }
+    Ok(default.to_owned())
 }
 
 /// Sets the boot loader's default. Fails if that has no effect.

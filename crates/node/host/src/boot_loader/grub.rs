@@ -102,14 +102,20 @@ impl BootLoader for Grub {
     /// The saved entry stays the default by itself. Disarms GRUB if the kernel that it is to boot once was removed: GRUB would boot
     /// its first entry instead, which is the newest kernel. Leaves other entries that an administrator chose.
     fn keep_default(&self, _default: Option<&str>) -> Result<()> {
-        // The identifier of a submenu precedes the entry's.
-        let is_kernel =
-            |value: String| value.rsplit('>').next().is_some_and(|entry| entry.contains("-advanced-"));
-        if Self::value_of("next_entry")?.is_some_and(is_kernel) && self.next_kernel()?.is_none() {
+        if let Some(next) = Self::value_of("next_entry")?
+            && is_removed_kernel(&next, &self.entries()?)
+        {
             self.clear_next()?;
         }
         Ok(())
     }
+}
+
+/// Whether a value of GRUB's environment names a kernel's entry that is not in `grub.cfg`. The identifier of a submenu precedes the
+/// entry's.
+fn is_removed_kernel(value: &str, entries: &[(String, String)]) -> bool {
+    let is_kernel = value.rsplit('>').next().is_some_and(|entry| entry.contains("-advanced-"));
+    is_kernel && entries.iter().all(|(_, entry)| entry != value)
 }
 
 /// Whether GRUB cannot write to this file system, or to this kind of device. GRUB then cannot clear `next_entry` and boots it
@@ -176,6 +182,20 @@ menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {
         assert_eq!(entries(CONFIG), wanted);
         let flat = "menuentry 'x' $menuentry_id_option 'gnulinux-5.14.0-advanced-U' {\n}\n";
         assert_eq!(entries(flat), [("5.14.0".to_owned(), "gnulinux-5.14.0-advanced-U".to_owned())]);
+    }
+
+    #[test]
+    fn an_entry_that_is_no_kernels_or_exists_is_not_a_removed_kernel() {
+        let entries = entries(CONFIG);
+        for (value, expected) in [
+            ("gnulinux-advanced-UUID>gnulinux-6.1.0-10-amd64-advanced-UUID", false),
+            ("gnulinux-advanced-UUID>gnulinux-6.1.0-11-amd64-advanced-UUID", true),
+            ("gnulinux-advanced-UUID>gnulinux-6.1.0-10-amd64-recovery-UUID", false),
+            ("uefi-firmware", false),
+            ("2", false),
+        ] {
+            assert_eq!(is_removed_kernel(value, &entries), expected, "{value}");
+        }
     }
 
     #[test]
