@@ -11,7 +11,8 @@ use crate::{
     signatures::{P256, key, site_yaml},
     support::{
         registry_process::{RegistryProcess, Wants},
-        site::Site,
+        scripted_registry::{HARBOR, ScriptedRegistry},
+        site::{Site, with_immutable_tags},
     },
 };
 use serde_json::{Value, json};
@@ -100,6 +101,17 @@ fn write_headers(site: &Site) {
     }
 }
 
+/// Defines an image whose toolchain and runtime base are in the registry at `host`.
+fn define_image(site: &Site, host: &str) {
+    site.define("kernels/00-acme.yaml", &FAMILY.replace("HOST", host));
+    write_headers(site);
+    fs::remove_file(site.definitions().join("images/broken.yaml")).unwrap();
+    let hello = fs::read_to_string(site.definitions().join("images/hello.yaml")).unwrap();
+    let (head, _rollout) = hello.split_once("  rollout:").unwrap();
+    let base = format!("  runtime: {{base: {{image: \"{host}/base:1\"}}, entrypoint: [insmod]}}\n");
+    site.define("images/hello.yaml", &format!("{head}{base}"));
+}
+
 /// Returns the reports of `farrier mirror`.
 #[track_caller]
 fn mirror(site: &Site) -> Vec<Value> {
@@ -176,18 +188,34 @@ async fn images_with_all_their_platforms_are_copied_and_stand_in_for_a_registry_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_copy_follows_a_tag_that_moves_also_where_tags_are_immutable() {
+    let origin = RegistryProcess::start(Wants::default());
+    publish(&repository(&format!("{}/build/gcc", origin.host)), "12").await;
+    let place = repository(&format!("{}/base", origin.host));
+    let base = publish(&place, "1").await;
+    let mut site = Site::new();
+    let scripted = ScriptedRegistry::start(&site.registry.host, HARBOR).await;
+    site.location = format!("{}/drivers", scripted.host);
+    site.define("site.yaml", &with_immutable_tags(&scripted.host, ""));
+    define_image(&site, &origin.host);
+    mirror(&site);
+
+    let moved = &base.manifests[0];
+    let image = remote().manifest(&place, &Version::Digest(moved.clone())).await.unwrap().unwrap();
+    remote().push_manifest(&place, &tag("1"), &image.media_type, &image.bytes).await.unwrap();
+    let copies = mirrored(&site);
+    let copy = copies.iter().find(|copy| copy["digest"] == moved.as_str()).unwrap();
+    assert_eq!(copy["new"], true, "{copies:#?}");
+    assert_eq!(site.tags(copy["repository"].as_str().unwrap()), ["1", "1.0000000001"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn mirror_adds_the_sites_signature_to_that_of_another_trusted_key_and_rotate_to_all() {
     let origin = RegistryProcess::start(Wants::default());
     publish(&repository(&format!("{}/build/gcc", origin.host)), "12").await;
     publish(&repository(&format!("{}/base", origin.host)), "1").await;
     let site = Site::new();
-    site.define("kernels/00-acme.yaml", &FAMILY.replace("HOST", &origin.host));
-    write_headers(&site);
-    fs::remove_file(site.definitions().join("images/broken.yaml")).unwrap();
-    let hello = fs::read_to_string(site.definitions().join("images/hello.yaml")).unwrap();
-    let (head, _rollout) = hello.split_once("  rollout:").unwrap();
-    let base = format!("  runtime: {{base: {{image: \"{}/base:1\"}}, entrypoint: [insmod]}}\n", origin.host);
-    site.define("images/hello.yaml", &format!("{head}{base}"));
+    define_image(&site, &origin.host);
     for name in ["first", "second", "third"] {
         key(&site, name, P256);
     }

@@ -104,6 +104,23 @@ async fn an_older_bundle_is_refused_and_says_what_goes_back() {
 }
 
 #[tokio::test]
+async fn the_tag_of_a_copied_image_moves_in_order() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    for layer in ["older", "newer"] {
+        let digest = from.publish("mirror/debian", "12", &[layer.as_bytes()]).await;
+        let copy = content(ContentKind::Mirror, "mirror/debian", "12", &digest);
+        let file = directory.path().join(layer);
+        export(&from, copy, ORIGIN, &file, None).await;
+        let (code, said) = import(&to, &file, &[]);
+        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(Digest::of(&to.manifest("mirror/debian", "12").await.unwrap()), digest);
+    }
+    let (code, said) = import(&to, &directory.path().join("older"), &[]);
+    assert!(code == Some(1) && said.contains("these tags move back: mirror/debian:12 from"), "{said}");
+}
+
+#[tokio::test]
 async fn other_exporters_are_not_blocked_and_deltas_go_in_order() {
     let (from, to) = (Site::start(), Site::start());
     let directory = tempfile::tempdir().unwrap();

@@ -24,7 +24,7 @@ use farrier_core::{
     plan::{BuildTimes, KernelRecord},
     provenance::is_cosign_tag,
 };
-use oci::{Descriptor, ImageManifest};
+use oci::{Descriptor, ImageManifest, subject_of_tag};
 pub use tag::{header_tag, key_tag};
 pub use trust::{SignatureStatus, Trust, TrustFault};
 
@@ -80,15 +80,19 @@ const OTHER_REPOSITORIES: [&str; 4] = ["farrier-rootfs", "mirror", "kernels", BU
 pub const BUILDS: &str = "builds";
 
 /// Whether farrier moves this tag of a repository below the prefix to newer content over time. These tags move: `latest` of the
-/// definitions, the [`DECLARED`] tags of sources and root file systems, the tags of records in `kernels`, and [`TRIAL`] of
-/// `farrier doctor`.
+/// definitions, the [`DECLARED`] tags of sources and root file systems, the tags of records in `kernels`, the tags of copied
+/// images in `mirror`, and [`TRIAL`] of `farrier doctor`. The tag of a copy that was referenced by digest is fixed, and so are the
+/// tags for referrers and signatures.
 pub fn is_moving_tag(repository: &str, tag: &Tag) -> bool {
-    let tag = tag.as_str();
+    let text = tag.as_str();
     match repository {
-        "definitions" => tag == LATEST,
-        "sources" | "rootfs" => tag.starts_with(DECLARED),
-        "kernels" => [BuildTimes::TAG, KernelRecord::TAG].contains(&tag),
-        _ => tag == TRIAL,
+        "definitions" => text == LATEST,
+        "sources" | "rootfs" => text.starts_with(DECLARED),
+        "kernels" => [BuildTimes::TAG, KernelRecord::TAG].contains(&text),
+        _ if repository.starts_with("mirror/") => {
+            !text.starts_with("digest-") && subject_of_tag(tag).is_none()
+        }
+        _ => text == TRIAL,
     }
 }
 

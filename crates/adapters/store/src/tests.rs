@@ -67,3 +67,14 @@ fn no_driver_image_can_have_the_name_of_a_repository_of_ours() {
     }
     assert!(!is_reserved("driver"));
 }
+
+#[test]
+fn tags_of_copied_images_move_unless_they_name_a_digest() {
+    let moves = |repository: &str, tag: &str| is_moving_tag(repository, &tag.parse().unwrap());
+    let copy = "mirror/docker.io/library/debian";
+    assert!(moves(copy, "12") && !moves("debian", "12"));
+    let hex = Digest::of(b"x").hex().to_owned();
+    for fixed in [format!("digest-{hex}"), format!("sha256-{hex}"), format!("sha256-{hex}.sig")] {
+        assert!(!moves(copy, &fixed), "{fixed}");
+    }
+}
