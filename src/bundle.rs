@@ -248,7 +248,7 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
         None => Ok(None),
     })
     .await?;
-    let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
+    let imported = bundle::import(&verified, &target, args.allow_older, bar.as_ref()).await?;
     let report = ImportReport {
         id: verified.bundle().id(),
         registry: location.to_string(),

@@ -48,7 +48,7 @@ async fn an_image_is_there_before_what_refers_to_it_and_its_tag_comes_last() {
     let file = directory.path().join("site.bundle");
     from.export(&contents, &file, None).await.unwrap();
     let to = Site::start();
-    bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
+    bundle::import(&verify(&file).unwrap(), &to.target(), false, &Silent).await.unwrap();
     let log = fs::read_to_string(to.process.storage().parent().unwrap().join("log")).unwrap();
     let puts: Vec<&str> = log
         .lines()
@@ -83,7 +83,7 @@ async fn signatures_are_added_to_those_that_are_held() {
             (verify(&file).unwrap(), digest)
         };
         let import = async |verified| {
-            let imported = bundle::import(verified, &to.target(), &Silent).await.unwrap();
+            let imported = bundle::import(verified, &to.target(), false, &Silent).await.unwrap();
             assert!(imported.is_complete(), "{imported:?}");
             let found = imported.contents.into_iter().find(|new| {
                 new.content.kind == ContentKind::Signature
@@ -130,7 +130,7 @@ async fn what_are_no_signatures_is_not_added_to() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("site.bundle");
     from.export(&[image("one", "1", &one)], &file, None).await.unwrap();
-    let imported = bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
+    let imported = bundle::import(&verify(&file).unwrap(), &to.target(), false, &Silent).await.unwrap();
     let taken = |tag: &str| {
         let has_tag = |content: &Content| content.tag.as_ref().is_some_and(|held| held.as_str() == tag);
         imported.contents.iter().find(|new| has_tag(&new.content)).unwrap().outcome.clone()

@@ -18,7 +18,7 @@ async fn import(
     let scripted = ScriptedRegistry::start(&to.process.host, script).await;
     let location: RegistryLocation = format!("{}/drivers", scripted.host).parse().unwrap();
     let registry = connect(&location, &RegistryOptions::default());
-    bundle::import(verified, &Target { location, registry }, &Silent).await
+    bundle::import(verified, &Target { location, registry }, false, &Silent).await
 }
 
 fn refused(imported: Result<bundle::ImportSummary, BundleError>, tag: &str) {

@@ -254,7 +254,7 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     assert_eq!(verified.bundle().index().contents[1].kernel.as_ref().unwrap().as_str(), KERNEL);
 
     let to = Site::start();
-    let imported = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
+    let imported = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
     assert!(imported.contents.iter().all(|new| new.outcome == ImportOutcome::Pushed), "{imported:?}");
     assert!(imported.sent_blobs > 5 && imported.sent_bytes > 1_200_000, "{imported:?}");
     for Content { repository, tag, .. } in &contents {
@@ -277,7 +277,7 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     );
 
     let (posts, puts) = (to.process.requests("POST"), to.process.requests("PUT"));
-    let again = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
+    let again = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
     assert_eq!((again.sent_bytes, again.sent_blobs), (0, 0));
     assert_eq!(to.process.requests("POST"), posts, "the second import started an upload");
     assert_eq!(to.process.requests("PUT"), puts);
@@ -387,13 +387,13 @@ async fn a_delta_needs_its_base_and_says_so() {
 
     let to = Site::start();
     let verified = verify(&delta).unwrap();
-    let error = bundle::import(&verified, &to.target(), &Silent).await.unwrap_err();
+    let error = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap_err();
     let BundleError::BaseMissing { base: named, count, .. } = &error else { panic!("{error}") };
     assert!(*named == since.id && *count > 3, "{error}");
     assert_eq!(to.process.requests("POST"), 0, "something was pushed");
 
-    bundle::import(&verify(&base).unwrap(), &to.target(), &Silent).await.unwrap();
-    let imported = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
+    bundle::import(&verify(&base).unwrap(), &to.target(), false, &Silent).await.unwrap();
+    let imported = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
     assert!(imported.sent_bytes < 10_000, "the shared layer was uploaded again: {imported:?}");
     assert_eq!(to.manifest("three", "3").await, from.manifest("three", "3").await);
 }
@@ -432,7 +432,7 @@ async fn tags_for_what_was_kept_last_move() {
         let file = directory.path().join(format!("{at}.bundle"));
         let contents = [content(ContentKind::Source, "sources", "declared-1", &digest)];
         from.export(&contents, &file, None).await.unwrap();
-        let imported = bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
+        let imported = bundle::import(&verify(&file).unwrap(), &to.target(), false, &Silent).await.unwrap();
         let expected = held.map_or(ImportOutcome::Pushed, |held| ImportOutcome::Moved { previous: held });
         assert_eq!(imported.contents[0].outcome, expected);
         assert_eq!(Digest::of(&to.manifest("sources", "declared-1").await.unwrap()), digest);
@@ -450,7 +450,7 @@ async fn a_layout_directory_can_be_either_side() {
         format!("oci:{}", directory.path().join("layout").display()).parse().unwrap();
     let registry = connect(&location, &RegistryOptions::default());
     let target = Target { location: location.clone(), registry: Arc::clone(&registry) };
-    bundle::import(&verify(&file).unwrap(), &target, &Silent).await.unwrap();
+    bundle::import(&verify(&file).unwrap(), &target, false, &Silent).await.unwrap();
     let wanted: Vec<ContentRequest> = bundle::with_referrers(contents, &location, registry.as_ref())
         .await
         .unwrap()

@@ -7,14 +7,14 @@ use std::{
 };
 
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, Content, ContentKind, ContentRequest, Order, PreviousBundle};
+use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, Order, PreviousBundle};
 use farrier_core::{
     facts::{annotations::IDENTITY, media_type},
     image::Digest,
 };
 use oci::{Descriptor, ImageManifest};
 
-use super::{Silent, Site, content, farrier, text};
+use super::{Silent, Site, content, farrier, text, verify};
 
 const ORIGIN: &str = "a.example/drivers";
 
@@ -100,6 +100,23 @@ async fn an_older_bundle_is_refused_and_says_what_goes_back() {
     let (code, said) = import(&to, &file("old.bundle"), &[]);
     assert!(code == Some(1) && said.contains("no tag moves back"), "{said}");
     assert_eq!(import(&to, &file("new.bundle"), &[]).0, Some(0));
+    assert_eq!(declared(&to).await, new.digest);
+}
+
+#[tokio::test]
+async fn a_newer_bundle_that_arrives_during_an_import_is_not_undone() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> PathBuf { directory.path().join(name) };
+    let old = source(&from, "mstflint 4.33").await;
+    export(&from, old, ORIGIN, &file("old.bundle"), None).await;
+    let new = source(&from, "mstflint 4.34").await;
+    export(&from, new.clone(), ORIGIN, &file("new.bundle"), None).await;
+    let verified = verify(&file("old.bundle")).unwrap();
+    assert_eq!(to.target().older(&verified).await.unwrap(), None);
+    assert_eq!(import(&to, &file("new.bundle"), &[]).0, Some(0));
+    let error = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap_err();
+    assert!(matches!(&error, BundleError::Older(_)), "{error}");
     assert_eq!(declared(&to).await, new.digest);
 }
 

@@ -34,7 +34,7 @@ async fn imported_images_survive_the_garbage_collection_of_zot_and_harbor() {
     let verified = verify(&file).unwrap();
     for script in [ZOT, HARBOR] {
         let (to, scripted) = start(script).await;
-        let imported = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
+        let imported = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
         assert!(imported.contents.iter().all(|new| new.outcome == ImportOutcome::Pushed), "{imported:?}");
         let one = &contents[0].digest;
         let repository = to.location.repository("one").unwrap();
@@ -50,7 +50,7 @@ async fn imported_images_survive_the_garbage_collection_of_zot_and_harbor() {
         assert_eq!(deleted, [Digest::of(&garbage).to_string()]);
         let listed = to.registry.referrers(&repository, one, None).await.unwrap();
         assert_eq!(listed.iter().map(|found| &found.digest).collect::<Vec<_>>(), [&report]);
-        let again = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
+        let again = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
         assert!(again.contents.iter().all(|new| new.outcome == ImportOutcome::Present), "{again:?}");
         assert_eq!(again.sent_bytes, 0);
     }
@@ -68,7 +68,7 @@ async fn harbor_keeps_the_tag_of_a_floating_source_and_zot_moves_it() {
     for (script, is_refused) in [(HARBOR, true), (ZOT, false)] {
         let (to, _scripted) = start(script).await;
         let old = to.publish("sources", "declared-1", &[b"old"]).await;
-        let imported = bundle::import(&verified, &to.target(), &Silent).await;
+        let imported = bundle::import(&verified, &to.target(), false, &Silent).await;
         assert_eq!(matches!(&imported, Err(BundleError::Immutable(..))), is_refused, "{imported:?}");
         let held = to.manifest("sources", "declared-1").await.unwrap();
         let expected = if is_refused { &old } else { &new };

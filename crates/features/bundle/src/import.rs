@@ -92,8 +92,14 @@ struct BlobPush<'a> {
     repositories: BTreeSet<&'a str>,
 }
 
-/// Imports the bundle. The import is idempotent: existing content is not sent again.
-pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> Result<ImportSummary> {
+/// Imports the bundle. The import is idempotent: existing content is not sent again. `allow_older` lets tags move back although
+/// the site accepted a newer bundle of the same exporter.
+pub async fn import(
+    verified: &Verified,
+    target: &Target,
+    allow_older: bool,
+    meter: &dyn Meter,
+) -> Result<ImportSummary> {
     let index = verified.bundle.index();
     let mut contents = Vec::new();
     for Listed { content, .. } in &index.contents {
@@ -117,6 +123,10 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
     for content in pending.into_iter().filter(|content| content.is_image()) {
         target.push_manifests(verified, content).await?;
+    }
+    // The site may have accepted a newer bundle during the uploads.
+    if !allow_older && let Some(older) = target.older(verified).await? {
+        return Err(BundleError::Older(Box::new(older)));
     }
     // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
     // again, because the uploads may have taken hours.
