@@ -260,28 +260,25 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
         let repository = services.images.location.repository(name.as_str())?;
         let tags = services.images.registry.tags(&repository).await?;
         let outcomes: Vec<_> = stream::iter(tags)
-            .map(|tag| manifest_of(&services.images, &repository, tag))
+            .map(|tag| image_of(&services.images, &repository, tag))
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
-        let mut images: BTreeMap<Digest, (BTreeSet<Tag>, Vec<u8>)> = BTreeMap::new();
+        let mut images: BTreeMap<Digest, RegistryImage> = BTreeMap::new();
         for outcome in outcomes {
             // `None`: another client has deleted the tag.
-            let Some((tag, digest, bytes)) = outcome? else { continue };
+            let Some((tag, image)) = outcome? else { continue };
             match subject_of_tag(&tag) {
                 Some(subject) => {
                     let key = (repository.clone(), subject);
-                    contents.by_subject.entry(key).or_default().insert(digest);
+                    contents.by_subject.entry(key).or_default().insert(image.digest);
                 }
                 None => {
-                    images.entry(digest).or_insert((BTreeSet::new(), bytes)).0.insert(tag);
+                    images.entry(image.digest.clone()).or_insert(image).tags.insert(tag);
                 }
             }
         }
-        let mut images: Vec<RegistryImage> = images
-            .into_iter()
-            .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
-            .collect();
+        let mut images: Vec<RegistryImage> = images.into_values().collect();
         add_members(&services.images, &repository, &mut images).await?;
         contents.images.extend(images);
     }
@@ -313,14 +310,18 @@ async fn add_members(
     Ok(())
 }
 
-async fn manifest_of(
+/// Returns the tag, and its image without tags. The manifest's bytes are dropped, because those of all tags may not fit into memory.
+async fn image_of(
     access: &ImageAccess,
     repository: &Repository,
     tag: Tag,
-) -> Result<Option<(Tag, Digest, Vec<u8>)>> {
+) -> Result<Option<(Tag, RegistryImage)>> {
     let version = Version::Tag(tag.clone());
     let stored = access.registry.manifest(repository, &version).await?;
-    Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
+    Ok(stored.map(|stored| {
+        let tags = BTreeSet::new();
+        (tag, RegistryImage::new(repository.clone(), stored.digest, tags, &stored.bytes))
+    }))
 }
 
 /// Finds referrers and signatures whose image does not exist. Looks up the manifests of untagged images, because an image is
@@ -377,8 +378,8 @@ async fn count_stored(access: &ImageAccess, kind: InputKind) -> Result<Option<St
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
     let mut artifacts = 0;
     for tag in tags.into_iter().filter(|tag| !is_referrer_or_signature(tag)) {
-        let Some((_, _, bytes)) = manifest_of(access, &repository, tag).await? else { continue };
-        let Ok(manifest) = ImageManifest::parse(&bytes) else { continue };
+        let Some(stored) = access.registry.manifest(&repository, &Version::Tag(tag)).await? else { continue };
+        let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { continue };
         artifacts += 1;
         layers.extend(manifest.layers.into_iter().map(|layer| (layer.digest, layer.size)));
     }
