@@ -14,7 +14,7 @@ use oci::{AnyManifest, Descriptor};
 
 use super::{
     BundleError, Content, Result,
-    index::{Blob, BundleIndex, FORMAT, Listed},
+    index::{Blob, BundleIndex, FORMAT, Listed, manifests_problem},
     previous::PreviousBundle,
     verify::Manifest,
 };
@@ -50,6 +50,8 @@ pub(super) struct Source {
 #[derive(Default)]
 struct Collector {
     manifests: BTreeMap<Digest, Manifest>,
+    /// Size of all manifests in bytes.
+    manifest_bytes: u64,
     blobs: BTreeMap<Digest, Blob>,
     sources: BTreeMap<Digest, Source>,
 }
@@ -65,7 +67,7 @@ pub async fn collect(
     for request in requests {
         contents.insert(request.content.clone(), collector.add_content(request).await?);
     }
-    let Collector { manifests, mut blobs, sources } = collector;
+    let Collector { manifests, mut blobs, sources, .. } = collector;
     if let Some(since) = since {
         let known = since.index.known();
         for blob in blobs.values_mut().filter(|blob| blob.manifest.is_none()) {
@@ -113,7 +115,14 @@ impl Collector {
         while let Some((digest, depth)) = queue.pop() {
             let manifest = match self.manifests.entry(digest.clone()) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(request.manifest(&digest).await?),
+                Entry::Vacant(new) => {
+                    let manifest = request.manifest(&digest).await?;
+                    self.manifest_bytes += manifest.bytes.len() as u64;
+                    if let Some(reason) = manifests_problem(self.manifest_bytes) {
+                        return Err(BundleError::Nothing(reason));
+                    }
+                    new.insert(manifest)
+                }
             };
             let mut add_blob = |digest: &Digest, size: u64, manifest: Option<&String>| {
                 let blob = self.blobs.entry(digest.clone()).or_insert_with(|| Blob {

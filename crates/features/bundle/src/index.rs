@@ -189,6 +189,9 @@ impl BundleIndex {
             return Some(format!("blob {digest} {problem}"));
         }
         let manifests = self.manifests();
+        if let Some(problem) = manifests_problem(manifests.values().map(|blob| blob.size).sum()) {
+            return Some(problem);
+        }
         let mut names = BTreeSet::new();
         for Listed { content: Content { kind: _, repository, tag, digest }, .. } in &self.contents {
             if !manifests.get(digest).is_some_and(|blob| blob.repositories.contains(repository)) {
@@ -204,5 +207,13 @@ impl BundleIndex {
     }
 }
 
+/// Returns the problem with manifests of this total size, if any: writers and readers keep all of them in memory.
+pub(super) fn manifests_problem(bytes: u64) -> Option<String> {
+    (bytes > MAX_MANIFESTS)
+        .then(|| format!("its manifests have {bytes} bytes in total; the limit is {MAX_MANIFESTS} bytes"))
+}
+
+/// Maximum size of all manifests in bytes. A manifest usually has a few KiB.
+const MAX_MANIFESTS: u64 = 1 << 30;
 /// 1 TiB: larger than registries accept, and small enough that sums of sizes do not overflow.
 const MAX_BLOB: u64 = 1 << 40;

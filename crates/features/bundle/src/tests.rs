@@ -245,6 +245,19 @@ fn hostile_indexes_are_refused() {
 }
 
 #[test]
+fn manifests_that_do_not_fit_into_memory_are_refused() {
+    let names: Vec<String> = (0..257).map(|number| number.to_string()).collect();
+    let manifests: Vec<_> =
+        names.iter().map(|name| (name.as_bytes(), Some(media_type::OCI_MANIFEST))).collect();
+    let mut index = index_of(&manifests, Vec::new());
+    for blob in &mut index.blobs {
+        blob.size = oci::MAX_MANIFEST as u64;
+    }
+    let text = refused(&made(&index, &[]));
+    assert!(text.contains("its manifests have 1077936128 bytes in total"), "{text}");
+}
+
+#[test]
 fn bombs_are_refused_after_what_was_announced() {
     let index = index_of(&[(b"content", None)], Vec::new());
     let name = entry::blob_name(&Digest::of(b"content"));
