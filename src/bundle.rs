@@ -309,11 +309,5 @@ async fn open(
     signature: Option<&Path>,
 ) -> Result<(Bundle, Option<Digest>)> {
     let (files, signature) = (files.to_owned(), signature.map(Path::to_owned));
-    let open = move || {
-        let bundle = Bundle::receive(&files)?;
-        let signed = || bundle.verify_signer(&keys, signature.as_deref());
-        let signed_by = if keys.is_empty() { None } else { Some(signed()?) };
-        Ok::<_, BundleError>((bundle, signed_by))
-    };
-    Ok(blocking(open).await?)
+    Ok(blocking(move || Bundle::receive(&files, &keys, signature.as_deref())).await?)
 }

@@ -325,6 +325,27 @@ async fn a_bundle_counts_for_who_signed_it() {
     assert!(code == Some(1) && said.contains("its signature cannot be read"), "{said}");
 }
 
+/// The blobs are missing, so any copy of them would fail first.
+#[tokio::test]
+async fn a_signature_is_verified_before_any_blob_is_copied() {
+    let (from, contents, _) = filled().await;
+    let directory = tempfile::tempdir().unwrap();
+    from.export(&contents, &directory.path().join("site.bundle"), None).await.unwrap();
+    let ours = key(directory.path(), "ours");
+    let script = "zstd -dc site.bundle > site.tar && mkdir layout && tar -xf site.tar -C layout && rm -r layout/blobs && \
+                  truncate -s 64K site.tar && echo bm9uZQ== | tee site.tar.sig > layout.sig";
+    let mut bash = Command::new("bash");
+    bash.args(["-euo", "pipefail", "-c", script]);
+    assert!(bash.current_dir(directory.path()).status().unwrap().success());
+    for name in ["site.tar", "layout"] {
+        let path = directory.path().join(name);
+        let output = farrier(&["bundle", "inspect", path.to_str().unwrap(), "--key", ours.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("{name}.sig was not made with a given key")), "{said}");
+    }
+}
+
 /// An image published for several architectures: each member image is signed and has a check report.
 #[tokio::test]
 async fn an_index_that_is_named_brings_what_is_said_of_its_images() {

@@ -44,7 +44,8 @@ async fn parts_join_to_the_bundle_and_import_in_any_order() {
     let joined: Vec<u8> = parts.iter().flat_map(|part| fs::read(part).unwrap()).collect();
     assert!(joined == whole);
 
-    let opened = |paths: &[PathBuf]| Bundle::receive(paths).and_then(|bundle| bundle.verify(&Silent));
+    let opened =
+        |paths: &[PathBuf]| Bundle::receive(paths, &[], None).and_then(|(bundle, _)| bundle.verify(&Silent));
     let reversed: Vec<PathBuf> = parts.iter().rev().cloned().collect();
     let folder = split.parent().unwrap().to_owned();
     for given in [&reversed[..], &parts[2..3], std::slice::from_ref(&split), std::slice::from_ref(&folder)] {
@@ -94,8 +95,8 @@ async fn a_pipe_a_plain_tar_and_an_unpacked_layout_are_the_same_bundle() {
     let sorted = directory.path().join("sorted.tar");
     run("tar", &["-cf", sorted.to_str().unwrap(), "--sort=name", "-C", layout.to_str().unwrap(), "."]);
     for path in [&tar, &sorted, &layout] {
-        let received = Bundle::receive(std::slice::from_ref(path)).and_then(|bundle| bundle.verify(&Silent));
-        assert_eq!(*received.unwrap().bundle().id(), id, "{}", path.display());
+        let (received, _) = Bundle::receive(std::slice::from_ref(path), &[], None).unwrap();
+        assert_eq!(*received.verify(&Silent).unwrap().bundle().id(), id, "{}", path.display());
     }
     for path in [&file, &tar] {
         let to = Site::start();
@@ -111,7 +112,7 @@ async fn a_pipe_a_plain_tar_and_an_unpacked_layout_are_the_same_bundle() {
     // A scanner that repairs or cuts a file is found out.
     let blob = layout.join("blobs/sha256").join(contents[0].digest.hex());
     fs::write(&blob, "cleaned").unwrap();
-    let error = Bundle::receive(&[layout]).unwrap_err();
+    let error = Bundle::receive(&[layout], &[], None).unwrap_err();
     assert!(
         matches!(&error, BundleError::NotABundle(_, why) if why.contains(contents[0].digest.hex())),
         "{error}"

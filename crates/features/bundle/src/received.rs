@@ -1,84 +1,146 @@
 //! Opens a bundle in each form in which it reaches a site: a file, parts, a pipe, a plain tar, an unpacked layout.
 
 use std::{
-    io::{self, Cursor, Read},
+    collections::BTreeMap,
+    io::{self, Read},
+    ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use farrier_local::{
-    archive::{Limits, UnpackError, unpack_tar},
-    files::open_regular,
-};
-use fs_err::{self as fs, File};
-use oci::error_chain;
+use farrier_core::{image::Digest, provenance::PublicKey};
+use farrier_local::files::open_regular;
+use farrier_store::registry::DiskLimit;
+use fs_err::File;
 
 use super::{
     Bundle, BundleError, Result,
-    entry::{TAR_BLOCK, blob_name},
+    entry::blob_name,
     index::{BundleIndex, INDEX_NAME, MAX_INDEX},
-    read::check_version,
-    volume::parts_of,
+    read::{Section, check_version},
+    volume::{Volume, parts_of},
     write::Writer,
 };
 
-/// Limits for a layout, which is at most as large as a bundle may be.
-const LIMITS: Limits = Limits { entries: 1 << 20, bytes: 1 << 45, depth: 8 };
+/// Maximum number of entries of a tar that are read, as many as a bundle may have frames.
+const MAX_ENTRIES: usize = 1 << 20;
 
 impl Bundle {
     /// Opens a bundle as a site received it: `-` for standard input; a file or its parts in any order; a tar that is not
-    /// compressed; a directory with parts or with an unpacked layout. A tar or layout is repacked into a file in
-    /// a temporary directory, and every digest verified; standard input is copied there.
-    pub fn receive(paths: &[PathBuf]) -> Result<Self> {
+    /// compressed; a directory with parts or with an unpacked layout. Standard input is copied into a temporary directory. A tar
+    /// or layout is repacked into a file there, and every digest verified.
+    ///
+    /// If there are keys, one of them must have signed the bundle. Also returns the fingerprint of that key.
+    pub fn receive(
+        paths: &[PathBuf],
+        keys: &[PublicKey],
+        signature: Option<&Path>,
+    ) -> Result<(Self, Option<Digest>)> {
         let scratch = tempfile::tempdir()?;
-        let (name, files) = parts_of(paths)?;
-        let [file] = &files[..] else { return Self::open_parts(&name, &files) };
-        if file.join("oci-layout").is_file() {
-            return repack(file, scratch.path(), file);
+        let (name, mut files) = parts_of(paths)?;
+        if files == [Path::new("-")] {
+            let file = scratch.path().join("received");
+            io::copy(&mut io::stdin(), &mut File::create(&file)?)?;
+            files = vec![file];
         }
-        let is_pipe = file == Path::new("-");
-        let mut from: Box<dyn Read> =
-            if is_pipe { Box::new(io::stdin()) } else { Box::new(File::open(file)?) };
-        let mut start = Vec::new();
-        from.by_ref().take(TAR_BLOCK as u64).read_to_end(&mut start)?;
-        let is_tar = start.get(257..262) == Some(b"ustar");
-        let mut from = Cursor::new(start).chain(from);
-        if is_tar {
-            let layout = scratch.path().join("layout");
-            fs::create_dir(&layout)?;
-            let refuse = |error: UnpackError| BundleError::NotABundle(name.clone(), error_chain(&error));
-            unpack_tar(from, &layout, &LIMITS).map_err(refuse)?;
-            return repack(&layout, scratch.path(), &name);
+        let layout = match &files[..] {
+            [file] => Layout::find(file)?,
+            _ => None,
+        };
+        if let Some(layout) = layout {
+            let index = layout.index(&name)?;
+            // Before the blobs are copied: a stranger's layout may fill the disk.
+            index.verify_signer(&name, keys, signature)?;
+            DiskLimit::for_download(scratch.path(), Some(index.bytes().0), u64::MAX)?;
+            let file = scratch.path().join("bundle");
+            layout.repack(&name, &index, &file)?;
+            files = vec![file];
         }
-        if !is_pipe {
-            return Self::open_parts(&name, &files);
-        }
-        let file = scratch.path().join("bundle");
-        io::copy(&mut from, &mut File::create(&file)?)?;
-        Self::open_parts(&name, &[file])
+        let bundle = Self::open_parts(&name, &files)?;
+        let signer = bundle.index().verify_signer(&name, keys, signature)?;
+        Ok((bundle, signer))
     }
 }
 
-/// Packs an unpacked layout into a bundle with the same bytes as the original bundle.
-fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
-    let not_a_bundle = |reason: String| BundleError::NotABundle(name.to_owned(), reason);
-    let mut bytes = Vec::new();
-    open_regular(&layout.join(INDEX_NAME))?.take(MAX_INDEX).read_to_end(&mut bytes)?;
-    check_version(name, &bytes)?;
-    let index: BundleIndex =
-        serde_json::from_slice(&bytes).map_err(|error| not_a_bundle(format!("{INDEX_NAME}: {error}")))?;
-    if let Some(reason) = index.find_problem() {
-        return Err(BundleError::inconsistent(name, &reason));
+/// The files of a bundle, unpacked or in a tar.
+enum Layout {
+    Directory(PathBuf),
+    /// The tar, and the position of each file in it.
+    Tar(Arc<Volume>, BTreeMap<Vec<u8>, Range<u64>>),
+}
+
+impl Layout {
+    /// Recognizes a layout; `None` for other files.
+    fn find(path: &Path) -> Result<Option<Self>> {
+        if path.join("oci-layout").is_file() {
+            return Ok(Some(Self::Directory(path.to_owned())));
+        }
+        let tar = Volume::open(&[path.to_owned()])?;
+        let mut magic = [0; 5];
+        if tar.read_exact_at(&mut magic, 257).is_err() || magic != *b"ustar" {
+            return Ok(None);
+        }
+        let files = files_in_tar(path)
+            .map_err(|error| BundleError::NotABundle(path.to_owned(), error.to_string()))?;
+        Ok(Some(Self::Tar(Arc::new(tar), files)))
     }
-    let file = scratch.join("bundle");
-    let mut writer = Writer::open(&file, None, &index, &())?;
-    for blob in index.carried() {
-        let entry = blob_name(&blob.digest);
-        let content = open_regular(&layout.join(&entry))?;
-        writer.blob(blob, content).map_err(|error| match error {
-            BundleError::Registry(_) => not_a_bundle(format!("{entry} has other content than its name says")),
-            error => error,
-        })?;
+
+    /// Opens a file of the layout.
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read>> {
+        match self {
+            Self::Directory(directory) => Ok(Box::new(open_regular(&directory.join(name))?)),
+            Self::Tar(tar, files) => {
+                let missing = || io::Error::new(io::ErrorKind::NotFound, format!("the tar has no {name}"));
+                let Range { start, end } = files.get(name.as_bytes()).ok_or_else(missing)?;
+                Ok(Box::new(Section::new(Arc::clone(tar), *start, *end)))
+            }
+        }
     }
-    writer.finish()?;
-    Bundle::open_parts(name, &[file])
+
+    /// Reads and checks the index of the bundle `name`.
+    fn index(&self, name: &Path) -> Result<BundleIndex> {
+        let mut bytes = Vec::new();
+        self.open(INDEX_NAME)?.take(MAX_INDEX).read_to_end(&mut bytes)?;
+        check_version(name, &bytes)?;
+        let index: BundleIndex = serde_json::from_slice(&bytes)
+            .map_err(|error| BundleError::NotABundle(name.to_owned(), format!("{INDEX_NAME}: {error}")))?;
+        match index.find_problem() {
+            Some(reason) => Err(BundleError::inconsistent(name, &reason)),
+            None => Ok(index),
+        }
+    }
+
+    /// Packs the layout into a bundle with the same bytes as the original bundle.
+    fn repack(&self, name: &Path, index: &BundleIndex, to: &Path) -> Result<()> {
+        let mut writer = Writer::open(to, None, index, &())?;
+        for blob in index.carried() {
+            let entry = blob_name(&blob.digest);
+            writer.blob(blob, self.open(&entry)?).map_err(|error| match error {
+                BundleError::Registry(_) => {
+                    let reason = format!("{entry} has other content than its name says");
+                    BundleError::NotABundle(name.to_owned(), reason)
+                }
+                error => error,
+            })?;
+        }
+        writer.finish()?;
+        Ok(())
+    }
+}
+
+/// Finds the regular files in a tar, and skips their content.
+fn files_in_tar(path: &Path) -> io::Result<BTreeMap<Vec<u8>, Range<u64>>> {
+    let mut archive = tar::Archive::new(File::open(path)?);
+    let mut files = BTreeMap::new();
+    // Raw mode, because the crate reads long names into memory without a limit.
+    for entry in archive.entries_with_seek()?.raw(true).take(MAX_ENTRIES) {
+        let entry = entry?;
+        if entry.header().entry_type().is_file() {
+            let (start, name) = (entry.raw_file_position(), entry.header().path_bytes());
+            // `tar -C layout .` puts `./` before each name.
+            let name = name.strip_prefix(b"./").unwrap_or(&name);
+            files.insert(name.to_owned(), start..start + entry.size());
+        }
+    }
+    Ok(files)
 }

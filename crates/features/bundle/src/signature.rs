@@ -14,7 +14,7 @@ use fs_err as fs;
 use oci::Hashing;
 
 use super::{
-    Bundle, BundleError, Result,
+    Bundle, BundleError, BundleIndex, Result,
     read::{CHUNK, Section},
     volume::with_suffix,
 };
@@ -51,12 +51,22 @@ impl Bundle {
         fs::write(&path, &text)?;
         Ok((path, text))
     }
+}
 
-    /// Returns the fingerprint of the key that signed the bundle. Fails if it is none of these keys. The signature is
-    /// next to the bundle, unless another file is named.
-    pub fn verify_signer(&self, keys: &[PublicKey], signature: Option<&Path>) -> Result<Digest> {
-        let path = signature.map_or_else(|| with_suffix(self.path(), ".sig"), Path::to_owned);
-        let refused = |why: String| BundleError::Unsigned(self.path().to_owned(), why);
+impl BundleIndex {
+    /// Returns the fingerprint of the key that signed the bundle, or `None` without keys. Fails if it is none of the keys. The
+    /// signature is next to the bundle, unless another file is named.
+    pub(super) fn verify_signer(
+        &self,
+        bundle: &Path,
+        keys: &[PublicKey],
+        signature: Option<&Path>,
+    ) -> Result<Option<Digest>> {
+        if keys.is_empty() {
+            return Ok(None);
+        }
+        let path = signature.map_or_else(|| with_suffix(bundle, ".sig"), Path::to_owned);
+        let refused = |why: String| BundleError::Unsigned(bundle.to_owned(), why);
         let mut text = String::new();
         let read = fs::File::open(&path).map(|file| file.take(MAX_SIGNATURE).read_to_string(&mut text));
         if let Err(error) | Ok(Err(error)) = read {
@@ -64,14 +74,14 @@ impl Bundle {
         }
         let signature = STANDARD.decode(text.trim());
         let signature = signature.map_err(|_| refused(format!("{} is not a signature", path.display())))?;
-        let signed = self.signed_bytes()?;
+        let signed = self.to_bytes()?;
         if let Some(key) = keys.iter().find(|key| key.verify_sha256(&signed, &signature)) {
-            return Ok(key.fingerprint());
+            return Ok(Some(key.fingerprint()));
         }
         let is_given = |signer: &&Digest| keys.iter().any(|key| key.fingerprint() == **signer);
-        let claimed = self.index().signer.as_ref();
+        let claimed = self.signer.as_ref();
         if let Some(other) = claimed.filter(|signer| !is_given(signer)) {
-            return Err(BundleError::OtherSigner(self.path().to_owned(), other.clone()));
+            return Err(BundleError::OtherSigner(bundle.to_owned(), other.clone()));
         }
         let why = match claimed {
             Some(_) => "belongs to another bundle",
