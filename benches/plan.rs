@@ -15,8 +15,8 @@ use farrier_core::{
     plan::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
         ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, NodeFacts, OS_ID_LABEL,
-        OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Placement, Plan, PlanInputs, PodCount, Published,
-        Resolved, ResolvedImage, RolloutDecision, Taint, UpdateStrategy,
+        OS_VERSION_LABEL, ObjectVersion, Observed, OwnedFields, Phase, Placement, Plan, PlanInputs, PodCount,
+        Published, Resolved, ResolvedImage, RolloutDecision, Taint, UpdateStrategy,
     },
 };
 use kmod::Verdict;
@@ -247,6 +247,7 @@ fn daemon_set(number: usize) -> DaemonSetFacts {
             max_unavailable: PodCount::Number(1),
             desired: 0,
             deleting: false,
+            owned: OwnedFields::default(),
             manifest: std::sync::Arc::new(json!({
                 "apiVersion": "apps/v1",
                 "kind": "DaemonSet",

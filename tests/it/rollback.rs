@@ -17,17 +17,21 @@ use crate::support::{
 const NEW_IMAGE: &str = "registry.example/drivers/driver@sha256:1";
 
 /// Runs the program as an administrator would: with a kubeconfig and without definitions.
-fn rollback(directory: &Path, args: &[&str]) -> Command {
+fn farrier(directory: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
     command
-        .args(["rollback", "--cluster", "kube"])
         .args(args)
+        .args(["--cluster", "kube"])
         .env("KUBECONFIG", directory.join("kubeconfig"))
         .env("FARRIER_CACHE_DIR", directory.join("cache"))
         .env("HOME", directory)
         .env_remove("FARRIER_DEFINITIONS")
         .env_remove("FARRIER_LOG");
     command
+}
+
+fn rollback(directory: &Path, args: &[&str]) -> Command {
+    farrier(directory, &[&["rollback"], args].concat())
 }
 
 fn done(output: &Output) -> String {
@@ -204,6 +208,57 @@ fn a_rollout_by_kernel_is_taken_back_without_its_definition() {
     let original = live.api.get("daemonsets.apps", NAMESPACE, DRIVER).unwrap();
     let annotations = &original["metadata"]["annotations"];
     assert!(annotations["farrier.dev/per-kernel"].is_null(), "{original}");
+}
+
+/// Returns the affinity for nodes with a zone, also with the fence of `kube-system/driver`.
+fn affinities() -> [Value; 2] {
+    let zone = json!({"key": "zone", "operator": "Exists"});
+    let fence = json!({"key": "farrier.dev/driver.65a82f45", "operator": "DoesNotExist"});
+    [vec![zone.clone()], vec![zone, fence]].map(|expressions| {
+        json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": expressions}]}}})
+    })
+}
+
+/// The API server removes a field that its only owner no longer applies.
+#[test]
+fn fields_that_only_farrier_owns_outlive_its_annotations() {
+    let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());
+    api.kubeconfig(directory.path());
+    let [own, fenced] = affinities();
+    let mut object = daemon_set("kube-system", "driver", OLD_IMAGE);
+    object["spec"]["template"]["spec"]["affinity"] = own.clone();
+    api.create(object);
+    let pod = json!({"affinity": fenced, "containers": [{"name": "driver", "image": NEW_IMAGE}]});
+    let applied = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "driver", "namespace": "kube-system"},
+        "spec": {"template": {"spec": pod}},
+    });
+    let mut applied = recorded(applied, "driver", &NEW_IMAGE.into(), &OLD_IMAGE.into());
+    applied["metadata"]["annotations"]["farrier.dev/per-kernel"] = "{}".into();
+    api.apply_as("farrier", &applied);
+    done(&rollback(directory.path(), &["kube-system/driver"]).output().unwrap());
+    let annotations = json!({"farrier.dev/per-kernel": null, "farrier.dev/record": null});
+    let patch = json!({"metadata": {"annotations": annotations}});
+    api.patch_as("kubectl-annotate", "daemonsets.apps", "kube-system", "driver", &patch);
+
+    api.install(Kind::cluster_policy());
+    let driver = json!({"repository": "r.example", "image": "driver", "version": "new"});
+    api.apply_as(
+        "farrier",
+        &resource("nvidia.com/v1", "ClusterPolicy", "policy", &json!({"driver": driver})),
+    );
+
+    for object in ["kube-system/driver", "ClusterPolicy/policy"] {
+        done(&farrier(directory.path(), &["upgrade", "pause", object]).output().unwrap());
+    }
+    let found = api.get("daemonsets.apps", "kube-system", "driver").unwrap();
+    assert_eq!(found["metadata"]["annotations"]["farrier.dev/paused"], "true");
+    assert_eq!(found["spec"]["template"]["spec"]["affinity"], own);
+    assert_eq!(images(&api), [OLD_IMAGE]);
+    let policy = api.get(&Kind::cluster_policy().resource(), "", "policy").unwrap();
+    assert_eq!(policy["spec"]["driver"], driver);
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! Reads nodes, DaemonSets and operators' resources from the text of a manifest.
 
-use std::{collections::BTreeMap, path::PathBuf, rc::Rc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    rc::Rc,
+};
 
 use farrier_core::{
     image::OperatorResource,
@@ -203,6 +207,7 @@ fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Resul
         version: None,
         why_not_editable: entries.filter_map(not_editable_entry).collect(),
         annotations: farrier_annotations(&metadata)?,
+        owned: BTreeSet::new(),
         created: None,
         operator_error: None,
         spec: json(&spec, true).into(),

@@ -110,7 +110,8 @@ mod tests {
 
     use super::*;
     use crate::plan::{
-        LiveDaemonSet, ObjectVersion, PodCount, PodFacts, RECORD_ANNOTATION, UpdateStrategy, fixtures::World,
+        LiveDaemonSet, ObjectVersion, OwnedFields, PodCount, PodFacts, RECORD_ANNOTATION, UpdateStrategy,
+        fixtures::World,
     };
 
     fn at(second: i64) -> Timestamp {
@@ -135,6 +136,7 @@ mod tests {
             max_unavailable: PodCount::Number(1),
             desired: 0,
             deleting: false,
+            owned: OwnedFields::default(),
             manifest: Arc::new(serde_json::Value::Null),
         });
         world

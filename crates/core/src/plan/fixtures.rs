@@ -8,9 +8,9 @@ use std::{
 use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, CowArc, DaemonSetChange,
     DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix,
-    NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Placement, Plan, PlanInputs,
-    PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange, ResourceFacts,
-    SkipReason, TrackedKernel, UpdateStrategy,
+    NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, OwnedFields, Placement, Plan,
+    PlanInputs, PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange,
+    ResourceFacts, SkipReason, TrackedKernel, UpdateStrategy,
 };
 use crate::{
     image::{
@@ -243,12 +243,14 @@ impl World {
     pub(super) fn set_by_another(&mut self, image: &str) {
         let daemon_set = &mut self.snapshot.daemon_sets[0];
         image.clone_into(&mut daemon_set.containers[0].image);
-        touch(&mut daemon_set.live.as_mut().unwrap().version);
+        let live = daemon_set.live.as_mut().unwrap();
+        live.owned.images.remove(&daemon_set.containers[0].name);
+        touch(&mut live.version);
     }
 
     /// Applies changes of DaemonSets and resources as an API server would; `Err` where the object differs from the
-    /// state that the change was decided from. Field ownership is not simulated: fields that a change omits stay. The
-    /// adapter's tests cover ownership.
+    /// state that the change was decided from. Fields that a change omits are given up, but stay: the adapter's tests
+    /// cover their removal.
     pub(super) fn apply(&mut self, change: &Change) -> Result<(), String> {
         match change {
             Change::DaemonSet(change) => self.apply_to_daemon_set(change),
@@ -273,6 +275,8 @@ impl World {
             }
         }
         live.annotations.clone_from(&change.annotations);
+        let images = change.images.keys().cloned().collect();
+        live.owned = OwnedFields { images, affinity: change.affinity.is_some() };
         touch(&mut live.version);
         Ok(())
     }
@@ -286,6 +290,9 @@ impl World {
         let mut spec = (*found.spec).clone();
         merge(&mut spec, &change.spec);
         found.spec = spec.into();
+        let path = change.kind.driver_path().iter();
+        let fields = path.fold(&change.spec, |fields, key| &fields[*key]).as_object();
+        found.owned = fields.into_iter().flatten().map(|(key, _)| key.clone()).collect();
         found.annotations.clone_from(&change.annotations);
         found.version.as_mut().map(touch);
         Ok(())
@@ -413,6 +420,7 @@ pub(super) fn live_daemon_set(name: &str) -> DaemonSetFacts {
         max_unavailable: PodCount::Number(1),
         desired: 0,
         deleting: false,
+        owned: OwnedFields::default(),
         manifest: serde_json::json!({}).into(),
     };
     DaemonSetFacts { live: Some(live), ..daemon_set(name) }
@@ -451,6 +459,7 @@ pub(super) fn resource(kind: OperatorResource, name: &str, spec: serde_json::Val
         version: Some(ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() }),
         why_not_editable: BTreeMap::new(),
         annotations: BTreeMap::new(),
+        owned: BTreeSet::new(),
         created: None,
         operator_error: None,
         spec: spec.into(),

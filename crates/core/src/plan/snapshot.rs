@@ -144,8 +144,19 @@ pub struct LiveDaemonSet {
     pub desired: usize,
     /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
+    /// Fields that this farrier owns, by `metadata.managedFields`.
+    pub owned: OwnedFields,
     /// Object from the API server, without `managedFields` and `status`: the source of a per-kernel copy.
     pub manifest: Arc<serde_json::Value>,
+}
+
+/// Fields of a DaemonSet that farrier applied, and that no other writer has changed since.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnedFields {
+    /// Containers whose image is farrier's.
+    pub images: BTreeSet<String>,
+    /// Whether the required node affinity is farrier's.
+    pub affinity: bool,
 }
 
 /// DaemonSet: where its pods run, and with which images.
@@ -250,6 +261,8 @@ pub struct ResourceFacts {
     pub why_not_editable: BTreeMap<String, String>,
     /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
+    /// In the live object: fields of the driver's section that this farrier owns, by `metadata.managedFields`.
+    pub owned: BTreeSet<String>,
     /// `metadata.creationTimestamp` of the live object.
     pub created: Option<Timestamp>,
     /// In the live object: why the operator could not apply the driver, in the operator's words.

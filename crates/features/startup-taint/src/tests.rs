@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use farrier_core::plan::{
-    COPY_OF_LABEL, Container, LiveDaemonSet, ObjectVersion, Placement, PodCount, Taint, UpdateStrategy,
-    testing::Fleet,
+    COPY_OF_LABEL, Container, LiveDaemonSet, ObjectVersion, OwnedFields, Placement, PodCount, Taint,
+    UpdateStrategy, testing::Fleet,
 };
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -52,6 +52,7 @@ fn daemon_set(name: &str, image: &str) -> DaemonSetFacts {
             max_unavailable: PodCount::Number(1),
             desired: 1,
             deleting: false,
+            owned: OwnedFields::default(),
             manifest: Arc::new(Value::Null),
         }),
     }

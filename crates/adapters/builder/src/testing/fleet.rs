@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use farrier_cluster::{ApiError, Cluster, ClusterError};
 use farrier_core::plan::{
     ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet, NodeFacts,
-    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Placement, PodCount, PodFacts, SnapshotScope,
+    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, OwnedFields, Placement, PodCount, PodFacts, SnapshotScope,
     UpdateStrategy,
 };
 use kmod::{BootOutcome, BootReport, ModuleBoot};
@@ -99,6 +99,7 @@ impl State {
             max_unavailable: PodCount::Number(1),
             desired: 0,
             deleting: false,
+            owned: OwnedFields::default(),
             manifest: serde_json::json!({}).into(),
         });
         let name = format!("{daemon_set}-{node}");

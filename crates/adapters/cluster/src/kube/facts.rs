@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use farrier_core::{
     image::OperatorResource,
     plan::{
-        Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, Placement, PodCount,
-        RejectedClaims, ResourceFacts, UpdateStrategy, is_hardware_label,
+        Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, OwnedFields, Owner, Placement,
+        PodCount, RejectedClaims, ResourceFacts, UpdateStrategy, is_hardware_label,
     },
 };
 use k8s_openapi::{
@@ -61,14 +61,15 @@ pub(super) fn node(node: NodeObject) -> Object {
     Object { version, facts: ObjectFacts::Node(facts.into()) }
 }
 
-/// Returns a DaemonSet's facts; `Err` if the object does not match the API's schema.
-pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
+/// Returns a DaemonSet's facts; `Err` if the object does not match the API's schema. `manager` is this farrier's field
+/// manager.
+pub(super) fn daemon_set(mut object: DynamicObject, manager: &str) -> Result<Object, String> {
     // The items of a list do not contain their kind.
     object.types = Some(TypeMeta { api_version: "apps/v1".to_owned(), kind: "DaemonSet".to_owned() });
     let version = version(&object.metadata);
     let desired = object.data.pointer("/status/desiredNumberScheduled").and_then(Value::as_u64);
+    let applied = applied_fields(&mut object.metadata, manager);
     // Remove fields that plans ignore, so that states which differ only in these fields are equal.
-    object.metadata.managed_fields = None;
     object.metadata.resource_version = None;
     if let Some(fields) = object.data.as_object_mut() {
         fields.remove("status");
@@ -98,16 +99,22 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
             max_unavailable,
             desired: desired.and_then(|desired| desired.try_into().ok()).unwrap_or_default(),
             deleting: deletion_timestamp.is_some(),
+            owned: owned_fields(&applied),
             manifest: Arc::new(manifest),
         }),
     };
     Ok(Object { version, facts: ObjectFacts::DaemonSet(Box::new(facts)) })
 }
 
-/// Returns an operator resource's facts.
-pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object {
-    let DynamicObject { types: _, metadata, mut data } = object;
+/// Returns an operator resource's facts. `manager` is this farrier's field manager.
+pub(super) fn resource(kind: OperatorResource, object: DynamicObject, manager: &str) -> Object {
+    let DynamicObject { types: _, mut metadata, mut data } = object;
     let version = version(&metadata);
+    let applied = applied_fields(&mut metadata, manager);
+    let path = kind.driver_path().iter();
+    let section = path.fold(&applied["f:spec"], |fields, key| &fields[format!("f:{key}")]);
+    let fields = section.as_object().into_iter().flatten();
+    let owned = fields.filter_map(|(key, _)| key.strip_prefix("f:")).map(str::to_owned).collect();
     let namespace = metadata.namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
     let facts = ResourceFacts {
         kind,
@@ -115,6 +122,7 @@ pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object 
         version: Some(version.clone()),
         why_not_editable: BTreeMap::new(),
         annotations: farrier_annotations(metadata.annotations),
+        owned,
         created: metadata.creation_timestamp.map(|time| time.0),
         operator_error: operator_error(kind, &data["status"]),
         spec: Arc::new(data.get_mut("spec").map(Value::take).unwrap_or_default()),
@@ -140,6 +148,36 @@ fn farrier_annotations(annotations: Option<BTreeMap<String, String>>) -> BTreeMa
     let mut annotations = annotations.unwrap_or_default();
     annotations.retain(|key, _| key.starts_with(PREFIX));
     annotations
+}
+
+/// Takes `managedFields` from an object's metadata. Returns the fields that the manager owns by its applies, in the form
+/// `fieldsV1`.
+fn applied_fields(metadata: &mut ObjectMeta, manager: &str) -> Value {
+    let entries = metadata.managed_fields.take().unwrap_or_default();
+    let apply = entries.into_iter().find(|entry| {
+        entry.manager.as_deref() == Some(manager)
+            && entry.operation.as_deref() == Some("Apply")
+            && entry.subresource.is_none()
+    });
+    apply.and_then(|entry| entry.fields_v1).map(|fields| fields.0).unwrap_or_default()
+}
+
+/// Reads the fields of a DaemonSet in the form `fieldsV1`.
+fn owned_fields(fields: &Value) -> OwnedFields {
+    let pod = &fields["f:spec"]["f:template"]["f:spec"];
+    let lists = ["f:initContainers", "f:containers"].into_iter().filter_map(|list| pod[list].as_object());
+    let containers = lists.flatten().filter(|(_, fields)| fields.get("f:image").is_some());
+    let required = "f:requiredDuringSchedulingIgnoredDuringExecution";
+    OwnedFields {
+        images: containers.filter_map(|(key, _)| container_name(key)).collect(),
+        affinity: pod["f:affinity"]["f:nodeAffinity"].get(required).is_some(),
+    }
+}
+
+/// Returns the name in the key of a container: `k:{"name":"driver"}`.
+fn container_name(key: &str) -> Option<String> {
+    let key: Value = serde_json::from_str(key.strip_prefix("k:")?).ok()?;
+    key["name"].as_str().map(str::to_owned)
 }
 
 fn owner(metadata: &ObjectMeta) -> Option<Owner> {
@@ -181,7 +219,7 @@ mod tests {
     use super::*;
 
     fn facts_of(value: Value) -> DaemonSetFacts {
-        let object = daemon_set(serde_json::from_value(value).unwrap()).unwrap();
+        let object = daemon_set(serde_json::from_value(value).unwrap(), "farrier").unwrap();
         let ObjectFacts::DaemonSet(facts) = object.facts else { panic!("no DaemonSet") };
         *facts
     }
@@ -288,6 +326,46 @@ mod tests {
         assert_ne!(old.version, new.version);
     }
 
+    #[test]
+    fn only_farriers_own_apply_makes_it_an_owner() {
+        let entry = |manager: &str, operation: &str, spec: Value| {
+            let fields = json!({"f:spec": spec});
+            json!({"manager": manager, "operation": operation, "fieldsV1": fields})
+        };
+        let image = |name: &str| json!({format!(r#"k:{{"name":"{name}"}}"#): {"f:image": {}, "f:name": {}}});
+        let pod = |spec: Value| json!({"f:template": {"f:spec": spec}});
+        let affinity = json!({"f:nodeAffinity": {"f:requiredDuringSchedulingIgnoredDuringExecution": {}}});
+        let owned = |entries: Value| {
+            let metadata = json!({"name": "d", "managedFields": entries});
+            let facts = facts_of(json!({"metadata": metadata, "spec": {"selector": {}, "template": {}}}));
+            facts.live.unwrap().owned
+        };
+        let ours = pod(json!({
+            "f:initContainers": image("prepare"), "f:containers": image("driver"), "f:affinity": affinity,
+        }));
+        let images = ["driver", "prepare"].map(str::to_owned).into();
+        assert_eq!(
+            owned(json!([
+                entry("helm", "Apply", pod(json!({"f:containers": image("other")}))),
+                entry("farrier", "Update", pod(json!({"f:containers": image("patched")}))),
+                entry("farrier", "Apply", ours),
+            ])),
+            OwnedFields { images, affinity: true }
+        );
+        assert_eq!(owned(json!([{}])), OwnedFields::default(), "kubectl can remove the list");
+        let policy = json!({
+            "metadata": {"name": "p", "managedFields": [
+                entry("farrier", "Apply", json!({"f:driver": {"f:version": {}, "f:image": {}}, "f:dcgm": {}}))]},
+            "spec": {},
+        });
+        let policy = serde_json::from_value(policy).unwrap();
+        let ObjectFacts::Resource(facts) = resource(OperatorResource::ClusterPolicy, policy, "farrier").facts
+        else {
+            panic!("no resource")
+        };
+        assert_eq!(facts.owned, ["image", "version"].map(str::to_owned).into());
+    }
+
     fn manifest() -> Value {
         json!({
             "metadata": {
@@ -371,7 +449,8 @@ mod tests {
                 {"type": "Error", "status": "True", "reason": "ReconcileFailed", "message": "no driver"}]},
         }))
         .unwrap();
-        let ObjectFacts::Resource(facts) = resource(OperatorResource::ClusterPolicy, object).facts else {
+        let ObjectFacts::Resource(facts) = resource(OperatorResource::ClusterPolicy, object, "farrier").facts
+        else {
             panic!("no resource")
         };
         assert_eq!((facts.name.as_str(), facts.version.unwrap().resource_version.as_str()), ("p", "3"));
@@ -379,7 +458,7 @@ mod tests {
         assert_eq!(*facts.spec, json!({"driver": {"version": "1"}}));
         assert_eq!(facts.operator_error.as_deref(), Some("no driver"));
         let object = serde_json::from_value(json!({"metadata": {"name": "m", "namespace": "kmm"}})).unwrap();
-        let module = resource(OperatorResource::Module, object);
+        let module = resource(OperatorResource::Module, object, "farrier");
         assert_eq!(module.key(), ("kmm".to_owned(), "m".to_owned()));
     }
 }

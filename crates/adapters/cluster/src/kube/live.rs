@@ -44,8 +44,6 @@ pub struct KubeCluster {
     /// URL of the API server, for display.
     address: String,
     namespace: String,
-    /// Field manager in `managedFields`.
-    pub(super) manager: String,
     /// Generation of the store at the last snapshot.
     snapshot_generation: AtomicU64,
     cancel: CancellationToken,
@@ -68,7 +66,8 @@ impl KubeCluster {
         let mut store = Store::new(scope);
         store.writable = options.writable;
         let own_pod = options.pod.map(|pod| (namespace.clone(), pod));
-        let shared = Shared::new(client, stats, user, own_pod, options.discovery_interval, store);
+        let manager = options.instance.to_string();
+        let shared = Shared::new(client, stats, user, own_pod, manager, options.discovery_interval, store);
         let shared = Arc::new(shared);
         let cancel = cancel.child_token();
         tokio::spawn(supervise(shared.clone(), cancel.clone()));
@@ -78,7 +77,6 @@ impl KubeCluster {
             caller,
             address,
             namespace,
-            manager: options.instance.to_string(),
             snapshot_generation: AtomicU64::new(0),
             cancel,
             _watches: watches,

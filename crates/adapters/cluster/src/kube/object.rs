@@ -67,16 +67,16 @@ impl Object {
     fn is_equivalent_for_plan(&self, other: &Self) -> bool {
         let is_equivalent = match (&self.facts, &other.facts) {
             (ObjectFacts::Node(old), ObjectFacts::Node(new)) => old == new,
-            // The manifest contains all facts except the version.
+            // The manifest contains all facts except the version and the owned fields.
             (ObjectFacts::DaemonSet(old), ObjectFacts::DaemonSet(new)) => match (&old.live, &new.live) {
-                (Some(old), Some(new)) => old.manifest == new.manifest,
+                (Some(old), Some(new)) => (&old.owned, &old.manifest) == (&new.owned, &new.manifest),
                 (None | Some(_), None) | (None, Some(_)) => false,
             },
             (ObjectFacts::Pod(old), ObjectFacts::Pod(new)) => {
                 PodFacts { version: new.version.clone(), ..(**old).clone() } == **new
             }
             (ObjectFacts::Resource(old), ObjectFacts::Resource(new)) => {
-                (&old.annotations, &old.spec) == (&new.annotations, &new.spec)
+                (&old.annotations, &old.owned, &old.spec) == (&new.annotations, &new.owned, &new.spec)
             }
             (ObjectFacts::Workload(old), ObjectFacts::Workload(new)) => old == new,
             (ObjectFacts::Check(_, old), ObjectFacts::Check(_, new)) => old == new,

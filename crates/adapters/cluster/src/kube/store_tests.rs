@@ -36,7 +36,7 @@ fn daemon_set(name: &str, version: u64, image: &str, labels: &[(&str, &str)]) ->
         },
         "status": {"numberReady": version},
     }));
-    facts::daemon_set(object.unwrap()).unwrap()
+    facts::daemon_set(object.unwrap(), "farrier").unwrap()
 }
 
 fn node(name: &str, version: &str, labels: &[(&str, &str)]) -> Object {
@@ -221,7 +221,7 @@ fn a_new_selector_label_relists_the_nodes() {
         "spec": {"selector": {"matchLabels": {"app": "driver"}}, "template": {"spec": {
             "nodeSelector": {"zone": "a"}, "containers": []}}},
     }));
-    let update = facts::daemon_set(object.unwrap()).unwrap();
+    let update = facts::daemon_set(object.unwrap(), "farrier").unwrap();
     assert!(store.event(&WatchTarget::DaemonSets, epochs[&WatchTarget::DaemonSets], Event::Apply(update)));
     assert!(matches!(store.readiness(), Readiness::Waiting), "the labels have not arrived yet");
     let (started, stopped) = store.reconcile();
@@ -253,6 +253,7 @@ fn labels_that_an_operator_resource_selects_are_kept() {
             version: Some(ObjectVersion { uid: key.to_owned(), resource_version: "11".to_owned() }),
             why_not_editable: BTreeMap::new(),
             annotations: BTreeMap::new(),
+            owned: BTreeSet::new(),
             created: None,
             operator_error: None,
             spec: json!({"nodeSelector": {key: "a"}}).into(),
@@ -279,7 +280,7 @@ fn a_rollback_keeps_daemon_sets_with_a_record() {
                          "annotations": {annotation: "{}"}},
             "spec": {"selector": {"matchLabels": {"app": name}}, "template": {"spec": {"containers": []}}},
         }));
-        facts::daemon_set(object.unwrap()).unwrap()
+        facts::daemon_set(object.unwrap(), "farrier").unwrap()
     };
     let all = || {
         let copy = daemon_set("copy", 9, "i:1", &[(COPY_OF_LABEL, "original")]);
@@ -440,7 +441,8 @@ fn a_kind_that_is_no_longer_served_loses_its_objects() {
     let (mut store, epochs) = synced();
     let target = WatchTarget::Resources(OperatorResource::ClusterPolicy);
     let object = json!({"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {}});
-    let object = facts::resource(OperatorResource::ClusterPolicy, serde_json::from_value(object).unwrap());
+    let object =
+        facts::resource(OperatorResource::ClusterPolicy, serde_json::from_value(object).unwrap(), "farrier");
     list(&mut store, &target, epochs[&target], vec![object]);
     assert_eq!(store.snapshot().resources.len(), 1);
     assert!(store.record_failure(&target, epochs[&target], WatchFailure::NotServed));

@@ -42,6 +42,8 @@ pub(super) struct Shared {
     user: Option<String>,
     /// The pod in which farrier runs.
     own_pod: Option<ObjectKey>,
+    /// Field manager in `managedFields`.
+    pub(super) manager: String,
     /// Interval at which farrier checks whether the API serves an operator's kind.
     discovery_interval: Duration,
     store: Mutex<Store>,
@@ -55,11 +57,13 @@ impl Shared {
         stats: Arc<KubeStats>,
         user: Option<String>,
         own_pod: Option<ObjectKey>,
+        manager: String,
         discovery_interval: Duration,
         store: Store,
     ) -> Self {
         let (change_notifier, _) = watch::channel(());
-        Self { client, stats, user, own_pod, discovery_interval, store: Mutex::new(store), change_notifier }
+        let store = Mutex::new(store);
+        Self { client, stats, user, own_pod, manager, discovery_interval, store, change_notifier }
     }
 
     /// Locks the store. The guard is never held across an await.
@@ -145,7 +149,8 @@ impl Watch {
                 let warn = |error: &String| {
                     tracing::warn!(error, "skipping a DaemonSet that does not match the API schema");
                 };
-                self.follow(|object| facts::daemon_set(object).inspect_err(warn).ok()).await;
+                let manager = &self.shared.manager;
+                self.follow(|object| facts::daemon_set(object, manager).inspect_err(warn).ok()).await;
             }
             WatchTarget::Workloads { .. } => {
                 let own_pod = self.shared.own_pod.as_ref();
@@ -155,7 +160,8 @@ impl Watch {
             // The API may not serve this kind.
             WatchTarget::Resources(kind) => loop {
                 if self.is_served().await != Some(false) {
-                    self.follow(|object| Some(facts::resource(*kind, object))).await;
+                    let manager = &self.shared.manager;
+                    self.follow(|object| Some(facts::resource(*kind, object, manager))).await;
                 }
                 self.record_failure(WatchFailure::NotServed);
                 tokio::time::sleep(self.shared.discovery_interval).await;

@@ -174,7 +174,8 @@ impl KubeCluster {
             permission: self.permission("patch", &resource, None, PATCH_VERBS),
         };
         let nodes: Api<NodeObject> = Api::all_with(self.client(), &resource);
-        let (nodes, permission, params) = (&nodes, &object.permission, &PatchParams::apply(&self.manager));
+        let (nodes, permission, params) =
+            (&nodes, &object.permission, &PatchParams::apply(&self.shared.manager));
         let write = |body: Value| async move {
             let patch = Patch::Merge(body);
             self.caller.call(permission, || nodes.patch(name, params, &patch)).await
@@ -337,11 +338,11 @@ impl KubeCluster {
         let WriteTarget { target, key, api, permission } = object;
         // Force takes ownership of a field that another client has set. This is safe: the plan has checked the field's value, and
         // holds the rollout if another client changed the value back.
-        let (params, patch) = (PatchParams::apply(&self.manager).force(), Patch::Apply(body));
+        let (params, patch) = (PatchParams::apply(&self.shared.manager).force(), Patch::Apply(body));
         let response = self.caller.call(permission, || api.patch(&key.1, &params, &patch)).await?;
         let object = match target {
-            WatchTarget::Resources(kind) => facts::resource(*kind, response),
-            _ => facts::daemon_set(response).map_err(|reason| {
+            WatchTarget::Resources(kind) => facts::resource(*kind, response, &self.shared.manager),
+            _ => facts::daemon_set(response, &self.shared.manager).map_err(|reason| {
                 ApiError::Rejected(format!("the server's answer cannot be read: {reason}"))
             })?,
         };

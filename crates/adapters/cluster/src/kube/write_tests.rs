@@ -18,7 +18,7 @@ fn stored_daemon_set() -> StoredObject {
             "containers": [{"name": "driver", "image": "d:1"}, {"name": "probe", "image": "q:1"}],
         }}},
     }));
-    StoredObject::new(facts::daemon_set(object.unwrap()).unwrap())
+    StoredObject::new(facts::daemon_set(object.unwrap(), "farrier").unwrap())
 }
 
 fn live() -> LiveDaemonSet {

@@ -20,8 +20,8 @@ use crate::{
     image::{ImageReference, RolloutSpec},
     kernel::KernelTarget,
     plan::{
-        Container, ImageContents, NodeAffinity, NodeFacts, NotReadyNode, ObservedKind, PER_KERNEL_ANNOTATION,
-        Published, ReachingObject, outcome::CellState,
+        Container, ImageContents, NodeFacts, NotReadyNode, ObservedKind, Published, ReachingObject,
+        outcome::CellState,
     },
 };
 
@@ -218,28 +218,20 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
 }
 
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
-/// that it does not name, and the API server removes a field without an owner. The change omits fields that another
-/// writer has set in the meantime.
+/// that it does not name, and the API server removes a field without an owner.
 pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) -> DaemonSetChange {
-    let owned = daemon_set.containers.iter().filter(|container| {
-        let written = record.0.get(&container.name).and_then(FieldRecord::written);
-        written.and_then(Value::as_str) == Some(&container.image)
-    });
-    let images: BTreeMap<String, String> =
-        owned.map(|container| (container.name.clone(), container.image.clone())).collect();
     let live = daemon_set.live.as_ref();
+    let owned = live.map(|live| live.owned.clone()).unwrap_or_default();
+    let containers = daemon_set.containers.iter().filter(|container| owned.images.contains(&container.name));
+    let images: BTreeMap<String, String> =
+        containers.map(|container| (container.name.clone(), container.image.clone())).collect();
     DaemonSetChange {
         namespace: daemon_set.namespace.clone(),
         name: daemon_set.name.clone(),
         version: live.map(|live| live.version.clone()),
         expected: images.clone(),
         images,
-        // The node affinity by which a `per-kernel` rollout hands nodes over is also farrier's. An affinity that another writer
-        // removed is not named.
-        affinity: live
-            .filter(|live| live.annotations.contains_key(PER_KERNEL_ANNOTATION))
-            .map(|_| daemon_set.placement.affinity.clone())
-            .filter(|affinity| *affinity != NodeAffinity::Any),
+        affinity: owned.affinity.then(|| daemon_set.placement.affinity.clone()),
         annotations: live.map(|live| record.annotations(&live.annotations)).unwrap_or_default(),
         required_images: Vec::new(),
     }

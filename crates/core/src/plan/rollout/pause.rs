@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
     Change, DaemonSetChange, HoldReason, PlanInputs, RecordState, ResourceChange, RewriteRecord,
@@ -73,32 +73,14 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
             vec![Change::DaemonSet(DaemonSetChange { annotations, ..owned_fields(facts, &record) })]
         }
         LiveObject::Resource(facts) => {
-            let (kind, name, version) = (facts.kind, facts.name.clone(), facts.version.clone());
-            let spec = written(facts, &record)?;
-            vec![Change::Resource(ResourceChange {
-                kind,
-                name,
-                version,
-                spec,
-                annotations,
-                expected: None,
-                required_images: Vec::new(),
-            })]
+            let change = resource::change(facts, &Value::Null);
+            vec![Change::Resource(ResourceChange { annotations, ..change })]
         }
     };
     if !paused {
         changes.extend(clear_failures(snapshot.nodes.iter().map(|node| &**node), name));
     }
     Ok(changes)
-}
-
-/// Returns the fields that farrier has set in a resource. The change must name them, because an apply gives up fields
-/// that it omits.
-fn written(facts: &ResourceFacts, record: &RewriteRecord) -> Result<Value, HoldReason> {
-    match resource::section(facts).zip(record.0.get(resource::SPEC)) {
-        Some((driver, entry)) => Ok(resource::change(facts, driver, entry.clone(), Vec::new())?.spec),
-        None => Ok(json!({})),
-    }
 }
 
 #[cfg(test)]

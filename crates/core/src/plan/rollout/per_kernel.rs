@@ -23,8 +23,8 @@ use self::{
     record::next_record,
 };
 use super::{
-    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, RewriteRecord,
-    RolloutDecision, RolloutTarget,
+    Change, Context, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange,
+    RewriteRecord, RolloutDecision, RolloutTarget,
     copy::{CopyRecord, DesiredCopy, LiveCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
     image::owned_fields,
@@ -110,7 +110,7 @@ pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
     let mut record = OriginalRecord::read(original.live);
     if record.rolled_back.is_none() {
         record.rolled_back = Some(now);
-        return vec![original.write(original.facts.placement.affinity.clone(), &record)];
+        return vec![Change::DaemonSet(original.owned_fields(&record))];
     }
     undo_steps(original, &record).changes
 }
@@ -365,14 +365,18 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
 }
 
 impl Original<'_> {
-    /// Returns the apply that names all fields that farrier owns in the original.
+    /// Returns the change that sets the node affinity of the original.
     fn write(&self, affinity: NodeAffinity, record: &OriginalRecord) -> Change {
-        // Another rollout may have set images of other containers. If their record cannot be parsed, farrier owns none of
-        // the images.
+        let affinity = Some(affinity).filter(|affinity| *affinity != NodeAffinity::Any);
+        Change::DaemonSet(DaemonSetChange { affinity, ..self.owned_fields(record) })
+    }
+
+    /// Returns the change that sets nothing but the record.
+    fn owned_fields(&self, record: &OriginalRecord) -> DaemonSetChange {
+        // A record of other rollouts that cannot be parsed stays as it is.
         let rewrites = RewriteRecord::of(&self.live.annotations).unwrap_or_default();
         let mut change = owned_fields(self.facts, &rewrites);
         change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), record.to_text());
-        change.affinity = Some(affinity).filter(|affinity| *affinity != NodeAffinity::Any);
-        Change::DaemonSet(change)
+        change
     }
 }

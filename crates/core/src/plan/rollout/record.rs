@@ -100,15 +100,6 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl FieldRecord {
-    /// Returns the value that farrier wrote last; `None` if farrier left the field to another writer.
-    pub fn written(&self) -> Option<&Value> {
-        match self.state {
-            RecordState::Set | RecordState::Good => Some(&self.set),
-            RecordState::Failed | RecordState::RolledBack => Some(&self.replaced),
-            RecordState::Conflict => None,
-        }
-    }
-
     /// Returns the reason for not setting the value again, if it failed or was rolled back.
     pub(super) fn refused(&self) -> Option<HoldReason> {
         match self.state {

@@ -20,7 +20,6 @@ use super::{
     manifest::reach_difference,
     operator::{self, TagForm},
     reached::{NodesByKernel, Reached, check_supported},
-    record::FieldRecord,
     single::single,
     watch::Progress,
 };
@@ -349,9 +348,11 @@ fn to_decision(
     how: String,
     required_images: Vec<ImageReference>,
 ) -> Result<Decided, HoldReason> {
-    let (decision, entry, required_images) = match field_decision {
+    let (decision, entry, set, required_images) = match field_decision {
         FieldDecision::Keep => return Ok(RolloutDecision::Settled { how }.into()),
-        FieldDecision::UpdateRecord(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
+        FieldDecision::UpdateRecord(entry) => {
+            (RolloutDecision::Settled { how }, entry, Value::Null, Vec::new())
+        }
         FieldDecision::Set(entry) => {
             let path = field_path(resource.kind);
             let current = values(&entry.set, driver);
@@ -363,54 +364,46 @@ fn to_decision(
             }
             let (from, to) = (text_of(&current), text_of(&entry.set));
             let now = vec![format!("set {path}: {from} -> {to}")];
-            (RolloutDecision::Steps { now }, entry, required_images)
+            let set = entry.set.clone();
+            (RolloutDecision::Steps { now }, entry, set, required_images)
+        }
+        FieldDecision::Restore(entry, why) => {
+            let set = entry.replaced.clone();
+            (RolloutDecision::Hold(why), entry, set, Vec::new())
         }
         FieldDecision::Hold(None, why) => return Ok(RolloutDecision::Hold(why).into()),
-        FieldDecision::Restore(entry, why) | FieldDecision::Hold(Some(entry), why) => {
-            (RolloutDecision::Hold(why), entry, Vec::new())
-        }
+        FieldDecision::Hold(Some(entry), why) => (RolloutDecision::Hold(why), entry, Value::Null, Vec::new()),
     };
-    let change = change(resource, driver, entry, required_images)?;
+    let annotations = match &resource.version {
+        Some(_) => record_of(resource)?.with(SPEC, entry).annotations(&resource.annotations),
+        None => BTreeMap::new(),
+    };
+    let change = ResourceChange { annotations, required_images, ..change(resource, &set) };
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
-/// Returns the change after which a resource has the values that farrier wrote ([`FieldRecord::written`]), and farrier's
-/// annotations.
-pub(super) fn change(
-    resource: &ResourceFacts,
-    driver: &Map<String, Value>,
-    entry: FieldRecord,
-    required_images: Vec<ImageReference>,
-) -> Result<ResourceChange, HoldReason> {
-    let record = record_of(resource)?;
-    let fields: Map<String, Value> = if let Some(value) = entry.written() {
-        // Fields that were absent before are omitted, and thus removed.
-        writable(value).collect()
-    } else {
-        // Another writer owns the field now, but may have changed only some of its keys. Keep applying the unchanged keys,
-        // because a server-side apply removes keys that no manager owns.
-        let written = record.0.get(SPEC).and_then(FieldRecord::written);
-        let owned = written.into_iter().flat_map(writable);
-        owned.filter(|(key, value)| driver.get(key) == Some(value)).collect()
-    };
+/// Returns the change that sets fields of a resource; null sets none. The change also names all other fields that farrier
+/// owns, because an apply gives up fields that it omits.
+pub(super) fn change(resource: &ResourceFacts, set: &Value) -> ResourceChange {
+    let driver = section(resource).cloned().unwrap_or_default();
+    let mut fields = driver.clone();
+    // Fields that were absent before are omitted, and thus removed.
+    fields.retain(|key, _| resource.owned.contains(key) && set.get(key).is_none());
+    fields.extend(writable(set));
+    let path: &[&str] = if fields.is_empty() { &[] } else { resource.kind.driver_path() };
     let fields = Value::from(fields);
-    let is_live = resource.version.is_some();
-    let expected = (!is_live).then(|| values(&fields, driver));
-    let path = resource.kind.driver_path().iter().rev();
+    let expected = resource.version.is_none().then(|| values(&fields, &driver));
+    let path = path.iter().rev();
     let spec = path.fold(fields, |inner, key| Value::from(Map::from_iter([((*key).to_owned(), inner)])));
-    Ok(ResourceChange {
+    ResourceChange {
         kind: resource.kind,
         name: resource.name.clone(),
         version: resource.version.clone(),
         expected,
         spec,
-        annotations: if is_live {
-            record.with(SPEC, entry).annotations(&resource.annotations)
-        } else {
-            BTreeMap::new()
-        },
-        required_images,
-    })
+        annotations: resource.annotations.clone(),
+        required_images: Vec::new(),
+    }
 }
 
 /// Returns only the known fields of a record, with the expected types: the record comes from the cluster and is

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    Change, RecordState, RewriteRecord,
+    Change, RecordState, ResourceChange, RewriteRecord,
     image::owned_fields,
     live_object::LiveObject,
     record::FieldRecord,
@@ -153,8 +153,13 @@ fn change(
             Some(Change::DaemonSet(change))
         }
         LiveObject::Resource(facts) => {
-            let (driver, entry) = (resource::section(facts)?, record.0.get(SPEC)?.clone());
-            resource::change(facts, driver, entry, Vec::new()).ok().map(Change::Resource)
+            let replaced = match fields.get(SPEC) {
+                Some(RollbackOutcome::Restored { .. }) => &record.0.get(SPEC)?.replaced,
+                _ => &Value::Null,
+            };
+            let annotations = record.annotations(&facts.annotations);
+            let change = ResourceChange { annotations, ..resource::change(facts, replaced) };
+            Some(Change::Resource(change))
         }
     }
 }

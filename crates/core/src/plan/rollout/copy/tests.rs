@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::{Container, Instance, ObjectVersion, Placement, PodCount, UpdateStrategy};
+use crate::plan::{Container, Instance, ObjectVersion, OwnedFields, Placement, PodCount, UpdateStrategy};
 
 fn original(name: &str, spec: &Value) -> DaemonSetFacts {
     let manifest = json!({
@@ -29,6 +29,7 @@ fn original(name: &str, spec: &Value) -> DaemonSetFacts {
             max_unavailable: PodCount::Number(1),
             desired: 0,
             deleting: false,
+            owned: OwnedFields::default(),
             manifest: Arc::new(manifest),
         }),
     }

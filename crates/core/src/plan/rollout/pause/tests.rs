@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::{
     super::handover::{fenced, handover_label},
     *,
@@ -107,7 +109,9 @@ fn what_has_been_rolled_out_by_kernel_can_be_paused_and_goes_on() {
         let affinity = affinity.map(|()| fence(&world));
         let found = &mut world.snapshot.daemon_sets[0];
         found.placement.affinity = affinity.clone().unwrap_or(NodeAffinity::Any);
-        found.live.as_mut().unwrap().annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_owned());
+        let live = found.live.as_mut().unwrap();
+        live.owned.affinity = affinity.is_some();
+        live.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_owned());
         let changes = pause(&world.snapshot, DRIVER, paused).unwrap();
         let [Change::DaemonSet(change)] = &changes[..] else { panic!("{changes:?}") };
         assert_eq!(
@@ -140,6 +144,19 @@ fn a_paused_resource_keeps_what_farrier_wrote() {
     world.apply(&Change::Resource(written)).unwrap();
     assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
     assert_eq!(change(&world, false).annotations[PAUSED_ANNOTATION], "false");
+    world.snapshot.resources[0].annotations.clear();
+    assert_eq!(change(&world, true).spec["ofedDriver"]["image"], "mft", "without the record, too");
+}
+
+/// An apply that omitted the image would remove it, and the API server refuses a container without one.
+#[test]
+fn a_daemon_set_without_its_record_keeps_its_image() {
+    let mut world = world();
+    reconcile(&mut world);
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
+    let changes = pause(&world.snapshot, DRIVER, true).unwrap();
+    let [Change::DaemonSet(change)] = &changes[..] else { panic!("{changes:?}") };
+    assert_eq!(change.images["driver"], world.image_of("driver"));
 }
 
 #[test]

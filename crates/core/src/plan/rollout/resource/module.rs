@@ -48,7 +48,7 @@ pub(super) fn desired_fields<'a>(
         return Err(HoldReason::DriverOff { detail });
     }
     let mut fields = Map::new();
-    // An apply removes fields that it does not name, so name the fields that were written before.
+    // The record must keep comparing the fields that were written before.
     let record = record_of(resource)?;
     let written =
         record.0.get(SPEC).and_then(|record| record.set.as_object()).into_iter().flat_map(Map::keys);

@@ -140,6 +140,7 @@ fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
         let mut spec = (*world.snapshot.resources[0].spec).clone();
         spec["ofedDriver"]["version"] = "1".into();
         set_spec(world, spec);
+        world.snapshot.resources[0].owned.remove("version");
     };
     back(&mut world);
     reconcile(&mut world);

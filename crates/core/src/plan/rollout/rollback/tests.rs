@@ -107,6 +107,15 @@ fn what_somebody_else_has_set_since_stays() {
     // Without the rollback, farrier would set its value again once.
     assert!(matches!(reconcile(&mut world).rollouts[0].decision, RolloutDecision::Hold(_)));
     assert_eq!(world.image_of("driver"), "registry.test/foreign:1");
+    let policy = &mut world.snapshot.resources[0];
+    let mut spec = (*policy.spec).clone();
+    spec["ofedDriver"]["version"] = "2".into();
+    policy.spec = spec.into();
+    policy.owned.remove("version");
+    let steps = roll_back(&mut world, &["NicClusterPolicy/nic-cluster-policy"]);
+    let Some(Change::Resource(change)) = &steps[0].change else { panic!("no resource") };
+    let driver = &change.spec["ofedDriver"];
+    assert_eq!((driver["image"].as_str(), driver["version"].as_str()), (Some("mft"), None));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{
     super::{
-        LiveDaemonSet, ObjectVersion, PodCount, PodFacts,
+        LiveDaemonSet, ObjectVersion, OwnedFields, PodCount, PodFacts,
         fixtures::{K47, K48, World, node},
         images_in_use, next_deadline,
     },
@@ -38,6 +38,7 @@ fn world(releases: &[&str], update: UpdateStrategy) -> World {
         max_unavailable: PodCount::Number(1),
         desired: 0,
         deleting: false,
+        owned: OwnedFields::default(),
         manifest: std::sync::Arc::default(),
     });
     world.publish(Verdict::Loads);

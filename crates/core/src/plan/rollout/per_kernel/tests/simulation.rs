@@ -9,8 +9,8 @@ use crate::{
     kmod::Verdict,
     plan::{
         ARCH_LABEL, Change, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
-        NodeReach, ObjectVersion, Placement, PlannedRollout, PlannedUpgrade, PodCount, PodFacts, Requirement,
-        SelectorTerm, UpdateStrategy,
+        NodeReach, ObjectVersion, OwnedFields, Placement, PlannedRollout, PlannedUpgrade, PodCount, PodFacts,
+        Requirement, SelectorTerm, UpdateStrategy,
         fixtures::{World, node},
     },
 };
@@ -332,6 +332,7 @@ fn facts(object: &Value) -> DaemonSetFacts {
             max_unavailable: PodCount::Number(1),
             desired: 0,
             deleting: metadata["deletionTimestamp"].is_string(),
+            owned: OwnedFields { affinity: pod["affinity"].is_object(), ..OwnedFields::default() },
             manifest: std::sync::Arc::new(object.clone()),
         }),
     }
