@@ -210,14 +210,14 @@ fn a_rollout_by_kernel_is_taken_back_without_its_definition() {
     assert!(annotations["farrier.dev/per-kernel"].is_null(), "{original}");
 }
 
-/// Returns the affinity for nodes with a zone, also with the fence of `kube-system/driver`.
-fn affinities() -> [Value; 2] {
-    let zone = json!({"key": "zone", "operator": "Exists"});
-    let fence = json!({"key": "farrier.dev/driver.65a82f45", "operator": "DoesNotExist"});
-    [vec![zone.clone()], vec![zone, fence]].map(|expressions| {
-        json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchExpressions": expressions}]}}})
-    })
+/// Returns the requirement that keeps `kube-system/driver` off nodes that have been handed over.
+fn fence() -> Value {
+    json!({"key": "farrier.dev/driver.65a82f45", "operator": "DoesNotExist"})
+}
+
+fn affinity(expressions: &[Value]) -> Value {
+    json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchExpressions": expressions}]}}})
 }
 
 /// The API server removes a field that its only owner no longer applies.
@@ -225,10 +225,11 @@ fn affinities() -> [Value; 2] {
 fn fields_that_only_farrier_owns_outlive_its_annotations() {
     let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());
     api.kubeconfig(directory.path());
-    let [own, fenced] = affinities();
+    let zone = json!({"key": "zone", "operator": "Exists"});
     let mut object = daemon_set("kube-system", "driver", OLD_IMAGE);
-    object["spec"]["template"]["spec"]["affinity"] = own.clone();
+    object["spec"]["template"]["spec"]["affinity"] = affinity(&[zone.clone()]);
     api.create(object);
+    let fenced = affinity(&[zone.clone(), fence()]);
     let pod = json!({"affinity": fenced, "containers": [{"name": "driver", "image": NEW_IMAGE}]});
     let applied = json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -255,10 +256,30 @@ fn fields_that_only_farrier_owns_outlive_its_annotations() {
     }
     let found = api.get("daemonsets.apps", "kube-system", "driver").unwrap();
     assert_eq!(found["metadata"]["annotations"]["farrier.dev/paused"], "true");
-    assert_eq!(found["spec"]["template"]["spec"]["affinity"], own);
+    assert_eq!(found["spec"]["template"]["spec"]["affinity"], affinity(&[zone]));
     assert_eq!(images(&api), [OLD_IMAGE]);
     let policy = api.get(&Kind::cluster_policy().resource(), "", "policy").unwrap();
     assert_eq!(policy["spec"]["driver"], driver);
+}
+
+/// An apply that omits a field removes it only if no other manager owns it.
+#[test]
+fn a_fence_that_another_manager_owns_too_is_removed() {
+    let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());
+    api.kubeconfig(directory.path());
+    api.create(daemon_set("kube-system", "driver", OLD_IMAGE));
+    let mut applied = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "driver", "namespace": "kube-system"},
+        "spec": {"template": {"spec": {"affinity": affinity(&[fence()])}}},
+    });
+    api.apply_as("kubectl", &applied);
+    applied["metadata"]["annotations"] = json!({"farrier.dev/per-kernel": "{}"});
+    api.apply_as("farrier", &applied);
+    let shown = done(&rollback(directory.path(), &[]).output().unwrap());
+    assert!(shown.contains("restored"), "{shown}");
+    let found = api.get("daemonsets.apps", "kube-system", "driver").unwrap();
+    assert_eq!(found["spec"]["template"]["spec"]["affinity"], json!({"nodeAffinity": {}}));
 }
 
 #[test]

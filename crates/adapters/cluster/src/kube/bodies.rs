@@ -53,12 +53,12 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
         return Err(format!("the pod template has no container {missing:?}"));
     }
     match affinity {
-        None => {}
+        None | Some(NodeAffinity::Any) => {}
         Some(NodeAffinity::Terms(terms)) => {
             pod["affinity"] = json!({"nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
         }
-        Some(NodeAffinity::Any | NodeAffinity::Unsupported(_)) => {
+        Some(NodeAffinity::Unsupported(_)) => {
             return Err("farrier does not support its node affinity".to_owned());
         }
     }
@@ -70,6 +70,14 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
         "metadata": metadata,
         "spec": {"template": {"spec": pod}},
     }))
+}
+
+/// Returns the merge patch that removes the required node affinity of a DaemonSet.
+pub(super) fn without_affinity(version: &ObjectVersion) -> Value {
+    let mut metadata = json!({});
+    add_preconditions(&mut metadata, version);
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": null}});
+    json!({"metadata": metadata, "spec": {"template": {"spec": {"affinity": affinity}}}})
 }
 
 /// Returns the apply body for a whole DaemonSet. Without a version, the apply may also create the DaemonSet.

@@ -7,8 +7,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use farrier_core::plan::{
-    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeChange, NodeCheck,
-    NodePrecondition, ObjectVersion, PodRestart, ResourceChange,
+    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeAffinity, NodeChange,
+    NodeCheck, NodePrecondition, ObjectVersion, PodRestart, ResourceChange,
 };
 use k8s_openapi::api::{
     batch::v1::{CronJob, Job},
@@ -73,7 +73,29 @@ impl KubeCluster {
             let live = facts.live.as_ref().ok_or(ApiError::Gone)?;
             bodies::daemon_set(change, live).map_err(ApiError::Unwritable)
         };
-        self.apply_to_stored(&object, body).await
+        let Object { version, facts } = self.apply_to_stored(&object, body).await?;
+        if change.affinity == Some(NodeAffinity::Any)
+            && let ObjectFacts::DaemonSet(facts) = &facts
+            && facts.placement.affinity != NodeAffinity::Any
+        {
+            self.remove_affinity(&object, &version).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the required node affinity from this version of a DaemonSet. An apply that omits the field removes it only if
+    /// no other manager owns it.
+    async fn remove_affinity(&self, object: &WriteTarget, version: &ObjectVersion) -> Result<(), ApiError> {
+        let body = |stored: &StoredObject| {
+            check_state(stored, Some(version))?;
+            Ok(bodies::without_affinity(&stored.object.version))
+        };
+        let params = &PatchParams::apply(&self.shared.manager);
+        self.write_stored(object, body, |body| async move {
+            self.patch(object, params, &Patch::Merge(&body)).await
+        })
+        .await?;
+        Ok(())
     }
 
     async fn write_copy(&self, change: &DaemonSetCopy) -> Result<(), ApiError> {
@@ -84,7 +106,8 @@ impl KubeCluster {
                 check_state(stored, version.as_ref())?;
                 Ok(bodies::copy(change, Some(&stored.object.version)))
             };
-            return self.apply_to_stored(&object, body).await;
+            self.apply_to_stored(&object, body).await?;
+            return Ok(());
         }
         let mut conflicts = 0;
         loop {
@@ -93,7 +116,7 @@ impl KubeCluster {
             let existing = self.own_copy(&self.daemon_set_target("get", namespace, name)?).await?;
             match self.apply_fields(&object, &bodies::copy(change, existing.as_ref())).await {
                 Err(ApiError::Changed(_)) if conflicts < MAX_CONFLICT_RETRIES => conflicts += 1,
-                outcome => return outcome,
+                outcome => return outcome.map(drop),
             }
         }
     }
@@ -253,7 +276,8 @@ impl KubeCluster {
             check_state(stored, version.as_ref())?;
             Ok(bodies::resource(change, &stored.object.version))
         };
-        self.apply_to_stored(&object, body).await
+        self.apply_to_stored(&object, body).await?;
+        Ok(())
     }
 
     fn daemon_set_target(
@@ -296,12 +320,12 @@ impl KubeCluster {
     }
 
     /// Applies fields to an object in the store. `body` returns the fields for the object's current state, or why the plan is
-    /// stale.
+    /// stale. Returns the object's new state.
     async fn apply_to_stored(
         &self,
         object: &WriteTarget,
         body: impl Fn(&StoredObject) -> Result<Value, ApiError>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Object, ApiError> {
         self.write_stored(object, body, |body| async move { self.apply_fields(object, &body).await }).await
     }
 
@@ -334,20 +358,29 @@ impl KubeCluster {
         }
     }
 
-    async fn apply_fields(&self, object: &WriteTarget, body: &Value) -> Result<(), ApiError> {
-        let WriteTarget { target, key, api, permission } = object;
+    async fn apply_fields(&self, object: &WriteTarget, body: &Value) -> Result<Object, ApiError> {
         // Force takes ownership of a field that another client has set. This is safe: the plan has checked the field's value, and
         // holds the rollout if another client changed the value back.
-        let (params, patch) = (PatchParams::apply(&self.shared.manager).force(), Patch::Apply(body));
-        let response = self.caller.call(permission, || api.patch(&key.1, &params, &patch)).await?;
+        let params = PatchParams::apply(&self.shared.manager).force();
+        self.patch(object, &params, &Patch::Apply(body)).await
+    }
+
+    async fn patch(
+        &self,
+        object: &WriteTarget,
+        params: &PatchParams,
+        patch: &Patch<&Value>,
+    ) -> Result<Object, ApiError> {
+        let WriteTarget { target, key, api, permission } = object;
+        let response = self.caller.call(permission, || api.patch(&key.1, params, patch)).await?;
         let object = match target {
             WatchTarget::Resources(kind) => facts::resource(*kind, response, &self.shared.manager),
             _ => facts::daemon_set(response, &self.shared.manager).map_err(|reason| {
                 ApiError::Rejected(format!("the server's answer cannot be read: {reason}"))
             })?,
         };
-        self.store_response(target, object);
-        Ok(())
+        self.store_response(target, object.clone());
+        Ok(object)
     }
 
     /// Stores the object that a write returned, so that the next snapshot contains it.

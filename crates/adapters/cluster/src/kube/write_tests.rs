@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farrier_core::{
     image::OperatorResource,
-    plan::{DaemonSetFacts, LiveDaemonSet, NodeAffinity, Operator, Requirement, SelectorTerm},
+    plan::{DaemonSetFacts, LiveDaemonSet, Operator, Requirement, SelectorTerm},
 };
 use serde_json::json;
 

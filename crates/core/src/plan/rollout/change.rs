@@ -54,7 +54,7 @@ pub struct DaemonSetChange {
     pub expected: BTreeMap<String, String>,
     /// Images to set, by container; init containers are included by their names.
     pub images: BTreeMap<String, String>,
-    /// Whole required node affinity, where farrier has set it.
+    /// Whole required node affinity, where farrier sets or owns it. [`NodeAffinity::Any`] removes it, whoever owns it.
     #[serde(skip)]
     pub affinity: Option<NodeAffinity>,
     /// farrier's annotations.

@@ -367,8 +367,7 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
 impl Original<'_> {
     /// Returns the change that sets the node affinity of the original.
     fn write(&self, affinity: NodeAffinity, record: &OriginalRecord) -> Change {
-        let affinity = Some(affinity).filter(|affinity| *affinity != NodeAffinity::Any);
-        Change::DaemonSet(DaemonSetChange { affinity, ..self.owned_fields(record) })
+        Change::DaemonSet(DaemonSetChange { affinity: Some(affinity), ..self.owned_fields(record) })
     }
 
     /// Returns the change that sets nothing but the record.

@@ -200,8 +200,8 @@ impl Cluster {
                 object["metadata"]["annotations"] = json!(change.annotations);
                 let pod = &mut object["spec"]["template"]["spec"];
                 match &change.affinity {
+                    None | Some(NodeAffinity::Any) => drop(pod.as_object_mut().unwrap().remove("affinity")),
                     Some(affinity) => pod["affinity"] = affinity_json(affinity),
-                    None => drop(pod.as_object_mut().unwrap().remove("affinity")),
                 }
             }
             Change::Copy(copy) => {
