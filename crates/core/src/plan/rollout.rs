@@ -53,7 +53,7 @@ pub use record::{Earlier, FieldRecord, RecordState, RewriteRecord};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub(super) use union::{release_of_key, unused_kernels};
 pub use upgrade::uncordoned;
-pub(super) use watch::Limits;
+pub(super) use watch::{Limits, is_same_image};
 
 use super::{
     ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestLocation, NodeFacts, Observed,

@@ -100,7 +100,7 @@ impl State {
             desired: 0,
             deleting: false,
             owned: OwnedFields::default(),
-            manifest: serde_json::json!({}).into(),
+            manifest: serde_json::json!({"spec": {}}).into(),
         });
         let name = format!("{daemon_set}-{node}");
         self.snapshot.pods.push(PodFacts {
@@ -185,6 +185,14 @@ impl Cluster for Fleet {
             Change::Restart(restart) => {
                 self.0.send_modify(|state| state.evictions.push(Instant::now()));
                 &restart.name
+            }
+            // Another client deletes the copy at once.
+            Change::Copy(copy) => {
+                self.0.send_modify(|state| {
+                    state.changed = true;
+                    state.writes.push(copy.name.clone());
+                });
+                return Ok(());
             }
             _ => panic!("{change:?}"),
         };

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use farrier_builder::services::{BuildError, Result};
 use farrier_core::plan::{
-    Change, ClusterSnapshot, HoldReason, ManifestLocation, PlannedRollout, PlannedUpgrade, RolloutDecision,
-    RolloutTarget, uncordoned,
+    Change, ClusterSnapshot, HoldReason, ManifestLocation, PlannedRollout, PlannedUpgrade, RolloutTarget,
+    uncordoned,
 };
 use oci::error_chain;
 use tokio::time::Instant;
@@ -63,7 +63,7 @@ impl Live {
             chains.record_failure(&rollout, &why);
             return Ok(Some(RolloutReport { planned: rollout, error: Some(why) }));
         }
-        if let Some(why) = chains.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout)) {
+        if let Some(why) = chains.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout, snapshot)) {
             tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
             if matches!(why, HoldReason::TooOften) {
                 chains.record_deferral(&rollout);
@@ -80,6 +80,10 @@ impl Live {
             tracing::debug!(target = %rollout.target, "the rollout's nodes have changed since the plan was made");
             chains.record_deferral(&rollout);
             return Ok(None);
+        }
+        // Only a write counts toward the rate limit.
+        if restarts_pods(&rollout, snapshot) {
+            self.rewrite_rate_limiter.take(&rollout.target);
         }
         let Err(error) = self.write(&rollout).await else {
             self.handovers.record_writes(&rollout.changes, self.started.elapsed());
@@ -115,10 +119,6 @@ impl Live {
 
     /// Writes the changes of a rollout.
     async fn write(&mut self, rollout: &PlannedRollout) -> Result<()> {
-        // Only a write counts toward the rate limit.
-        if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) && !rollout.changes.is_empty() {
-            self.rewrite_rate_limiter.take(&rollout.target);
-        }
         let outcome = roll_out(&self.services, self.context.cluster.as_ref(), rollout).await;
         self.context.health.beat();
         if let Some(ManifestLocation::Git(location)) = &rollout.target.location
@@ -131,7 +131,7 @@ impl Live {
     }
 
     /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, or too many rewrites.
-    fn hold_reason(&mut self, rollout: &PlannedRollout) -> Option<HoldReason> {
+    fn hold_reason(&mut self, rollout: &PlannedRollout, snapshot: &ClusterSnapshot) -> Option<HoldReason> {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
         if rollout.changes.iter().any(|change| matches!(change, Change::Restart(_)))
@@ -141,7 +141,7 @@ impl Live {
             let detail = "the last eviction was refused a moment ago".to_owned();
             return Some(HoldReason::Disruption { detail });
         }
-        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) || rollout.changes.is_empty() {
+        if !restarts_pods(rollout, snapshot) {
             return None;
         }
         let next = self.rewrite_rate_limiter.retry_at(&rollout.target, self.started.elapsed())?;
@@ -200,4 +200,12 @@ impl Live {
             self.context.metrics.rewrite(rollout.target.strategy, outcome);
         }
     }
+}
+
+/// Whether the changes may restart pods. Labels of nodes and records of copies restart none.
+fn restarts_pods(rollout: &PlannedRollout, snapshot: &ClusterSnapshot) -> bool {
+    let mut changes = rollout.changes.iter();
+    changes.any(|change| {
+        matches!(change, Change::DaemonSet(_) | Change::Resource(_)) || change.sets_image(snapshot)
+    })
 }

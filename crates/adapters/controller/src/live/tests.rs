@@ -239,6 +239,24 @@ async fn reconciles_without_a_write_do_not_use_up_the_rate_limit() {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
+async fn copies_that_another_client_deletes_are_created_at_a_limited_rate() {
+    let mut rollout = rollout("a");
+    rollout["strategy"] = "per-kernel".into();
+    let bench = bench(&json!({"rollout": [rollout]}), &[]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        state.pod("a", "n", FIRST);
+    });
+    let live = Running::start(bench, fleet, true);
+    let began = Instant::now();
+    live.fleet.until(|state| state.writes.len() >= 8).await;
+    assert!(began.elapsed() >= Duration::from_secs(45), "{:?}", began.elapsed());
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
 async fn a_failed_write_does_not_hold_targets_outside_its_chain() {
     let bench = bench(&json!({}), &["a", "b"]);
     bench.publish(K9, &[&module()]).await.unwrap();

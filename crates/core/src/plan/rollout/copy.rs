@@ -6,7 +6,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::handover::{HANDED_OVER, short_hash};
+use super::{
+    handover::{HANDED_OVER, short_hash},
+    watch::is_same_image,
+};
 use crate::{
     image::FieldHasher,
     kernel::{KernelLabel, KernelTarget},
@@ -199,7 +202,8 @@ pub(super) fn changes_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
     let record: Option<CopyRecord> = record.and_then(|text| serde_json::from_str(text).ok());
     record.is_some_and(|record| {
         let is_same = |container: &&Container| {
-            image_in(&record.image, &container.name).is_some_and(|image| image == container.image)
+            image_in(&record.image, &container.name)
+                .is_some_and(|image| is_same_image(image, &container.image))
         };
         let unchanged = before.containers.iter().filter(is_same).count();
         unchanged < record.image.split(' ').count()
@@ -220,6 +224,14 @@ impl LiveCopy<'_> {
             images.insert(*container, self.facts.image_of(container)?.to_owned());
         }
         Some(images_text(&images))
+    }
+
+    /// Whether these containers have the images of the text ([`images_text`]).
+    pub(super) fn has_images(&self, containers: &[&str], text: &str) -> bool {
+        containers.iter().all(|container| {
+            let images = self.facts.image_of(container).zip(image_in(text, container));
+            images.is_some_and(|(current, image)| is_same_image(current, image))
+        })
     }
 
     /// Whether the copy has farrier's annotations of `manifest`. The hash among them covers the rest of the object.

@@ -217,8 +217,7 @@ fn update_copies(
         let manifest = manifest(&desired).ok_or_else(|| HoldReason::Unreadable {
             detail: format!("DaemonSet {} is not a valid DaemonSet", fleet.original.facts.name),
         })?;
-        let old_image = copy.and_then(|copy| copy.image(&fleet.containers));
-        let same_image = old_image.as_ref() == Some(&record.image);
+        let same_image = copy.is_some_and(|copy| copy.has_images(&fleet.containers, &record.image));
         if same_image && copy.is_some_and(|copy| copy.matches(&manifest)) {
             continue;
         }

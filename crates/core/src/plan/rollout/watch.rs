@@ -20,9 +20,9 @@ pub(super) enum Progress {
     Failed { node: String, messages: Vec<String> },
 }
 
-/// Whether two references name the same image. A webhook may write another registry into pods, but the digest
-/// identifies the image.
-pub(super) fn is_same_image(one: &str, other: &str) -> bool {
+/// Whether two references name the same image. A webhook may write another registry into pods and DaemonSets, but the
+/// digest identifies the image.
+pub(in crate::plan) fn is_same_image(one: &str, other: &str) -> bool {
     let digests = one.split_once('@').zip(other.split_once('@'));
     one == other || digests.is_some_and(|((_, one), (_, other))| one == other)
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::plan::{
     Change, NodeChange, NodeFacts, NodePrecondition, UPGRADE,
     labels::operator_upgrade_in_progress,
-    rollout::{HANDED_OVER, short_hash},
+    rollout::{HANDED_OVER, is_same_image, short_hash},
 };
 
 /// State of a node's upgrade: the value of the label `farrier.dev/upgrade`.
@@ -102,7 +102,7 @@ impl UpgradeNote {
 
     /// Whether the note records a failure of this image.
     pub(in crate::plan) fn is_failure_of(&self, image: &str) -> bool {
-        self.state == UpgradeState::Failed && self.to == image
+        self.state == UpgradeState::Failed && is_same_image(&self.to, image)
     }
 
     /// Whether the next step depends on the pods of the node.

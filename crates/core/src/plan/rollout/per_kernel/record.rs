@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{
         copy::{CopyRecord, FailedImage, LiveCopy},
-        watch::{Limits, Progress, progress},
+        watch::{Limits, Progress, is_same_image, progress},
     },
     Context, Fleet,
     fleet::ReadyImage,
@@ -121,7 +121,7 @@ fn is_upgraded(context: &Context<'_>, upgrade: Option<&PlannedUpgrade>, image: &
         let is_done = matches!(node.stage, UpgradeStage::Done | UpgradeStage::Skipped);
         // A failed image is no longer the target of any node, but the note of the node on which the image failed still names it.
         let has_failed = node.note.as_ref().is_some_and(|note| note.is_failure_of(image));
-        (is_done || node.to != image) && !has_failed
+        (is_done || !is_same_image(&node.to, image)) && !has_failed
     })
 }
 
@@ -137,8 +137,9 @@ fn failure(
     if context.spec.upgrade().is_some_and(|spec| spec.on_failure == OnFailure::Stop) {
         return None;
     }
-    let nodes_to_image =
-        || upgrade.into_iter().flat_map(|plan| &plan.nodes).filter(|node| node.to == record.image);
+    let nodes_to_image = || {
+        upgrade.into_iter().flat_map(|plan| &plan.nodes).filter(|node| is_same_image(&node.to, &record.image))
+    };
     if let Some(node) = nodes_to_image().find(|node| node.is_faulty()) {
         let why = node.note.as_ref().and_then(|note| note.why.as_deref()).unwrap_or_default();
         return Some(format!("on node {} {why}", node.node));

@@ -86,6 +86,21 @@ fn the_steady_state_makes_no_write_and_flapping_none_either() {
     assert_eq!(cluster.writes, writes);
 }
 
+#[test]
+fn a_webhook_that_writes_another_registry_into_the_copies_is_not_fought() {
+    let mut cluster = Cluster::new(&[K47, K48], &[]);
+    cluster.publish();
+    let mirrored = cluster
+        .modules
+        .iter()
+        .map(|(image, kernels)| (image.replace("registry.test", "mirror.test"), kernels.clone()));
+    let mirrored: Vec<_> = mirrored.collect();
+    cluster.modules.extend(mirrored);
+    cluster.mirror = Some("mirror.test");
+    settled(&mut cluster);
+    assert!(cluster.running().values().all(|image| image.starts_with("mirror.test/")));
+}
+
 /// Two farriers with a rollout to the same DaemonSet would give its copies their own images by turns.
 #[test]
 fn copies_of_another_instance_are_left_to_it() {

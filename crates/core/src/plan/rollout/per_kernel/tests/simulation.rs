@@ -26,6 +26,8 @@ pub(super) struct Cluster {
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
     /// Images whose pods never become ready, whatever their content.
     pub(super) broken: BTreeSet<String>,
+    /// Registry that a webhook writes into the images of new and changed copies.
+    pub(super) mirror: Option<&'static str>,
     /// Nodes with a taint that no DaemonSet tolerates.
     pub(super) tainted: BTreeSet<String>,
     /// Number of nodes on which the original reports that its pods should run.
@@ -54,6 +56,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             modules: [(OLD.to_owned(), old.iter().map(|k| (*k).to_owned()).collect())].into(),
             broken: BTreeSet::new(),
+            mirror: None,
             tainted: BTreeSet::new(),
             desired: 0,
             counter: 0,
@@ -209,6 +212,10 @@ impl Cluster {
                 let mut object = (*copy.manifest).clone();
                 let uid = self.objects.get(&copy.name).map(|old| old["metadata"]["uid"].clone());
                 object["metadata"]["uid"] = uid.unwrap_or_else(|| format!("uid-{}", self.counter).into());
+                if let Some(mirror) = self.mirror {
+                    let image = &mut object["spec"]["template"]["spec"]["containers"][0]["image"];
+                    *image = image.as_str().unwrap().replace("registry.test", mirror).into();
+                }
                 self.objects.insert(copy.name.clone(), object);
             }
             Change::Retire(retirement) => drop(self.objects.remove(&retirement.name).unwrap()),
