@@ -67,9 +67,15 @@ impl Directory {
         Ok(Self { boundary: boundary.to_path_buf(), root, displayed_path: path.to_owned(), chart: None })
     }
 
-    /// Opens a directory or file. A kustomization in it may name files in `boundary`.
+    /// Opens a directory or file in `boundary`. A kustomization in it may name files in `boundary`.
     pub fn within(boundary: &Path, path: &Path) -> Result<Self, ClusterError> {
         let (root, boundary) = (canonical(path)?, canonical(boundary)?);
+        if !root.starts_with(&boundary) {
+            let (path, boundary) = (path.display(), boundary.display());
+            let message =
+                format!("cannot read the manifests in {path}: a symbolic link leads outside {boundary}");
+            return Err(io::Error::other(message).into());
+        }
         Ok(Self { root, displayed_path: path.to_owned(), boundary, chart: None })
     }
 

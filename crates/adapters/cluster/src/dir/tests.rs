@@ -426,3 +426,13 @@ fn a_resource_that_is_not_what_its_manifest_says_is_named() {
     let resources = Directory::open(root.path()).unwrap().read().unwrap().resources;
     assert_eq!(resources[0].why_not_editable.keys().collect::<Vec<_>>(), ["repository", "version"]);
 }
+
+/// The content of a repository is untrusted.
+#[test]
+fn a_link_that_leads_out_of_the_boundary_is_refused() {
+    let (root, outside) = (tree(&[("README", "clusters")]), tree(&[("ds.yaml", BASE)]));
+    let link = root.path().join("prod");
+    std::os::unix::fs::symlink(outside.path(), &link).unwrap();
+    let error = Directory::within(root.path(), &link).unwrap_err().to_string();
+    assert!(error.contains("a symbolic link leads outside"), "{error}");
+}
