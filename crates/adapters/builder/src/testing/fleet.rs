@@ -38,6 +38,8 @@ pub struct State {
     pub churn: usize,
     /// DaemonSets whose writes fail and pods whose eviction fails, with the error.
     pub refused: BTreeMap<String, ApiError>,
+    /// Time that each write takes.
+    pub write_time: Option<Duration>,
     /// Times of eviction requests.
     pub evictions: Vec<Instant>,
 }
@@ -198,6 +200,10 @@ impl Cluster for Fleet {
         };
         if let Some(error) = self.state().refused.get(name) {
             return Err(ClusterError::Api { action: format!("write {name}"), error: error.clone() });
+        }
+        let write_time = self.state().write_time;
+        if let Some(write_time) = write_time {
+            tokio::time::sleep(write_time).await;
         }
         let Change::DaemonSet(change) = change else {
             self.change(|state| {

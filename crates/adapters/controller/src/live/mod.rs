@@ -227,7 +227,8 @@ impl Live {
             self.lookup_cache.reset();
             self.cache_since = began;
         }
-        let outcome = self.reconcile_once().await;
+        let health = Arc::clone(&self.context.health);
+        let outcome = health.beat_during(Box::pin(self.reconcile_once())).await;
         if self.services.process.cancel.is_cancelled() {
             return;
         }
@@ -305,22 +306,16 @@ impl Live {
         let planned =
             log_while_waiting(Box::pin(plan_for(&self.services.in_use(), snapshot, &mut self.lookup_cache)))
                 .await?;
-        self.context.health.beat();
         Ok(Some(planned))
     }
 
-    /// Returns a snapshot of the cluster, with untrusted nodes marked, or `None` on cancellation. While an unreachable
-    /// cluster delays the snapshot, the loop still reports liveness, because a restart would not help.
+    /// Returns a snapshot of the cluster, with untrusted nodes marked, or `None` on cancellation.
     async fn snapshot(&mut self) -> Result<Option<ClusterSnapshot>> {
-        let mut observed = self.context.cluster.snapshot();
-        let mut snapshot = loop {
-            tokio::select! {
-                biased;
-                () = self.services.process.cancel.cancelled() => return Ok(None),
-                outcome = &mut observed => break outcome?,
-                () = tokio::time::sleep(MAX_WAIT) => self.context.health.beat(),
-            }
+        let observed = self.context.cluster.snapshot();
+        let Some(observed) = self.services.process.cancel.run_until_cancelled(observed).await else {
+            return Ok(None);
         };
+        let mut snapshot = observed?;
         ignore_nodes(&mut snapshot, &self.services.definitions.site.ignore_nodes, Timestamp::now());
         self.node_kernel_limiter.limit(&mut snapshot, &self.services.definitions, self.started.elapsed());
         Ok(Some(snapshot))
@@ -365,7 +360,6 @@ impl Live {
 
     /// Logs a signature, added tags or a union image. Schedules a reconcile if rollouts may have waited for the result.
     fn record_report(&mut self, report: TargetReport) -> TargetReport {
-        self.context.health.beat();
         if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
             // That reconcile finds the new image or signature in the registry.
             self.timer.record_change(Instant::now());

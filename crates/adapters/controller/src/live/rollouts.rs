@@ -120,7 +120,6 @@ impl Live {
     /// Writes the changes of a rollout.
     async fn write(&mut self, rollout: &PlannedRollout) -> Result<()> {
         let outcome = roll_out(&self.services, self.context.cluster.as_ref(), rollout).await;
-        self.context.health.beat();
         if let Some(ManifestLocation::Git(location)) = &rollout.target.location
             && !rollout.changes.is_empty()
         {

@@ -5,9 +5,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Time without an iteration after which the loop counts as hung and must be restarted. A healthy loop iterates every few
-/// seconds, and all its waits have shorter timeouts.
+/// Time without a beat after which the loop counts as hung and must be restarted. A healthy loop beats every few seconds.
 const STALL_LIMIT: Duration = Duration::from_mins(5);
+/// Interval between the beats of a reconcile that takes long.
+const BEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// State behind the liveness and readiness probes.
 #[derive(Debug)]
@@ -27,9 +28,20 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Records an iteration of the loop.
+    /// Records that the loop runs.
     pub(crate) fn beat(&self) {
         self.0.lock().last_beat = Instant::now();
+    }
+
+    /// Awaits a reconcile and beats meanwhile. Servers that do not answer can delay a reconcile by more than the limit, and a
+    /// restart would not help: it would only stop the builds.
+    pub(crate) async fn beat_during<T>(&self, mut work: impl Future<Output = T> + Unpin) -> T {
+        loop {
+            if let Ok(outcome) = tokio::time::timeout(BEAT_INTERVAL, &mut work).await {
+                return outcome;
+            }
+            self.beat();
+        }
     }
 
     /// Marks farrier as ready after the first successful snapshot of the cluster, when this replica is able to lead.
@@ -42,7 +54,7 @@ impl Health {
         self.0.lock().ready
     }
 
-    /// Returns the time since the last iteration, if that time exceeds the limit.
+    /// Returns the time since the last beat, if that time exceeds the limit.
     pub fn stalled(&self) -> Option<Duration> {
         let elapsed = self.0.lock().last_beat.elapsed();
         (elapsed > STALL_LIMIT).then_some(elapsed)

@@ -195,6 +195,22 @@ async fn a_refused_eviction_is_retried_and_holds_no_other_rollout() {
     live.stop().await;
 }
 
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_slow_reconcile_is_no_hang() {
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", K9);
+        state.write_time = Some(Duration::from_mins(6));
+    });
+    let live = Running::start(published_bench().await, fleet, true);
+    let mut written = Box::pin(live.fleet.until(|state| !state.writes.is_empty()));
+    while tokio::time::timeout(Duration::from_secs(10), &mut written).await.is_err() {
+        assert_eq!(live.health.stalled(), None);
+    }
+    drop(written);
+    live.stop().await;
+}
+
 /// Two earlier farrier processes were killed while building, possibly by the build.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_build_that_killed_farrier_is_delayed() {
