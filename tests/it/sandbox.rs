@@ -99,6 +99,9 @@ async fn a_greedy_step_is_stopped_and_told_why() {
     let disk = Limits { disk: Some(64 << 20), ..Limits::default() };
     let said = stopped("dd if=/dev/zero of=/tmp/full bs=1M count=100000", disk).await;
     assert!(said.contains("MiB; the limit is 64 MiB"), "{said}");
+    let unlinked = "exec 3>/tmp/full; busybox rm /tmp/full; dd if=/dev/zero bs=1M count=512 >&3; sleep 5";
+    let said = stopped(unlinked, disk).await;
+    assert!(said.contains("MiB; the limit is 64 MiB"), "{said}");
     // A fork bomb hits the limit and ends with the step.
     let processes = Limits { processes: Some(64), ..Limits::default() };
     let bomb = "for i in $(seq 200); do sleep 600 & done; mkdir /out";

@@ -1,12 +1,20 @@
 //! Resource usage of a build, measured from inside the sandbox: memory of processes, and written bytes and inodes.
 
-use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use rustix::{fs::statvfs, io::Errno};
 use walkdir::WalkDir;
 
 /// Maximum nesting depth of directories in a build. Real builds have less than a tenth of this depth.
 const MAX_DEPTH: usize = 512;
+/// Maximum duration of a count of unlinked files. Real builds need a hundredth of it.
+const MAX_UNLINKED_TIME: Duration = Duration::from_secs(5);
 
 /// Bytes and inodes that a build has written, as the underlying file system counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +25,8 @@ pub struct DiskUsage {
     pub inodes: u64,
     /// Whether a path has more than [`MAX_DEPTH`] directories, or exceeds the kernel's limit (`PATH_MAX`).
     pub is_too_deep: bool,
-    /// Whether the content of a directory could not be counted, because the directory denies access to its owner, or no file
-    /// descriptor is left.
+    /// Whether files may be missing from the count: a directory or a process denies access to its user, no file descriptor is
+    /// left, or a process can hold files that no file descriptor shows.
     pub is_incomplete: bool,
 }
 
@@ -49,19 +57,75 @@ pub fn disk_usage(top: &Path, is_enough: impl Fn(&DiskUsage) -> bool) -> DiskUsa
     sum
 }
 
+/// Adds the files without a name that the processes in `proc` hold open. They use disk space until the last process closes them.
+pub fn add_unlinked_files(proc: &Path, sum: &mut DiskUsage) {
+    let (started, mut counted) = (Instant::now(), BTreeSet::new());
+    // Threads can have separate descriptors.
+    for thread in processes(proc).flat_map(|process| entries(&process.join("task"))) {
+        let result = add_files_of_thread(&thread, &mut counted, sum);
+        sum.is_incomplete |= result.is_err() && has_memory(&thread);
+        if started.elapsed() > MAX_UNLINKED_TIME {
+            sum.is_incomplete = true;
+            return;
+        }
+    }
+}
+
+/// Adds the unlinked files of a thread whose devices and inodes are not in `counted`.
+fn add_files_of_thread(
+    thread: &Path,
+    counted: &mut BTreeSet<(u64, u64)>,
+    sum: &mut DiskUsage,
+) -> io::Result<()> {
+    for descriptor in fs::read_dir(thread.join("fd"))? {
+        let metadata = match fs::metadata(descriptor?.path()) {
+            // The thread has closed the file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            metadata => metadata?,
+        };
+        // Files that were sent to a socket stay open until they are received.
+        sum.is_incomplete |= metadata.file_type().is_socket();
+        let is_unlinked = metadata.is_file() && metadata.nlink() == 0;
+        if is_unlinked && counted.insert((metadata.dev(), metadata.ino())) {
+            sum.inodes += 1;
+            sum.bytes += metadata.blocks() * 512;
+        }
+    }
+    let maps = fs::read(thread.join("maps"))?;
+    sum.is_incomplete |= String::from_utf8_lossy(&maps).lines().any(maps_unlinked_file);
+    Ok(())
+}
+
+/// Whether a line of `/proc/PID/maps` is about an unlinked file on a disk. Such a mapping outlives the descriptor.
+fn maps_unlinked_file(line: &str) -> bool {
+    let path = line.splitn(6, ' ').nth(5).unwrap_or_default().trim_start();
+    path.ends_with(" (deleted)") && !path.starts_with("/dev/shm/")
+}
+
+/// Whether a thread has memory. A thread that is ending has none, and denies access to its descriptors, which are closed next.
+fn has_memory(thread: &Path) -> bool {
+    fs::read_to_string(thread.join("status")).is_ok_and(|status| status.contains("\nVmSize:"))
+}
+
+/// Returns the directories of all processes in `proc` except process 1.
+fn processes(proc: &Path) -> impl Iterator<Item = PathBuf> {
+    entries(proc).filter(|entry| {
+        let number = entry.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
+        number.is_some_and(|number| number > 1)
+    })
+}
+
+/// Returns the paths in a directory, none if the directory cannot be read.
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
 /// Returns the bytes of private memory (resident or swapped) of all processes except process 1, plus shared memory.
 pub fn memory() -> u64 {
-    let Ok(processes) = fs::read_dir("/proc") else { return 0 };
-    let private_memory: u64 = processes
-        .filter_map(|process| {
-            let process = process.ok()?;
-            let number = process.file_name().to_str()?.parse::<u32>().ok()?;
-            // A process that ends during the count uses nothing.
-            let status = fs::read_to_string(process.path().join("status")).ok()?;
-            (number > 1).then(|| process_memory(&status))
-        })
-        .sum();
-    private_memory + shared_memory()
+    // A process that ends during the count uses nothing.
+    let statuses =
+        processes(Path::new("/proc")).filter_map(|process| fs::read_to_string(process.join("status")).ok());
+    statuses.map(|status| process_memory(&status)).sum::<u64>() + shared_memory()
 }
 
 /// Returns the sum of `RssAnon` and `VmSwap` in `/proc/PID/status` in bytes. Neither counts shared memory: the seccomp filter
@@ -138,6 +202,14 @@ mod tests {
         let found = disk_usage(dir.path(), |_| false);
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(found.is_incomplete, "{found:?}");
+    }
+
+    #[test]
+    fn a_mapping_of_an_unlinked_file_on_a_disk_is_recognized() {
+        let line = |path: &str| format!("7f00-7f01 rw-s 00000000 00:31 12                         {path}");
+        assert!(maps_unlinked_file(&line("/tmp/ /dev/shm/x (deleted)")));
+        assert!(!maps_unlinked_file(&line("/dev/shm/x (deleted)")));
+        assert!(!maps_unlinked_file(&line("/bin/busybox")) && !maps_unlinked_file(&line("")));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{
 use runner::plan::{Limits, MIN_FREE};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::usage::{DiskUsage, FreeSpace, disk_usage, memory};
+use crate::usage::{DiskUsage, FreeSpace, add_unlinked_files, disk_usage, memory};
 
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -75,6 +75,8 @@ fn free_bytes() -> u64 {
 /// Measures the directory that receives everything that a build writes.
 struct DiskMeter {
     top: PathBuf,
+    /// Directory of the build's processes.
+    proc: PathBuf,
     limits: Limits,
     last: DiskUsage,
     free_at_start: FreeSpace,
@@ -88,6 +90,7 @@ impl DiskMeter {
         let free = FreeSpace::at(Path::new("/"))?;
         Ok(Self {
             top: top.to_owned(),
+            proc: "/proc".into(),
             limits,
             last: DiskUsage::default(),
             free_at_start: free,
@@ -107,8 +110,9 @@ impl DiskMeter {
         if may_exceed || started >= self.next_count {
             let exceeds = |sum: &DiskUsage| exceeded(self.limits, *sum).is_some();
             self.last = disk_usage(&self.top, exceeds);
+            add_unlinked_files(&self.proc, &mut self.last);
             if self.last.is_incomplete {
-                // Charge the build everything that the file system has lost, because a part of its files cannot be counted.
+                // Charge the build everything that the file system has lost, because a part of its files may not be counted.
                 self.last.bytes = self.last.bytes.max(decrease(self.free_at_start.bytes, free.bytes));
                 self.last.inodes = self.last.inodes.max(decrease(self.free_at_start.inodes, free.inodes));
             }
@@ -218,6 +222,8 @@ mod tests {
         fs::create_dir_all(&own).unwrap();
         fs::write(&others, vec![1; 4 << 20]).unwrap();
         let mut disk = DiskMeter::open(&own, LIMITS).unwrap();
+        // Outside of a sandbox, `/proc` has the processes of other programs.
+        disk.proc = dir.path().join("proc");
         fs::write(own.join("a"), vec![1; 1 << 20]).unwrap();
         let found = disk.disk_usage();
         assert_eq!(found.inodes, 1);
