@@ -126,12 +126,25 @@ fn finished(name: &str, status: &PodStatus) -> PodState {
         (Some("DeadlineExceeded"), _) => {
             PodState::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
         }
+        (Some("Evicted"), _) if exceeds_disk_limit(status) => {
+            let message = status.message.as_deref().unwrap_or_default().trim_end();
+            PodState::Ended(EngineError::Limit(format!("pod {name} was evicted: {message}")))
+        }
         (Some(reason), _) if DISRUPTIONS.contains(&reason) => {
             ended(End::Transient, name, Some(reason), status.message.as_deref())
         }
         (_, Some(end)) => state_of_terminated(name, end),
         (reason, None) => ended(End::Transient, name, reason, status.message.as_deref()),
     }
+}
+
+/// Whether the kubelet evicted a pod for the pod's own disk limit, and not because its node's disk is full. Only the message
+/// differs.
+fn exceeds_disk_limit(status: &PodStatus) -> bool {
+    let message = status.message.as_deref().unwrap_or_default();
+    ["exceeded its local ephemeral storage limit", "exceeds the total limit of containers"]
+        .iter()
+        .any(|words| message.contains(words))
 }
 
 fn state_of_terminated(name: &str, end: &ContainerStateTerminated) -> PodState {
@@ -193,6 +206,14 @@ mod tests {
             "message": "0/3 nodes are available: 3 Insufficient memory.",
         }]});
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."});
+        let disk = json!({
+            "phase": "Failed", "reason": "Evicted",
+            "message": "Container build exceeded its local ephemeral storage limit \"32Gi\". ",
+        });
+        let pod_disk = json!({
+            "phase": "Failed", "reason": "Evicted",
+            "message": "Pod ephemeral local storage usage exceeds the total limit of containers 32Gi. ",
+        });
         let lost = json!({"phase": "Running", "conditions": [{
             "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
             "message": "Taint manager: deleting due to NoExecute taint",
@@ -211,6 +232,8 @@ mod tests {
             pull,
             state("Running", &json!({"running": {}})),
             evicted,
+            disk,
+            pod_disk,
             lost,
             late,
             state("Failed", &memory),
