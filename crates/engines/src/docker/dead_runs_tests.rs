@@ -1,4 +1,4 @@
-//! Tests of the cleanup after a daemon or a farrier died during a build. The fake daemon speaks the protocol and runs
+//! Tests of the cleanup after a daemon or a farrier died or hung during a build. The fake daemon speaks the protocol and runs
 //! nothing.
 
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,8 @@ struct Daemon {
     /// Whether the daemon dies during the next build.
     dies: bool,
     is_dead: bool,
+    /// Whether the daemon stops before it reads the context of the next build.
+    hangs: bool,
 }
 
 type Shared = Arc<Mutex<Daemon>>;
@@ -66,6 +68,10 @@ impl Daemon {
 
 async fn answer(State(daemon): State<Shared>, request: Request) -> Response {
     let (head, body) = request.into_parts();
+    let hangs = daemon.lock().unwrap().hangs;
+    if hangs && head.uri.path().ends_with("/build") {
+        std::future::pending::<()>().await;
+    }
     let body: Bytes = to_bytes(body, usize::MAX).await.unwrap();
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
     let mut daemon = daemon.lock().unwrap();
@@ -102,12 +108,20 @@ impl BuildLog for Silent {
 }
 
 async fn build(engine: &DockerEngine) -> EngineError {
+    build_of(engine, Vec::new(), CancellationToken::new()).await
+}
+
+async fn build_of(
+    engine: &DockerEngine,
+    context: Vec<ContextEntry>,
+    cancel: CancellationToken,
+) -> EngineError {
     let request = BuildRequest {
         id: "job".to_owned(),
         dockerfile: "FROM base AS modules\nRUN make\n".to_owned(),
-        context: Vec::<ContextEntry>::new(),
+        context,
         log: Arc::new(Silent),
-        cancel: CancellationToken::new(),
+        cancel,
     };
     let dest = tempfile::tempdir().unwrap();
     engine.build_payload(&request, dest.path()).await.unwrap_err()
@@ -136,6 +150,22 @@ async fn what_is_left_in_an_engine_that_died_goes_when_it_is_back() {
     assert!(matches!(build(&engine).await, EngineError::Step(_)));
     assert_eq!(left(&daemon), [""; 0]);
     assert_eq!(daemon.lock().unwrap().images.len(), 2, "what has got a name is for others");
+}
+
+/// The context is larger than all buffers on the way to the daemon.
+#[tokio::test]
+async fn a_daemon_that_does_not_read_the_context_holds_no_canceled_build() {
+    let (daemon, address) = daemon().await;
+    let engine = DockerEngine::connect(&address, None).await.unwrap();
+    daemon.lock().unwrap().hangs = true;
+    let large = tempfile::NamedTempFile::new().unwrap();
+    large.as_file().set_len(32 << 20).unwrap();
+    let context = vec![ContextEntry { dest: "large".to_owned(), from: large.path().to_owned() }];
+    let cancel = CancellationToken::new();
+    cancel.cancel();
+    let build = tokio::time::timeout(Duration::from_mins(1), build_of(&engine, context, cancel));
+    let error = build.await.expect("a canceled build ends");
+    assert!(matches!(error, EngineError::Canceled), "{error}");
 }
 
 /// The next process cleans up after a farrier that was killed during its build, but not after one that is alive.

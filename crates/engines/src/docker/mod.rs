@@ -151,7 +151,7 @@ impl DockerEngine {
         };
         let mut output = Output::new(request.log.as_ref());
         let mut stream =
-            pin!(self.streaming.build_image(options, None, Some(bollard::body_try_stream(body))));
+            Box::pin(self.streaming.build_image(options, None, Some(bollard::body_try_stream(body))));
         let built = loop {
             tokio::select! {
                 biased;
@@ -169,6 +169,8 @@ impl DockerEngine {
         if built.as_ref().is_err_and(EngineError::is_transient) {
             run.unobserved.store(true, Ordering::Relaxed);
         }
+        // The writer waits for the daemon to read the context. Without the connection it fails.
+        drop(stream);
         // If the context could not be read, that error caused the daemon's error and explains the failure better.
         match writer.await {
             Ok(Err(error))
@@ -186,7 +188,8 @@ impl DockerEngine {
     async fn stop<S: futures::Stream + Unpin>(&self, run: &Run, mut stream: S) {
         let deadline = tokio::time::Instant::now() + CANCEL_GRACE;
         loop {
-            if let Err(error) = self.remove_containers(run).await {
+            let removal = tokio::time::timeout_at(deadline, self.remove_containers(run)).await;
+            if let Ok(Err(error)) = removal {
                 tracing::debug!(error = %error_chain(&error), "cannot remove containers of a canceled build yet");
             }
             let pause = (tokio::time::Instant::now() + Duration::from_millis(100)).min(deadline);
