@@ -48,7 +48,7 @@ pub struct EngineEnv {
 pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine> {
     let mut tried = Tried::default();
     if matches!(choice, EngineChoice::Auto | EngineChoice::Sandbox) {
-        match Sandbox::connect(env.runner.as_deref(), env.scratch.as_deref()).await {
+        match Sandbox::connect(env.runner.as_deref(), env.scratch.as_deref()).await? {
             Ok(sandbox) => return Ok(Engine::Sandbox(Arc::new(sandbox))),
             Err(error) => tried.note("sandbox", &error),
         }
@@ -150,6 +150,16 @@ mod tests {
         let what = "no build engine: sandbox: there is no /nonexistent/runner: put farrier-runner beside farrier, or name it with \
                     FARRIER_RUNNER";
         assert_eq!(error.to_string(), what);
+    }
+
+    /// A directory cannot be created below a file.
+    #[tokio::test]
+    async fn a_fault_of_the_trial_sandbox_selects_no_daemon() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (runner, scratch) = (file.path().to_owned(), file.path().join("scratch"));
+        let env = EngineEnv { runner: Some(runner), scratch: Some(scratch), ..EngineEnv::default() };
+        let error = connect(EngineChoice::Auto, &env).await.err().unwrap();
+        assert!(matches!(error, EngineError::Io(_)), "{error}");
     }
 
     #[tokio::test]

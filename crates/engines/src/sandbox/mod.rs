@@ -60,12 +60,19 @@ pub struct InPlace {
 }
 
 impl Sandbox {
-    /// Finds the runner, and checks that it can create a sandbox below `scratch` on this machine. The error is the
-    /// reason why it cannot.
-    pub(super) async fn connect(runner: Option<&Path>, scratch: Option<&Path>) -> Result<Self, String> {
+    /// Finds the runner, and checks that it can create a sandbox below `scratch` on this machine. The inner error is the
+    /// reason why it cannot. The outer error is a fault of the check that may pass.
+    pub(super) async fn connect(
+        runner: Option<&Path>,
+        scratch: Option<&Path>,
+    ) -> Result<Result<Self, String>> {
         let owner = Owner::of_this_process();
+        let runner = match find_runner(runner) {
+            Ok(runner) => runner,
+            Err(reason) => return Ok(Err(reason)),
+        };
         let mut sandbox = Self {
-            runner: find_runner(runner)?,
+            runner,
             owner: owner.with_mapped_trees().unwrap_or(owner),
             subtree: Subtree::find(),
             confinement: Confinement::default(),
@@ -76,11 +83,14 @@ impl Sandbox {
             sandbox.owner = owner;
             trial = sandbox.run_trial(scratch).await;
         }
-        sandbox.confinement = trial.map_err(|error| match error {
-            EngineError::Engine { action, source, .. } => with_remedy(&format!("{action}: {source}")),
-            error => error.to_string(),
-        })?;
-        Ok(sandbox)
+        match trial {
+            Ok(confinement) => Ok(Ok(Self { confinement, ..sandbox })),
+            Err(error) if may_pass(&error) => Err(error),
+            Err(EngineError::Engine { action, source, .. }) => {
+                Ok(Err(with_remedy(&format!("{action}: {source}"))))
+            }
+            Err(error) => Ok(Err(error.to_string())),
+        }
     }
 
     /// Returns the confinement of builds on this machine.
@@ -201,6 +211,15 @@ struct TrialLog;
 impl BuildLog for TrialLog {
     fn line(&self, line: &str) {
         tracing::debug!(line, "sandbox");
+    }
+}
+
+/// Whether an error of the trial build has a cause that may pass, such as a full disk.
+fn may_pass(error: &EngineError) -> bool {
+    match error {
+        EngineError::DiskFull { .. } | EngineError::Limit(_) => true,
+        EngineError::Io(source) => source.kind() != io::ErrorKind::PermissionDenied,
+        _ => false,
     }
 }
 
