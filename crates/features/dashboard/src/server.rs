@@ -57,6 +57,8 @@ const CSP: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-
                       base-uri 'none'; frame-ancestors 'none'";
 /// Maximum number of viewers that receive updates. Other viewers must reload the page.
 const MAX_VIEWERS: usize = 200;
+/// Maximum length of an unknown path, in bytes, for which a page is rendered. The page leads back from each directory of the path.
+const MAX_UNKNOWN_PATH: usize = 256;
 /// Maximum size of a form in bytes.
 const MAX_FORM_BYTES: usize = 4096;
 /// Timeout for receiving a form.
@@ -287,8 +289,9 @@ async fn serve_page(State(server): State<Arc<PageServer>>, headers: HeaderMap, u
 
 /// Answers a request for an unknown path.
 async fn missing(State(server): State<Arc<PageServer>>, uri: Uri) -> Response {
-    let page =
-        server.state().map(|state| html::missing_page(&state.facts, uri.path().trim_start_matches('/')));
+    let path = uri.path().trim_start_matches('/');
+    let state = server.state().filter(|_| path.len() <= MAX_UNKNOWN_PATH);
+    let page = state.map(|state| html::missing_page(&state.facts, path));
     with_security_headers(match page {
         Some(Ok(page)) => (StatusCode::NOT_FOUND, [(header::CONTENT_TYPE, HTML)], page).into_response(),
         Some(Err(error)) => internal_error(&error),

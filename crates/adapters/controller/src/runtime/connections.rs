@@ -1,19 +1,29 @@
 //! Connections of the HTTP port. Limits on their number, on concurrent requests and on the time that a client may take keep slow
 //! or silent clients from locking out probes.
 
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, Bytes, HttpBody},
     extract::{Request, State},
     http::{StatusCode, header},
     middleware::Next,
     response::{IntoResponse as _, Response},
     serve::Listener,
 };
-use http_body_util::BodyExt as _;
-use hyper::{server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Frame, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::{
@@ -30,6 +40,8 @@ const MAX_CONNECTIONS: usize = 512;
 const FILE_LIMIT_DIVISOR: u64 = 2;
 /// Maximum size of a request's head, and size of the send buffer.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Maximum size of a part of a body that is moved to the send buffer at once.
+const CHUNK_BYTES: usize = 16 << 10;
 
 /// Limits on the clients of the port.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +94,7 @@ async fn serve_connection(stream: TcpStream, connection: Connection, router: Rou
         let (busy, mut router) = (connection.begin_request(), router.clone());
         async move {
             let response = router.call(request).await?;
-            Ok::<_, Infallible>(response.map(|body| keep_until_sent(body, busy)))
+            Ok::<_, Infallible>(response.map(|body| GuardedBody::wrap(body, busy)))
         }
     });
     let served = http1::Builder::new()
@@ -108,15 +120,50 @@ pub(super) async fn limit_requests(
         let text = "too many requests at once\n";
         return (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response();
     };
-    next.run(request).await.map(|body| keep_until_sent(body, permit))
+    next.run(request).await.map(|body| GuardedBody::wrap(body, permit))
 }
 
-/// Keeps a value alive until the body is sent or dropped.
-fn keep_until_sent<T: Send + 'static>(body: Body, guard: T) -> Body {
-    Body::new(body.map_err(move |error| {
-        let _ = &guard;
-        error
-    }))
+/// A body that keeps a value alive until the send buffer has the last chunk, or the body is dropped.
+struct GuardedBody<T> {
+    body: Body,
+    /// Part of the current frame that is not sent yet.
+    unsent: Bytes,
+    _guard: T,
+}
+
+impl<T: Send + Unpin + 'static> GuardedBody<T> {
+    fn wrap(body: Body, guard: T) -> Body {
+        Body::new(Self { body, unsent: Bytes::new(), _guard: guard })
+    }
+}
+
+impl<T: Unpin> HttpBody for GuardedBody<T> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Self { body, unsent, .. } = self.get_mut();
+        if unsent.is_empty() {
+            match ready!(Pin::new(body).poll_frame(context)).transpose()?.map(Frame::into_data) {
+                Some(Ok(data)) => *unsent = data,
+                Some(Err(trailers)) => return Poll::Ready(Some(Ok(trailers))),
+                None => return Poll::Ready(None),
+            }
+        }
+        let chunk = unsent.split_to(unsent.len().min(CHUNK_BYTES));
+        Poll::Ready(Some(Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.unsent.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint() + SizeHint::with_exact(self.unsent.len() as u64)
+    }
 }
 
 #[derive(Clone, Default)]

@@ -102,6 +102,20 @@ async fn requests_in_progress_do_not_lock_out_probes() {
     assert_eq!(status(address, "/slow").await, "200", "there is room again");
 }
 
+/// A client that does not read makes farrier keep the rest of the page.
+#[tokio::test]
+async fn a_page_that_is_not_read_counts_as_a_request() {
+    let page = get(async || vec![b'x'; 32 << 20]);
+    let address = start(Router::new().route("/page", page), LIMITS).await;
+    let mut slow = Vec::new();
+    for _ in 0..LIMITS.requests {
+        let mut client = send(address, "GET /page HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        client.read_exact(&mut [0; 12]).await.unwrap();
+        slow.push(client);
+    }
+    assert_eq!(status(address, "/page").await, "503");
+}
+
 /// Sends a message when dropped.
 struct Told(mpsc::UnboundedSender<()>);
 
