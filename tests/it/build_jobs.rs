@@ -237,6 +237,19 @@ fn another_farrier_takes_a_running_build_over() {
     bench.assert_all_gone();
 }
 
+/// The steps may have ended in time, which farrier cannot know.
+#[test]
+fn an_outage_of_the_api_server_past_the_deadline_is_no_fault_of_the_build() {
+    let bench = Bench::new();
+    bench.slow();
+    bench.site.edit("images/hello.yaml", "  modules: [", "  build: {deadline: 90s}\n  modules: [");
+    let build = bench.start("kubernetes", &[]);
+    wait_until("the pod runs", || bench.log().contains("Step 3/"));
+    bench.api.go_away();
+    let run = bench.site.finish(build).exits(1);
+    run.line("the connection to the pod is lost");
+}
+
 #[test]
 fn a_build_that_is_stopped_leaves_no_job() {
     let bench = Bench::new();

@@ -77,6 +77,7 @@ pub(super) async fn compile(
     let run = run_engine(build, base, &request, &steps_started, work.path());
     let confinement = match within(deadline, &steps_started, &started_at, &request.cancel, run).await {
         Some(Ok(confinement)) => confinement,
+        Some(Err(_)) if services.process.cancel.is_cancelled() => return Err(BuildError::Canceled),
         Some(Err(BuildError::Engine(error))) => {
             let known_cause = || compiler_probe_error(build, &compile_inputs.headers, &probe);
             return Err(explain(build, error, &log, &own_trees, known_cause));

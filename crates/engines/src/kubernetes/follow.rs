@@ -16,7 +16,7 @@ use runner::{
 };
 use tokio::{
     io::{AsyncRead, BufReader},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -52,6 +52,8 @@ pub(super) struct Follower<'a> {
     /// Name of the pod, once it runs.
     pod: Option<String>,
     connection: Option<Connection>,
+    /// Time of the last frame, or of the pod's start.
+    last_frame: Option<Instant>,
     /// Number of bytes read, in complete frames.
     offset: u64,
     pause: Duration,
@@ -74,7 +76,12 @@ impl From<io::Error> for ReadError {
 impl<'a> Follower<'a> {
     pub(super) fn new(engine: &Kubernetes, namespace: &str, wait: Wait<'a>) -> Self {
         let pods = Api::namespaced(engine.client.clone(), namespace);
-        Self { pods, wait, pod: None, connection: None, offset: 0, pause: MIN_PAUSE }
+        Self { pods, wait, pod: None, connection: None, last_frame: None, offset: 0, pause: MIN_PAUSE }
+    }
+
+    /// Whether the runner's heartbeats have not arrived for so long that the connection to the pod is lost.
+    pub(super) fn is_silent(&self) -> bool {
+        self.last_frame.is_some_and(|last| last.elapsed() > SILENCE)
     }
 
     /// Reads the next frame. Connects first if there is no connection.
@@ -109,8 +116,13 @@ impl MessageSource for Follower<'_> {
         loop {
             if self.pod.is_none() {
                 self.pod = Some(self.wait.until_running().await?);
+                self.last_frame.get_or_insert_with(Instant::now);
             }
-            match self.read().await {
+            let outcome = self.read().await;
+            if outcome.is_ok() {
+                self.last_frame = Some(Instant::now());
+            }
+            match outcome {
                 Ok(frame) if frame.is_empty() => {}
                 Ok(frame) => {
                     self.offset += 4 + frame.len() as u64;

@@ -124,7 +124,13 @@ impl Kubernetes {
             min_landlock_abi,
             cancel: &cancel,
         };
-        let outcome = session.run(&mut follower, dest).await;
+        let outcome = match session.run(&mut follower, dest).await {
+            // The steps may have ended, so their deadline proves nothing.
+            Err(EngineError::Canceled) if follower.is_silent() => {
+                Err(fault("read the messages of a build", "the connection to the pod is lost"))
+            }
+            outcome => outcome,
+        };
         if !keep_job.is_cancelled() {
             delete(&jobs, &name).await;
         }
