@@ -237,6 +237,21 @@ fn another_farrier_takes_a_running_build_over() {
     bench.assert_all_gone();
 }
 
+#[test]
+fn a_pod_that_vanishes_during_a_gap_of_the_watch_is_missed() {
+    let bench = Bench::new();
+    let place = bench.api.unschedulable("0/3 nodes are available: 3 Insufficient memory.");
+    let build = bench.start("kubernetes", &[]);
+    wait_until("farrier has seen the pod", || bench.log().contains("0/3 nodes are available"));
+    bench.api.hold_watches("pods");
+    let pod = bench.api.list("pods").remove(0);
+    bench.api.delete("pods", BUILDS, pod["metadata"]["name"].as_str().unwrap());
+    let run = bench.site.finish(build).exits(1);
+    run.line("ended without a result: it was deleted");
+    bench.api.take_back(place);
+    bench.assert_all_gone();
+}
+
 /// The steps may have ended in time, which farrier cannot know.
 #[test]
 fn an_outage_of_the_api_server_past_the_deadline_is_no_fault_of_the_build() {

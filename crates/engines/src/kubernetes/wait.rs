@@ -1,6 +1,6 @@
 //! Waits until the pod of a build runs, and reports the reasons for the wait.
 
-use std::{pin::pin, time::Duration};
+use std::{mem, pin::pin, time::Duration};
 
 use futures::StreamExt as _;
 use k8s_openapi::api::{
@@ -35,6 +35,8 @@ pub(super) struct Wait<'a> {
     phases: &'a (dyn Fn(Phase) + Send + Sync),
     /// Last reported reason.
     reported: Option<String>,
+    /// Whether the last check found that the Job has ended.
+    was_over: bool,
 }
 
 impl<'a> Wait<'a> {
@@ -52,6 +54,7 @@ impl<'a> Wait<'a> {
             job,
             phases,
             reported: None,
+            was_over: false,
         }
     }
 
@@ -111,17 +114,21 @@ impl<'a> Wait<'a> {
     }
 
     /// Returns the state of the build if the watch on its pods cannot show it.
-    async fn check_job(&self, has_pod: bool) -> Option<PodState> {
+    async fn check_job(&mut self, has_pod: bool) -> Option<PodState> {
         let JobId { name, uid } = &self.job;
-        match self.jobs.get_opt(name).await {
-            Ok(job) if job.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
-                return Some(deleted(name, "its Job was deleted"));
-            }
-            Ok(Some(job)) if !has_pod && is_over(&job) => return Some(deleted(name, "it was deleted")),
-            // The Job's Events explain why it has no pod. After a failed request the state is unknown.
-            Ok(_) if !has_pod => {}
-            Ok(_) | Err(_) => return None,
+        // After a failed request the state is unknown.
+        let job = self.jobs.get_opt(name).await.ok()?;
+        let Some(job) = job.filter(|job| job.metadata.uid.as_ref() == Some(uid)) else {
+            return Some(deleted(name, "its Job was deleted"));
+        };
+        // The watch shows a pod's end at about the time of its Job's end, unless the pod was deleted during a gap of the watch.
+        if is_over(&job) && (!has_pod || mem::replace(&mut self.was_over, true)) {
+            return Some(deleted(name, "it was deleted"));
         }
+        if has_pod {
+            return None;
+        }
+        // The Job's Events explain why it has no pod.
         let selector = format!("involvedObject.kind=Job,involvedObject.name={name}");
         let events = self.events.list(&ListParams::default().fields(&selector)).await.ok()?;
         let of_job = |event: &Event| event.involved_object.uid.as_ref().is_none_or(|id| id == uid);
