@@ -94,10 +94,41 @@ impl Bench {
         self.site.define("templates/kbuild.Dockerfile.hbs", &changed);
     }
 
+    /// Starts a build that a quota holds, kills farrier, and returns the Job that is left.
+    fn abandoned_job(&self) -> Value {
+        self.api.limit_pods("builds", 0);
+        let mut build = self.start("kubernetes", &[]);
+        wait_until("there is a Job", || !self.api.list("jobs.batch").is_empty());
+        build.kill().unwrap();
+        build.wait().unwrap();
+        self.api.list("jobs.batch").remove(0)
+    }
+
+    /// Starts a build, and interrupts it once its Job meets a condition.
+    fn build_until(&self, what: &str, condition: impl Fn(&Value) -> bool) {
+        let build = self.start("kubernetes", &[]);
+        wait_until(what, || self.api.list("jobs.batch").iter().any(&condition));
+        interrupt(&build);
+        self.site.finish(build).exits(130);
+        self.assert_all_gone();
+    }
+
+    /// Sets `spec.builds` of the site.
+    fn builds(&self, builds: &Value) {
+        let site = json!({
+            "apiVersion": "farrier.dev/v1alpha1", "kind": "Site", "metadata": {"name": "test"}, "spec": {"builds": builds},
+        });
+        self.site.define("site.yaml", &site.to_string());
+    }
+
     /// Delays the build, so that a test can interfere with it.
     fn slow(&self) {
         self.template("RUN set -eu;", "RUN set -eu; sleep 20;");
     }
+}
+
+fn interrupt(build: &Child) {
+    Command::new("kill").args(["-s", "INT", &build.id().to_string()]).status().unwrap();
 }
 
 /// Number of places in a build from which the test attacks the runner.
@@ -238,6 +269,46 @@ fn another_farrier_takes_a_running_build_over() {
 }
 
 #[test]
+fn a_job_of_earlier_settings_is_replaced() {
+    let bench = Bench::new();
+    bench.abandoned_job();
+    bench.builds(&json!({"pod": {"nodeSelector": {"pool": "builds"}}}));
+    let selector = |job: &Value| job["spec"]["template"]["spec"]["nodeSelector"]["pool"].clone();
+    bench.build_until("the Job has the new selector", |job| selector(job) == "builds");
+}
+
+#[test]
+fn a_job_that_someone_else_made_under_the_name_is_replaced() {
+    let bench = Bench::new();
+    let mut job = bench.abandoned_job();
+    let name = job["metadata"]["name"].as_str().unwrap().to_owned();
+    bench.api.delete("jobs.batch", BUILDS, &name);
+    let container = "/spec/template/spec/containers/0";
+    let image = job.pointer(container).unwrap()["image"].clone();
+    job.pointer_mut(container).unwrap()["command"] = json!(["/bin/sh"]);
+    let (labels, annotations) = (&job["metadata"]["labels"], &job["metadata"]["annotations"]);
+    bench.api.create(json!({
+        "apiVersion": "batch/v1", "kind": "Job", "spec": job["spec"],
+        "metadata": {"name": name, "namespace": BUILDS, "labels": labels, "annotations": annotations},
+    }));
+    bench.build_until("the Job has farrier's command", |job| {
+        let container = job.pointer(container).unwrap();
+        container["image"] == image && container["command"] == json!(["/.farrier/runner", "pod"])
+    });
+}
+
+#[test]
+fn a_build_that_waits_too_long_gives_its_place_to_others() {
+    let bench = Bench::new();
+    bench.builds(&json!({"waitAtMost": "5s"}));
+    bench.api.limit_pods("builds", 0);
+    let run = bench.build("kubernetes", &[]).exits(1);
+    run.line("did not start within 5s: exceeded quota: builds");
+    bench.assert_all_gone();
+    bench.assert_no_image();
+}
+
+#[test]
 fn a_pod_that_vanishes_during_a_gap_of_the_watch_is_missed() {
     let bench = Bench::new();
     let place = bench.api.unschedulable("0/3 nodes are available: 3 Insufficient memory.");
@@ -271,7 +342,7 @@ fn a_build_that_is_stopped_leaves_no_job() {
     bench.slow();
     let build = bench.start("kubernetes", &[]);
     wait_until("the pod runs", || bench.log().contains("Step 3/"));
-    Command::new("kill").args(["-s", "INT", &build.id().to_string()]).status().unwrap();
+    interrupt(&build);
     bench.site.finish(build).exits(130);
     bench.assert_all_gone();
     bench.assert_no_image();

@@ -3,12 +3,15 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use farrier_core::{
-    image::{BuildSpec, ImageName, ImageReference, Version},
+    image::{BuildSpec, Digest, ImageName, ImageReference, Version},
     kernel::{Architecture, KernelLabel},
     plan::Instance,
     site::Builds,
 };
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::{
+    batch::v1::Job,
+    core::v1::{Container, PodSpec},
+};
 use runner::{plan::Limits, pod};
 use serde_json::{Value, json};
 
@@ -24,6 +27,9 @@ const DISK: &str = "32Gi";
 const START_TIMEOUT: Duration = Duration::from_mins(30);
 /// How long a finished Job remains for inspection if farrier did not delete it.
 const FINISHED_JOB_TTL: Duration = Duration::from_hours(1);
+
+/// Annotation of a Job with the digest of its manifest, without this annotation.
+const MANIFEST_DIGEST: &str = "farrier.dev/manifest-digest";
 
 /// Inputs of a Job.
 pub struct JobSpec<'a> {
@@ -45,9 +51,42 @@ pub struct JobSpec<'a> {
     pub limits: Limits,
 }
 
-/// Returns the image of a Job's pod.
-pub fn image(job: &Job) -> Option<&str> {
-    job.spec.as_ref()?.template.spec.as_ref()?.containers.first()?.image.as_deref()
+/// Returns the specification of a Job's pods.
+pub fn pod_spec(job: &Job) -> Option<&PodSpec> {
+    job.spec.as_ref()?.template.spec.as_ref()
+}
+
+fn manifest_digest(job: &Job) -> Option<&String> {
+    job.metadata.annotations.as_ref()?.get(MANIFEST_DIGEST)
+}
+
+/// Whether a Job was created from this manifest. Its annotation alone proves nothing, because other clients can copy it.
+pub fn is_from_manifest(job: &Job, manifest: &Job) -> bool {
+    let pods = pod_spec(job).zip(pod_spec(manifest));
+    manifest_digest(job) == manifest_digest(manifest)
+        && pods.is_some_and(|(pod, own)| is_same_program(pod, own))
+}
+
+/// Whether a pod runs the expected program and nothing else.
+pub fn is_same_program(pod: &PodSpec, expected: &PodSpec) -> bool {
+    pod.init_containers.as_ref().is_none_or(Vec::is_empty)
+        && pod.containers.iter().map(program).eq(expected.containers.iter().map(program))
+}
+
+/// Returns a container without the fields that do not change what it runs. API servers and admission webhooks set them, and the
+/// namespace's Pod Security level restricts the security context.
+fn program(container: &Container) -> Container {
+    Container {
+        env: None,
+        env_from: None,
+        image_pull_policy: None,
+        resize_policy: None,
+        resources: None,
+        security_context: None,
+        termination_message_path: None,
+        termination_message_policy: None,
+        ..container.clone()
+    }
 }
 
 /// Returns the name of the Job for a rootfs. It is the same for each build of the same inputs, so that a later caller finds
@@ -128,7 +167,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
             "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "farrier-build"}},
         }])
     });
-    serde_json::from_value(json!({
+    let mut job: Job = serde_json::from_value(json!({
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"name": name(driver, image), "namespace": builds.namespace(), "labels": &labels},
         "spec": {
@@ -137,7 +176,10 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
             "ttlSecondsAfterFinished": FINISHED_JOB_TTL.as_secs(),
             "template": {"metadata": {"labels": &labels}, "spec": pod},
         },
-    }))
+    }))?;
+    let digest = Digest::of(&serde_json::to_vec(&job)?).to_string();
+    job.metadata.annotations = Some([(MANIFEST_DIGEST.to_owned(), digest)].into());
+    Ok(job)
 }
 
 #[cfg(test)]
@@ -152,7 +194,7 @@ mod tests {
         }))
         .unwrap();
         let digest = format!("registry.example/drivers/builds@sha256:{}", "0".repeat(64));
-        let job = manifest(&JobSpec {
+        let mut job = manifest(&JobSpec {
             builds: &builds,
             instance: &Instance::default(),
             driver: &"mofed".parse().unwrap(),
@@ -161,8 +203,33 @@ mod tests {
             image: &digest.parse().unwrap(),
             build: serde_json::from_value(json!({"cpus": "1500m", "memory": "2Gi"})).unwrap(),
             limits: Limits { memory: Some(4 << 30), ..Limits::default() },
-        });
-        insta::assert_snapshot!(serde_json::to_string_pretty(&job.unwrap()).unwrap());
+        })
+        .unwrap();
+        assert!(job.metadata.annotations.take().is_some());
+        insta::assert_snapshot!(serde_json::to_string_pretty(&job).unwrap());
+    }
+
+    #[test]
+    fn another_program_is_told_from_fields_that_servers_set() {
+        let read = |pod: Value| serde_json::from_value::<PodSpec>(pod).unwrap();
+        let ours = json!({"name": "build", "image": "i", "command": ["runner"]});
+        let with = |field: &str, value: Value| {
+            let mut container = ours.clone();
+            container[field] = value;
+            read(json!({"containers": [container]}))
+        };
+        let expected = read(json!({"containers": [ours]}));
+        let policy = with("imagePullPolicy", json!("IfNotPresent"));
+        assert!(is_same_program(&policy, &expected));
+        for other in [
+            with("command", json!(["sh"])),
+            with("args", json!(["follow"])),
+            with("volumeMounts", json!([{"name": "v", "mountPath": "/.farrier"}])),
+            read(json!({"containers": [ours, ours]})),
+            read(json!({"containers": [ours], "initContainers": [ours]})),
+        ] {
+            assert!(!is_same_program(&other, &expected), "{other:?}");
+        }
     }
 
     #[test]

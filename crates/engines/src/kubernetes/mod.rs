@@ -113,9 +113,11 @@ impl Kubernetes {
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
         let name = job::name(job.driver, job.image);
-        let job_id = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &job))).await;
+        let manifest = job::manifest(&job).map_err(|error| fault("compose a Job", error))?;
+        let job_id = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &manifest))).await;
         let job_id = job_id.unwrap_or(Err(EngineError::Canceled))?;
-        let wait = Wait::new(self, namespace, job_id, phases);
+        let pod = job::pod_spec(&manifest).cloned().unwrap_or_default();
+        let wait = Wait::new(self, job.builds, job_id, pod, phases);
         let mut follower = Follower::new(self, namespace, wait);
         let session = RunnerSession {
             engine: EngineKind::Kubernetes,
@@ -139,10 +141,9 @@ impl Kubernetes {
 
     /// Creates the Job, or takes over a Job that another farrier, or this one before a restart, has created. A finished Job is
     /// deleted and created again, because its result is lost.
-    async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<JobId> {
-        let manifest = job::manifest(spec).map_err(|error| fault("compose a Job", error))?;
+    async fn start(&self, jobs: &Api<Job>, name: &str, manifest: &Job) -> Result<JobId> {
         for attempt in 1..=TRIES {
-            match create_or_take_over(jobs, name, &manifest).await {
+            match create_or_take_over(jobs, name, manifest).await {
                 Ok(StartAttempt::Runs(id)) => return Ok(id),
                 // The name is probably free now.
                 Ok(StartAttempt::Deleted) => continue,
@@ -150,7 +151,7 @@ impl Kubernetes {
                     return Err(EngineError::Pod {
                         message: format!(
                             "the cluster refuses Job {}/{name}: {}",
-                            spec.builds.namespace(),
+                            manifest.metadata.namespace.as_deref().unwrap_or_default(),
                             status.message
                         ),
                         hint: "apply deploy/kustomize/builds, which has the namespace of builds with farrier's permissions in it, and \
@@ -190,8 +191,8 @@ async fn create_or_take_over(
         Err(error) => return Err(("create a Job", error)),
     }
     match jobs.get_opt(name).await {
-        // The name alone proves nothing: only a Job with the same rootfs produces the same result.
-        Ok(Some(job)) if is_over(&job) || job::image(&job) != job::image(manifest) => {
+        // The name alone proves nothing: only a Job from the same manifest produces the same result, and runs where the site wants.
+        Ok(Some(job)) if is_over(&job) || !job::is_from_manifest(&job, manifest) => {
             delete(jobs, name).await;
             Ok(StartAttempt::Deleted)
         }

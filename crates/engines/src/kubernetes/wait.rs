@@ -2,10 +2,11 @@
 
 use std::{mem, pin::pin, time::Duration};
 
+use farrier_core::{definition::Period, site::Builds};
 use futures::StreamExt as _;
 use k8s_openapi::api::{
     batch::v1::Job,
-    core::v1::{Event, Pod},
+    core::v1::{Event, Pod, PodSpec},
 };
 use kube::{
     Api, ResourceExt as _,
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     JobId, Kubernetes, Phase, is_over,
+    job::is_same_program,
     pod::{PodState, deleted, pod_state, state_without_pod},
 };
 use crate::{EngineError, Result};
@@ -32,6 +34,9 @@ pub(super) struct Wait<'a> {
     pods: Api<Pod>,
     events: Api<Event>,
     job: JobId,
+    /// Specification of the Job's own pods.
+    own: PodSpec,
+    limit: Period,
     phases: &'a (dyn Fn(Phase) + Send + Sync),
     /// Last reported reason.
     reported: Option<String>,
@@ -42,16 +47,20 @@ pub(super) struct Wait<'a> {
 impl<'a> Wait<'a> {
     pub(super) fn new(
         engine: &Kubernetes,
-        namespace: &str,
+        builds: &Builds,
         job: JobId,
+        own: PodSpec,
         phases: &'a (dyn Fn(Phase) + Send + Sync),
     ) -> Self {
         let client = || engine.client.clone();
+        let namespace = builds.namespace();
         Self {
             jobs: Api::namespaced(client(), namespace),
             pods: Api::namespaced(client(), namespace),
             events: Api::namespaced(client(), namespace),
             job,
+            own,
+            limit: builds.wait_at_most,
             phases,
             reported: None,
             was_over: false,
@@ -66,10 +75,18 @@ impl<'a> Wait<'a> {
         let mut pods = pin!(watcher(self.pods.clone(), of_job).default_backoff().applied_objects());
         let mut has_pod = false;
         let mut without_image: Option<(String, Instant)> = None;
+        let deadline = Instant::now() + self.limit.duration();
         loop {
+            if Instant::now() >= deadline {
+                return Err(self.waited_too_long());
+            }
             let timer = tokio::time::sleep(JOB_CHECK_INTERVAL);
             let (name, state) = tokio::select! {
                 pod = pods.next() => match pod {
+                    Some(Ok(pod)) if pod.spec.as_ref().is_none_or(|spec| !is_same_program(spec, &self.own)) => {
+                        let why = format!("pod {} runs other programs than the build", pod.name_any());
+                        (String::new(), PodState::Waiting(why))
+                    }
                     Some(Ok(pod)) => {
                         has_pod = true;
                         (pod.name_any(), pod_state(&pod))
@@ -134,6 +151,16 @@ impl<'a> Wait<'a> {
         let of_job = |event: &Event| event.involved_object.uid.as_ref().is_none_or(|id| id == uid);
         let events: Vec<Event> = events.items.into_iter().filter(of_job).collect();
         Some(state_without_pod(name, &events))
+    }
+
+    fn waited_too_long(&self) -> EngineError {
+        let (job, limit) = (&self.job.name, self.limit);
+        let why = self.reported.as_deref().unwrap_or("the cluster gives no reason");
+        EngineError::Pod {
+            message: format!("Job {job} did not start within {limit}: {why}"),
+            hint: "farrier retries automatically, with the current site.yaml; spec.builds.waitAtMost allows a longer wait".to_owned(),
+            is_transient: true,
+        }
     }
 
     fn report(&mut self, why: String) {
