@@ -14,7 +14,7 @@ use crate::{
         Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
         LiveDaemonSet, NodeFacts, ObservedKind, PlannedRollout, PlannedUpgrade, PodFacts, ReachingObject,
         UpdateStrategy, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts,
-        labels::has_pause_annotation, release_uncovered,
+        labels::has_pause_annotation, reach::Reach, release_uncovered,
     },
 };
 
@@ -92,8 +92,9 @@ fn plan_of(
     let mut nodes = Vec::new();
     let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
     for group in context.groups {
-        let kernel = group.target.as_ref().ok();
-        for node in object.reach_of_equal_nodes(&group.nodes).reached {
+        let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
+        let reached = reached.into_iter().map(|node| (node, group.target.as_ref().ok()));
+        for (node, kernel) in reached.chain(undetermined.into_iter().map(|node| (node, None))) {
             let next = next.filter(|_| UpgradeNote::in_progress(node).is_none());
             let (target, target_contents) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),

@@ -4,13 +4,13 @@
 use super::{
     super::{
         copy::{CopyRecord, LiveCopy},
+        handover::is_handed_over,
         upgrade::{have_same_modules, plan_upgrade, pods_by_node},
         watch::is_same_image,
     },
     Context, Fleet, OriginalRecord,
-    fleet::Member,
 };
-use crate::plan::{DriverPod, PlannedUpgrade, UpgradeNode};
+use crate::plan::{DriverPod, NodeFacts, PlannedUpgrade, UpgradeNode, UpgradeNote};
 
 /// Plans the upgrade of the rollout's nodes. There is no upgrade before the original has the fence, nor after a
 /// person has rolled back the rollout.
@@ -21,28 +21,35 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
     }
     let pods = pods_by_node(context.inputs.snapshot);
     let contents = &context.observed.contents;
-    let nodes = members.iter().map(|member| {
-        let kernel = member.target.as_ref().ok();
+    let reached = members.iter().map(|member| (member.node, member.target.as_ref().ok(), member.handed_over));
+    let undetermined =
+        fleet.undetermined.iter().map(|node| (*node, None, is_handed_over(node, &original.label)));
+    let nodes = reached.chain(undetermined).map(|(node, kernel, handed_over)| {
         let copy = kernel.and_then(|kernel| original.copies.get(kernel));
-        let usable_copy = copy.filter(|copy| is_usable(fleet, copy, member));
         // All containers have the same image, because only rollouts of one image share an upgrade.
         let image = |copy: &LiveCopy<'a>| copy.facts.image_of(fleet.containers.first()?);
-        let target = usable_copy.and_then(image).unwrap_or_default();
-        let owner = if member.handed_over { copy.map(|copy| copy.live) } else { Some(original.live) };
-        let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), member.node.name.as_str())));
+        let target = match kernel {
+            Some(_) => copy.filter(|copy| is_usable(fleet, copy, node)).and_then(image),
+            // The node's note still counts while the labels of the node are missing.
+            None => UpgradeNote::of(node)
+                .and_then(|note| original.copies.values().filter_map(image).find(|image| note.to == *image)),
+        };
+        let target = target.unwrap_or_default();
+        let owner = if handed_over { copy.map(|copy| copy.live) } else { Some(original.live) };
+        let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), node.name.as_str())));
         let driver = pod.copied().map(|pod| {
             let is_current = |image: &str| {
                 let has_same_modules =
                     |kernel| have_same_modules(kernel, contents.get(image), contents.get(target));
-                member.handed_over && (is_same_image(image, target) || kernel.is_some_and(has_same_modules))
+                handed_over && (is_same_image(image, target) || kernel.is_some_and(has_same_modules))
             };
             DriverPod::of(pod, fleet.containers.iter().copied(), is_current)
         });
         UpgradeNode {
             target,
-            hand_over: (!member.handed_over).then_some(original.label.as_str()),
+            hand_over: (!handed_over).then_some(original.label.as_str()),
             fits: kernel.map(|_| !target.is_empty()),
-            ..UpgradeNode::of(member.node, driver)
+            ..UpgradeNode::of(node, driver)
         }
     });
     let live = original.copies.values().map(|copy| copy.live).chain([original.live]);
@@ -51,10 +58,10 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
 }
 
 /// Whether the node may get the copy's pod.
-fn is_usable(fleet: &Fleet<'_>, copy: &LiveCopy<'_>, member: &Member<'_>) -> bool {
+fn is_usable(fleet: &Fleet<'_>, copy: &LiveCopy<'_>, node: &NodeFacts) -> bool {
     let has_failed = copy.record.as_ref().is_none_or(CopyRecord::is_failed);
     !copy.live.deleting
         && copy.belongs_to(fleet.original.live)
         && !has_failed
-        && fleet.would_schedule(copy, member.node)
+        && fleet.would_schedule(copy, node)
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     kmod::Verdict,
     plan::{
-        Container, JobState, PAUSED_ANNOTATION, RolloutDecision, UPGRADE, WorkloadFacts,
+        Container, JobState, KERNEL_LABEL, PAUSED_ANNOTATION, RolloutDecision, UPGRADE, WorkloadFacts,
         fixtures::{K47, K48, World, name, node},
     },
 };
@@ -412,6 +412,26 @@ fn a_failure_is_forgotten_that_no_upgrade_is_about() {
     let mut world = failed("stop");
     world.image("mft").spec.rollout.clear();
     assert_eq!(given(&world), 1);
+}
+
+/// NFD removes its labels when it restarts. The DaemonSet then does not select the node, and its controller ends the pod.
+#[test]
+fn a_node_that_lost_its_labels_stays_in_the_upgrade() {
+    const PCI: &str = "feature.node.kubernetes.io/pci-15b3.present";
+    let mut cordoned = rewritten(json!({"drain": "node"}));
+    make(&mut cordoned);
+    for (mut world, expected) in [(failed("stop"), UpgradeStage::Failed), (cordoned, UpgradeStage::UnderWay)]
+    {
+        world.snapshot.daemon_sets[0].placement.node_selector = [(PCI.to_owned(), "true".to_owned())].into();
+        for node in &mut world.snapshot.nodes[1..] {
+            node.labels.insert(PCI.to_owned(), "true".to_owned());
+        }
+        world.snapshot.nodes[0].labels.remove(KERNEL_LABEL);
+        world.snapshot.pods.retain(|pod| pod.node != "n0");
+        assert_eq!(stage(&world, "n0"), expected);
+        assert!(["n1", "n2"].iter().all(|node| stage(&world, node) == UpgradeStage::Waits));
+        assert_eq!(uncordoned(&world.snapshot, &world.plan().rollouts, &world.instance), []);
+    }
 }
 
 #[test]

@@ -8,8 +8,9 @@ use super::{
     simulation::{Cluster, OLD},
 };
 use crate::plan::{
-    Change, HoldReason, ObservedKind, PlannedUpgrade, RolloutDecision, UPGRADE, UpgradeNote,
+    Change, HoldReason, KERNEL_LABEL, ObservedKind, PlannedUpgrade, RolloutDecision, UPGRADE, UpgradeNote,
     fixtures::{K47, K48},
+    uncordoned,
 };
 
 /// Publishes a new version for all kernels; returns its images.
@@ -69,6 +70,22 @@ fn a_first_image_that_fails_its_check_gives_its_node_back() {
         planned.decision
     );
     assert!(cluster.running().values().all(|image| *image == OLD), "{:?}", cluster.running());
+}
+
+/// Without its kernel label, the node has no pod of its copy.
+#[test]
+fn a_failure_stays_with_a_node_that_lost_its_labels() {
+    let mut cluster = Cluster::in_order(&[K47, K47], &[K47], &json!({"onFailure": "stop"}));
+    let images = next_version(&mut cluster, "1");
+    cluster.broken.extend(images);
+    cluster.upgrade();
+    cluster.world.snapshot.nodes[0].labels.remove(KERNEL_LABEL);
+    cluster.settle();
+    let planned = cluster.plan();
+    let upgrade = planned.upgrade.as_ref().unwrap();
+    assert_eq!((upgrade.failure().unwrap().0, upgrade.changes().count()), ("n0", 0));
+    let snapshot = &cluster.world.snapshot;
+    assert_eq!(uncordoned(snapshot, std::slice::from_ref(&planned), &cluster.world.instance), []);
 }
 
 #[test]
