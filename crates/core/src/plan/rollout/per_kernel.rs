@@ -34,7 +34,7 @@ use super::{
 use crate::{
     image::{Period, RolloutSpec, Watch},
     kernel::KernelTarget,
-    plan::{NodeAffinity, ObservedKind, PER_KERNEL_ANNOTATION, PlannedUpgrade, table::some_of},
+    plan::{NodeAffinity, NotReadyNode, ObservedKind, PER_KERNEL_ANNOTATION, PlannedUpgrade, table::some_of},
 };
 
 pub(super) use self::{original::Original, record::OriginalRecord};
@@ -285,9 +285,9 @@ fn fence(
     Ok(())
 }
 
-/// Hands nodes over, starting with nodes whose original pod does not work. Skips nodes that would get no pod, because the
-/// rollout would wait for them forever. Skips nodes that are not Ready, because their pods would count as failures of the
-/// image.
+/// Hands nodes over, starting with nodes whose original pod does not work: they do not wait for `maxUnavailable`. Skips nodes
+/// that would get no pod, because the rollout would wait for them forever. Skips nodes that are not Ready, because their pods
+/// would count as failures of the image.
 fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     let limit = handover::unavailable_limit(fleet.original.live.max_unavailable, fleet.members.len());
     let is_unavailable = |member: &&fleet::Member<'_>| {
@@ -309,7 +309,8 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         let Some(copy) = fleet.original.copies.get(kernel).filter(|_| fleet.accepts(kernel, images)) else {
             continue;
         };
-        if free == 0 || !fleet.would_schedule(copy, node) {
+        let has_driver = fleet.original_is_ready_on(&node.name);
+        if (has_driver && free == 0) || !fleet.would_schedule(copy, node) {
             continue;
         }
         let is_good = copy.record.as_ref().is_some_and(|record| record.good);
@@ -318,7 +319,7 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
             continue;
         }
         *unready += 1;
-        free -= 1;
+        free -= usize::from(has_driver);
         let description = format!("hands node {} over to DaemonSet {}", node.name, copy.facts.name);
         steps.add(set_handover(&node.name, &fleet.original.label, true), description);
     }
@@ -349,9 +350,11 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
     if let Some(Image::Absent(reason)) = images.values().find(|image| matches!(image, Image::Absent(_))) {
         return Err(reason.clone());
     }
-    let unfinished: Vec<&str> = fleet.unfinished().collect();
+    let unfinished: Vec<&str> = fleet.unfinished().map(|node| node.name.as_str()).collect();
     if !unfinished.is_empty() {
-        let description = format!("waits for node {}", some_of(&unfinished, 3));
+        let not_ready = NotReadyNode::first(fleet.unfinished()).map(|node| format!("; {node}"));
+        let nodes = some_of(&unfinished, 3);
+        let description = format!("waits for node {nodes}{}", not_ready.unwrap_or_default());
         return Ok(RolloutDecision::Steps { now: vec![description] }.into());
     }
     if let Some(why) = unknown_node(fleet.unknown_without_pod().iter().map(|(node, why)| (*node, why))) {

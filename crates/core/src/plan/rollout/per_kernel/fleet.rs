@@ -300,7 +300,7 @@ impl<'a> Fleet<'a> {
 
     /// Returns the nodes with a known kernel that can still be handed over, or whose pod of the copy is not ready.
     /// Excludes nodes that get no pod in any case.
-    pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &'a NodeFacts> {
         let has_missing_pods = self.original.live.desired > self.with_original_pod.len();
         let is_unfinished = move |member: &&Member<'_>| {
             let node = member.node;
@@ -313,7 +313,7 @@ impl<'a> Fleet<'a> {
             .iter()
             .filter(|member| member.target.is_ok())
             .filter(is_unfinished)
-            .map(|member| member.node.name.as_str())
+            .map(|member| member.node)
     }
 }
 

@@ -339,6 +339,20 @@ fn nodes_that_get_no_pod_are_not_handed_over_and_hold_no_others() {
 }
 
 #[test]
+fn a_node_without_a_driver_does_not_wait_for_a_dead_one() {
+    let mut cluster = Cluster::new(&[K47, K47, K47], &[]);
+    cluster.publish();
+    settled(&mut cluster);
+    cluster.world.snapshot.nodes[0].not_ready = true;
+    cluster.set_kernel("n3", K47);
+    cluster.settle();
+    cluster.converge();
+    let images = cluster.all_selected();
+    assert_eq!(images["n3"], images["n1"]);
+    insta::assert_snapshot!(now(&mut cluster), @"waits for node n0; node n0 is not ready; repair it, delete it, or let ignoreNodes in site.yaml ignore it (notReadyFor)");
+}
+
+#[test]
 fn a_node_whose_pod_is_to_come_is_waited_for() {
     let mut cluster = Cluster::new(&[K47, K47], &[K47]);
     cluster.publish();
