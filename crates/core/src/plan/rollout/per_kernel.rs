@@ -347,8 +347,8 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
     if let Some(Image::Building(on)) = images.values().find(|image| matches!(image, Image::Building(_))) {
         return Ok(RolloutDecision::Pending { on: on.clone() }.into());
     }
-    if let Some(Image::Absent(reason)) = images.values().find(|image| matches!(image, Image::Absent(_))) {
-        return Err(reason.clone());
+    if let Some(why) = images.values().find_map(Image::absence) {
+        return Err(why.clone());
     }
     let unfinished: Vec<&str> = fleet.unfinished().map(|node| node.name.as_str()).collect();
     if !unfinished.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use super::{
     super::{
         context::Peer,
-        copy::{CopyRecord, LiveCopy, image_in, images_text, name_parts},
+        copy::{LiveCopy, image_in, images_text, name_parts},
         daemon_set::{LiveTarget, live_target},
         handover::{HANDED_OVER, is_handed_over},
         no_image,
@@ -29,8 +29,8 @@ pub(super) enum Image {
     Ready(ReadyImage),
     /// Still to be built.
     Building(ImageReference),
-    /// There will be no image.
-    Absent(HoldReason),
+    /// There will be no image. `has_inputs` says whether the inputs of its build are known.
+    Absent { why: HoldReason, has_inputs: bool },
 }
 
 /// Images of the containers for one kernel.
@@ -43,6 +43,10 @@ pub(super) struct ReadyImage {
 impl Image {
     pub(super) fn ready(&self) -> Option<&ReadyImage> {
         if let Self::Ready(image) = self { Some(image) } else { None }
+    }
+
+    pub(super) fn absence(&self) -> Option<&HoldReason> {
+        if let Self::Absent { why, .. } = self { Some(why) } else { None }
     }
 }
 
@@ -150,16 +154,17 @@ impl<'a> Fleet<'a> {
             .map(|(kernel, parts)| {
                 let clash = pairs.iter().find(|(other, other_parts)| other != kernel && other_parts == parts);
                 let image = match clash {
-                    Some((other, _)) => Image::Absent(no_image(
-                        kernel,
-                        format!("label {KERNEL_LABEL} does not distinguish it from {}", other.release),
-                    )),
+                    Some((other, _)) => {
+                        let why =
+                            format!("label {KERNEL_LABEL} does not distinguish it from {}", other.release);
+                        Image::Absent { why: no_image(kernel, why), has_inputs: false }
+                    }
                     None => self.image_for(kernel),
                 };
                 ((*kernel).clone(), image)
             })
             // Skip an announced kernel without an image; the plan's cells report it.
-            .filter(|(kernel, image)| running.contains(kernel) || !matches!(image, Image::Absent(_)))
+            .filter(|(kernel, image)| running.contains(kernel) || !matches!(image, Image::Absent { .. }))
             .collect()
     }
 
@@ -168,12 +173,17 @@ impl<'a> Fleet<'a> {
         self.contents.iter().any(|contents| !contents.has(kernel.arch, kernel.release.as_str()))
     }
 
-    /// Whether nodes of this kernel can be handed over now.
+    /// Whether nodes of this kernel can be handed over now. Until the copy's next image is published, the copy's current image
+    /// must have worked.
     pub(super) fn accepts(&self, kernel: &KernelTarget, images: &BTreeMap<KernelTarget, Image>) -> bool {
         let Original { live, copies, .. } = &self.original;
         let copy = copies.get(kernel).filter(|copy| !copy.live.deleting && copy.belongs_to(live));
-        images.get(kernel).and_then(Image::ready).is_some()
-            && copy.and_then(|copy| copy.record.as_ref()).is_some_and(|record| !CopyRecord::is_failed(record))
+        let Some(record) = copy.and_then(|copy| copy.record.as_ref()) else { return false };
+        match images.get(kernel) {
+            Some(Image::Ready(_)) => !record.is_failed(),
+            Some(Image::Building(_) | Image::Absent { has_inputs: true, .. }) => record.good,
+            Some(Image::Absent { has_inputs: false, .. }) | None => false,
+        }
     }
 
     /// Whether the copy would select the node once the node is handed over.
@@ -211,7 +221,8 @@ impl<'a> Fleet<'a> {
                 CellState::Absent(absence) => {
                     let is_other = |(other, _): &(Context<'_>, &str)| other.image != context.image;
                     let prefix = self.rollouts.iter().any(is_other).then(|| format!("{}: ", context.image));
-                    return Image::Absent(no_image(kernel, prefix.unwrap_or_default() + &absence.why));
+                    let why = no_image(kernel, prefix.unwrap_or_default() + &absence.why);
+                    return Image::Absent { why, has_inputs: absence.cell.is_some() };
                 }
                 CellState::ToBuild(cell) => building = building.or(Some(&cell.reference)),
                 CellState::Published(cell, published) => match context.admissible_image(cell, published) {
@@ -219,7 +230,7 @@ impl<'a> Fleet<'a> {
                         images.insert(*container, image.to_string());
                         references.push(image);
                     }
-                    Err(why) => return Image::Absent(why),
+                    Err(why) => return Image::Absent { why, has_inputs: false },
                 },
             }
         }

@@ -12,7 +12,7 @@ use super::super::{
     super::fixtures::{K47, K48},
     RolloutDecision, handover_label, per_kernel_originals, rollback_per_kernel,
 };
-use crate::plan::{Change, ExceededLimit, HoldReason, KERNEL_LABEL, next_deadline};
+use crate::plan::{Change, ExceededLimit, Failure, HoldReason, KERNEL_LABEL, next_deadline};
 
 fn now(cluster: &mut Cluster) -> String {
     match cluster.plan().decision {
@@ -350,6 +350,26 @@ fn a_node_without_a_driver_does_not_wait_for_a_dead_one() {
     let images = cluster.all_selected();
     assert_eq!(images["n3"], images["n1"]);
     insta::assert_snapshot!(now(&mut cluster), @"waits for node n0; node n0 is not ready; repair it, delete it, or let ignoreNodes in site.yaml ignore it (notReadyFor)");
+}
+
+#[test]
+fn a_new_node_gets_the_image_that_works_while_the_next_version_is_not_published() {
+    let mut cluster = Cluster::new(&[K47], &[]);
+    cluster.publish();
+    settled(&mut cluster);
+    let images = cluster.world.resolved.images.values_mut();
+    images.for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
+    let hash = cluster.world.cells()[0].input_hash;
+    let (at, message) = (cluster.world.now, "make: error 2".to_owned());
+    let failure = Failure { at, message, permanent: true, under: None, under_site: None, deadline: None };
+    for (name, failure) in [("n1", None), ("n2", Some(failure))] {
+        cluster.world.observed.failures.insert(hash, failure);
+        cluster.set_kernel(name, K47);
+        cluster.settle();
+        let decision = cluster.converge().decision;
+        let images = cluster.all_selected();
+        assert_eq!(images[name], images["n0"], "{decision:?}");
+    }
 }
 
 #[test]
