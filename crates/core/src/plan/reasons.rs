@@ -244,6 +244,11 @@ pub enum HoldReason {
     /// The pods of a kernel's DaemonSet did not become ready.
     #[error("{image} did not work for {kernel}: {why}; it is not retried until there is another image")]
     CopyFailed { kernel: String, image: String, why: String },
+    /// A kernel's DaemonSet lost its owner, as after `kubectl delete --cascade=orphan` of the original DaemonSet.
+    #[error(
+        "DaemonSet {copy} is a copy that lost its owner, so farrier does not update it; delete DaemonSet {copy}, and farrier creates another copy"
+    )]
+    CopyWithoutOwner { copy: String },
     /// No key that the policy accepts has signed the image, which is named by digest.
     #[error("{image} does not satisfy policy.requireSigned: {why}")]
     NotSigned { image: ImageReference, why: String },

@@ -25,7 +25,7 @@ use self::{
 use super::{
     Change, Context, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange,
     RewriteRecord, RolloutDecision, RolloutTarget,
-    copy::{CopyRecord, DesiredCopy, LiveCopy, copy_name, manifest},
+    copy::{CopyRecord, DesiredCopy, LiveCopy, copy_name, manifest, original_of},
     handover::{self, HANDED_OVER},
     image::owned_fields,
     reached::{unknown_node, unlabeled_node},
@@ -335,6 +335,10 @@ fn set_handover(node: &str, label: &str, on: bool) -> Change {
 
 /// Returns the decision when no change is left to make.
 fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
+    let mut copies = fleet.original.copies.values().filter(|copy| !copy.live.deleting);
+    if let Some(copy) = copies.find(|copy| original_of(copy.live).is_none()) {
+        return Err(HoldReason::CopyWithoutOwner { copy: copy.facts.name.clone() });
+    }
     for (kernel, copy) in fleet.original.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
         if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
             return Err(HoldReason::CopyFailed {

@@ -121,6 +121,17 @@ fn copies_of_another_instance_are_left_to_it() {
     assert!(cluster.writes > writes);
 }
 
+/// `kubectl delete --cascade=orphan` of the original removes the owners of its copies.
+#[test]
+fn a_copy_that_lost_its_owner_is_not_settled() {
+    let mut cluster = Cluster::new(&[K47], &[K47]);
+    cluster.publish();
+    settled(&mut cluster);
+    let copy = cluster.copies()[0].to_owned();
+    cluster.object(&copy).unwrap()["metadata"].as_object_mut().unwrap().remove("ownerReferences");
+    insta::assert_snapshot!(now(&mut cluster), @"hold: DaemonSet mft-6-1-0-47-amd64-a9f97555 is a copy that lost its owner, so farrier does not update it; delete DaemonSet mft-6-1-0-47-amd64-a9f97555, and farrier creates another copy");
+}
+
 /// Without its kernel label the node has neither the copy's pod nor, because of the fence, the original's.
 #[test]
 fn a_node_that_lost_its_labels_and_its_pod_is_not_settled() {
