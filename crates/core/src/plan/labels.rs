@@ -13,6 +13,17 @@ pub const ARCH_LABEL: &str = "kubernetes.io/arch";
 /// The labels that decide a node's target.
 pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERNEL_LABEL, ARCH_LABEL];
 
+/// Label of the nodes on which the GPU Operator found a GPU.
+pub(super) const GPU_PRESENT: &str = "nvidia.com/gpu.present";
+/// [`GPU_PRESENT`], and the labels of NFD from which the GPU Operator derives it (`gpuNodeLabels` in
+/// `controllers/state_manager.go`).
+pub(super) const GPU_LABELS: [&str; 4] = [
+    GPU_PRESENT,
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+];
+
 /// Labels of nodes with the state of an operator's driver upgrade (Network and GPU Operator).
 pub const UPGRADE_STATE_LABELS: [&str; 2] =
     ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];

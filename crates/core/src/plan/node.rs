@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     ARCH_LABEL, ClusterSnapshot, CowArc, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
-    labels::TARGET_LABELS,
+    labels::{GPU_LABELS, TARGET_LABELS},
 };
 use crate::{
     image::Period,
@@ -91,7 +91,11 @@ impl NodeReason {
     /// Returns the fact about the node that the reason leaves unknown.
     pub(super) fn unknown_fact(&self) -> &'static str {
         match self {
-            Self::MissingLabel { labels } if !labels.contains(&KERNEL_LABEL) => "operating system",
+            Self::MissingLabel { labels }
+                if labels.iter().all(|label| [OS_ID_LABEL, OS_VERSION_LABEL].contains(label)) =>
+            {
+                "operating system"
+            }
             _ => "kernel",
         }
     }
@@ -256,7 +260,7 @@ pub(super) fn group_nodes<'a, 'l>(
     nodes: &'a [CowArc<NodeFacts>],
     labels: impl IntoIterator<Item = &'l str>,
 ) -> Vec<NodeGroup<'a>> {
-    let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
+    let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(GPU_LABELS).chain(labels).collect();
     let mut names: HashSet<&str> = HashSet::with_capacity(nodes.len());
     let repeated = nodes.iter().map(|node| node.name.as_str()).filter(|name| !names.insert(name));
     let defined_twice: BTreeSet<&str> = repeated.collect();

@@ -1,7 +1,8 @@
 //! Determines the nodes that the pods of an object reach. Follows the DaemonSet controller (`NodeShouldRunDaemonPod`).
 //!
-//! A node without a kernel label is *unlabeled*: NFD removes all of its labels when it restarts, and adds them again. A rule
-//! that fails only because such labels are missing leaves the node undetermined instead of excluding it.
+//! A node without a kernel label is *unlabeled*: NFD removes all of its labels when it restarts, and adds them again. The GPU
+//! Operator follows: it writes `nvidia.com/gpu.present=false`, and `true` some time after NFD. A rule that fails only because
+//! of such labels leaves the node undetermined instead of excluding it.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -12,7 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, NodeAffinity, NodeFacts, operator_resources::OperatorResources,
+    ClusterSnapshot, DaemonSetFacts, KERNEL_LABEL, NodeAffinity, NodeFacts,
+    labels::{GPU_LABELS, GPU_PRESENT},
+    operator_resources::OperatorResources,
 };
 use crate::image::OperatorResource;
 
@@ -72,8 +75,6 @@ impl fmt::Display for Taint {
 
 /// Label in which the GPU Operator records the NVIDIADriver of a node, since version 26.7.
 pub(super) const DRIVER_OWNER: &str = "nvidia.com/gpu-operator.driver.owner";
-/// Label of the nodes on which the GPU Operator found a GPU.
-const GPU_PRESENT: &str = "nvidia.com/gpu.present";
 
 /// Assignment of nodes to the NVIDIADriver `name`. Each node has one owner. A resource with `spec.default` owns the nodes that
 /// no other resource selects (GPU Operator 26.7, `internal/nvidiadriver` and `internal/state/nodepool.go`).
@@ -210,28 +211,27 @@ impl Placement {
         if let Some(name) = self.node_name.as_deref().filter(|name| *name != node.name) {
             return NodeReach::Excluded(Exclusion::NodeName { name });
         }
-        // NFD may have removed `GPU_PRESENT` from an unlabeled node, so the node's owner is not examined.
-        let ownership = self.ownership.as_ref().filter(|_| !node.is_unlabeled());
+        // `GPU_PRESENT` is unknown while labels are missing, so the node's owner is not examined.
+        let ownership = self.ownership.as_ref().filter(|_| node.missing_label().is_none());
         if let Some(why) = ownership.and_then(|ownership| ownership.exclusion(node)) {
             return NodeReach::Excluded(why);
         }
         let find_mismatch = |ignore_missing: bool| {
             self.node_selector.iter().find(|(key, value)| {
-                let label = node.labels.get(*key);
-                label != Some(value) && !(ignore_missing && label.is_none() && is_nfd_label(key))
+                node.labels.get(*key) != Some(value) && !(ignore_missing && node.awaits_label(key))
             })
         };
         let admits = |ignore_missing: bool| {
             self.affinity.admits(&node.name, |key| match node.labels.get(key) {
+                _ if ignore_missing && node.awaits_label(key) => LabelState::Unknown,
                 Some(value) => LabelState::Present(value),
-                None if ignore_missing && is_nfd_label(key) => LabelState::Unknown,
                 None => LabelState::Absent,
             })
         };
         let (mismatch, is_admitted) = (find_mismatch(false), admits(false));
         let mut is_undetermined = false;
         if mismatch.is_some() || !is_admitted {
-            is_undetermined = node.is_unlabeled() && find_mismatch(true).is_none() && admits(true);
+            is_undetermined = find_mismatch(true).is_none() && admits(true);
             if !is_undetermined {
                 return NodeReach::Excluded(match mismatch {
                     Some((key, value)) => Exclusion::NodeSelector { key, value },
@@ -267,7 +267,7 @@ pub enum NodeReach<'a> {
     Reached,
     /// No pod runs on the node, for the given reason.
     Excluded(Exclusion<'a>),
-    /// The node is unlabeled, and is reached once its labels are back.
+    /// The node is reached once its labels are back.
     Undetermined,
 }
 
@@ -311,6 +311,28 @@ fn is_nfd_label(key: &str) -> bool {
     NFD_DOMAINS
         .iter()
         .any(|own| domain.strip_suffix(own).is_some_and(|sub| sub.is_empty() || sub.ends_with('.')))
+}
+
+impl NodeFacts {
+    /// Returns the label that NFD has yet to add, or that the GPU Operator has yet to derive from NFD's labels.
+    pub(super) fn missing_label(&self) -> Option<&'static str> {
+        if self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty) {
+            return Some(KERNEL_LABEL);
+        }
+        let [present, pci @ ..] = GPU_LABELS.map(|key| self.labels.get(key).map(String::as_str));
+        let lags = present == Some("false") && pci.contains(&Some("true"));
+        lags.then_some("nvidia.com/gpu.present=true")
+    }
+
+    /// Whether the value of a label is unknown until NFD or an operator has labeled the node.
+    pub(super) fn awaits_label(&self, key: &str) -> bool {
+        let is_set = self.labels.get(key).is_some_and(|value| value != "false");
+        match self.missing_label() {
+            Some(KERNEL_LABEL) => !is_set && is_nfd_label(key),
+            Some(_) => !is_set && key.starts_with("nvidia.com/"),
+            None => false,
+        }
+    }
 }
 
 /// Object whose pods run on nodes.
@@ -367,7 +389,7 @@ impl<'a> ReachingObject<'a> {
 pub(super) struct Reach<'a> {
     /// Reached nodes.
     pub(super) reached: Vec<&'a NodeFacts>,
-    /// Unlabeled nodes that are reached once their labels are back.
+    /// Nodes that are reached once their labels are back.
     pub(super) undetermined: Vec<&'a NodeFacts>,
 }
 

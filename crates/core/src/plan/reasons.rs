@@ -107,13 +107,14 @@ pub enum HoldReason {
         #[serde(skip_serializing_if = "Option::is_none")]
         not_ready: Option<NotReadyNode>,
     },
-    /// `count` nodes have no labels of NFD and run a kernel that the image is not for. Once NFD has labeled the nodes, the
-    /// rollout may reach them. `node` is the first of the nodes.
+    /// `count` nodes lack labels of NFD, or of the GPU Operator, and run a kernel that the image is not for. Once the nodes are
+    /// labeled, the rollout may reach them. `node` is the first of the nodes, and lacks `label`.
     #[error(
-        "node {node}{}{} has no label {KERNEL_LABEL} and runs {kernel}, which the image is not for: the rollout may reach the node once Node Feature Discovery has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), also(.not_ready.as_ref())
+        "node {node}{}{} has no label {label} and runs {kernel}, which the image is not for: the rollout may reach the node once {} has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), labeler(.label), also(.not_ready.as_ref())
     )]
     Unlabeled {
         node: String,
+        label: &'static str,
         count: usize,
         kernel: String,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -353,6 +354,11 @@ fn also(not_ready: Option<&NotReadyNode>) -> String {
 /// Formats the time since which a node is ready, to append to its name.
 fn since_ready(since: Option<jiff::Timestamp>) -> String {
     since.map(|since| format!(", ready since {since:.0},")).unwrap_or_default()
+}
+
+/// Returns the writer of a label that is missing from a node.
+fn labeler(label: &str) -> &'static str {
+    if label == KERNEL_LABEL { "Node Feature Discovery" } else { "the GPU Operator" }
 }
 
 /// Formats the remedy for a node with an unknown kernel, to append to another text.

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    COPY_OF_LABEL, JobState, KERNEL_LABEL, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR,
+    COPY_OF_LABEL, JobState, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR,
     ReachingObject, RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
     labels::HANDOVER_LABEL_PREFIX, operator_resources::OperatorResources, reach::operator_placement,
 };
@@ -363,11 +363,6 @@ impl NodeFacts {
         let taints = self.taints.iter().filter(|taint| !taint.is_always_tolerated()).collect();
         let name = by_name.then_some(self.name.as_str());
         (name, &self.kernel_version, &self.architecture, rejection, labels, taints)
-    }
-
-    /// Whether the node has no kernel label: NFD has not labeled the node yet, or has removed its labels.
-    pub(crate) fn is_unlabeled(&self) -> bool {
-        self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty)
     }
 
     /// Whether the image applies to the node: its labels match, the host provides no driver, and `site.yaml` does not ignore it.

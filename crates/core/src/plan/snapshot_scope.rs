@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::{
-    NEXT_KERNEL_LABEL, UPGRADE_STATE_LABELS, host_drivers::host_driver_label, labels::TARGET_LABELS,
+    NEXT_KERNEL_LABEL, UPGRADE_STATE_LABELS,
+    host_drivers::host_driver_label,
+    labels::{GPU_LABELS, TARGET_LABELS},
     rollout::skip_labels,
 };
 use crate::{
@@ -47,7 +49,8 @@ impl SnapshotScope {
     /// Returns the parts that these definitions need.
     pub fn of(definitions: &Definitions) -> Self {
         let system_labels = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, NEXT_KERNEL_LABEL];
-        let labels = TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).chain(system_labels);
+        let labels = TARGET_LABELS.into_iter().chain(GPU_LABELS).chain(UPGRADE_STATE_LABELS);
+        let labels = labels.chain(system_labels);
         let streams = definitions.families.iter().filter_map(|family| family.spec.image_stream.clone());
         let mut scope = Self {
             labels: labels.map(str::to_owned).collect(),

@@ -133,6 +133,25 @@ fn a_label_of_nfd_that_is_missing_from_an_unlabeled_node_decides_nothing() {
     assert_eq!(said(&selected(PCI), &tainted, false), "its taint a:NoSchedule is not tolerated");
 }
 
+/// The GPU Operator writes `false` while NFD's labels are missing, and `true` some time after they are back.
+#[test]
+fn a_label_of_the_gpu_operator_that_contradicts_nfd_decides_nothing() {
+    let selected = |key: &str| json!({"nodeSelector": {key: "true"}});
+    let mut node = node(&[]);
+    node.labels.insert(GPU_PRESENT.to_owned(), "false".to_owned());
+    assert!(said(&selected(GPU_PRESENT), &node, false).starts_with("it does not have"), "it has no GPU");
+    for pci in &GPU_LABELS[1..] {
+        let mut lagging = node.clone();
+        lagging.labels.insert((*pci).to_owned(), "true".to_owned());
+        for key in [GPU_PRESENT, "nvidia.com/gpu.deploy.driver"] {
+            assert_eq!(said(&selected(key), &lagging, false), "undetermined", "{pci} {key}");
+        }
+        assert!(said(&selected(PCI), &lagging, false).starts_with("it does not have"), "NFD is back");
+    }
+    let unlabeled = NodeFacts { labels: [(GPU_PRESENT.to_owned(), "false".to_owned())].into(), ..node };
+    assert_eq!(said(&selected(GPU_PRESENT), &unlabeled, false), "undetermined");
+}
+
 #[test]
 fn an_ignored_node_is_not_reached() {
     let node = NodeFacts { ignored_by: Some(2), ..node(&[]) };

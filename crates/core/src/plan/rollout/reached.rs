@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use super::{HoldReason, NodeGroup};
 use crate::{
     kernel::KernelTarget,
-    plan::{NodeAffinity, NodeFacts, NodeReason, NotReadyNode, Placement, ReachingObject, reach::Reach},
+    plan::{
+        KERNEL_LABEL, NodeAffinity, NodeFacts, NodeReason, NotReadyNode, Placement, ReachingObject,
+        reach::Reach,
+    },
 };
 
 /// Nodes by kernel.
@@ -18,7 +21,7 @@ pub(super) struct Reached<'a> {
     pub(super) kernels: NodesByKernel<'a>,
     /// Nodes whose kernel is unknown.
     pub(super) unknown: Vec<(&'a NodeFacts, &'a NodeReason)>,
-    /// Unlabeled nodes that are reached once their labels are back.
+    /// Nodes that are reached once their labels are back.
     pub(super) undetermined: Vec<&'a NodeFacts>,
 }
 
@@ -92,6 +95,7 @@ pub(super) fn unlabeled_node<'a>(nodes: impl Iterator<Item = &'a NodeFacts>) -> 
     let first = nodes.iter().min_by_key(|node| &node.name)?;
     Some(HoldReason::Unlabeled {
         node: first.name.clone(),
+        label: first.missing_label().unwrap_or(KERNEL_LABEL),
         count: nodes.len(),
         kernel: first.kernel_version.chars().take(80).collect(),
         ready_since: first.ready_since(),

@@ -217,7 +217,8 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
     let (selected, others): (Vec<_>, Vec<_>) = groups.partition(is_selected);
     let mut nodes = Reached::by(&object, selected);
     // The operator derives its own label from NFD's labels, so it may still select a node that NFD has not labeled yet.
-    for group in others.into_iter().filter(|group| group.sample.is_unlabeled()) {
+    let Some(label) = kind.node_label() else { return nodes };
+    for group in others.into_iter().filter(|group| group.sample.awaits_label(label)) {
         let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
         nodes.undetermined.extend(reached.into_iter().chain(undetermined));
     }

@@ -64,7 +64,7 @@ pub(super) struct Fleet<'a> {
     pub(super) rollouts: Vec<(Context<'a>, &'a str)>,
     pub(super) containers: Vec<&'a str>,
     pub(super) members: Vec<Member<'a>>,
-    /// Unlabeled nodes that are reached once their labels are back.
+    /// Nodes that are reached once their labels are back.
     pub(super) undetermined: Vec<&'a NodeFacts>,
     /// Contents of the original's images, where known.
     contents: Vec<&'a ImageContents>,
@@ -203,6 +203,7 @@ impl<'a> Fleet<'a> {
                     == label.as_ref().map(KernelLabel::as_str)
         };
         self.members.iter().any(|member| member.target.as_ref() == Ok(kernel))
+            || self.undetermined.iter().any(|node| may_run(node))
             || groups.iter().any(|group| group.target.is_err() && may_run(group.sample))
             || self.announced().contains(kernel)
     }
@@ -302,8 +303,10 @@ impl<'a> Fleet<'a> {
     pub(super) fn unknown_without_pod(&self) -> Vec<(&'a NodeFacts, NodeReason)> {
         let members =
             self.members.iter().filter_map(|member| Some((member.node, member.target.clone().err()?)));
-        let unlabeled = NodeReason::MissingLabel { labels: vec![KERNEL_LABEL] };
-        let undetermined = self.undetermined.iter().map(|node| (*node, unlabeled.clone()));
+        let undetermined = self.undetermined.iter().map(|node| {
+            let labels = vec![node.missing_label().unwrap_or(KERNEL_LABEL)];
+            (*node, NodeReason::MissingLabel { labels })
+        });
         let mut nodes: Vec<_> = members.chain(undetermined).collect();
         nodes.retain(|(node, _)| !self.has_ready_copy(&node.name) && !self.original_is_ready_on(&node.name));
         nodes

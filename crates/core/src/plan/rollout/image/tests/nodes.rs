@@ -1,6 +1,7 @@
 //! Nodes that a rollout reaches or not: tainted, dead, and without the labels of NFD.
 
 use super::*;
+use crate::plan::labels::{GPU_LABELS, GPU_PRESENT};
 
 const PCI: &str = "feature.node.kubernetes.io/pci-15b3.present";
 
@@ -56,6 +57,24 @@ fn a_node_that_lost_its_labels_is_not_gone() {
     unlabel(&mut same, 0);
     assert_eq!(same.snapshot.nodes[0].kernel_version, K48);
     rewrites(&mut same);
+}
+
+/// When NFD restarts, the GPU Operator writes `false`. It writes `true` some time after NFD has added its labels.
+#[test]
+fn a_node_whose_gpu_operator_lags_behind_nfd_is_not_gone() {
+    let mut world = labeled_world();
+    world.snapshot.daemon_sets[0].placement.node_selector =
+        [(GPU_PRESENT.to_owned(), "true".to_owned())].into();
+    for node in &mut world.snapshot.nodes {
+        node.labels.extend([GPU_PRESENT, GPU_LABELS[1]].map(|key| (key.to_owned(), "true".to_owned())));
+    }
+    world.snapshot.nodes[0].labels.insert(GPU_PRESENT.to_owned(), "false".to_owned());
+    let mut restarting = world.clone();
+    unlabel(&mut restarting, 0);
+    assert!(matches!(held(&mut restarting).0, HoldReason::Unlabeled { .. }));
+    insta::assert_snapshot!(held(&mut world).0, @"node n0 has no label nvidia.com/gpu.present=true and runs 6.1.0-47-amd64, which the image is not for: the rollout may reach the node once the GPU Operator has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
+    world.snapshot.nodes[0].labels.remove(GPU_LABELS[1]);
+    rewrites(&mut world);
 }
 
 #[test]
