@@ -11,10 +11,10 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    Change, NO_DRIVER_FOR, NodeChange, NodeFacts, Observed, PlanInputs, Platform, READY_FOR,
+    Change, NO_DRIVER_FOR, NodeChange, NodeFacts, Observed, PlanInputs, PlannedRollout, Platform, READY_FOR,
     guarantee::{RequiredKernels, admissible_image},
     outcome::{CellLookup, CellState, Outcome},
-    rollout::{OneImage, RequestedRollouts},
+    rollout::{OneImage, RequestedRollouts, StoppedRollout},
     skip_reason::serialize_optional_reason,
 };
 use crate::{
@@ -161,9 +161,11 @@ pub(super) fn nodes(
     observed: &Observed,
     cells: CellLookup<'_>,
     rollouts: &RequestedRollouts<'_>,
+    planned_rollouts: &[PlannedRollout],
 ) -> Vec<PlannedNode> {
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
     let rollouts_with_one_image = LazyCell::new(|| rollouts.with_one_image(inputs));
+    let stopped_rollouts = LazyCell::new(|| rollouts.stopped(inputs, observed, planned_rollouts));
     // Nodes with the same key share one `NextKernel`.
     let mut kernels: HashMap<NextKernelKey<'_>, Arc<NextKernel>> = HashMap::new();
     let mut planned = Vec::new();
@@ -178,7 +180,13 @@ pub(super) fn nodes(
             let key = NextKernelKey {
                 selection: images.map(|image| node.is_selected_by(image)).collect(),
                 has_hardware_labels: node.has_hardware_labels,
-                conflicts: rollout_conflicts(&rollouts_with_one_image, &cells, node, &target),
+                conflicts: rollout_conflicts(
+                    &rollouts_with_one_image,
+                    &stopped_rollouts,
+                    &cells,
+                    node,
+                    &target,
+                ),
                 target,
             };
             let entry = kernels.entry(key);
@@ -196,9 +204,10 @@ pub(super) fn nodes(
 }
 
 /// Returns the images that a node would not get with its next kernel, each with the reason: all nodes of the rollout's
-/// DaemonSet have one image.
+/// DaemonSet have one image, or the rollout sets no other image.
 fn rollout_conflicts<'a>(
     rollouts_with_one_image: &[OneImage<'a>],
+    stopped_rollouts: &[StoppedRollout<'a>],
     cells: &CellLookup<'_>,
     node: &NodeFacts,
     target: &KernelTarget,
@@ -211,7 +220,9 @@ fn rollout_conflicts<'a>(
             |kernel: &KernelTarget| kernel == target || (own_tag.is_some() && tag(kernel) == own_tag);
         Some((rollout.image, rollout.conflict(node, has_same_image)?))
     };
-    rollouts_with_one_image.iter().filter_map(conflict).collect()
+    let obstacles =
+        stopped_rollouts.iter().filter_map(|rollout| Some((rollout.image, rollout.obstacle(node, target)?)));
+    rollouts_with_one_image.iter().filter_map(conflict).chain(obstacles).collect()
 }
 
 /// Returns the images that nodes with this key need, with their states.

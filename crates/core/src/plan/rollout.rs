@@ -26,6 +26,7 @@ mod resource;
 mod restart;
 mod rollback;
 mod single;
+mod stopped;
 mod union;
 mod upgrade;
 mod watch;
@@ -51,6 +52,7 @@ pub use past::{PastUpgrade, past_table, past_upgrades};
 pub use pause::{pause, paused};
 pub use record::{Earlier, FieldRecord, RecordState, RewriteRecord};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
+pub(super) use stopped::StoppedRollout;
 pub(super) use union::{release_of_key, unused_kernels};
 pub use upgrade::uncordoned;
 pub(super) use watch::{Limits, is_same_image};
@@ -152,14 +154,23 @@ impl<'a> RequestedRollouts<'a> {
         };
         let rollouts =
             self.all.iter().filter(has_one_image).filter_map(|RequestedRollout { image, target, .. }| {
-                let RolloutObject::DaemonSet(name) = &target.object else { return None };
-                let live = inputs.snapshot.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
-                let daemon_set =
-                    live.or_else(|| Some(daemon_set::target_container(inputs, target).ok()?.daemon_set))?;
-                let object = ReachingObject::daemon_set(daemon_set, inputs.snapshot);
+                let object = ReachingObject::daemon_set(named_daemon_set(inputs, target)?, inputs.snapshot);
                 Some(OneImage { image, target, kernels: Reached::by(&object, &self.groups).kernels })
             });
         rollouts.collect()
+    }
+
+    /// Returns the decided rollouts that do not give every node the image for its next kernel.
+    pub(super) fn stopped<'r>(
+        &'r self,
+        inputs: &PlanInputs<'r>,
+        observed: &'r Observed,
+        planned: &'r [PlannedRollout],
+    ) -> Vec<StoppedRollout<'r>> {
+        planned
+            .iter()
+            .filter_map(|rollout| StoppedRollout::of(inputs, observed, &self.groups, rollout))
+            .collect()
     }
 
     /// Returns the rollouts that share a DaemonSet, without those that claim the same field.
@@ -283,6 +294,13 @@ impl<'a> RequestedRollouts<'a> {
         merge::one_write_for_each_object(inputs.snapshot, &mut planned);
         (planned, unions)
     }
+}
+
+/// Returns the DaemonSet that a rollout names: the live one, or else the one in the rollout's manifests.
+fn named_daemon_set<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Option<&'a DaemonSetFacts> {
+    let RolloutObject::DaemonSet(name) = &target.object else { return None };
+    let live = inputs.snapshot.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
+    live.or_else(|| Some(daemon_set::target_container(inputs, target).ok()?.daemon_set))
 }
 
 /// Returns the rollouts, by index, that would change something while another rollout of their chain is broken, with the

@@ -142,7 +142,8 @@ impl DecidedMatrix<'_> {
         let (rollouts, nodes, unions) = self.with_chains(observed, |cells, chain_states| {
             let (rollouts, unions) = self.rollouts.decide_all(inputs, observed, cells, chain_states);
             let cells = CellLookup { unavailable: Some(&chain_states.incomplete), ..cells };
-            (rollouts, readiness::nodes(inputs, observed, cells, &self.rollouts), unions)
+            let nodes = readiness::nodes(inputs, observed, cells, &self.rollouts, &rollouts);
+            (rollouts, nodes, unions)
         });
         let published_unions = unions.iter().filter_map(|union| published_union(observed, union));
         let signable = published_unions.chain(self.cells.iter().filter_map(published));

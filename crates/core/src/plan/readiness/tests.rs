@@ -1,6 +1,6 @@
 use super::{
     super::{
-        Instance, NEXT_KERNEL_ANNOTATION, Plan, SkipReason,
+        ImageContents, Instance, NEXT_KERNEL_ANNOTATION, PAUSED_ANNOTATION, Plan, SkipReason,
         fixtures::{K47, K48, World, name},
         table,
     },
@@ -272,4 +272,25 @@ fn a_node_waits_while_other_nodes_need_the_only_image_of_their_daemon_set() {
     carry_out(&mut marked, &plan);
     marked.snapshot.nodes.push(super::super::fixtures::node("n1", K47));
     assert_eq!(change(&marked.plan()).unwrap().labels[READY_FOR], None);
+}
+
+#[test]
+fn a_node_waits_while_its_rollout_is_paused_and_the_current_image_is_not_for_its_kernel() {
+    let mut world = World::live(&[K47]);
+    world.snapshot.nodes[0].annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
+    let rollout = serde_json::json!({
+        "strategy": "union", "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+    });
+    world.image("mft").spec.rollout = vec![serde_json::from_value(rollout).unwrap()];
+    world.publish(Verdict::Loads);
+    assert!(world.plan().nodes[0].ready);
+    let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
+    live.annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
+    let plan = world.plan();
+    assert_eq!(answer(&plan), (false, BootReadiness::Wait));
+    insta::assert_snapshot!(table::missing_images(plan.nodes[0].next.as_ref().unwrap()), @r#"mft: DaemonSet kube-system/mft, container driver: it is paused; to resume, remove its annotation farrier.dev/paused or set it to "false""#);
+    let image = world.image_of("driver").to_owned();
+    let kernels = [K47, K48].map(str::to_owned).into();
+    world.observed.contents.insert(image, ImageContents { kernels, ..ImageContents::default() });
+    assert!(world.plan().nodes[0].ready);
 }

@@ -14,8 +14,8 @@ use crate::{
     image::FieldHasher,
     kernel::{KernelLabel, KernelTarget},
     plan::{
-        ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, Container, DaemonSetFacts, Instance, KERNEL_LABEL,
-        LiveDaemonSet, OS_ID_LABEL, OS_VERSION_LABEL, labels::COPY_RECORD_ANNOTATION,
+        ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, Container, DaemonSetFacts, HoldReason, Instance,
+        KERNEL_LABEL, LiveDaemonSet, OS_ID_LABEL, OS_VERSION_LABEL, labels::COPY_RECORD_ANNOTATION,
     },
 };
 
@@ -56,6 +56,17 @@ pub(super) struct CopyRecord {
 pub(super) struct FailedImage {
     pub(super) image: String,
     pub(super) why: String,
+}
+
+impl FailedImage {
+    /// Returns the hold of the rollout.
+    pub(super) fn hold(&self, kernel: &KernelTarget) -> HoldReason {
+        HoldReason::CopyFailed {
+            kernel: kernel.to_string(),
+            image: self.image.clone(),
+            why: self.why.clone(),
+        }
+    }
 }
 
 impl CopyRecord {
@@ -211,6 +222,11 @@ pub(super) fn changes_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
 }
 
 impl LiveCopy<'_> {
+    /// Returns the copy's image that failed, if the copy has no working image.
+    pub(super) fn failure(&self) -> Option<&FailedImage> {
+        self.record.as_ref().filter(|record| record.is_failed())?.failed.as_ref()
+    }
+
     /// Whether this original owns the copy, by UID. Kubernetes deletes the copies of a deleted DaemonSet of the same name.
     pub(super) fn belongs_to(&self, original: &LiveDaemonSet) -> bool {
         let owners = self.live.manifest.pointer("/metadata/ownerReferences").and_then(Value::as_array);

@@ -341,11 +341,7 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
     }
     for (kernel, copy) in fleet.original.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
         if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
-            return Err(HoldReason::CopyFailed {
-                kernel: kernel.to_string(),
-                image: failed.image.clone(),
-                why: failed.why.clone(),
-            });
+            return Err(failed.hold(kernel));
         }
     }
     if let Some(Image::Building(on)) = images.values().find(|image| matches!(image, Image::Building(_))) {

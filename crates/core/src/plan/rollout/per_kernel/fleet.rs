@@ -18,8 +18,8 @@ use crate::{
     image::{ImageReference, Strategy},
     kernel::{KernelLabel, KernelTarget},
     plan::{
-        DaemonSetFacts, ImageContents, KERNEL_LABEL, NodeFacts, NodeReach, NodeReason, PodFacts,
-        ReachingObject, UpgradeNote, node::NodeGroup, outcome::CellState,
+        DaemonSetFacts, ImageContents, KERNEL_LABEL, NodeFacts, NodeReach, NodeReason, PodFacts, UpgradeNote,
+        node::NodeGroup, outcome::CellState,
     },
 };
 
@@ -101,9 +101,7 @@ impl<'a> Fleet<'a> {
         let (mut members, mut undetermined) = (Vec::new(), Vec::new());
         let is_trusted =
             |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::blocks_no_rollout);
-        let copies = original.copies.values().map(|copy| copy.live);
-        let uids = copies.chain([live]).map(|live| live.version.uid.as_str());
-        let object = ReachingObject::new(&original.base, inputs.snapshot, uids);
+        let object = original.reaching_object(inputs.snapshot);
         for group in context.groups.iter().filter(is_trusted) {
             let reach = object.reach_of_equal_nodes(&group.nodes);
             undetermined.extend(reach.undetermined);

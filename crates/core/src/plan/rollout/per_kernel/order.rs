@@ -8,7 +8,7 @@ use super::{
         upgrade::{have_same_modules, plan_upgrade, pods_by_node},
         watch::is_same_image,
     },
-    Context, Fleet, OriginalRecord,
+    Context, Fleet,
 };
 use crate::plan::{DriverPod, NodeFacts, PlannedUpgrade, UpgradeNode, UpgradeNote};
 
@@ -16,7 +16,7 @@ use crate::plan::{DriverPod, NodeFacts, PlannedUpgrade, UpgradeNode, UpgradeNote
 /// person has rolled back the rollout.
 pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<PlannedUpgrade> {
     let Fleet { original, members, .. } = fleet;
-    if !original.is_fenced() || OriginalRecord::read(original.live).is_rolled_back() {
+    if !original.is_fenced() || original.is_rolled_back() {
         return None;
     }
     let pods = pods_by_node(context.inputs.snapshot);

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{
-    DaemonSetFacts,
-    copy::{LiveCopy, read_copy},
-    handover::{handover_label, is_fenced, is_handed_over, without_fence},
+use super::{
+    super::{
+        DaemonSetFacts, HoldReason,
+        copy::{LiveCopy, read_copy},
+        handover::{handover_label, is_fenced, is_handed_over, without_fence},
+    },
+    OriginalRecord,
 };
 use crate::{
     kernel::KernelTarget,
-    plan::{ClusterSnapshot, CowArc, Instance, LiveDaemonSet, NodeFacts, Placement},
+    plan::{ClusterSnapshot, CowArc, Instance, LiveDaemonSet, NodeFacts, Placement, ReachingObject},
 };
 
 /// DaemonSet that the copies are made from.
@@ -37,6 +40,42 @@ impl<'a> Original<'a> {
         let copies = snapshot.daemon_sets.iter().filter_map(|daemon_set| read_copy(facts, daemon_set));
         let copies = copies.map(|copy| (copy.target.clone(), copy)).collect();
         Self { facts, live, label, base, copies, nodes: &snapshot.nodes }
+    }
+
+    /// Returns the object whose pods are those of the original and of its copies.
+    pub(in super::super) fn reaching_object<'o>(
+        &'o self,
+        snapshot: &'o ClusterSnapshot,
+    ) -> ReachingObject<'o> {
+        let copies = self.copies.values().map(|copy| copy.live);
+        let uids = copies.chain([self.live]).map(|live| live.version.uid.as_str());
+        ReachingObject::new(&self.base, snapshot, uids)
+    }
+
+    /// Whether a person rolled back the rollout.
+    pub(in super::super) fn is_rolled_back(&self) -> bool {
+        OriginalRecord::read(self.live).is_rolled_back()
+    }
+
+    /// Whether a copy has no working image.
+    pub(in super::super) fn has_failed_copies(&self) -> bool {
+        self.copies.values().any(|copy| copy.failure().is_some())
+    }
+
+    /// Returns the reason why a node that boots a kernel would get no driver. `stop` is the reason why the rollout neither
+    /// creates copies nor hands nodes over.
+    pub(in super::super) fn obstacle(
+        &self,
+        node: &NodeFacts,
+        kernel: &KernelTarget,
+        stop: Option<&HoldReason>,
+    ) -> Option<HoldReason> {
+        let copy = self.copies.get(kernel).filter(|copy| !copy.live.deleting);
+        if let Some(failed) = copy.and_then(LiveCopy::failure) {
+            return Some(failed.hold(kernel));
+        }
+        let has_copy = copy.is_some() && is_handed_over(node, &self.label) && !self.is_rolled_back();
+        stop.filter(|_| !has_copy).cloned()
     }
 
     /// Whether the fence keeps the DaemonSet off handed-over nodes.

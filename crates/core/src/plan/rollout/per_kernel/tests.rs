@@ -12,7 +12,10 @@ use super::super::{
     super::fixtures::{K47, K48},
     RolloutDecision, handover_label, per_kernel_originals, rollback_per_kernel,
 };
-use crate::plan::{Change, ExceededLimit, Failure, HoldReason, KERNEL_LABEL, next_deadline};
+use crate::plan::{
+    BootReadiness, Change, ExceededLimit, Failure, HoldReason, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION,
+    missing_images, next_deadline,
+};
 
 fn now(cluster: &mut Cluster) -> String {
     match cluster.plan().decision {
@@ -175,6 +178,29 @@ fn an_image_that_does_not_get_ready_gives_its_node_back_and_is_not_tried_again()
         .for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
     cluster.publish();
     settled(&mut cluster);
+}
+
+#[test]
+fn no_node_is_ready_for_a_kernel_whose_image_failed_on_another_node() {
+    let mut cluster = Cluster::new(&[K47, K47, K47], &[]);
+    for node in &mut cluster.world.snapshot.nodes[1..] {
+        node.annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
+    }
+    cluster.publish();
+    settled(&mut cluster);
+    assert!(cluster.world.plan().nodes.iter().all(|node| node.ready));
+    let for_k48 = cluster.modules.iter().filter(|(_, kernels)| kernels.contains(K48));
+    cluster.broken.extend(for_k48.map(|(image, _)| image.clone()));
+    cluster.set_kernel("n0", K48);
+    cluster.settle();
+    cluster.converge();
+    cluster.pass_time(601);
+    cluster.converge();
+    let nodes = cluster.world.plan().nodes;
+    let waiting = nodes.iter().filter(|node| node.may_boot == BootReadiness::Wait);
+    assert_eq!(waiting.count(), 2, "{nodes:?}");
+    let why = missing_images(nodes[0].next.as_ref().unwrap());
+    assert!(why.contains("did not work for 6.1.0-48-amd64"), "{why}");
 }
 
 #[test]

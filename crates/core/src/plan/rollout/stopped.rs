@@ -1,0 +1,93 @@
+//! Rollouts that give a node no image for its next kernel until a person intervenes, or until there is another image.
+
+use std::collections::HashSet;
+
+use super::{
+    HoldReason, ImageContents, NodeGroup, Observed, PlanInputs, PlannedRollout, ReachingObject,
+    RolloutDecision, RolloutTarget, named_daemon_set, pause::is_paused, per_kernel::Original,
+};
+use crate::{
+    image::{ImageName, Strategy},
+    kernel::KernelTarget,
+    plan::{NodeFacts, reach::Reach},
+};
+
+/// Rollout to a DaemonSet that sets no other image, or whose image failed for a kernel.
+pub(in crate::plan) struct StoppedRollout<'a> {
+    pub(in crate::plan) image: &'a ImageName,
+    target: &'a RolloutTarget,
+    /// Names of the nodes that the rollout reaches.
+    nodes: HashSet<&'a str>,
+    /// Reason why the rollout sets no other image.
+    stop: Option<HoldReason>,
+    /// Contents of the DaemonSet's image, where known.
+    contents: Option<&'a ImageContents>,
+    /// DaemonSet with its copies, where the strategy is `per-kernel`.
+    original: Option<Original<'a>>,
+}
+
+impl<'a> StoppedRollout<'a> {
+    /// Examines a rollout; `None` where it gives all nodes their images.
+    pub(super) fn of(
+        inputs: &PlanInputs<'a>,
+        observed: &'a Observed,
+        groups: &'a [NodeGroup<'a>],
+        rollout: &'a PlannedRollout,
+    ) -> Option<Self> {
+        let PlannedRollout { image, target, decision, current_image, .. } = rollout;
+        let daemon_set = named_daemon_set(inputs, target)?;
+        let original = match &daemon_set.live {
+            Some(live) if target.strategy == Strategy::PerKernel => {
+                Some(Original::observe(inputs.snapshot, daemon_set, live))
+            }
+            _ => None,
+        };
+        let stop = match decision {
+            _ if original.as_ref().is_some_and(Original::is_rolled_back) => {
+                Some(HoldReason::CopiesRolledBack)
+            }
+            _ if is_paused(inputs, target) => Some(HoldReason::Paused),
+            RolloutDecision::Hold(why) if leaves_new_kernels(target.strategy, why) => Some(why.clone()),
+            _ => None,
+        };
+        if stop.is_none() && !original.as_ref().is_some_and(Original::has_failed_copies) {
+            return None;
+        }
+        let nodes = match &original {
+            Some(original) => reached_nodes(&original.reaching_object(inputs.snapshot), groups),
+            None => reached_nodes(&ReachingObject::daemon_set(daemon_set, inputs.snapshot), groups),
+        };
+        let contents = current_image.as_ref().and_then(|image| observed.contents.get(image));
+        Some(Self { image, target, nodes, stop, contents, original })
+    }
+
+    /// Returns the reason why a node that boots a kernel would get no driver.
+    pub(in crate::plan) fn obstacle(&self, node: &NodeFacts, kernel: &KernelTarget) -> Option<String> {
+        if !self.nodes.contains(node.name.as_str()) {
+            return None;
+        }
+        let has_modules =
+            self.contents.is_some_and(|contents| contents.has(kernel.arch, kernel.release.as_str()));
+        let why = match &self.original {
+            Some(original) => original.obstacle(node, kernel, self.stop.as_ref())?,
+            None => self.stop.clone().filter(|_| !has_modules)?,
+        };
+        Some(format!("{}: {why}", self.target))
+    }
+}
+
+/// Whether a rollout on hold sets no image for another kernel. The other strategies set a new image for each kernel.
+fn leaves_new_kernels(strategy: Strategy, why: &HoldReason) -> bool {
+    matches!(strategy, Strategy::Union | Strategy::PerKernel)
+        && (why.is_given_up()
+            || matches!(why, HoldReason::NotRestored { .. } | HoldReason::FenceUndone { .. }))
+}
+
+/// Returns the names of the nodes that an object reaches, or reaches once their labels are back.
+fn reached_nodes<'a>(object: &ReachingObject<'_>, groups: &'a [NodeGroup<'a>]) -> HashSet<&'a str> {
+    let reached = groups.iter().flat_map(|group| {
+        let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
+        reached.into_iter().chain(undetermined)
+    });
+    reached.map(|node| node.name.as_str()).collect()
+}
