@@ -18,7 +18,7 @@ use crate::{
     node::{Node, Paths},
 };
 
-/// Record of the image that was loaded when the node was cut off. It outlives a boot.
+/// Record of the image that was loaded when the node was cut off, one for each container. It outlives a boot.
 const RECORD: &str = "/var/lib/farrier/swap-failed";
 
 /// Time for the steps of a swap that have their own limits: loads of old modules, programs of the network's owners.
@@ -35,33 +35,33 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     /// Starts a watchdog for a swap. The swap and its undo may each take the request's limit.
-    pub(super) fn of_swap(paths: &Paths, request: &Request) -> Self {
-        Self::start(paths.clone(), request.digest.clone(), request.limit * 2 + ALLOWANCE)
+    pub(super) fn of_swap(paths: &Paths, container: String, request: &Request) -> Self {
+        Self::start(paths.clone(), container, request.digest.clone(), request.limit * 2 + ALLOWANCE)
     }
 
-    fn start(paths: Paths, image: String, deadline: Duration) -> Self {
+    fn start(paths: Paths, container: String, image: String, deadline: Duration) -> Self {
         let (sender, dropped) = mpsc::channel();
         thread::spawn(move || {
             if dropped.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
                 let node = Node { paths, kernel: &Linux, log: Log::stderr() };
                 let reason = format!("the swap did not end within {} s", deadline.as_secs());
-                reboot(&node, image, &reason);
+                reboot(&node, &container, image, &reason);
             }
         });
         Self { _sender: sender }
     }
 }
 
-/// Returns the record of an image that has cut this node off.
-pub(super) fn record<'a>(node: &'a Node<'a>, image: String) -> FailureRecord<'a> {
-    FailureRecord { node, file: RECORD.to_owned(), image }
+/// Returns the record of a container's image that has cut this node off.
+pub(super) fn record<'a>(node: &'a Node<'a>, container: &str, image: String) -> FailureRecord<'a> {
+    FailureRecord { node, file: format!("{RECORD}-{container}"), image }
 }
 
 /// Records the image, and reboots the node through systemd: orderly first, by force if that takes too long. Does not wait,
 /// because systemd waits for the end of this process.
-pub(super) fn reboot(node: &Node<'_>, image: String, reason: &str) {
+pub(super) fn reboot(node: &Node<'_>, container: &str, image: String, reason: &str) {
     node.log.error(format!("{reason}: rebooting the node"));
-    record(node, image).update(&Err(Error::new(reason, "")));
+    record(node, container, image).update(&Err(Error::new(reason, "")));
     run_systemctl(node, &["--force", "reboot"]);
     let paths = node.paths.clone();
     thread::spawn(move || {
@@ -88,14 +88,15 @@ mod tests {
         let said = bench.at("/said");
         bench.program("systemctl", &format!("echo \"$@\" >> {}", said.display()));
         let paths = bench.node().paths;
-        drop(Watchdog::start(paths.clone(), "ended".to_owned(), Duration::from_hours(1)));
-        let _watchdog = Watchdog::start(paths, "hanging".to_owned(), Duration::ZERO);
+        let acme = "acme".to_owned();
+        drop(Watchdog::start(paths.clone(), acme.clone(), "ended".to_owned(), Duration::from_hours(1)));
+        let _watchdog = Watchdog::start(paths, acme, "hanging".to_owned(), Duration::ZERO);
         while text(&said).is_none_or(|text| text.is_empty()) {
             thread::yield_now();
         }
         assert_eq!(text(&said).as_deref(), Some("--force reboot"));
-        assert!(record(&bench.node(), "ended".to_owned()).check().is_ok());
-        let error = record(&bench.node(), "hanging".to_owned()).check().unwrap_err();
+        assert!(record(&bench.node(), "acme", "ended".to_owned()).check().is_ok());
+        let error = record(&bench.node(), "acme", "hanging".to_owned()).check().unwrap_err();
         assert!(error.to_string().ends_with("not tried again: the swap did not end within 0 s"), "{error}");
         assert!(!error.hint().contains("boot"), "{}", error.hint());
     }

@@ -117,10 +117,10 @@ impl<'a> Guard<'a> {
             Ok(request) => request,
             Err(reason) => return refuse(directory, &mut journal, reason).map_err(|error| error.to_string()),
         };
-        let (limit, image) = (request.limit, request.digest.clone());
-        let watchdog = self.reboots.then(|| Watchdog::of_swap(&node.paths, &request));
+        let (limit, image, container) = (request.limit, request.digest.clone(), name_of(directory));
+        let watchdog = self.reboots.then(|| Watchdog::of_swap(&node.paths, container.clone(), &request));
         let mut host = SwapHost { node, directory: node.paths.container_path(directory), request };
-        node.log.step(format!("swap for {}", name_of(directory)));
+        node.log.step(format!("swap for {container}"));
         swap::run(&mut host, &mut journal, limit).map_err(|error| format!("write the journal: {error}"))?;
         drop(watchdog);
         let journal = journal.journal();
@@ -131,7 +131,7 @@ impl<'a> Guard<'a> {
         match journal.failure() {
             _ if phase == Phase::Committed => {
                 host.failure_record().update(&Ok(()));
-                reboot::record(node, image).update(&Ok(()));
+                reboot::record(node, &container, image).update(&Ok(()));
             }
             Some(Failure { reason, transient }) if phase.is_undo_end() => {
                 let transient = *transient && phase == Phase::Undone;
@@ -142,7 +142,7 @@ impl<'a> Guard<'a> {
         }
         let finished = finish(directory).map_err(|error| error.to_string());
         if phase == Phase::Lost && self.reboots {
-            reboot::reboot(node, host.request.digest, &format!("the node is cut off{state}"));
+            reboot::reboot(node, &container, host.request.digest, &format!("the node is cut off{state}"));
         }
         finished
     }

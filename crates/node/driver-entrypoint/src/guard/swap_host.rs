@@ -1,6 +1,10 @@
 //! The phases of a swap on the host. Each phase can run again after an interruption, and then only does the remaining work.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use rustix::io::Errno;
 use swap_guard::{
@@ -15,7 +19,8 @@ use crate::{
     devices,
     error::{Error, LoadRefusal},
     failure::FailureRecord,
-    files, forecast,
+    files::{self, name_of},
+    forecast,
     kernel::IsolatedLoadError,
     module_file::{ModuleFile, Origin},
     modules::{loaded::Loaded, unload},
@@ -92,17 +97,22 @@ impl Host for SwapHost<'_> {
 }
 
 impl SwapHost<'_> {
-    /// Record of the image that failed.
+    /// Record of the container's image that failed.
     pub(super) fn failure_record(&self) -> FailureRecord<'_> {
         let image = self.request.digest.clone();
-        FailureRecord { node: self.node, file: format!("{DIRECTORY}/failed"), image }
+        FailureRecord { node: self.node, file: format!("{DIRECTORY}/failed-{}", self.container()), image }
+    }
+
+    /// Name of the container that has requested the swap.
+    fn container(&self) -> String {
+        name_of(Path::new(&self.directory))
     }
 
     fn save(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
         self.check_expected()?;
         self.failure_record().check()?;
-        reboot::record(node, request.digest.clone()).check()?;
+        reboot::record(node, &self.container(), request.digest.clone()).check()?;
         let servers = self.api_servers(request.limit);
         let silent = servers.record(&request.unload)?;
         if !silent.is_empty() && servers.recorded().is_empty() {

@@ -79,7 +79,7 @@ fn a_node_that_is_cut_off_is_reported_as_such_and_not_tried_again() {
     let other = Rc::clone(&bench);
     bench.kernel.after_unload.replace(Some(Box::new(move |kernel, _| {
         kernel.silent_servers.borrow_mut().push("10.0.0.9:6443".parse().unwrap());
-        assert_eq!(other.read("/run/farrier/swap/failed"), None);
+        assert_eq!(other.read("/run/farrier/swap/failed-acme"), None);
     })));
     let error = run_container(&bench, || panic!("must not become ready")).unwrap_err().to_string();
     let expected = "the node was cut off even after the guard undid the swap: the API server at 10.0.0.9:6443 did not \
@@ -94,31 +94,34 @@ fn a_node_that_is_cut_off_is_reported_as_such_and_not_tried_again() {
     assert_eq!(bench.calls(), Vec::<String>::new(), "the same image is not tried again");
 }
 
+/// Runs a container that cuts the node off, with a guard that reboots such a node or not. Then boots the node.
+fn cut_off_and_boot(bench: &Rc<Bench>, reboots: bool) {
+    bench.program("systemctl", &format!("echo \"$@\" >> {}", bench.at("/said").display()));
+    drop(Guard::start(&bench.node()).unwrap());
+    let other = Rc::clone(bench);
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        let node = other.node();
+        let mut guard = Guard::start(&node).unwrap();
+        guard.reboots = reboots;
+        guard.serve_once();
+    })));
+    bench.kernel.after_unload.replace(Some(Box::new(|kernel, _| {
+        kernel.silent_servers.borrow_mut().push("10.0.0.9:6443".parse().unwrap());
+    })));
+    run_container(bench, || panic!("must not become ready")).unwrap_err();
+    fs::remove_dir_all(bench.at("/run")).unwrap();
+    bench.kernel.silent_servers.borrow_mut().clear();
+    bench.kernel.after_unload.replace(None);
+    drop(Guard::start(&bench.node()).unwrap());
+}
+
 #[test]
 fn a_guard_that_may_reboots_a_node_that_is_cut_off_and_does_not_try_the_image_after_the_boot() {
     for reboots in [false, true] {
         let bench = bench();
-        let said = bench.at("/said");
-        bench.program("systemctl", &format!("echo \"$@\" >> {}", said.display()));
-        drop(Guard::start(&bench.node()).unwrap());
-        let other = Rc::clone(&bench);
-        bench.kernel.at_pause.replace(Some(Box::new(move || {
-            let node = other.node();
-            let mut guard = Guard::start(&node).unwrap();
-            guard.reboots = reboots;
-            guard.serve_once();
-        })));
-        bench.kernel.after_unload.replace(Some(Box::new(|kernel, _| {
-            kernel.silent_servers.borrow_mut().push("10.0.0.9:6443".parse().unwrap());
-        })));
-        run_container(&bench, || panic!("must not become ready")).unwrap_err();
+        cut_off_and_boot(&bench, reboots);
         let expected = reboots.then_some("--force reboot");
-        assert_eq!(files::text(said).as_deref(), expected, "{}", bench.log());
-        // The node boots.
-        fs::remove_dir_all(bench.at("/run")).unwrap();
-        bench.kernel.silent_servers.borrow_mut().clear();
-        bench.kernel.after_unload.replace(None);
-        drop(Guard::start(&bench.node()).unwrap());
+        assert_eq!(files::text(bench.at("/said")).as_deref(), expected, "{}", bench.log());
         let result = run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log()));
         assert_eq!(result.is_err(), reboots, "{}", bench.log());
         if let Err(error) = result {
@@ -128,9 +131,29 @@ fn a_guard_that_may_reboots_a_node_that_is_cut_off_and_does_not_try_the_image_af
             // Another image replaces the record.
             bench.module("/lib/modules/6.1.0-56-amd64/updates/acme.ko", "", "second-acme");
             run_container(&bench, || assert_eq!(bench.loaded_versions(), ["second-acme"])).unwrap();
-            assert_eq!(bench.read("/var/lib/farrier/swap-failed"), None);
+            assert_eq!(bench.read("/var/lib/farrier/swap-failed-acme"), None);
         }
     }
+}
+
+/// With one record for the node, both containers would take turns: one removes the record, the other has the node rebooted.
+#[test]
+fn the_swap_of_another_container_allows_no_other_try() {
+    let bench = bench();
+    cut_off_and_boot(&bench, true);
+    bench.host_module("other", "");
+    bench.image_module("other", "");
+    bench.load_from_host(&["other"]);
+    let options = generic::Options::read(&["--replace", "other", "other"], environment).unwrap();
+    generic::run(&bench.node(), &options, &mut EndsWhenReady(&mut || {})).unwrap();
+    bench.calls();
+    let error = run_container(&bench, || panic!("must not become ready")).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the guard refused the swap: this image's drivers failed on this node"),
+        "{error}"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    assert_eq!(files::text(bench.at("/said")).as_deref(), Some("--force reboot"), "{}", bench.log());
 }
 
 /// Without `srcversion` and build ID, modules of the same name cannot be told apart.
