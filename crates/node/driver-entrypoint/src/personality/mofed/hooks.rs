@@ -34,11 +34,16 @@ impl Hooks<'_> {
             let device = fs::read_link(interface.join("device")).unwrap_or_default();
             format!("{} {}", name_of(interface), name_of(&device))
         });
-        files::write(node, file, &lines.collect::<Vec<_>>().join("\n"))?;
+        // A container that was killed may have unloaded the driver of other interfaces.
+        let earlier = files::text(node.paths.at(file)).unwrap_or_default();
+        let kept: Vec<String> =
+            earlier.lines().filter(|line| self.current_name(line).is_none()).map(str::to_owned).collect();
+        let has_kept = !kept.is_empty();
+        files::write(node, file, &kept.into_iter().chain(lines).collect::<Vec<_>>().join("\n"))?;
         let Some(program) = before else { return Ok(()) };
         let names: Vec<String> = interfaces.iter().map(|interface| name_of(interface)).collect();
         let result = program::run(node, program, &names, signals);
-        if result.is_err() {
+        if result.is_err() && !has_kept {
             files::remove(node, file)?;
         }
         result
@@ -50,16 +55,18 @@ impl Hooks<'_> {
         let Self { node, before: _, after, file } = self;
         let Some(text) = files::text(node.paths.at(file)) else { return Ok(()) };
         if let Some(program) = after {
-            let current_name = |line: &str| {
-                let (name, device) = line.split_once(' ').unwrap_or((line, ""));
-                let interface = sriov::await_interface(node, &format!("pci/{device}"), 0);
-                let interface = interface.unwrap_or_else(|| node.paths.at("/sys/class/net").join(name));
-                interface.exists().then(|| name_of(&interface))
-            };
-            let names: Vec<String> = text.lines().filter_map(current_name).collect();
+            let names: Vec<String> = text.lines().filter_map(|line| self.current_name(line)).collect();
             program::run(node, program, &names, signals)?;
         }
         files::remove(node, file)?;
         Ok(())
+    }
+
+    /// Name that the interface of a line in the file has now; `None` if it does not exist.
+    fn current_name(&self, line: &str) -> Option<String> {
+        let (name, device) = line.split_once(' ').unwrap_or((line, ""));
+        let interface = sriov::await_interface(self.node, &format!("pci/{device}"), 0);
+        let interface = interface.unwrap_or_else(|| self.node.paths.at("/sys/class/net").join(name));
+        interface.exists().then(|| name_of(&interface))
     }
 }

@@ -106,8 +106,8 @@ impl Container<'_> {
                     .step(format!("{module} is {state}, but {image} in this image: replacing the drivers"));
                 signals.check()?;
                 let replaced = self.replace(&loaded, signals);
-                if replaced.is_err() && !self.is_guard_busy() {
-                    node.log.warn_of(self.hooks().run_after(signals));
+                if replaced.is_err() {
+                    self.run_hook_after(signals);
                 }
                 replaced?;
             }
@@ -164,9 +164,7 @@ impl Container<'_> {
                 .step("the node shuts down: the drivers stay loaded, because pods still need the network");
         } else if settings.restore {
             let restored = self.restore_host(signals);
-            if !self.is_guard_busy() {
-                node.log.warn_of(self.hooks().run_after(signals));
-            }
+            self.run_hook_after(signals);
             restored?;
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
@@ -284,6 +282,13 @@ impl Container<'_> {
         let [before, after] = &self.settings.hooks;
         let file = self.state_file("changed-interfaces");
         Hooks { node: self.node, before: before.as_deref(), after: after.as_deref(), file }
+    }
+
+    /// Runs the program of `HOOK_AFTER`, and only logs its failure. While no driver is loaded, leaves it to the next container.
+    fn run_hook_after(&self, signals: &mut dyn Signals) {
+        if !self.is_guard_busy() && self.has_driver().unwrap_or_default() {
+            self.node.log.warn_of(self.hooks().run_after(signals));
+        }
     }
 
     fn replace_without_guard(

@@ -1,6 +1,6 @@
 //! Programs of the image's author run before and after a replacement, with the names of the interfaces.
 
-use std::{fs, os::unix::fs::symlink};
+use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
 use super::*;
 
@@ -98,6 +98,51 @@ fn a_program_after_that_fails_runs_again_in_the_next_container() {
     fs::rename(device.join("ens1"), device.join("ens1np0")).unwrap();
     run(&bench, &[], || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
     assert_eq!(said(&bench), ["after ens1np0 image-mlx5_core"]);
+}
+
+/// Kills a container while no driver is loaded and no interface exists. Returns the paths of the interface, and where they are now.
+fn killed_between_two_drivers(bench: &Bench) -> [(PathBuf, PathBuf); 2] {
+    let places = [("/sys/class/net/ens1", "/gone1"), ("/sys/bus/pci/devices/ens1.0/net", "/gone2")]
+        .map(|(at, gone)| (bench.at(at), bench.at(gone)));
+    let existing = places.clone();
+    bench.kernel.after_unload.replace(Some(Box::new(move |_, name| {
+        if name == "mlx5_core" {
+            for (at, gone) in &existing {
+                fs::rename(at, gone).unwrap();
+            }
+        }
+    })));
+    // The seventh call unloads the in-tree mlx5_core.
+    bench.kernel.killed_at.set(Some((6, true)));
+    assert!(catch_unwind(AssertUnwindSafe(|| run(bench, &[], || {}))).is_err());
+    bench.kernel.killed_at.set(None);
+    assert_eq!(said(bench), ["before ens1 host-mlx5_core"]);
+    places
+}
+
+#[test]
+fn interfaces_of_a_container_that_is_killed_between_two_drivers_are_not_forgotten() {
+    let bench = with_hooks();
+    let places = killed_between_two_drivers(&bench);
+    // The interface comes back before mlx5_ib is loaded.
+    bench.kernel.busy_attempts.borrow_mut().insert("mlx5_ib".to_owned(), 1);
+    let driver = bench.at("/sys/module/mlx5_core");
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        for (at, gone) in places.iter().filter(|(_, gone)| driver.exists() && gone.exists()) {
+            fs::rename(gone, at).unwrap();
+        }
+    })));
+    run(&bench, &[], || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
+    assert_eq!(said(&bench), ["before", "after ens1 image-mlx5_core"]);
+}
+
+#[test]
+fn a_program_before_that_fails_forgets_no_interface_of_a_killed_container() {
+    let bench = with_hooks();
+    killed_between_two_drivers(&bench);
+    bench.write("/said.before", "3");
+    run(&bench, &[], || panic!("must not become ready")).unwrap_err();
+    assert_eq!(bench.read(FILE).as_deref(), Some("ens1 ens1.0"), "{}", bench.log());
 }
 
 #[test]
