@@ -188,7 +188,7 @@ impl GuardClient<'_> {
         attempts
     }
 
-    /// Logs the guard's messages until the swap has ended.
+    /// Logs the guard's messages until the swap has ended. At a signal, withdraws a request that no guard has begun.
     fn follow(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, directory, .. } = self;
         let (mut logged, mut polls_without_guard) = (0, 0);
@@ -210,7 +210,10 @@ impl GuardClient<'_> {
                     transient: true,
                 });
             }
-            signals.check()?;
+            if let Err(error) = signals.check() {
+                self.withdraw();
+                return Err(error);
+            }
             polls_without_guard = if self.has_guard() { 0 } else { polls_without_guard + 1 };
             if polls_without_guard > 0 && polls_without_guard % MAX_POLLS_WITHOUT_GUARD == 0 {
                 node.log.warn(format!(

@@ -28,6 +28,7 @@ use crate::{
     files,
     modules::{index::Index, load::Loader, parameters::Parameters},
     personality::{generic, mofed},
+    signals::Signals,
     testing::{Bench, EndsWhenReady, Killed},
 };
 

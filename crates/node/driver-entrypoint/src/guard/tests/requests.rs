@@ -116,6 +116,30 @@ fn a_request_is_either_begun_or_taken_back() {
     assert!(client.withdraw(), "a guard was killed before it began");
 }
 
+/// The pod is deleted before the guard has looked.
+#[test]
+fn a_container_that_ends_takes_its_request_back() {
+    struct EndsNow;
+    impl Signals for EndsNow {
+        fn received(&mut self) -> Option<&'static str> {
+            Some("SIGTERM")
+        }
+        fn wait(&mut self) -> &'static str {
+            "SIGTERM"
+        }
+    }
+    let bench = bench();
+    let node = bench.node();
+    drop(Guard::start(&node).unwrap());
+    let arguments = ["--replace", "acme_net", "--replace", "acme", "acme"];
+    let options = generic::Options::read(&arguments, environment).unwrap();
+    let error = generic::run(&node, &options, &mut EndsNow).unwrap_err();
+    assert_eq!(error.to_string(), "received SIGTERM before the drivers were ready");
+    Guard::start(&node).unwrap().serve_once();
+    assert_eq!(bench.calls(), Vec::<String>::new(), "{}", bench.log());
+    assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());
+}
+
 /// The guard finds the request that a container takes back at the same time, and the next container asks at once.
 #[test]
 fn a_request_that_is_taken_back_does_not_delay_the_next() {
