@@ -1,13 +1,12 @@
 //! The container's side of a swap by the guard: the request, and the wait for its end.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, DirBuilder},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use rustix::fs::{FlockOperation, flock};
 use swap_guard::{
     journal::{Failure, Journal, Phase},
     request::{Module, NEW, OLD, Request},
@@ -16,7 +15,7 @@ use swap_guard::{
 use super::{
     LOCK, VARIABLE,
     files_of_request::{JOURNAL, LOG, REQUEST},
-    is_open, lock_request, remove_modules,
+    has_guard, is_open, lock_request, remove_modules,
 };
 use crate::{
     error::Error,
@@ -214,7 +213,8 @@ impl GuardClient<'_> {
                 self.withdraw();
                 return Err(error);
             }
-            polls_without_guard = if self.has_guard() { 0 } else { polls_without_guard + 1 };
+            polls_without_guard =
+                if has_guard(&node.paths.at(directory)) { 0 } else { polls_without_guard + 1 };
             if polls_without_guard > 0 && polls_without_guard % MAX_POLLS_WITHOUT_GUARD == 0 {
                 node.log.warn(format!(
                     "no guard works on {directory}: waiting until the DaemonSet of the guard starts it"
@@ -241,12 +241,6 @@ impl GuardClient<'_> {
             self.node.log.step(format!("guard: {message}"));
         }
         *logged = end.max(*logged);
-    }
-
-    /// Whether a guard holds its lock.
-    fn has_guard(&self) -> bool {
-        let lock = self.node.paths.at(&format!("{}/{LOCK}", self.directory));
-        File::open(lock).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
     }
 
     /// Withdraws a request that no guard has begun. Returns whether the request was withdrawn.

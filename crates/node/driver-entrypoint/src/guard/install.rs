@@ -12,12 +12,13 @@ use std::{
 
 use rustix::process::{chdir, chroot};
 
-use super::{DIRECTORY, REBOOT, files_of_request::JOURNAL, is_open};
+use super::{DIRECTORY, REBOOT, files_of_request::JOURNAL, has_guard, is_open};
 use crate::{
     error::Error,
     files::entries,
     log::Log,
     node::{Node, is_plain_path},
+    personality::nvidia::selinux,
     signals::Signals,
 };
 
@@ -25,6 +26,8 @@ use crate::{
 const HOST: &str = "/host";
 /// The guard's program on the host. `/run` is mounted with `noexec` on many hosts.
 const PROGRAM: &str = "/var/lib/farrier/swap-guard";
+/// SELinux type of programs that systemd may execute. A file in `/var/lib` has another one.
+const PROGRAM_TYPE: &str = "bin_t";
 const UNIT: &str = "farrier-swap-guard.service";
 /// First argument of the process that runs a program of the host; the host's root and the program's arguments follow.
 pub(crate) const ON_HOST: &str = "run-on-host";
@@ -35,6 +38,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLLS_PER_CHECK: u32 = 30;
 /// Maximum number of polls until a guard of another version ends its swap: longer than any time limit in use.
 const MAX_IDLE_POLLS: u32 = 900;
+
+/// Maximum number of polls until a guard that was started serves the node.
+const MAX_START_POLLS: u32 = 30;
 
 /// Properties of the unit. The OOM killer picks the guard last. When systemd stops the unit, it lets a swap end first. It kills
 /// only the guard itself: a load that cannot be killed does not delay the start of the next guard.
@@ -97,11 +103,13 @@ pub(crate) fn install(
         on_host(root, "systemctl", &["stop", UNIT])?;
     }
     copy_program(node, root, &program)?;
+    label_program(node, root)?;
     loop {
         if !is_active(root)? {
             start(&installation)?;
             node.log.step(format!("started {UNIT} on the host"));
         }
+        await_guard(node, root, signals)?;
         for _ in 0..POLLS_PER_CHECK {
             if let Some(signal) = signals.received() {
                 node.log.step(format!("{signal}: the guard stays on the host"));
@@ -152,6 +160,35 @@ fn copy_program(node: &Node<'_>, root: &str, program: &[u8]) -> Result<(), Error
     write().map_err(Error::on("write", format!("{root}{PROGRAM}")))?;
     node.log.step(format!("copied this program to {PROGRAM} of the host"));
     Ok(())
+}
+
+/// Lets systemd execute the program on a host with SELinux.
+fn label_program(node: &Node<'_>, root: &str) -> Result<(), Error> {
+    let path = format!("{root}{PROGRAM}");
+    if node.paths.at(&format!("{root}/sys/fs/selinux/enforce")).exists()
+        && selinux::label(&node.paths.at(&path), PROGRAM_TYPE)
+            .map_err(Error::on("label for SELinux", path))?
+    {
+        node.log.step(format!("SELinux: labeled {PROGRAM} of the host {PROGRAM_TYPE}"));
+    }
+    Ok(())
+}
+
+/// Waits a limited time until the guard serves the node. The unit of a program that cannot be executed is active, too, because
+/// systemd starts it again and again.
+fn await_guard(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
+    for _ in 0..MAX_START_POLLS {
+        if has_guard(&node.paths.at(&format!("{root}{DIRECTORY}"))) {
+            return Ok(());
+        }
+        signals.check()?;
+        node.kernel.pause(POLL_INTERVAL);
+    }
+    let status = on_host_output(root, "systemctl", &["status", "--full", UNIT])?;
+    Err(Error::new(
+        format!("{UNIT} does not serve the node: {}", status.trim()),
+        "journalctl --unit farrier-swap-guard on the node has its messages; with SELinux, ausearch --message AVC has refusals",
+    ))
 }
 
 fn is_active(root: &str) -> Result<bool, Error> {
@@ -241,6 +278,7 @@ mod tests {
     use super::*;
     use crate::{
         files::text,
+        guard::serve::Guard,
         testing::{Bench, EndsWhenReady},
     };
 
@@ -269,6 +307,35 @@ mod tests {
             }
             assert_eq!(is_busy(&bench.node(), "/host"), expected, "{files:?}");
         }
+    }
+
+    /// `systemctl is-active` calls a unit active whose program SELinux does not let systemd execute.
+    #[test]
+    fn a_guard_serves_while_it_holds_its_lock() {
+        let bench = Bench::new();
+        let node = bench.node();
+        let directory = bench.at(DIRECTORY);
+        assert!(!has_guard(&directory));
+        let guard = Guard::start(&node).unwrap();
+        await_guard(&node, "", &mut EndsWhenReady(&mut || {})).unwrap();
+        assert_eq!(bench.kernel.pauses.get(), 0);
+        drop(guard);
+        assert!(!has_guard(&directory));
+    }
+
+    /// The file system of the bench may have no labels, which is no error.
+    #[test]
+    fn only_a_host_with_selinux_has_its_program_labeled() {
+        let bench = Bench::new();
+        label_program(&bench.node(), "/host").unwrap();
+        bench.write("/host/sys/fs/selinux/enforce", "1");
+        let error = label_program(&bench.node(), "/host").unwrap_err();
+        assert!(
+            error.to_string().starts_with("label for SELinux /host/var/lib/farrier/swap-guard: "),
+            "{error}"
+        );
+        bench.write("/host/var/lib/farrier/swap-guard", "");
+        label_program(&bench.node(), "/host").unwrap();
     }
 
     #[test]

@@ -61,6 +61,12 @@ mod files_of_request {
 /// File below [`DIRECTORY`] that a running guard holds locked.
 const LOCK: &str = "lock";
 
+/// Whether a guard holds its lock in this directory.
+fn has_guard(directory: &Path) -> bool {
+    let lock = File::open(directory.join(LOCK));
+    lock.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+}
+
 /// Whether a request is unfinished. A guard removes a request that it cannot begin, and writes `done` at the end of a swap.
 fn is_open(directory: &Path) -> bool {
     directory.join(REQUEST).exists() && !directory.join(DONE).exists()

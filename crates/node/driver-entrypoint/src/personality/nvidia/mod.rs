@@ -16,7 +16,7 @@ mod driver;
 mod init;
 mod options;
 pub(crate) mod parameters;
-mod selinux;
+pub(crate) mod selinux;
 mod state;
 pub(crate) mod toolkit;
 mod watch;

@@ -1,4 +1,4 @@
-//! SELinux labels on the exposed device files, so that containers may use them on hosts with SELinux.
+//! SELinux labels on files: on the exposed device files, so that containers may use them on hosts with SELinux.
 
 use std::{io, path::Path};
 
@@ -34,13 +34,14 @@ pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Error> {
         let entry = entry.map_err(|error| label_error(error.path().unwrap_or(&devices))(error.into()))?;
         // Skip symlinks; their targets have their own labels.
         if !entry.path_is_symlink() {
-            labeled += usize::from(label(entry.path()).map_err(label_error(entry.path()))?);
+            labeled += usize::from(label(entry.path(), TYPE).map_err(label_error(entry.path()))?);
         }
     }
     Ok(labeled)
 }
 
-fn label(path: &Path) -> io::Result<bool> {
+/// Sets the type in the label of a file. Returns whether that changes the label.
+pub(crate) fn label(path: &Path, wanted: &str) -> io::Result<bool> {
     let mut buffer = vec![0; MAX_LABEL];
     let length = match lgetxattr(path, ATTRIBUTE, &mut buffer) {
         Ok(length) => length,
@@ -49,17 +50,18 @@ fn label(path: &Path) -> io::Result<bool> {
         Err(errno) => return Err(errno.into()),
     };
     let label = buffer.get(..length).unwrap_or_default();
-    let Some(new_label) = std::str::from_utf8(label).ok().and_then(with_type) else { return Ok(false) };
+    let new_label = std::str::from_utf8(label).ok().and_then(|label| with_type(label, wanted));
+    let Some(new_label) = new_label else { return Ok(false) };
     lsetxattr(path, ATTRIBUTE, new_label.as_bytes(), XattrFlags::empty())?;
     Ok(true)
 }
 
-/// Returns the label `user:role:type:level` with our type; `None` if it has that type or is not a label.
-fn with_type(label: &str) -> Option<String> {
+/// Returns the label `user:role:type:level` with the wanted type; `None` if it has that type or is not a label.
+fn with_type(label: &str, wanted: &str) -> Option<String> {
     let label = label.trim_end_matches('\0');
     let mut fields = label.splitn(4, ':');
     let (user, role, kind, level) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-    (kind != TYPE).then(|| format!("{user}:{role}:{TYPE}:{level}"))
+    (kind != wanted).then(|| format!("{user}:{role}:{wanted}:{level}"))
 }
 
 #[cfg(test)]
@@ -70,9 +72,11 @@ mod tests {
     #[test]
     fn only_the_type_of_a_label_changes() {
         let new_label = "system_u:object_r:container_file_t:s0:c1,c2";
-        assert_eq!(with_type("system_u:object_r:device_t:s0:c1,c2\0").as_deref(), Some(new_label));
-        assert_eq!(with_type(new_label), None);
-        assert_eq!(with_type("unlabelled"), None);
+        assert_eq!(with_type("system_u:object_r:device_t:s0:c1,c2\0", TYPE).as_deref(), Some(new_label));
+        assert_eq!(with_type(new_label, TYPE), None);
+        assert_eq!(with_type("unlabelled", TYPE), None);
+        let program = "system_u:object_r:bin_t:s0";
+        assert_eq!(with_type("system_u:object_r:var_lib_t:s0", "bin_t").as_deref(), Some(program));
     }
 
     #[test]
