@@ -41,8 +41,8 @@ const POLLS_PER_SECOND: u32 = 10;
 /// Saved state of a node's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NetworkState {
-    /// Identifies the load of the driver that this state was read from; see [`driver_load_id`].
-    driver_load: u64,
+    /// Modules that drove the devices, each with its load; see [`module_load`].
+    loads: Vec<(String, u64)>,
     /// Devlink parameters, sorted by device.
     parameters: Vec<Parameter>,
     physical: Vec<PhysicalFunction>,
@@ -92,28 +92,42 @@ struct VirtualFunction {
 impl NetworkState {
     /// Reads the current state. `defaults_file` has the parameters that were recorded when this driver was loaded.
     pub(crate) fn read(node: &Node<'_>, defaults_file: &str) -> Self {
-        Self::read_of_devices(node, defaults_file, &devices(node))
+        Self::read_of_devices(node, defaults_file, &devices(node), loads(node, ["mlx5_core"]))
     }
 
     /// Like [`read`](Self::read), for the PCI devices that these modules drive.
     pub(crate) fn read_of_modules(node: &Node<'_>, defaults_file: &str, modules: &[String]) -> Self {
-        let addresses = modules.iter().flat_map(|name| bound_to_module(&node.paths, name));
-        let mut devices: Vec<String> = addresses.map(|address| format!("pci/{address}")).collect();
+        let (mut devices, mut drivers) = (Vec::new(), Vec::new());
+        for module in modules {
+            let addresses = bound_to_module(&node.paths, module);
+            drivers.extend((!addresses.is_empty()).then_some(module.as_str()));
+            devices.extend(addresses.iter().map(|address| format!("pci/{address}")));
+        }
         devices.sort();
         devices.dedup();
-        Self::read_of_devices(node, defaults_file, &devices)
+        Self::read_of_devices(node, defaults_file, &devices, loads(node, drivers))
     }
 
-    fn read_of_devices(node: &Node<'_>, defaults_file: &str, devices: &[String]) -> Self {
+    fn read_of_devices(
+        node: &Node<'_>,
+        defaults_file: &str,
+        devices: &[String],
+        loads: Vec<(String, u64)>,
+    ) -> Self {
         let devlink = Devlink::of(node);
         let physical = devices.iter().map(|device| PhysicalFunction::read(node, devlink.as_ref(), device));
         let physical = physical.collect();
         let parameters = devlink.map(|devlink| devlink.parameters(devices)).unwrap_or_default();
-        let driver_load = driver_load_id(node);
         let defaults = text(node.paths.at(defaults_file)).map(|text| Self::parse(&text));
-        let defaults = defaults.filter(|defaults| defaults.driver_load == driver_load);
+        let defaults = defaults.filter(|defaults| defaults.are_drivers_loaded(node));
         let parameters = changed_parameters(parameters, &defaults.unwrap_or_default().parameters);
-        Self { driver_load, parameters, physical }
+        Self { loads, parameters, physical }
+    }
+
+    /// Whether the drivers that this state was read from have stayed loaded since.
+    fn are_drivers_loaded(&self, node: &Node<'_>) -> bool {
+        !self.loads.is_empty()
+            && self.loads.iter().all(|(module, load)| module_load(node, module) == Some(*load))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -145,11 +159,12 @@ impl NetworkState {
     /// Reads the state saved by an earlier container that was killed or could not restore it. If the driver has not
     /// been unloaded since, the saved state is ignored: users may have changed the devices.
     pub(crate) fn load_if_unloaded(node: &Node<'_>, path: &str) -> Option<Self> {
-        Self::load(node, path).filter(|state| state.driver_load != driver_load_id(node))
+        Self::load(node, path).filter(|state| !state.are_drivers_loaded(node))
     }
 
     fn to_text(&self) -> String {
-        let mut lines = vec![format!("load {}\n", self.driver_load)];
+        let loads = self.loads.iter().map(|(module, load)| format!("load {module} {load}\n"));
+        let mut lines: Vec<String> = loads.collect();
         lines.extend(self.parameters.iter().map(Parameter::to_line));
         for physical in &self.physical {
             let PhysicalFunction { device, up, mtu, switchdev, number, .. } = physical;
@@ -173,7 +188,11 @@ impl NetworkState {
         for line in text.lines() {
             let fields: Vec<&str> = line.split(' ').collect();
             match (fields.as_slice(), state.physical.last_mut()) {
-                (["load", load], _) => state.driver_load = load.parse().unwrap_or_default(),
+                // Containers of earlier versions wrote no name.
+                (["load", module @ .., load], _) => {
+                    let module = module.first().copied().unwrap_or("mlx5_core");
+                    state.loads.push((module.to_owned(), load.parse().unwrap_or_default()));
+                }
                 (&["physical", device, up, mtu, switchdev, number], _) if is_device(device) => {
                     let fields = [device, up, mtu, switchdev, number];
                     state.physical.push(PhysicalFunction::of_fields(fields));
@@ -204,9 +223,10 @@ impl NetworkState {
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, defaults_file: &str) {
         let restorer = Restorer { node, polls: wait_seconds * POLLS_PER_SECOND, devlink: Devlink::of(node) };
         // The driver was not unloaded; only interfaces that other modules created on its devices are gone.
-        if self.driver_load != 0 && self.driver_load == driver_load_id(node) {
+        if self.are_drivers_loaded(node) {
+            let mut polls = restorer.polls;
             for physical in &self.physical {
-                restorer.restore_interfaces(physical);
+                restorer.restore_interfaces(physical, &mut polls);
             }
             restorer.restore_links(&self.physical);
             return;
@@ -242,7 +262,7 @@ impl NetworkState {
             parameter.set =
                 self.parameters.iter().any(|wanted| wanted.set && wanted.is_same_parameter(parameter));
         }
-        let defaults = Self { driver_load: driver_load_id(node), parameters, physical: Vec::new() };
+        let defaults = Self { loads: loads(node, ["mlx5_core"]), parameters, physical: Vec::new() };
         node.log.warn_of(defaults.save(node, defaults_file));
         devlink.restore(&self.parameters);
     }
@@ -347,10 +367,16 @@ fn is_ipoib_child(interface: &Path) -> bool {
         && (interface.join("parent").exists() || attribute("iflink") != attribute("ifindex"))
 }
 
-/// Identifies the current load of the driver; 0 if it is not loaded. The number is the inode of the module's directory,
+/// Returns those of the modules that are loaded, each with its load.
+fn loads<'a>(node: &Node<'_>, modules: impl IntoIterator<Item = &'a str>) -> Vec<(String, u64)> {
+    let modules = modules.into_iter();
+    modules.filter_map(|module| Some((module.to_owned(), module_load(node, module)?))).collect()
+}
+
+/// Identifies the current load of a module; `None` if it is not loaded. The number is the inode of the module's directory,
 /// because sysfs does not reuse inode numbers.
-fn driver_load_id(node: &Node<'_>) -> u64 {
-    fs::metadata(node.paths.at("/sys/module/mlx5_core")).map(|module| module.ino()).unwrap_or_default()
+fn module_load(node: &Node<'_>, module: &str) -> Option<u64> {
+    fs::metadata(node.paths.at("/sys/module").join(module)).ok().map(|module| module.ino())
 }
 
 /// Finds the representors on the switch of a physical function's interface, with their paths.

@@ -57,15 +57,17 @@ impl Restorer<'_> {
                 self.write_bind_file(&function.pci, "bind");
             }
         }
-        self.restore_interfaces(physical);
+        let mut polls = self.polls;
+        self.restore_interfaces(physical, &mut polls);
         self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
     }
 
-    /// Restores attributes, sysctls, MTU and up state of the interfaces of a device and of its virtual functions.
-    pub(super) fn restore_interfaces(&self, physical: &PhysicalFunction) {
+    /// Restores attributes, sysctls, MTU and up state of the interfaces of a device and of its virtual functions. All interfaces
+    /// share one wait of at most `polls`.
+    pub(super) fn restore_interfaces(&self, physical: &PhysicalFunction, polls: &mut u32) {
         let PhysicalFunction { device, up, mtu, functions, .. } = physical;
         for function in functions.iter().filter(|function| function.mtu != "-") {
-            let Some(interface) = self.wait_for_interface(&format!("pci/{}", function.pci)) else {
+            let Some(interface) = self.poll_interface(&format!("pci/{}", function.pci), polls) else {
                 self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
                 continue;
             };
@@ -76,7 +78,7 @@ impl Restorer<'_> {
         if mtu == "-" {
             return;
         }
-        let Some(interface) = self.wait_for_interface(device) else {
+        let Some(interface) = self.poll_interface(device, polls) else {
             self.node
                 .log
                 .warn(format!("{device} has no network interface: its MTU and state are not restored"));
@@ -204,15 +206,22 @@ impl Restorer<'_> {
 
     /// Waits until the interface of a device exists and udev has named it.
     pub(super) fn wait_for_interface(&self, device: &str) -> Option<PathBuf> {
+        let mut polls = self.polls;
+        self.poll_interface(device, &mut polls)
+    }
+
+    /// Like [`wait_for_interface`](Self::wait_for_interface), for at most `polls`. Subtracts the polls that the wait takes.
+    fn poll_interface(&self, device: &str, polls: &mut u32) -> Option<PathBuf> {
         let device = sysfs_path(self.node, device);
-        let poll = |_| {
+        while *polls > 0 {
             let interface = own_interface(&device).filter(|interface| self.is_named(interface));
-            if interface.is_none() {
-                self.node.kernel.pause(POLL_INTERVAL);
+            if interface.is_some() {
+                return interface;
             }
-            interface
-        };
-        (0..self.polls).find_map(poll).or_else(|| own_interface(&device))
+            self.node.kernel.pause(POLL_INTERVAL);
+            *polls -= 1;
+        }
+        own_interface(&device)
     }
 
     fn write(&self, path: &Path, value: &str) {

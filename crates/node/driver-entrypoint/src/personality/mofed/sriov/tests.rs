@@ -186,6 +186,35 @@ fn saved_state_is_ignored_while_the_driver_stays_loaded() {
     assert_eq!(NetworkState::load_if_unloaded(&bench.node(), KEPT), Some(state));
 }
 
+/// A node with devices of two vendors, whose guard swaps the other driver.
+#[test]
+fn a_reload_of_another_driver_is_seen_while_mlx5_core_stays_loaded() {
+    let bench = bench();
+    bench.write("/sys/module/mlx5_core/srcversion", "");
+    link(&bench, PF, "/sys/module/ice/drivers/pci:ice/0000:08:00.0");
+    let modules = ["ib_core", "ice"].map(str::to_owned);
+    let state = NetworkState::read_of_modules(&bench.node(), FRESH, &modules);
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
+    reload(&bench);
+    fs::rename(bench.at("/sys/module/ice"), bench.at("/sys/gone")).unwrap();
+    bench.write("/sys/module/ice/srcversion", "");
+    state.restore(&bench.node(), 1, FRESH);
+    assert_eq!(bench.read(&format!("{PF}/sriov_numvfs")).as_deref(), Some("1"), "{}", bench.log());
+}
+
+/// The guard's time limit passes meanwhile.
+#[test]
+fn missing_interfaces_of_a_driver_that_stayed_loaded_share_one_wait() {
+    let bench = bench();
+    bench.write("/sys/module/mlx5_core/srcversion", "");
+    let state = saved(&bench);
+    for device in [PF, VF] {
+        fs::remove_dir_all(bench.at(&format!("{device}/net"))).unwrap();
+    }
+    state.restore(&bench.node(), 2, FRESH);
+    assert_eq!(bench.kernel.pauses.get(), 20, "{}", bench.log());
+}
+
 #[test]
 fn a_switch_is_restored_with_its_parameters_and_representors() {
     let bench = bench();
