@@ -12,7 +12,7 @@ use crate::{
 /// A process that has a device open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct User {
-    id: u32,
+    pub(crate) id: u32,
     command: String,
     /// UID of the process's pod.
     pub(crate) pod: Option<String>,

@@ -112,6 +112,12 @@ pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
     has_switches.then_some(NVSWITCH_MANAGER)
 }
 
+/// Returns the process IDs of all running daemons.
+pub(crate) fn processes(paths: &Paths) -> Vec<u32> {
+    let running = DAEMONS.iter().filter_map(|daemon| running(paths, daemon));
+    running.map(|pid| pid.as_raw_pid().unsigned_abs()).collect()
+}
+
 /// Stops all running daemons and logs that. A daemon that does not end is an error, because it keeps the driver in use.
 pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
     for daemon @ Daemon { name, .. } in DAEMONS {

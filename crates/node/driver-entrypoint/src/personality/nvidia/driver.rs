@@ -161,30 +161,37 @@ fn explain_missing_gpu(node: &Node<'_>, error: Error) -> Error {
 pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     // A GPU has neither interfaces nor storage: the forecast only names its users.
     forecast::announce(node, &UNLOAD_ORDER, &Allowed::default())?;
-    let mut polls = 1;
-    let obstacles = loop {
-        let obstacles = obstacles(node, &Loaded::read(&node.paths)?);
-        if obstacles.is_empty() || polls == MAX_POLLS {
-            break obstacles;
-        }
-        polls += 1;
-        node.kernel.pause(POLL_INTERVAL);
-    };
-    if !obstacles.is_empty() {
-        let obstacles: Vec<String> = obstacles.iter().map(Error::to_string).collect();
-        return Err(Error::new(
-            format!("the NVIDIA driver is in use and stays loaded: {}", obstacles.join("; ")),
-            "stop the pods and processes that use the GPUs, or drain the node; the pod then restarts",
-        ));
-    }
+    check_users(node, &[])?;
     if unload::unload_all(node, &UNLOAD_ORDER)?.is_empty() {
         node.log.step("no NVIDIA driver is loaded");
     }
     Ok(())
 }
 
-/// Lists the obstacles to the unload of the driver's modules.
-fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<Error> {
+/// Fails if anything besides these daemons uses the driver. A stop of the fabric manager aborts the work of all processes on the
+/// GPUs, so this check comes before it.
+pub(crate) fn check_users(node: &Node<'_>, daemons: &[u32]) -> Result<(), Error> {
+    let mut polls = 1;
+    let obstacles = loop {
+        let obstacles = obstacles(node, &Loaded::read(&node.paths)?, daemons);
+        if obstacles.is_empty() || polls == MAX_POLLS {
+            break obstacles;
+        }
+        polls += 1;
+        node.kernel.pause(POLL_INTERVAL);
+    };
+    if obstacles.is_empty() {
+        return Ok(());
+    }
+    let obstacles: Vec<String> = obstacles.iter().map(Error::to_string).collect();
+    Err(Error::new(
+        format!("the NVIDIA driver is in use and stays loaded: {}", obstacles.join("; ")),
+        "stop the pods and processes that use the GPUs, or drain the node; the pod then restarts",
+    ))
+}
+
+/// Lists the obstacles to the unload of the driver's modules after the stop of these daemons.
+fn obstacles(node: &Node<'_>, loaded: &Loaded, daemons: &[u32]) -> Vec<Error> {
     let mut obstacles = Vec::new();
     for name in UNLOAD_ORDER {
         let Some(module) = loaded.get(name) else { continue };
@@ -193,7 +200,13 @@ fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<Error> {
         if !users.is_empty() {
             obstacles.push(Error::Held { name: name.to_owned(), users });
         }
-        obstacles.extend(unload::in_use(node, loaded, name));
+        obstacles.extend(unload::in_use(node, loaded, name).filter(|error| !is_of_daemons(error, daemons)));
     }
     obstacles
+}
+
+/// Whether all references may be those of the daemons.
+fn is_of_daemons(error: &Error, daemons: &[u32]) -> bool {
+    let Error::InUse { users, .. } = error else { return false };
+    !daemons.is_empty() && users.iter().all(|user| daemons.contains(&user.id))
 }

@@ -51,6 +51,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         node.log.step("the loaded driver already has this configuration: only user space is set up again");
     } else {
         // Fails if the driver is in use, which then stays loaded.
+        driver::check_users(node, &daemons::processes(&node.paths))?;
         daemons::stop(node)?;
         driver::unload(node)?;
         files::remove(node, state::DIGEST_FILE)?;
@@ -62,10 +63,10 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
             node.log.step("done, waiting for a signal");
             let signal = signals.wait();
             node.log.step(format!("received {signal}: stopping"));
-            stop(node)
+            stop(node, signals)
         }
         Err(error) => {
-            node.log.warn_of(stop(node));
+            node.log.warn_of(stop(node, signals));
             Err(error)
         }
     }
@@ -96,10 +97,15 @@ fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) ->
 }
 
 /// The order matters: if the driver is in use and stays loaded, its user space must also stay.
-fn stop(node: &Node<'_>) -> Result<(), Error> {
+fn stop(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
     state::set_not_ready(node)?;
+    driver::check_users(node, &daemons::processes(&node.paths))?;
     daemons::stop(node)?;
-    driver::unload(node)?;
+    if let Err(error) = driver::unload(node) {
+        // The driver's users need the daemons.
+        node.log.warn_of(start_daemons(node, signals));
+        return Err(error);
+    }
     FIRMWARE.restore_search_path(node)?;
     mounts::conceal(node, state::ROOT)?;
     state::clear(node)

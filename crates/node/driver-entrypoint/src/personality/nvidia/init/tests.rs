@@ -1,4 +1,7 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::Command,
+};
 
 use rustix::io::Errno;
 
@@ -406,6 +409,67 @@ fn gpus_behind_switches_need_their_fabric_manager() {
     bench.program("nv-fabricmanager", "test \"$*\" = '-c /usr/share/nvidia/nvswitch/fabricmanager.cfg'");
     start_and_stop(&bench, &Settings::default()).unwrap();
     assert!(bench.log().contains("INFO  started nv-fabricmanager"), "{}", bench.log());
+}
+
+/// Makes a process the fabric manager, which has a GPU open.
+fn fabric_manager(bench: &Bench, process: u32) {
+    bench.write("/run/nvidia-fabricmanager/nv-fabricmanager.pid", &process.to_string());
+    bench.write(&format!("/proc/{process}/status"), "Name:\tnv-fabricmanage\nState:\tS (sleeping)\n");
+    open_gpu(bench, process);
+}
+
+fn open_gpu(bench: &Bench, process: u32) {
+    let directory = bench.at(&format!("/proc/{process}/fd"));
+    std::fs::create_dir_all(&directory).unwrap();
+    std::os::unix::fs::symlink("/dev/nvidia0", directory.join("5")).unwrap();
+}
+
+/// The stop of the fabric manager aborts the work of all processes on the GPUs.
+#[test]
+fn the_fabric_manager_runs_while_a_process_uses_the_driver() {
+    let bench = bench();
+    let mut manager = Command::new("sleep").arg("100").spawn().unwrap();
+    let mut use_driver = || {
+        fabric_manager(&bench, manager.id());
+        bench.write("/proc/4711/comm", "python3\n");
+        open_gpu(&bench, 4711);
+        bench.set_references("nvidia", 2);
+    };
+    let at_stop = run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut use_driver)).unwrap_err();
+    let at_start = start_and_stop(&bench, &digest("2")).unwrap_err();
+    for error in [at_stop, at_start].map(|error| error.to_string()) {
+        assert!(
+            error.starts_with("the NVIDIA driver is in use and stays loaded: unload nvidia: 2"),
+            "{error}"
+        );
+        assert!(error.contains("process 4711 (python3) with /dev/nvidia0 open"), "{error}");
+    }
+    assert_eq!(manager.try_wait().unwrap(), None, "{}", bench.log());
+    manager.kill().unwrap();
+    manager.wait().unwrap();
+}
+
+/// Without `hostPID`, the container does not see the processes of pods.
+#[test]
+fn daemons_start_again_if_the_driver_stays() {
+    let bench = bench();
+    let said = bench.at("/said");
+    bench.program("nvidia-persistenced", &format!("echo started >> {}", said.display()));
+    let mut manager = Command::new("sleep").arg("100").spawn().unwrap();
+    let process = bench.at(&format!("/proc/{}", manager.id()));
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        // The fake process ends with the real one.
+        let _ = std::fs::remove_dir_all(&process);
+    })));
+    let mut use_driver = || {
+        fabric_manager(&bench, manager.id());
+        bench.set_references("nvidia", 2);
+    };
+    let error = run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut use_driver)).unwrap_err();
+    assert!(error.to_string().contains("by an unknown user"), "{error}");
+    assert!(!manager.wait().unwrap().success());
+    assert!(bench.log().contains("stopped nv-fabricmanager"), "{}", bench.log());
+    assert_eq!(text(said).as_deref(), Some("started\nstarted"), "{}", bench.log());
 }
 
 #[test]
