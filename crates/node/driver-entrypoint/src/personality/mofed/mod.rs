@@ -63,6 +63,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         }
         // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
+        container.remove_udev_rules();
         node.log.warn_of(container.repair());
         let is_restored = container.host_modules.are_back(&container.stack.loader);
         return Err(if is_restored { error.without_state() } else { error });
@@ -121,6 +122,8 @@ impl Container<'_> {
     fn keep_loaded_drivers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         node.log.step("the loaded drivers match this image: not reloaded");
+        // The stop of an earlier container has removed the rules.
+        node.log.warn_of(self.write_udev_rules());
         // Remove the state of an attempt that failed before it unloaded the driver.
         if NetworkState::load_if_unloaded(node, &self.state_file("sriov")).is_none() {
             files::remove(node, &self.state_file("sriov"))?;
@@ -155,9 +158,7 @@ impl Container<'_> {
     fn stop(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, .. } = self;
         files::clear_ready(node, &settings.ready)?;
-        if settings.udev_rules {
-            node.log.warn_of(files::remove(node, &settings.udev_file));
-        }
+        self.remove_udev_rules();
         self.conceal()?;
         if settings.restore && logind::is_shutting_down(node) {
             node.log
@@ -417,6 +418,13 @@ impl Container<'_> {
         files::write(node, &settings.udev_file, &udev::rules())?;
         node.log.step(format!("wrote {}", settings.udev_file));
         Ok(())
+    }
+
+    fn remove_udev_rules(&self) {
+        let Self { node, settings, .. } = self;
+        if settings.udev_rules {
+            node.log.warn_of(files::remove(node, &settings.udev_file));
+        }
     }
 
     /// Saves network state before the driver is unloaded. State from a container that was killed after unloading the
