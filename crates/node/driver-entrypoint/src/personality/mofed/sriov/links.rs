@@ -112,8 +112,12 @@ pub(super) type Saved<'a> = (PathBuf, &'a [LinkSetting]);
 
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<LinkSetting> {
-    let mut links = read_with(node, &Ip::of(node).map(|ip| ip.show()).unwrap_or_default(), interface);
+    let output = Ip::of(node).map(|ip| ip.show()).unwrap_or_default();
+    let mut links = read_with(node, &output, interface);
     for (device, name) in names(interface, &vlans(node, interface)) {
+        for address in output.virtual_addresses(&name) {
+            node.log.step(format!("{address} of {name} is left to the program that moves it between nodes"));
+        }
         let settings_of_device = settings::read(node, &name, device != "-").into_iter();
         links.extend(settings_of_device.map(|words| LinkSetting::new(Kind::Setting, &device, words)));
     }

@@ -364,6 +364,35 @@ fn settings_that_a_network_manager_restores_are_left_to_it() {
     assert_eq!(bench.read("/asked"), None, "{}", bench.log());
 }
 
+/// Another node may have the address by now.
+#[test]
+fn virtual_addresses_are_left_to_the_program_that_moves_them() {
+    let bench = bench();
+    bench.write(&format!("{PF}/sriov/0/mac"), "");
+    let addresses = "\
+2: enp8s0f0    inet 10.9.0.2/24 brd 10.9.0.255 scope global dynamic enp8s0f0\\       valid_lft 300sec preferred_lft 300sec
+2: enp8s0f0    inet 10.9.0.3/24 scope global secondary enp8s0f0\\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet 10.9.0.100/32 scope global enp8s0f0\\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet 10.9.0.101/24 scope global secondary proto keepalived enp8s0f0\\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet 192.0.2.7/32 scope global enp8s0f0\\       valid_lft forever preferred_lft forever
+3: eth1    inet 192.0.2.1/24 scope global eth1\\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet6 2001:db8::2/64 scope global \\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet6 2001:db8::100/128 scope global \\       valid_lft forever preferred_lft forever
+";
+    ip(&bench, addresses, "");
+    let state = saved(&bench);
+    ip(&bench, "", "");
+    reload(&bench);
+    state.restore(&bench.node(), 1, FRESH);
+    let asked = ["10.9.0.3/24", "192.0.2.7/32", "2001:db8::2/64"]
+        .map(|address| format!("address replace {address} dev enp8s0f0\n"));
+    assert_eq!(bench.read("/asked").unwrap(), asked.concat());
+    for address in ["10.9.0.100/32", "10.9.0.101/24", "2001:db8::100/128"] {
+        let left = format!("{address} of enp8s0f0 is left to the program that moves it between nodes");
+        assert!(bench.log().contains(&left), "{}", bench.log());
+    }
+}
+
 #[test]
 fn addresses_are_set_by_ip_where_the_driver_has_no_files() {
     let bench = bench();

@@ -1,6 +1,6 @@
 //! Reads addresses, neighbors, routes and rules with the image's `ip` program, as the arguments that set them.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use super::{Node, devlink, program};
 
@@ -58,9 +58,22 @@ impl Ip {
 }
 
 impl IpOutput {
-    /// Static addresses of an interface.
+    /// Static addresses of an interface, except the virtual ones.
     pub(super) fn addresses(&self, name: &str) -> Vec<String> {
-        self.addresses.iter().filter_map(|line| parse_address(line, name)).collect()
+        let all = self.address_words(name);
+        let others = all.iter().filter(|words| !is_virtual(words, &all));
+        others.filter_map(|words| parse_address(words, name)).collect()
+    }
+
+    /// Addresses of an interface that a program such as keepalived or kube-vip moves between nodes.
+    pub(super) fn virtual_addresses(&self, name: &str) -> Vec<&str> {
+        let all = self.address_words(name);
+        let moved = all.iter().filter(|words| is_virtual(words, &all));
+        moved.filter_map(|words| words.first().copied()).collect()
+    }
+
+    fn address_words(&self, name: &str) -> Vec<Vec<&str>> {
+        self.addresses.iter().filter_map(|line| address_words(line, name)).collect()
     }
 
     /// Permanent neighbors of an interface, and its proxy entries.
@@ -123,18 +136,54 @@ fn attribute<'a>(words: &[&'a str], name: &str) -> Option<&'a str> {
     words.iter().skip_while(|word| **word != name).nth(1).copied()
 }
 
-/// Parses a line of `ip -o address show`: number, name, family, address, its attributes, and after a backslash its
-/// lifetimes. The last attribute may be a label, such as `eth0:1`. `None` for addresses of other interfaces.
-fn parse_address(line: &str, name: &str) -> Option<String> {
+/// Splits a line of `ip -o address show`: number, name, family, address, its attributes, and after a backslash its lifetimes.
+/// Returns the address and its attributes; `None` for addresses of other interfaces.
+fn address_words<'a>(line: &'a str, name: &str) -> Option<Vec<&'a str>> {
     let line = line.split('\\').next()?;
     let mut words = line.split_whitespace().skip(1);
     words.next().filter(|interface| *interface == name)?;
-    let words: Vec<&str> = words.skip(1).collect();
-    if words.contains(&"dynamic") || attribute(&words, "scope") != Some("global") {
+    Some(words.skip(1).collect())
+}
+
+/// Whether an address is keepalived's, or a single address in the subnet of another one of the interface. Other secondary
+/// addresses may be static.
+fn is_virtual(words: &[&str], all: &[Vec<&str>]) -> bool {
+    // The number is RTPROT_KEEPALIVED (include/uapi/linux/rtnetlink.h).
+    let is_keepalived = matches!(attribute(words, "proto"), Some("keepalived" | "18"));
+    let single = parse_prefix(words).filter(|(address, length)| *length == bits(*address));
+    is_keepalived
+        || single.is_some_and(|(address, _)| {
+            all.iter().filter_map(|other| parse_prefix(other)).any(|subnet| contains(subnet, address))
+        })
+}
+
+/// Parses an address with the length of its prefix, such as `10.0.0.2/24`.
+fn parse_prefix(words: &[&str]) -> Option<(IpAddr, u32)> {
+    let (address, length) = words.first()?.split_once('/')?;
+    Some((address.parse().ok()?, length.parse().ok()?))
+}
+
+/// Whether a subnet of several addresses contains an address.
+fn contains((network, length): (IpAddr, u32), address: IpAddr) -> bool {
+    let common = match (network, address) {
+        (IpAddr::V4(network), IpAddr::V4(address)) => (network.to_bits() ^ address.to_bits()).leading_zeros(),
+        (IpAddr::V6(network), IpAddr::V6(address)) => (network.to_bits() ^ address.to_bits()).leading_zeros(),
+        _ => return false,
+    };
+    length < bits(network) && common >= length
+}
+
+fn bits(address: IpAddr) -> u32 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+/// Returns the arguments that set a static address. The last attribute may be a label, such as `eth0:1`.
+fn parse_address(words: &[&str], name: &str) -> Option<String> {
+    if words.contains(&"dynamic") || attribute(words, "scope") != Some("global") {
         return None;
     }
     let attributes = ["peer", "metric", "brd"];
-    let attributes = attributes.into_iter().filter_map(|name| Some([name, attribute(&words, name)?]));
+    let attributes = attributes.into_iter().filter_map(|name| Some([name, attribute(words, name)?]));
     let flag = words.iter().copied().filter(|word| *word == "noprefixroute");
     let label = words.last().filter(|word| word.strip_prefix(name).is_some_and(|rest| rest.starts_with(':')));
     let label = label.into_iter().flat_map(|label| ["label", label]);
