@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     error::Error,
-    files::{entries, text},
+    files::{self, entries, text},
     node::{Node, Paths},
 };
 
@@ -55,20 +55,41 @@ pub(crate) fn bound_to_module(paths: &Paths, module: &str) -> Vec<String> {
     names.filter(is_physical).collect()
 }
 
-/// Fails if a device that had a driver has none now.
-pub(crate) fn check_bound(node: &Node<'_>, addresses: &[String]) -> Result<(), Error> {
-    let is_unbound = |address: &&String| {
-        let device = node.paths.at(DEVICES).join(address);
-        device.is_dir() && driver(&device).is_none()
-    };
-    let unbound: Vec<&str> = addresses.iter().filter(is_unbound).map(String::as_str).collect();
-    if unbound.is_empty() {
-        return Ok(());
+/// The PCI devices that must have a driver after a replacement of drivers.
+pub(crate) struct BoundDevices<'a> {
+    pub(crate) node: &'a Node<'a>,
+    /// File with the devices' addresses, one per line. The file outlives a container that is killed before the check.
+    pub(crate) file: String,
+}
+
+impl BoundDevices<'_> {
+    /// Adds the devices that these modules drive to the record.
+    pub(crate) fn record(&self, modules: &[String]) -> Result<(), Error> {
+        let bound = modules.iter().flat_map(|name| bound_to_module(&self.node.paths, name)).collect();
+        files::add_lines(self.node, &self.file, bound).map(|_| ())
     }
-    Err(Error::new(
-        format!("no driver is bound to {}, which had one before the replacement", unbound.join(", ")),
-        "dmesg on the node has the driver's messages: its probe of the device failed, or it does not know the device",
-    ))
+
+    /// Fails if a recorded device has no driver now.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let is_unbound = |address: &String| {
+            let device = self.node.paths.at(DEVICES).join(address);
+            device.is_dir() && driver(&device).is_none()
+        };
+        let mut unbound = files::lines(self.node, &self.file);
+        unbound.retain(is_unbound);
+        if unbound.is_empty() {
+            return Ok(());
+        }
+        Err(Error::new(
+            format!("no driver is bound to {}, which had one before the replacement", unbound.join(", ")),
+            "dmesg on the node has the driver's messages: its probe of the device failed, or it does not know the device",
+        ))
+    }
+
+    /// Removes the record.
+    pub(crate) fn forget(&self) -> Result<(), Error> {
+        files::remove(self.node, &self.file).map(|_| ())
+    }
 }
 
 fn name(path: &Path) -> Option<String> {

@@ -56,6 +56,23 @@ pub(crate) fn write(node: &Node<'_>, path: &str, contents: &str) -> Result<(), E
     result.map_err(Error::on("write", path))
 }
 
+/// Returns the lines of a state file; none if it cannot be read.
+pub(crate) fn lines(node: &Node<'_>, path: &str) -> Vec<String> {
+    text(node.paths.at(path)).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// Adds lines to a state file, unless it has them. Returns all lines.
+pub(crate) fn add_lines(node: &Node<'_>, path: &str, added: Vec<String>) -> Result<Vec<String>, Error> {
+    let mut all = lines(node, path);
+    for line in added {
+        if !all.contains(&line) {
+            all.push(line);
+        }
+    }
+    write(node, path, &all.join("\n"))?;
+    Ok(all)
+}
+
 /// Creates a symlink and its parent directories. The target is a path on the node.
 pub(crate) fn link(node: &Node<'_>, path: &str, target: &str) -> Result<(), Error> {
     let file = node.paths.at(path);

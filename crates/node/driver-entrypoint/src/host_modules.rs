@@ -20,8 +20,7 @@ pub(crate) struct HostModules<'a> {
 impl HostModules<'_> {
     /// Modules that this and earlier containers unloaded, in unload order.
     pub(crate) fn names(&self) -> Vec<String> {
-        let names = files::text(self.host.node.paths.at(&self.file)).unwrap_or_default();
-        names.lines().map(str::to_owned).collect()
+        files::lines(self.host.node, &self.file)
     }
 
     /// Whether the host's saved modules are loaded again, and not the image's modules of the same names.
@@ -34,14 +33,7 @@ impl HostModules<'_> {
 
     /// Saves the names of modules before they are unloaded. Returns all saved names.
     pub(crate) fn save(&self, names: &[String]) -> Result<Vec<String>, Error> {
-        let mut all = self.names();
-        for name in names {
-            if !all.contains(name) {
-                all.push(name.clone());
-            }
-        }
-        files::write(self.host.node, &self.file, &all.join("\n"))?;
-        Ok(all)
+        files::add_lines(self.host.node, &self.file, names.to_vec())
     }
 
     /// Fails if a module could not be loaded again. An out-of-tree module without a file in the host's tree comes from an

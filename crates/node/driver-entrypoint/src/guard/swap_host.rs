@@ -16,7 +16,7 @@ use swap_guard::{
 use super::{DIRECTORY, owner, reboot};
 use crate::{
     connectivity::ApiServers,
-    devices,
+    devices::BoundDevices,
     error::{Error, LoadRefusal},
     failure::FailureRecord,
     files::{self, name_of},
@@ -120,9 +120,7 @@ impl SwapHost<'_> {
         }
         let interfaces = self.interfaces();
         owner::save(node, &self.file("interfaces"), &interfaces)?;
-        let bound: Vec<String> =
-            request.unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
-        files::write(node, &self.file("devices"), &bound.join("\n"))?;
+        self.bound_devices().record(&request.unload)?;
         let network = NetworkState::read_of_modules(node, &self.file("defaults"), &request.unload);
         if network.is_empty() {
             return Ok(());
@@ -173,9 +171,7 @@ impl SwapHost<'_> {
                 result => result?,
             }
         }
-        let bound = files::text(node.paths.at(&self.file("devices"))).unwrap_or_default();
-        let bound: Vec<String> = bound.lines().map(str::to_owned).collect();
-        devices::check_bound(node, &bound)?;
+        self.bound_devices().check()?;
         self.check_new()
     }
 
@@ -365,6 +361,10 @@ impl SwapHost<'_> {
             }
             None => Err(error),
         }
+    }
+
+    fn bound_devices(&self) -> BoundDevices<'_> {
+        BoundDevices { node: self.node, file: self.file("devices") }
     }
 
     fn api_servers(&self, limit: Duration) -> ApiServers<'_> {

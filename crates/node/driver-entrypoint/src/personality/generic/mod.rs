@@ -13,7 +13,7 @@ pub(crate) use options::{Options, USAGE};
 use crate::{
     blacklist::Blacklist,
     connectivity::ApiServers,
-    devices,
+    devices::BoundDevices,
     error::Error,
     failure::{self, FailureRecord},
     files,
@@ -56,6 +56,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
     let mut loaded = Vec::new();
     match container.start(signals, &mut loaded) {
         Ok(()) => {
+            container.bound_devices().forget()?;
             files::set_ready(node, &ready)?;
             let signal = signals.wait();
             node.log.step(format!("{signal}: stopping"));
@@ -78,6 +79,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
         Err(error) => {
             node.log.warn_of(container.stop(&[], &loaded, signals));
             node.log.warn_of(container.api_servers().forget());
+            node.log.warn_of(container.bound_devices().forget());
             let is_restored = container.host_modules.are_back(&container.loader);
             Err(if is_restored { error.without_state() } else { error })
         }
@@ -130,11 +132,10 @@ impl Container<'_> {
             return result;
         }
         self.api_servers().record(&to_unload)?;
+        self.bound_devices().record(&to_unload)?;
         self.blacklist().write();
-        let bound_devices: Vec<String> =
-            to_unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
         let result = unload::unload_all(node, &to_unload).and_then(|_| self.load(signals, loaded));
-        let result = result.and_then(|()| devices::check_bound(node, &bound_devices));
+        let result = result.and_then(|()| self.bound_devices().check());
         self.blacklist().remove();
         let result = result.and_then(|()| self.set_up(signals));
         let result = result.and_then(|()| self.api_servers().await_answers(signals));
@@ -176,10 +177,10 @@ impl Container<'_> {
         Some(GuardClient { node: self.node, directory, name: self.options.name() })
     }
 
-    /// Waits for the API servers if a container was killed before they answered. If they do not answer, adds the image's modules
-    /// to `loaded`, so that the caller unloads these modules.
+    /// Checks the devices and waits for the API servers if a container was killed before it did so. After a failure, adds the
+    /// image's modules to `loaded`, so that the caller unloads these modules.
     fn confirm(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
-        let confirmed = self.api_servers().await_answers(signals);
+        let confirmed = self.bound_devices().check().and_then(|()| self.api_servers().await_answers(signals));
         if confirmed.is_err() {
             self.failure_record()?.update(&confirmed);
             let state = Loaded::read(&self.node.paths)?;
@@ -191,6 +192,10 @@ impl Container<'_> {
     fn api_servers(&self) -> ApiServers<'_> {
         let Self { node, options, .. } = self;
         ApiServers { node, file: options.file("api-servers"), limit: options.api_server_limit }
+    }
+
+    fn bound_devices(&self) -> BoundDevices<'_> {
+        BoundDevices { node: self.node, file: self.options.file("bound") }
     }
 
     /// Runs the program of `--then`, and waits until the driver is ready.

@@ -20,7 +20,7 @@ use stack::{Comparison, PEER_MEMORY, Stack};
 use crate::{
     blacklist::Blacklist,
     connectivity::ApiServers,
-    devices,
+    devices::BoundDevices,
     error::Error,
     failure::{self, FailureRecord},
     files, forecast,
@@ -55,6 +55,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
             file: settings.state_file("api-servers"),
             limit: settings.api_server_limit,
         },
+        bound_devices: BoundDevices { node, file: settings.state_file("bound") },
     };
     if let Err(error) = container.start(signals) {
         if container.is_guard_busy() {
@@ -79,6 +80,7 @@ struct Container<'a> {
     stack: Stack<'a>,
     host_modules: HostModules<'a>,
     api_servers: ApiServers<'a>,
+    bound_devices: BoundDevices<'a>,
 }
 
 impl Container<'_> {
@@ -113,6 +115,7 @@ impl Container<'_> {
                 replaced?;
             }
         }
+        self.bound_devices.forget()?;
         self.hooks().run_after(signals)?;
         self.expose()?;
         files::set_ready(node, &settings.ready)
@@ -133,7 +136,7 @@ impl Container<'_> {
         stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
         files::remove(node, &self.state_file("replacing"))?;
         self.apply_saved_network(false)?;
-        let confirmed = self.api_servers.await_answers(signals);
+        let confirmed = self.bound_devices.check().and_then(|()| self.api_servers.await_answers(signals));
         if confirmed.is_err() {
             self.undo_replacement(&self.host_modules.names());
             self.failure_record()?.update(&confirmed);
@@ -301,11 +304,10 @@ impl Container<'_> {
     ) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
-        let bound_devices: Vec<String> =
-            to_unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
+        self.bound_devices.record(to_unload)?;
         let result = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
         let result = result.and_then(|()| stack.check_loaded());
-        let result = result.and_then(|()| devices::check_bound(node, &bound_devices));
+        let result = result.and_then(|()| self.bound_devices.check());
         let result = result.and_then(|()| self.apply_saved_network(true));
         let result = result.and_then(|()| self.api_servers.await_answers(signals));
         if let Err(error) = result {
@@ -377,6 +379,7 @@ impl Container<'_> {
         restored?;
         files::remove(self.node, &self.state_file("replacing"))?;
         self.api_servers.forget()?;
+        self.bound_devices.forget()?;
         self.host_modules.clear()
     }
 
@@ -387,6 +390,7 @@ impl Container<'_> {
         log.warn_of(self.load_host_modules(names));
         log.warn_of(self.restore_and_forget_network(false));
         log.warn_of(self.api_servers.forget());
+        log.warn_of(self.bound_devices.forget());
     }
 
     fn load_host_modules(&self, names: &[String]) -> Result<(), Error> {

@@ -149,9 +149,16 @@ fn the_network_stays_while_the_node_shuts_down() {
     assert!(bench.loaded_versions().contains(&"host-mlx5_core".to_owned()), "{}", bench.log());
 }
 
-/// A driver that loads while the probe of one of its devices fails.
+/// A driver that loads while the probe of one of its devices fails. Also if a container is killed without a driver, or before it
+/// looks at the devices.
 #[test]
 fn a_device_that_loses_its_driver_brings_the_hosts_drivers_back() {
+    for killed_at in [None, Some((6, true)), Some((13, true))] {
+        lose_the_driver_of_a_device(killed_at);
+    }
+}
+
+fn lose_the_driver_of_a_device(killed_at: Option<(usize, bool)>) {
     let bench = bench();
     let before = bench.loaded_versions();
     let device = "/sys/bus/pci/devices/0000:08:00.0";
@@ -169,10 +176,16 @@ fn a_device_that_loses_its_driver_brings_the_hosts_drivers_back() {
             let _ = fs::remove_file(&driver);
         }
     })));
+    if killed_at.is_some() {
+        bench.kernel.killed_at.set(killed_at);
+        assert!(catch_unwind(AssertUnwindSafe(|| run_container(&bench, &settings(&[]), || {}))).is_err());
+        bench.kernel.killed_at.set(None);
+    }
     let refusal = refusal(&bench, &[]);
     assert!(refusal.starts_with("no driver is bound to 0000:08:00.0, which had one before"), "{refusal}");
     let after: Vec<String> = bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
-    assert_eq!(after, before);
+    assert_eq!(after, before, "{killed_at:?}");
+    assert_eq!(bench.read("/run/mellanox/drivers/.bound"), None);
 }
 
 /// A node whose container was killed between two drivers, and which gets no other container that can start.
