@@ -74,9 +74,27 @@ impl ApiServers<'_> {
         Ok(silent)
     }
 
+    /// Waits until each recorded server answers. At the time limit, one that the node has connected to since is enough, because API
+    /// servers restart and move. The node reaches it through interfaces of these modules. With `with_recorded`, one recorded
+    /// server is enough, too.
+    pub(crate) fn confirm(
+        &self,
+        modules: &[String],
+        with_recorded: bool,
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
+        let error = match self.await_answers(signals) {
+            Err(error) if !matches!(error, Error::Interrupted(_)) => error,
+            result => return result,
+        };
+        let Some(server) = self.find_other(modules, with_recorded) else { return Err(error) };
+        self.node.log.step(format!("{error}; but the API server at {server} does"));
+        self.forget()
+    }
+
     /// Finds an API server that answers and that the node has connected to since the record was written. With
     /// `with_recorded`, also considers the recorded servers.
-    pub(crate) fn find_other(&self, modules: &[String], with_recorded: bool) -> Option<SocketAddr> {
+    fn find_other(&self, modules: &[String], with_recorded: bool) -> Option<SocketAddr> {
         let Self { node, .. } = self;
         let recorded = self.recorded();
         let mut servers = servers_through(node, &interfaces_of(node, modules));
@@ -91,7 +109,7 @@ impl ApiServers<'_> {
     }
 
     /// Waits until each recorded server answers. Fails at the time limit.
-    pub(crate) fn await_answers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
+    fn await_answers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, limit, .. } = self;
         let start = Instant::now();
         // Without a limit, ignore a record that an earlier container with a limit left.

@@ -346,21 +346,13 @@ impl SwapHost<'_> {
         network.restore(node, seconds, &self.file("defaults"));
     }
 
-    /// Waits until all recorded API servers answer. Otherwise, one that the node has connected to since is enough, because API
-    /// servers move. During an undo, one recorded server is also enough, because the node is then not cut off.
+    /// Waits until the API servers answer. During an undo, one recorded server is enough, because the node is then not cut off.
     fn confirm(&self, time_left: Duration, is_undo: bool) -> Result<(), Error> {
         let Request { limit, unload, load, restore, .. } = &self.request;
         let servers = self.api_servers(if limit.is_zero() { Duration::ZERO } else { time_left });
-        let Err(error) = servers.await_answers(&mut NoSignals) else { return Ok(()) };
         let modules = load.iter().chain(restore).map(|module| module.name.clone());
         let modules: Vec<String> = modules.chain(unload.iter().cloned()).collect();
-        match servers.find_other(&modules, is_undo) {
-            Some(server) => {
-                self.node.log.step(format!("{error}; but the API server at {server} does"));
-                servers.forget()
-            }
-            None => Err(error),
-        }
+        servers.confirm(&modules, is_undo, &mut NoSignals)
     }
 
     fn bound_devices(&self) -> BoundDevices<'_> {

@@ -138,7 +138,7 @@ impl Container<'_> {
         let result = result.and_then(|()| self.bound_devices().check());
         self.blacklist().remove();
         let result = result.and_then(|()| self.set_up(signals));
-        let result = result.and_then(|()| self.api_servers().await_answers(signals));
+        let result = result.and_then(|()| self.confirm_api_servers(signals));
         failure.update(&result);
         result
     }
@@ -180,7 +180,7 @@ impl Container<'_> {
     /// Checks the devices and waits for the API servers if a container was killed before it did so. After a failure, adds the
     /// image's modules to `loaded`, so that the caller unloads these modules.
     fn confirm(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
-        let confirmed = self.bound_devices().check().and_then(|()| self.api_servers().await_answers(signals));
+        let confirmed = self.bound_devices().check().and_then(|()| self.confirm_api_servers(signals));
         if confirmed.is_err() {
             self.failure_record()?.update(&confirmed);
             let state = Loaded::read(&self.node.paths)?;
@@ -192,6 +192,12 @@ impl Container<'_> {
     fn api_servers(&self) -> ApiServers<'_> {
         let Self { node, options, .. } = self;
         ApiServers { node, file: options.file("api-servers"), limit: options.api_server_limit }
+    }
+
+    fn confirm_api_servers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
+        let modules: Vec<String> =
+            self.host_modules.names().into_iter().chain(self.options.modules.clone()).collect();
+        self.api_servers().confirm(&modules, false, signals)
     }
 
     fn bound_devices(&self) -> BoundDevices<'_> {

@@ -136,9 +136,11 @@ impl Container<'_> {
         stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
         files::remove(node, &self.state_file("replacing"))?;
         self.apply_saved_network(false)?;
-        let confirmed = self.bound_devices.check().and_then(|()| self.api_servers.await_answers(signals));
+        let names = self.host_modules.names();
+        let confirmed =
+            self.bound_devices.check().and_then(|()| self.api_servers.confirm(&names, false, signals));
         if confirmed.is_err() {
-            self.undo_replacement(&self.host_modules.names());
+            self.undo_replacement(&names);
             self.failure_record()?.update(&confirmed);
             return confirmed;
         }
@@ -309,7 +311,7 @@ impl Container<'_> {
         let result = result.and_then(|()| stack.check_loaded());
         let result = result.and_then(|()| self.bound_devices.check());
         let result = result.and_then(|()| self.apply_saved_network(true));
-        let result = result.and_then(|()| self.api_servers.await_answers(signals));
+        let result = result.and_then(|()| self.api_servers.confirm(unloaded, false, signals));
         if let Err(error) = result {
             self.undo_replacement(unloaded);
             return Err(error);

@@ -1,5 +1,7 @@
 //! A `mofed` container keeps its drivers only once the API servers answer with them.
 
+use std::fs;
+
 use super::{network, safety::uplink, *};
 
 const RECORD: &str = "/run/mellanox/drivers/.api-servers";
@@ -63,6 +65,22 @@ fn drivers_without_a_link_make_way_for_the_hosts_and_are_not_tried_again() {
         "{again}"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
+}
+
+/// The kubelet connects to another replica of the control plane while the first one restarts.
+#[test]
+fn drivers_that_reach_another_api_server_stay() {
+    let bench = connected();
+    let table = bench.at("/proc/1/net/tcp");
+    bench.kernel.after_unload.replace(Some(Box::new(move |kernel, _| {
+        kernel.silent_servers.borrow_mut().push("10.0.0.9:6443".parse().unwrap());
+        fs::write(&table, "head\n0: 0200000A:A000 0800000A:192B 01 0:0 0:0 0 0 0 5 1\n").unwrap();
+    })));
+    run_container(&bench, &settings(&[ALLOWED]), || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
+    let log = bench.log();
+    assert!(log.contains("10.0.0.9:6443 did not answer within 120 s"), "{log}");
+    assert!(log.contains("; but the API server at 10.0.0.8:6443 does"), "{log}");
+    assert_eq!((bench.read(RECORD), bench.read("/run/mellanox/drivers/.failed")), (None, None));
 }
 
 /// A container that is killed while it waits leaves the decision to the next one.
