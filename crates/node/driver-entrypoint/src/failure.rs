@@ -14,7 +14,7 @@ pub(crate) struct FailureRecord<'a> {
 }
 
 impl FailureRecord<'_> {
-    /// Fails if the replacement with this image has failed since the node's boot.
+    /// Fails if the replacement with this image has failed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { node, file, image } = self;
         let text = files::text(node.paths.at(file)).unwrap_or_default();
@@ -22,9 +22,7 @@ impl FailureRecord<'_> {
             Some((failed, reason)) if failed == image => Err(Error::new(
                 format!("this image's drivers failed on this node, and are not tried again: {reason}"),
                 format!(
-                    "roll out another image, or change the parameters; the removal of {file} on the node allows another \
-                     try{}",
-                    if file.starts_with("/run/") { ", and so does a boot" } else { "" }
+                    "roll out another image, or change the parameters; the removal of {file} on the node allows another try"
                 ),
             )),
             _ => Ok(()),

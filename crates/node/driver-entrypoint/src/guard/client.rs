@@ -13,7 +13,7 @@ use swap_guard::{
 };
 
 use super::{
-    LOCK, VARIABLE,
+    LOCK, VARIABLE, failure_record,
     files_of_request::{JOURNAL, LOG, REQUEST},
     has_guard, is_open, lock_request, remove_modules,
 };
@@ -70,6 +70,11 @@ impl GuardClient<'_> {
     /// same directory.
     pub(crate) fn is_busy(&self) -> bool {
         is_open(&self.at(""))
+    }
+
+    /// Fails if the guard would refuse the swap, because an earlier one with this digest failed.
+    pub(crate) fn check(&self, digest: String) -> Result<(), Error> {
+        failure_record(self.node, self.directory, self.name, digest).check()
     }
 
     /// Waits for the end of a swap that a killed container requested.

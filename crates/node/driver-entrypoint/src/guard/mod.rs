@@ -24,7 +24,7 @@ use files_of_request::{DONE, REQUEST};
 pub(crate) use serve::serve;
 use swap_guard::request::{NEW, OLD};
 
-use crate::files;
+use crate::{failure::FailureRecord, files, node::Node};
 
 /// Directory of the guard, which driver containers mount at the same path. It is below `/run`, so a boot clears it.
 pub(crate) const DIRECTORY: &str = "/run/farrier/swap";
@@ -60,6 +60,16 @@ mod files_of_request {
 
 /// File below [`DIRECTORY`] that a running guard holds locked.
 const LOCK: &str = "lock";
+
+/// Returns the record of a container's image that failed, in the guard's directory.
+fn failure_record<'a>(
+    node: &'a Node<'a>,
+    directory: &str,
+    container: &str,
+    image: String,
+) -> FailureRecord<'a> {
+    FailureRecord { node, file: format!("{directory}/failed-{container}"), image }
+}
 
 /// Whether a guard holds its lock in this directory.
 fn has_guard(directory: &Path) -> bool {

@@ -72,6 +72,7 @@ impl<'a> Guard<'a> {
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             Error::new("another guard serves this node", "systemctl status farrier-swap-guard shows it")
         })?;
+        reboot::copy_records(node);
         Ok(Self { node, reboots: false, ignored: BTreeSet::new(), _lock: lock })
     }
 

@@ -13,7 +13,7 @@ use swap_guard::{
     swap::Host,
 };
 
-use super::{DIRECTORY, owner, reboot};
+use super::{DIRECTORY, failure_record, owner, reboot};
 use crate::{
     connectivity::ApiServers,
     devices::BoundDevices,
@@ -99,8 +99,7 @@ impl Host for SwapHost<'_> {
 impl SwapHost<'_> {
     /// Record of the container's image that failed.
     pub(super) fn failure_record(&self) -> FailureRecord<'_> {
-        let image = self.request.digest.clone();
-        FailureRecord { node: self.node, file: format!("{DIRECTORY}/failed-{}", self.container()), image }
+        failure_record(self.node, DIRECTORY, &self.container(), self.request.digest.clone())
     }
 
     /// Name of the container that has requested the swap.

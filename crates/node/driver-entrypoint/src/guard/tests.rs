@@ -372,6 +372,31 @@ fn mofed_fails_if_the_guard_undoes_its_swap() {
     assert!(!GuardClient { node: &node, directory: DIRECTORY, name: "mofed" }.is_busy());
 }
 
+/// Otherwise each turn of CrashLoopBackOff would run the hooks and unload nvidia_peermem. The record outlives a boot.
+#[test]
+fn mofed_touches_nothing_for_a_swap_that_the_guard_would_refuse() {
+    let bench = mofed_bench();
+    bench.host_module("nvidia_peermem", "ib_core");
+    bench.kernel.without_link.borrow_mut().push("image-mlx5_core".to_owned());
+    run_guard_at_pauses(&bench);
+    run_mofed(&bench, || panic!("must not become ready")).unwrap_err();
+    let record = "/var/lib/farrier/swap-failed-mofed";
+    bench.write(record, &bench.read("/run/farrier/swap/failed-mofed").unwrap());
+    fs::remove_dir_all(bench.at("/run")).unwrap();
+    drop(Guard::start(&bench.node()).unwrap());
+    bench.load_from_host(&["nvidia_peermem"]);
+    let said = bench.at("/said");
+    bench.program("before", &format!("echo \"$@\" >> {}", said.display()));
+    let hook = bench.at("/usr/bin/before").to_str().unwrap().to_owned();
+    let again = run_mofed_with(&bench, &[("HOOK_BEFORE", hook.as_str())], || panic!("must not become ready"));
+    let again = again.unwrap_err().to_string();
+    assert!(
+        again.starts_with("this image's drivers failed on this node, and are not tried again"),
+        "{again}"
+    );
+    assert_eq!((files::text(said), bench.calls()), (None, vec![]), "{}", bench.log());
+}
+
 /// A node whose log of a swap cannot be written still has its network.
 #[test]
 fn a_swap_ends_without_its_log() {

@@ -188,6 +188,10 @@ impl Container<'_> {
         if loaded.contains("mlx5_core") {
             failure.check()?;
         }
+        let guard = self.guard();
+        if let Some(guard) = &guard {
+            guard.check(failure.image.clone())?;
+        }
         check_peer_memory(node)?;
         let to_unload = stack.modules_to_unload(loaded)?;
         // The manifests of the first generation do not mount the host's modules.
@@ -197,7 +201,6 @@ impl Container<'_> {
         forecast::check(node, &to_unload, &settings.allowed)?;
         self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
-        let guard = self.guard();
         if guard.is_none() {
             self.save_network(loaded)?;
             self.api_servers.record(&to_unload)?;
@@ -254,6 +257,7 @@ impl Container<'_> {
         &self,
         guard: &GuardClient<'_>,
         to_unload: &[String],
+        digest: String,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
         let Self { node, stack, settings, host_modules, .. } = self;
@@ -264,7 +268,7 @@ impl Container<'_> {
         let to_restore = names.iter().rev().filter(|name| host.index.file(name).is_some());
         let (required, _) = stack.modules_of_swap(&names);
         let swap = Swap {
-            digest: format!("{}-end", self.failure_record()?.image),
+            digest,
             limit: settings.api_server_limit,
             unload: to_unload,
             new_modules: (host, to_restore.cloned().collect(), Vec::new()),
@@ -327,14 +331,18 @@ impl Container<'_> {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
             return self.repair();
         }
+        let (guard, digest) = (self.guard(), format!("{}-end", self.failure_record()?.image));
+        if let Some(guard) = &guard {
+            guard.check(digest.clone())?;
+        }
         check_peer_memory(node)?;
         let to_unload = stack.modules_to_unload(&loaded)?;
         self.host_modules.check(&to_unload)?;
         forecast::check(node, &to_unload, &settings.allowed)?;
         self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
-        if let Some(guard) = self.guard() {
-            return self.restore_host_by_guard(&guard, &to_unload, signals);
+        if let Some(guard) = &guard {
+            return self.restore_host_by_guard(guard, &to_unload, digest, signals);
         }
         self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");
