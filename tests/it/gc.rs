@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::{
     facts::{CheckReportDocument, media_type},
-    image::{Digest, ImageReference, Repository, Version},
+    image::{Digest, HostOutput, ImageReference, Repository, Version},
     kernel::Architecture,
 };
 use farrier_store::registry::{Registry, RegistryOptions, RemoteRegistry};
@@ -20,7 +20,7 @@ use crate::support::{
     site::{Run, Site, entries, skopeo},
 };
 use kmod::{CheckReport, Verdict};
-use oci::{self, Descriptor, ImageManifest};
+use oci::{self, Descriptor, ImageIndex, ImageManifest};
 use serde_json::{Value, json};
 
 const A: &str = "6.1.0-901-amd64";
@@ -164,6 +164,28 @@ fn images_of_kernels_that_are_gone_go_and_nothing_that_somebody_names() {
     live.site.registry.collect_garbage();
     assert!(!live.site.registry.stores(layer.digest.as_str()));
     assert!(live.site.registry.stores(config.digest.as_str()));
+}
+
+/// Anyone who may push can write the list of an image's referrers.
+#[test]
+fn an_image_in_a_forged_list_of_referrers_is_kept() {
+    let (live, images) = fleet(Wants { deletion: true, ..Wants::default() });
+    let (_, gone) = images[D].split_once('@').unwrap();
+    let used: ImageReference = images[A].parse().unwrap();
+    talk(async |registry| {
+        let stored = registry.manifest(&used.repository, &used.version).await.unwrap().unwrap();
+        let mut list = ImageIndex::empty();
+        list.manifests.push(Descriptor {
+            artifact_type: Some(HostOutput::Sysext.media_type().to_owned()),
+            ..Descriptor::of(&stored.media_type, &stored.bytes)
+        });
+        let version = Version::Tag(oci::referrers_tag(&gone.parse().unwrap()).unwrap());
+        let list = list.to_bytes().unwrap();
+        registry.push_manifest(&used.repository, &version, media_type::OCI_INDEX, &list).await.unwrap();
+    });
+    gc(&live, &["--delete"]).exits(0).line("3 of 3 images deleted");
+    assert_eq!(manifest(&images[D]), None);
+    assert!(manifest(&images[A]).is_some());
 }
 
 #[test]

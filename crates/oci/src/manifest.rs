@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde_json::Value;
 
 use super::media_type;
 use crate::Digest;
@@ -284,6 +285,20 @@ impl ImageIndex {
         Ok(index)
     }
 
+    /// Parses an untrusted list of referrers. Omits entries that cannot be parsed, such as those with a digest of another algorithm,
+    /// because other clients add entries, too.
+    pub fn parse_referrers(bytes: &[u8]) -> Result<Self, ImageError> {
+        const WHAT: &str = "list of referrers";
+        Shape::of(WHAT, bytes)?;
+        let mut list: Value = read(WHAT, bytes)?;
+        if let Some(Value::Array(entries)) = list.get_mut("manifests") {
+            entries.retain(|entry| Descriptor::deserialize(entry).is_ok());
+        }
+        let list: Self = serde_json::from_value(list).map_err(|source| ImageError::Json(WHAT, source))?;
+        check_version(WHAT, list.schema_version)?;
+        Ok(list)
+    }
+
     /// Serializes the index. Equal indexes give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         write("image index", self)
@@ -383,6 +398,21 @@ mod tests {
         // Go writes an empty list as `null`.
         assert!(ImageManifest::parse(&made(&format!(r#"{image},"manifests":null"#))).is_ok());
         assert!(ImageIndex::parse(&made(&format!(r#"{index},"layers":null"#))).is_ok());
+    }
+
+    #[test]
+    fn an_unreadable_entry_hides_no_other_referrer() {
+        let mut index = ImageIndex::empty();
+        index.manifests = vec![descriptor(None)];
+        let mut list = serde_json::to_value(&index).unwrap();
+        for digest in ["sha512:00", "none"] {
+            let entry =
+                serde_json::json!({"mediaType": media_type::OCI_MANIFEST, "digest": digest, "size": 1});
+            list["manifests"].as_array_mut().unwrap().insert(0, entry);
+        }
+        assert_eq!(ImageIndex::parse_referrers(list.to_string().as_bytes()).unwrap(), index);
+        let image = r#"{"schemaVersion":2,"config":{},"layers":[]}"#;
+        assert!(ImageIndex::parse_referrers(image.as_bytes()).is_err());
     }
 
     #[test]

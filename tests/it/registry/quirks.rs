@@ -1,4 +1,7 @@
-//! Registries that deviate from the specification: the rows of docs/registries.md that are marked "scripted".
+//! Registries that deviate from the specification: the rows of docs/registries.md that are marked "scripted". Lists of referrers that
+//! other clients wrote.
+
+use std::collections::BTreeSet;
 
 use super::*;
 use crate::support::registry_quirks::{Quirk, registry_with};
@@ -51,6 +54,43 @@ async fn any_refusal_of_the_referrers_api_means_that_there_is_none() {
 #[tokio::test]
 async fn gitlab_keeps_referrers_without_a_list() {
     publish(&[Quirk::PullNeedsRepository, Quirk::FallbackTagIsSubject]).await;
+}
+
+/// Anyone who may push can write the tag of the list.
+#[tokio::test]
+async fn an_image_under_the_tag_of_the_list_hides_no_referrer() {
+    let server = RegistryProcess::start(Wants::default());
+    let (registry, repository) = (plain(), repository(&server.host, "drivers/x"));
+    let directory = tempfile::tempdir().unwrap();
+    let (image, _) = push_two(registry.as_ref(), &repository, directory.path()).await.unwrap();
+    registry.push_bytes(&repository, b"{}").await.unwrap();
+    let subject = oci::Descriptor::of(media_type::OCI_MANIFEST, &image.manifest);
+    let (report, bill) = (referrer(&subject, REPORT), referrer(&subject, BILL));
+    registry.push_referrer(&repository, &report).await.unwrap();
+    let list = Version::Tag(oci::referrers_tag(&image.digest).unwrap());
+    registry.push_manifest(&repository, &list, media_type::OCI_MANIFEST, &report).await.unwrap();
+    registry.push_referrer(&repository, &bill).await.unwrap();
+    let found = registry.referrers(&repository, &image.digest, None).await.unwrap();
+    let found: BTreeSet<Digest> = found.into_iter().map(|referrer| referrer.digest).collect();
+    assert_eq!(found, [report, bill].map(|manifest| Digest::of(&manifest)).into());
+}
+
+#[tokio::test]
+async fn a_listed_manifest_that_does_not_refer_to_the_image_is_no_referrer() {
+    let server = RegistryProcess::start(Wants::default());
+    let (registry, repository) = (plain(), repository(&server.host, "drivers/x"));
+    let directory = tempfile::tempdir().unwrap();
+    let (image, _) = push_two(registry.as_ref(), &repository, directory.path()).await.unwrap();
+    let subject = Digest::of(b"another image");
+    let mut list = oci::ImageIndex::empty();
+    list.manifests.push(oci::Descriptor {
+        artifact_type: Some(REPORT.to_owned()),
+        ..oci::Descriptor::of(media_type::OCI_MANIFEST, &image.manifest)
+    });
+    let version = Version::Tag(oci::referrers_tag(&subject).unwrap());
+    let bytes = list.to_bytes().unwrap();
+    registry.push_manifest(&repository, &version, media_type::OCI_INDEX, &bytes).await.unwrap();
+    assert_eq!(registry.referrers(&repository, &subject, None).await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -81,3 +81,41 @@ async fn outputs_go_with_their_image_and_their_referrers_with_them() {
         assert!(registry.manifest(&repository, &version).await.unwrap().is_none());
     }
 }
+
+#[tokio::test]
+async fn an_output_with_a_separate_tag_is_kept() {
+    let bench = Bench::new(&json!({}));
+    let (services, registry) = (&bench.services, &bench.services.images.registry);
+    let repository = services.images.location.repository("x").unwrap();
+    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
+    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
+    let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
+    for bytes in [oci::EMPTY, &output.content] {
+        registry.push_bytes(&repository, bytes).await.unwrap();
+    }
+    for (tag, manifest) in [("1", &image), ("keep", &output.manifest)] {
+        let version = Version::Tag(tag.parse().unwrap());
+        registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, manifest).await.unwrap();
+    }
+    let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
+    let contents = list_contents(services, &options).await.unwrap();
+    assert!(delete(services, &contents, &repository, &Digest::of(&image), Deletion::Image).await.unwrap());
+    assert_eq!(registry.tags(&repository).await.unwrap(), ["keep".parse::<Tag>().unwrap()]);
+}
+
+/// Anyone who may push can give an image in use the tag of another image's signatures.
+#[tokio::test]
+async fn an_image_under_a_tag_that_names_another_subject_is_no_leftover() {
+    let bench = Bench::new(&json!({}));
+    let (services, registry) = (&bench.services, &bench.services.images.registry);
+    let repository = services.images.location.repository("x").unwrap();
+    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
+    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
+    registry.push_bytes(&repository, oci::EMPTY).await.unwrap();
+    let tag = Version::Tag(provenance::signature_tag(&Digest::of(b"gone")).unwrap());
+    registry.push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &image).await.unwrap();
+    let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
+    let contents = list_contents(services, &options).await.unwrap();
+    assert!(contents.is_tagged(&repository, &Digest::of(&image)));
+    assert_eq!(contents.leftovers, BTreeSet::new());
+}

@@ -20,7 +20,7 @@ use farrier_git as git;
 use farrier_store::{InputKind, is_referrer_or_signature, registry::RegistryError};
 use futures::{StreamExt, stream};
 use jiff::{SignedDuration, Timestamp, ToSpan as _, civil::Date};
-use oci::{ImageManifest, error_chain, subject_of_tag};
+use oci::{AnyManifest, ImageManifest, error_chain, media_type, subject_of_tag};
 use serde::Serialize;
 
 /// Largest accepted difference between this machine's clock and the registry's.
@@ -138,7 +138,7 @@ struct RegistryContents {
 }
 
 impl RegistryContents {
-    /// Whether the manifest has a tag that does not name a subject.
+    /// Whether the manifest is an image, or has a tag that does not name a subject.
     fn is_tagged(&self, repository: &Repository, digest: &Digest) -> bool {
         self.images.iter().any(|image| image.digest == *digest && image.repository == *repository)
     }
@@ -260,20 +260,20 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
         let repository = services.images.location.repository(name.as_str())?;
         let tags = services.images.registry.tags(&repository).await?;
         let outcomes: Vec<_> = stream::iter(tags)
-            .map(|tag| image_of(&services.images, &repository, tag))
+            .map(|tag| tagged_manifest(&services.images, &repository, tag))
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
         let mut images: BTreeMap<Digest, RegistryImage> = BTreeMap::new();
         for outcome in outcomes {
             // `None`: another client has deleted the tag.
-            let Some((tag, image)) = outcome? else { continue };
+            let Some(TaggedManifest { tag, image, is_container_image }) = outcome? else { continue };
             match subject_of_tag(&tag) {
-                Some(subject) => {
+                Some(subject) if subject == image.digest || !is_container_image => {
                     let key = (repository.clone(), subject);
                     contents.by_subject.entry(key).or_default().insert(image.digest);
                 }
-                None => {
+                _ => {
                     images.entry(image.digest.clone()).or_insert(image).tags.insert(tag);
                 }
             }
@@ -284,6 +284,27 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
     }
     contents.leftovers = find_leftovers(&services.images, &contents).await?;
     Ok(contents)
+}
+
+/// What a tag names.
+struct TaggedManifest {
+    tag: Tag,
+    /// Without its tags.
+    image: RegistryImage,
+    is_container_image: bool,
+}
+
+/// Whether a manifest is a container image or an index of container images. Anyone who may push can give an image in use a tag that
+/// names another subject.
+fn is_container_image(bytes: &[u8]) -> bool {
+    match AnyManifest::parse(bytes) {
+        Ok(AnyManifest::Image(image)) => {
+            image.subject.is_none()
+                && image.layers.iter().any(|layer| media_type::oci_layer(&layer.media_type).is_some())
+        }
+        Ok(AnyManifest::Index(index)) => index.manifests.iter().any(|entry| entry.platform.is_some()),
+        Err(_) => false,
+    }
 }
 
 /// Adds the untagged images that indexes reference.
@@ -311,16 +332,17 @@ async fn add_members(
 }
 
 /// Returns the tag, and its image without tags. The manifest's bytes are dropped, because those of all tags may not fit into memory.
-async fn image_of(
+async fn tagged_manifest(
     access: &ImageAccess,
     repository: &Repository,
     tag: Tag,
-) -> Result<Option<(Tag, RegistryImage)>> {
+) -> Result<Option<TaggedManifest>> {
     let version = Version::Tag(tag.clone());
     let stored = access.registry.manifest(repository, &version).await?;
-    Ok(stored.map(|stored| {
-        let tags = BTreeSet::new();
-        (tag, RegistryImage::new(repository.clone(), stored.digest, tags, &stored.bytes))
+    Ok(stored.map(|stored| TaggedManifest {
+        tag,
+        is_container_image: is_container_image(&stored.bytes),
+        image: RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes),
     }))
 }
 
@@ -456,7 +478,9 @@ async fn delete(
     }
     // An output of the image has separate signatures.
     for referrer in &referrers {
-        if HostOutput::has_type(referrer.artifact_type.as_deref()) {
+        if HostOutput::has_type(referrer.artifact_type.as_deref())
+            && !contents.is_tagged(repository, &referrer.digest)
+        {
             Box::pin(delete(services, contents, repository, &referrer.digest, Deletion::Image)).await?;
         }
     }

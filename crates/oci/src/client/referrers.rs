@@ -1,7 +1,10 @@
 //! Referrers of a manifest at a registry. Either the registry lists them (distribution-spec 1.1, "Listing Referrers"), or clients
 //! maintain the list under a fallback tag ("Referrers Tag Schema").
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use reqwest::{Method, header::ACCEPT};
@@ -9,13 +12,14 @@ use reqwest::{Method, header::ACCEPT};
 use super::{
     auth::Scope,
     error::{RegistryError, Result},
+    registry::StoredManifest,
     remote::RemoteRegistry,
     retry::{MAX_TRIES, pause_before},
     transport::RemoteName,
 };
 use crate::{
-    AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, is_referrers_tag,
-    keep_tag, media_type, referrers_tag, subject_of_tag,
+    Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, is_referrers_tag, keep_tag,
+    media_type, referrers_tag,
 };
 
 /// Maximum number of manifests that are looked up at the same time.
@@ -24,14 +28,6 @@ const MAX_CONCURRENT_LOOKUPS: usize = 8;
 /// Statuses of registries without a referrers API. The specification has 404; Artifactory answers 406
 /// (go-containerregistry issue 1962), others 400 or 405.
 const NO_API: [u16; 4] = [400, 404, 405, 406];
-
-/// Content of a subject's fallback tag.
-enum FallbackTag {
-    /// List of referrers; empty where the tag does not exist.
-    List(ImageIndex),
-    /// The registry resolves the tag to the subject itself, and thus cannot hold a list. GitLab does (oras-go issue 1396).
-    Subject,
-}
 
 impl RemoteRegistry {
     /// Pushes a manifest with a subject. If the registry does not list referrers, adds the manifest to the list under the subject's
@@ -130,7 +126,7 @@ impl RemoteRegistry {
         let recent = recent_entries.insert(recent);
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
-            let FallbackTag::List(mut index) = self.fallback_tag(repository, subject).await? else {
+            let Some(mut index) = self.fallback_list(repository, subject).await? else {
                 // The keep tag of the referrer is sufficient.
                 return Ok(());
             };
@@ -143,11 +139,8 @@ impl RemoteRegistry {
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
             self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
-            let is_listed = match self.fallback_tag(repository, subject).await? {
-                FallbackTag::List(index) => recent.missing_in(&index).is_empty(),
-                FallbackTag::Subject => true,
-            };
-            if is_listed {
+            let written = self.fallback_list(repository, subject).await?;
+            if written.is_none_or(|index| recent.missing_in(&index).is_empty()) {
                 return Ok(());
             }
         }
@@ -158,71 +151,80 @@ impl RemoteRegistry {
         ))
     }
 
-    /// Reads the fallback tag of a manifest.
-    async fn fallback_tag(&self, repository: &Repository, subject: &Digest) -> Result<FallbackTag> {
-        let empty = FallbackTag::List(ImageIndex::empty());
-        let Some(tag) = referrers_tag(subject) else { return Ok(empty) };
-        let version = Version::Tag(tag);
-        let Some(stored) = self.manifest_at(repository, &version).await? else { return Ok(empty) };
-        if Digest::of(&stored.bytes) == *subject {
-            return Ok(FallbackTag::Subject);
-        }
-        match AnyManifest::parse(&stored.bytes) {
-            Ok(AnyManifest::Index(index)) => Ok(FallbackTag::List(index)),
-            Ok(AnyManifest::Image(_)) => {
-                Err(unusable(repository, &version, "it is an image manifest, not a list of referrers"))
-            }
-            Err(error) => Err(unusable(repository, &version, &error.to_string())),
-        }
+    /// Returns the list under the fallback tag of a manifest; empty if the tag does not exist. Returns `None` if the tag has other
+    /// content: anyone who may push can write the tag, and GitLab resolves it to the subject itself (oras-go issue 1396).
+    async fn fallback_list(&self, repository: &Repository, subject: &Digest) -> Result<Option<ImageIndex>> {
+        let Some(tag) = referrers_tag(subject) else { return Ok(Some(ImageIndex::empty())) };
+        let Some(stored) = self.manifest_at(repository, &Version::Tag(tag)).await? else {
+            return Ok(Some(ImageIndex::empty()));
+        };
+        let list = ImageIndex::parse_referrers(&stored.bytes).ok();
+        Ok(list.filter(|_| Digest::of(&stored.bytes) != *subject))
     }
 
-    /// Returns the referrers that have a [`keep_tag`], for a registry without a referrers API and without a list.
-    async fn kept_referrers(&self, repository: &Repository, subject: &Digest) -> Result<Vec<Descriptor>> {
-        let mut referrers = Vec::new();
-        for tag in self.tags_at(repository).await?.into_iter().filter(is_referrers_tag) {
-            if subject_of_tag(&tag).as_ref() != Some(subject) {
-                continue;
-            }
-            let Some(stored) = self.manifest_at(repository, &Version::Tag(tag)).await? else { continue };
-            let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { continue };
-            if manifest.subject.as_ref().is_some_and(|found| found.digest == *subject) {
-                referrers.push(manifest.as_referrer(&stored.bytes));
-            }
-        }
-        Ok(referrers)
+    /// Returns the [`keep_tag`]s of the subject's referrers, for a registry without a referrers API and without a list.
+    async fn keep_tags(&self, repository: &Repository, subject: &Digest) -> Result<Vec<Version>> {
+        let prefix = format!("sha256-{}-", subject.hex());
+        let own = keep_tag(subject, subject);
+        let mut tags = self.tags_at(repository).await?;
+        tags.retain(|tag| {
+            is_referrers_tag(tag) && tag.as_str().starts_with(&prefix) && Some(tag) != own.as_ref()
+        });
+        Ok(tags.into_iter().map(Version::Tag).collect())
     }
 
-    /// Returns the referrers from the registry's API. If the API returns none, uses the fallback tag, which may have been written
-    /// before the API was enabled. Omits entries of the fallback tag whose manifests were deleted.
+    /// Returns descriptors of those manifests that refer to the subject. Each descriptor is made from the manifest itself, because
+    /// anyone who may push can write a list.
+    async fn referrers_among(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        mut versions: Vec<Version>,
+    ) -> Result<Vec<Descriptor>> {
+        let mut listed = BTreeSet::new();
+        versions.retain(|version| listed.insert(version.clone()));
+        let look_up = |version: Version| async move {
+            let reason = match self.manifest_at(repository, &version).await {
+                Ok(None) => "it is listed, but the registry has deleted it".to_owned(),
+                Ok(Some(stored)) => match referrer_of(subject, &stored) {
+                    Some(referrer) => return Ok(Some(referrer)),
+                    None => "it is listed, but does not refer to the subject".to_owned(),
+                },
+                // Some registries store other content than manifests.
+                Err(RegistryError::Protocol { reason, .. }) => reason,
+                Err(error) => return Err(error),
+            };
+            tracing::warn!("skipping referrer {repository}{version} of {subject}: {reason}");
+            Ok(None)
+        };
+        let found: Vec<Option<Descriptor>> =
+            stream::iter(versions).map(look_up).buffered(MAX_CONCURRENT_LOOKUPS).try_collect().await?;
+        let mut digests = BTreeSet::new();
+        Ok(found.into_iter().flatten().filter(|referrer| digests.insert(referrer.digest.clone())).collect())
+    }
+
+    /// Returns the referrers that the registry's API lists. If the API lists none, uses the fallback tag, which may have been written
+    /// before the API was enabled. Omits entries whose manifests were deleted or do not refer to the subject.
     pub(super) async fn list_referrers(
         &self,
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>> {
-        let fits = |descriptor: &Descriptor| {
-            artifact_type.is_none_or(|kind| descriptor.artifact_type.as_deref() == Some(kind))
-        };
-        let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
-        let mut referrers: Vec<Descriptor> = listed.unwrap_or_default().into_iter().filter(fits).collect();
+        let listed = self.listed_by_registry(repository, subject, artifact_type).await?.unwrap_or_default();
+        let versions = versions_of(listed, artifact_type);
+        let mut referrers = self.referrers_among(repository, subject, versions).await?;
         if referrers.is_empty() {
-            let (listed, is_complete) = match self.fallback_tag(repository, subject).await? {
-                FallbackTag::List(index) => {
-                    let listed = index.manifests.into_iter().filter(fits).collect();
-                    let is_complete = !self.has_immutable_tags(repository);
-                    (self.without_deleted(repository, subject, listed).await?, is_complete)
-                }
-                FallbackTag::Subject => (Vec::new(), false),
-            };
-            referrers = listed;
+            let list = self.fallback_list(repository, subject).await?;
+            let is_complete = list.is_some() && !self.has_immutable_tags(repository);
+            let mut versions =
+                versions_of(list.map(|index| index.manifests).unwrap_or_default(), artifact_type);
             if !is_complete {
-                let kept = self.kept_referrers(repository, subject).await?;
-                let is_new =
-                    |kept: &Descriptor| !referrers.iter().any(|referrer| referrer.digest == kept.digest);
-                let kept: Vec<Descriptor> = kept.into_iter().filter(fits).filter(is_new).collect();
-                referrers.extend(kept);
+                versions.extend(self.keep_tags(repository, subject).await?);
             }
+            referrers = self.referrers_among(repository, subject, versions).await?;
         }
+        referrers.retain(|referrer| has_type(referrer, artifact_type));
         Ok(referrers)
     }
 
@@ -242,12 +244,29 @@ impl RemoteRegistry {
         }
         let mut referrers = Vec::new();
         let parse_page = |page: &[u8]| {
-            referrers.extend(ImageIndex::parse(page).map_err(|error| error.to_string())?.manifests);
+            referrers.extend(ImageIndex::parse_referrers(page).map_err(|error| error.to_string())?.manifests);
             Ok(())
         };
         let exists = self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), &NO_API, parse_page).await?;
         Ok(exists.then_some(referrers))
     }
+}
+
+/// Returns the digests of the entries of one type.
+fn versions_of(mut listed: Vec<Descriptor>, artifact_type: Option<&str>) -> Vec<Version> {
+    listed.retain(|entry| has_type(entry, artifact_type));
+    listed.into_iter().map(|entry| Version::Digest(entry.digest)).collect()
+}
+
+fn has_type(referrer: &Descriptor, artifact_type: Option<&str>) -> bool {
+    artifact_type.is_none_or(|kind| referrer.artifact_type.as_deref() == Some(kind))
+}
+
+/// Returns the descriptor of a manifest that refers to the subject; `None` for other manifests.
+fn referrer_of(subject: &Digest, stored: &StoredManifest) -> Option<Descriptor> {
+    let manifest = ImageManifest::parse(&stored.bytes).ok()?;
+    let is_about = manifest.subject.as_ref().is_some_and(|found| found.digest == *subject);
+    is_about.then(|| manifest.as_referrer(&stored.bytes))
 }
 
 fn unusable(repository: &Repository, version: &Version, reason: &str) -> RegistryError {

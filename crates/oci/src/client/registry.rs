@@ -146,7 +146,7 @@ pub trait Registry: Send + Sync {
     async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest>;
 
     /// Lists the manifests that refer to `subject`, in no particular order. If `artifact_type` is given, only those of this type.
-    /// Omits manifests that the registry lists but has deleted.
+    /// Omits manifests that the registry lists but has deleted, and those that do not refer to `subject`.
     async fn referrers(
         &self,
         repository: &Repository,
