@@ -2,6 +2,8 @@
 //! the tag with a version, such as `latest.0000000001`, and the highest version is the tag's content. So no tag moves, and two
 //! writers cannot overwrite each other.
 
+use std::collections::BTreeSet;
+
 use super::{
     error::{RegistryError, Result},
     remote::RemoteRegistry,
@@ -14,6 +16,8 @@ use crate::{Digest, Repository, Tag, Version};
 const DIGITS: usize = 10;
 /// Highest version that has these digits.
 const MAX_NUMBER: u64 = 9_999_999_999;
+/// Largest step between two versions. Anyone who may push can write the highest version, which would leave no free one.
+const MAX_STEP: u64 = 1_000_000;
 
 /// Whether a tag moves, by the name of its repository below the publishing location.
 pub type IsMovingTag = fn(name: &str, tag: &Tag) -> bool;
@@ -53,14 +57,14 @@ impl RemoteRegistry {
         }
     }
 
-    /// Returns the highest version of a tag; 0 is the tag itself, and `None` means that the tag does not exist.
+    /// Returns the newest version of a tag; 0 is the tag itself, and `None` means that the tag does not exist.
     async fn newest_number(&self, repository: &Repository, tag: &Tag) -> Result<Option<u64>> {
         let tags = self.tags_at(repository).await?;
         let numbers = tags.iter().filter_map(|candidate| match split(candidate) {
             Some((base, number)) if base == *tag => Some(number),
             _ => (candidate == tag).then_some(0),
         });
-        Ok(numbers.max())
+        Ok(newest(numbers.collect()))
     }
 
     /// Pushes a manifest under a tag or digest. A moving tag gets a new version, unless the newest one has this content.
@@ -123,6 +127,18 @@ impl RemoteRegistry {
     }
 }
 
+/// Returns the highest version that no step above [`MAX_STEP`] leads to.
+fn newest(numbers: BTreeSet<u64>) -> Option<u64> {
+    let mut newest = None;
+    for number in numbers {
+        if number - newest.unwrap_or(0) > MAX_STEP {
+            break;
+        }
+        newest = Some(number);
+    }
+    newest
+}
+
 /// Returns the tag of a version; 0 is the tag itself. Returns `None` if no tag can have this number or length.
 fn numbered(tag: &Tag, number: u64) -> Option<Tag> {
     match number {
@@ -153,7 +169,7 @@ mod tests {
         let latest = tag("latest");
         assert_eq!(numbered(&latest, 0), Some(latest.clone()));
         assert_eq!(numbered(&latest, 12), Some(tag("latest.0000000012")));
-        // Another writer may have pushed the highest version. A higher one would not be read.
+        // A version above the highest one would not be read.
         assert_eq!(split(&tag("latest.9999999999")), Some((latest.clone(), MAX_NUMBER)));
         assert_eq!(numbered(&latest, MAX_NUMBER + 1), None);
         assert_eq!(split(&tag("latest.0000000012")), Some((latest, 12)));
@@ -164,5 +180,13 @@ mod tests {
         }
         let longest = tag(&"a".repeat(128));
         assert_eq!(numbered(&longest, 1), None);
+    }
+
+    #[test]
+    fn a_version_that_another_writer_pushed_far_above_the_others_does_not_count() {
+        assert_eq!(newest([0, 1, 2, MAX_NUMBER].into()), Some(2));
+        assert_eq!(newest([1, 1 + MAX_STEP, MAX_NUMBER].into()), Some(1 + MAX_STEP));
+        assert_eq!(newest([MAX_NUMBER].into()), None);
+        assert_eq!(newest(BTreeSet::new()), None);
     }
 }
