@@ -75,7 +75,7 @@ impl LayoutRegistry {
         replace(&self.root.join("index.json"), &text)
     }
 
-    fn protocol(&self, action: &str, reason: impl Display) -> RegistryError {
+    pub(super) fn protocol(&self, action: &str, reason: impl Display) -> RegistryError {
         RegistryError::protocol(self.describe(), action, reason.to_string())
     }
 

@@ -12,8 +12,9 @@ use fs_err as fs;
 use super::{
     error::Result,
     layout::{LayoutRegistry, belongs_to, read_bounded},
+    registry::Registry as _,
 };
-use crate::{AnyManifest, Digest, Repository};
+use crate::{AnyManifest, Digest, Repository, error_chain};
 
 /// Age after which an unreferenced blob counts as a leftover of a killed process. A younger blob may belong to an image that is
 /// being pushed.
@@ -35,27 +36,37 @@ impl LayoutRegistry {
             return Ok(false);
         }
         self.write_index(&index, &format!("delete {repository}@{digest}"))?;
-        let mut referenced = BTreeSet::new();
-        for descriptor in index.manifests {
-            self.add_blobs(descriptor.digest, &mut referenced);
+        let remaining = index.manifests.into_iter().map(|descriptor| descriptor.digest).collect();
+        match (self.blobs_of(remaining), self.blobs_of(vec![digest.clone()])) {
+            (Ok(referenced), Ok(deleted)) => self.sweep(&referenced, &deleted)?,
+            // The manifest may reference any blob.
+            (Err(error), _) | (_, Err(error)) => tracing::warn!(
+                "deleted {repository}@{digest} from {}, but none of its blobs: {}",
+                self.describe(),
+                error_chain(&error)
+            ),
         }
-        let mut deleted = BTreeSet::new();
-        self.add_blobs(digest.clone(), &mut deleted);
-        self.sweep(&referenced, &deleted)?;
         Ok(true)
     }
 
-    /// Adds the digests of a manifest and of everything that the manifest references. An unreadable manifest references nothing.
-    fn add_blobs(&self, manifest: Digest, blobs: &mut BTreeSet<Digest>) {
-        let bytes = read_bounded(&self.blob(&manifest)).unwrap_or_default();
-        if !blobs.insert(manifest) {
-            return;
+    /// Returns the digests of manifests and of everything that they reference. A missing manifest references nothing.
+    fn blobs_of(&self, mut manifests: Vec<Digest>) -> Result<BTreeSet<Digest>> {
+        let (mut visited, mut blobs) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(digest) = manifests.pop() {
+            if !visited.insert(digest.clone()) {
+                continue;
+            }
+            let bytes = match read_bounded(&self.blob(&digest)) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                bytes => bytes?,
+            };
+            let manifest = AnyManifest::parse(&bytes)
+                .map_err(|error| self.protocol(&format!("read manifest {digest}"), error_chain(&error)))?;
+            blobs.extend(manifest.blobs().map(|blob| blob.digest.clone()));
+            manifests.extend(manifest.children().iter().map(|child| child.digest.clone()));
         }
-        let Ok(manifest) = AnyManifest::parse(&bytes) else { return };
-        blobs.extend(manifest.blobs().map(|blob| blob.digest.clone()));
-        for child in manifest.children() {
-            self.add_blobs(child.digest.clone(), blobs);
-        }
+        blobs.append(&mut visited);
+        Ok(blobs)
     }
 
     /// Deletes blobs that only the deleted manifest referenced, and leftovers of killed processes.

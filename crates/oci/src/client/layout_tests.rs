@@ -88,6 +88,31 @@ async fn a_manifest_without_its_blobs_is_rejected() {
     assert!(matches!(garbage, Err(RegistryError::Protocol { .. })));
 }
 
+/// Other tools store manifests that farrier does not read, such as artifact manifests of ORAS.
+#[tokio::test]
+async fn beside_an_unreadable_manifest_no_blob_is_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = LayoutRegistry::new(directory.path().join("images"));
+    let repository: Repository = "x".parse().unwrap();
+    let deleted = push(&layout, &repository, "1", "x").await;
+    let config = Digest::of(&image("x").config);
+    let kind = "application/vnd.oci.artifact.manifest.v1+json";
+    let artifact = format!(r#"{{"mediaType":"{kind}","blobs":[{{"digest":"{config}"}}]}}"#);
+    layout.push_bytes(&repository, artifact.as_bytes()).await.unwrap();
+    let mut index = layout.index().unwrap();
+    index.manifests.push(Descriptor::of(kind, artifact.as_bytes()));
+    layout.write_index(&index, "add an artifact").unwrap();
+
+    assert!(layout.delete_manifest(&repository, &deleted).await.unwrap());
+    assert!(layout.manifest(&repository, &version("1")).await.unwrap().is_none());
+    assert!(layout.has_blob(&repository, &config).await.unwrap());
+
+    layout.write_index(&ImageIndex::empty(), "delete the artifact").unwrap();
+    let other = push(&layout, &repository, "1", "x").await;
+    assert!(layout.delete_manifest(&repository, &other).await.unwrap());
+    assert!(!layout.has_blob(&repository, &config).await.unwrap());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_writers_keep_each_others_images() {
     let directory = tempfile::tempdir().unwrap();
