@@ -33,7 +33,7 @@ const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 /// Lock file of index writers. It is not part of the specification, and other tools ignore it.
 const LOCK: &str = ".farrier.lock";
 
-/// Images in a layout directory. Blobs and the index are replaced atomically, by rename.
+/// Images in a layout directory. Blobs and the index are replaced atomically and durably.
 #[derive(Clone, Debug)]
 pub struct LayoutRegistry {
     pub(super) root: PathBuf,
@@ -103,10 +103,11 @@ impl LayoutRegistry {
         Ok(path)
     }
 
-    fn push_file(&self, digest: &Digest, from: impl Read, what: &str) -> Result<Upload> {
+    /// Adds a blob of this size. Replaces a blob of another size, which a power failure left.
+    fn push_file(&self, digest: &Digest, from: impl Read, size: u64, what: &str) -> Result<Upload> {
         self.prepare()?;
         let path = self.blob(digest);
-        if path.exists() {
+        if fs::metadata(&path).is_ok_and(|blob| blob.len() == size) {
             return Ok(Upload::Present);
         }
         let action = format!("copy {what} to {}", self.describe());
@@ -133,7 +134,7 @@ impl LayoutRegistry {
         {
             return Err(self.protocol(&action, format!("blob {} is missing", missing.digest)));
         }
-        self.push_file(&digest, bytes, "manifest")?;
+        self.push_file(&digest, bytes, bytes.len() as u64, "manifest")?;
 
         let mut index = self.index()?;
         let name = format!("{repository}{version}");
@@ -247,15 +248,22 @@ impl Registry for LayoutRegistry {
         match content {
             BlobContent::File(path) => {
                 let (path, what) = (path.to_owned(), path.display().to_string());
-                self.blocking(move |layout| layout.push_file(&digest, File::open(path)?, &what)).await
+                self.blocking(move |layout| {
+                    let file = File::open(path)?;
+                    let size = file.metadata()?.len();
+                    layout.push_file(&digest, file, size, &what)
+                })
+                .await
             }
             BlobContent::Source(source) => {
                 let source = Arc::clone(source);
-                self.blocking(move |layout| layout.push_file(&digest, source.open()?, "blob")).await
+                self.blocking(move |layout| layout.push_file(&digest, source.open()?, source.size(), "blob"))
+                    .await
             }
             BlobContent::Bytes(bytes) => {
                 let bytes = bytes.to_vec();
-                self.blocking(move |layout| layout.push_file(&digest, &bytes[..], "bytes")).await
+                let size = bytes.len() as u64;
+                self.blocking(move |layout| layout.push_file(&digest, &bytes[..], size, "bytes")).await
             }
         }
     }

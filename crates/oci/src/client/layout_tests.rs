@@ -75,6 +75,19 @@ async fn blobs_are_verified_when_pushed_and_fetched() {
     assert_eq!(names, 2, "a temporary file was left");
 }
 
+/// After a power failure a file can have lost its content.
+#[tokio::test]
+async fn a_truncated_blob_is_pushed_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = LayoutRegistry::new(directory.path().join("images"));
+    let repository: Repository = "x".parse().unwrap();
+    layout.push_bytes(&repository, b"content").await.unwrap();
+    let blob = layout.blob(&Digest::of(b"content"));
+    fs::write(&blob, "").unwrap();
+    assert_eq!(layout.push_bytes(&repository, b"content").await.unwrap(), Upload::Sent(7));
+    assert_eq!(fs::read(&blob).unwrap(), b"content");
+}
+
 #[tokio::test]
 async fn a_manifest_without_its_blobs_is_rejected() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Streams blobs from a reader to a registry, and from a registry to a file.
 
 use std::{
-    fs::Permissions,
-    io::{self, BufWriter, Read, Write},
+    fs::{File, Permissions},
+    io::{self, BufWriter, ErrorKind, Read, Write},
     os::unix::fs::PermissionsExt as _,
     path::Path,
     sync::Arc,
@@ -52,18 +52,26 @@ pub(super) async fn save(
         .map_err(|error| write_error(&error, to))?;
     let inner = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let (digest, to) = (digest.clone(), to.to_owned());
-    blocking(move || write_verified(Bounded { inner, limit }, &digest, &to, &action).map(drop)).await
+    blocking(move || {
+        let (temporary, _) = copy_beside(Bounded { inner, limit }, &digest, &to, &action)?;
+        rename(temporary, &to).map_err(|error| write_error(&error, &to).into())
+    })
+    .await
 }
 
-/// Writes a reader's content to a file, like [`save`]. Returns the number of bytes.
+/// Writes a reader's content to a file, like [`save`], and makes the file durable. Returns the number of bytes.
 pub(super) fn write_verified(from: impl Read, digest: &Digest, to: &Path, action: &str) -> Result<u64> {
-    let copied = copy_verified(from, temporary_beside(to)?, digest, action);
-    let (temporary, size) = copied.map_err(|error| match error {
-        RegistryError::Io(error) => write_error(&error, to).into(),
-        error => error,
-    })?;
+    let (temporary, size) = copy_beside(from, digest, to, action)?;
     persist(temporary, to)?;
     Ok(size)
+}
+
+/// Writes verified content to a temporary file in the same directory.
+fn copy_beside(from: impl Read, digest: &Digest, to: &Path, action: &str) -> Result<(NamedTempFile, u64)> {
+    copy_verified(from, temporary_beside(to)?, digest, action).map_err(|error| match error {
+        RegistryError::Io(error) => write_error(&error, to).into(),
+        error => error,
+    })
 }
 
 /// Copies content and verifies its digest. Returns the writer and the number of bytes.
@@ -97,7 +105,7 @@ pub(super) fn digest_of(bytes: &[u8], expected: Option<&Digest>, action: &str) -
     }
 }
 
-/// Replaces a file atomically.
+/// Replaces a file atomically and durably.
 pub(super) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let mut temporary = temporary_beside(path)?;
     temporary.write_all(content).map_err(|error| write_error(&error, path))?;
@@ -116,8 +124,24 @@ fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(parent_directory(path))
 }
 
+/// Renames a file so that the path has the whole content after a power failure, too.
 fn persist(temporary: NamedTempFile, path: &Path) -> Result<()> {
-    temporary.persist(path).map(drop).map_err(|error| write_error(&error.error, path).into())
+    let synced = temporary.as_file().sync_all();
+    let renamed = synced.and_then(|()| rename(temporary, path));
+    let persisted = renamed.and_then(|()| sync_directory(parent_directory(path)));
+    persisted.map_err(|error| write_error(&error, path).into())
+}
+
+fn rename(temporary: NamedTempFile, path: &Path) -> io::Result<()> {
+    temporary.persist(path).map(drop).map_err(|error| error.error)
+}
+
+fn sync_directory(directory: &Path) -> io::Result<()> {
+    match File::open(directory)?.sync_all() {
+        // CIFS does not sync directories.
+        Err(error) if error.kind() != ErrorKind::InvalidInput => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn write_error(error: &io::Error, path: &Path) -> io::Error {
