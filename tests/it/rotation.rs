@@ -112,12 +112,14 @@ fn the_page_on_rotation_replaces_a_key_and_revokes_it() {
     let named = |text: &str| doctor.stdout.lines().any(|line| line.contains(text));
     assert!(named("policy.requireSigned keys/images.pub: its key (sha256:"), "{doctor}");
 
-    // A revoked key signs nothing, and a fingerprint revokes as the file does.
+    // A revoked key signs nothing, and the fingerprint of any encoding revokes as the file does.
     use_first_key(&site);
-    let info =
-        Command::new("openssl").args(["pkey", "-pubin", "-outform", "DER", "-in", &old]).output().unwrap();
-    let fingerprint = farrier_core::image::Digest::of(&info.stdout);
-    let revoked = format!("revoked: [{{fingerprint: '{fingerprint}', since: 2026-11-28T00:00:00Z}}]");
+    let [fingerprint, compressed] = ["uncompressed", "compressed"].map(|form| {
+        let args = ["ec", "-pubin", "-conv_form", form, "-outform", "DER", "-in", &old];
+        farrier_core::image::Digest::of(&Command::new("openssl").args(args).output().unwrap().stdout)
+    });
+    assert_ne!(fingerprint, compressed);
+    let revoked = format!("revoked: [{{fingerprint: '{compressed}', since: 2026-11-28T00:00:00Z}}]");
     site.edit("site.yaml", "policy: {requireSigned: [keys/images.pub]}", &revoked);
     let run = site.build("hello", &kernel, &["--push", "--force"]).exits(2);
     run.line(&format!("imageSigning: its key ({fingerprint}) is revoked since 2026-11-28T00:00:00Z"));

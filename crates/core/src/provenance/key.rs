@@ -120,9 +120,7 @@ impl PublicKey {
     /// Converts an `RSAPublicKey` in DER (RFC 8017, A.1.1).
     pub fn of_rsa(key: &[u8]) -> Result<Self, KeyError> {
         let algorithm = AlgorithmIdentifierRef { oid: RSA, parameters: Some(AnyRef::NULL) };
-        let subject_public_key = BitStringRef::from_bytes(key).map_err(|_| KeyError::Damaged)?;
-        let info = SubjectPublicKeyInfoRef { algorithm, subject_public_key }.to_der();
-        Self::any_from_info(&info.map_err(|_| KeyError::Damaged)?)
+        Self::any_from_info(&public_key_info(algorithm, key)?)
     }
 
     /// Returns the key if it is supported for image signatures.
@@ -146,6 +144,32 @@ impl PublicKey {
     /// SHA-256 of the `SubjectPublicKeyInfo`, which identifies the key.
     pub fn fingerprint(&self) -> Digest {
         Digest::of(&self.info)
+    }
+
+    /// Fingerprints of all encodings of the key. A point may be compressed (RFC 5480, 2.2), and the parameters of an RSA key may be
+    /// missing (RFC 4055, 1.2).
+    pub fn fingerprints(&self) -> Vec<Digest> {
+        let mut encodings = vec![Ok(self.info.clone())];
+        match self.algorithm {
+            KeyAlgorithm::Rsa(_) => {
+                for parameters in [Some(AnyRef::NULL), None] {
+                    encodings
+                        .push(public_key_info(AlgorithmIdentifierRef { oid: RSA, parameters }, &self.key));
+                }
+            }
+            KeyAlgorithm::P256 => {
+                if let Ok(key) = p256::ecdsa::VerifyingKey::from_sec1_bytes(&self.key) {
+                    let algorithm = AlgorithmIdentifierRef { oid: EC, parameters: Some(AnyRef::from(&P256)) };
+                    for compressed in [false, true] {
+                        let point = key.to_sec1_point(compressed);
+                        encodings.push(public_key_info(algorithm, point.as_bytes()));
+                    }
+                }
+            }
+            // Such a key signs no images, so no site revokes it.
+            KeyAlgorithm::P384 => {}
+        }
+        encodings.iter().flatten().map(|info| Digest::of(info)).collect()
     }
 
     /// Whether two keys are equal. The point of an ECDSA key can have two encodings, compressed or not (RFC 5480, 2.2).
@@ -203,6 +227,12 @@ impl PublicKey {
     }
 }
 
+/// Encodes a `SubjectPublicKeyInfo` in DER.
+fn public_key_info(algorithm: AlgorithmIdentifierRef<'_>, key: &[u8]) -> Result<Vec<u8>, KeyError> {
+    let subject_public_key = BitStringRef::from_bytes(key).map_err(|_| KeyError::Damaged)?;
+    SubjectPublicKeyInfoRef { algorithm, subject_public_key }.to_der().map_err(|_| KeyError::Damaged)
+}
+
 fn modulus_bits(key: &[u8]) -> Option<usize> {
     let key = pkcs1::RsaPublicKeyRef::try_from(key).ok()?;
     let modulus = key.modulus.as_bytes();
@@ -214,7 +244,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::provenance::testing::{P256_KEY, RSA_KEY};
+    use crate::provenance::testing::{P256_COMPRESSED_KEY, P256_KEY, RSA_KEY};
 
     /// Created with `openssl genpkey` and `openssl pkey -pubout`; the signatures over `hello` with `openssl dgst -sha256 -sign`.
     const P384_KEY: &str = include_str!("testdata/p384.pem");
@@ -242,6 +272,22 @@ mod tests {
         assert_eq!(error("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"), KeyError::Damaged);
         assert_eq!(error(&P256_KEY.replace("-----END", "")), KeyError::Damaged);
         assert_eq!(error(P384_KEY), KeyError::Kind);
+    }
+
+    #[test]
+    fn the_fingerprints_of_a_key_are_those_of_all_its_encodings() {
+        let [point, compressed, rsa] =
+            [P256_KEY, P256_COMPRESSED_KEY, RSA_KEY].map(|pem| PublicKey::image_key_from_pem(pem).unwrap());
+        let without_parameters = AlgorithmIdentifierRef { oid: RSA, parameters: None };
+        let info = public_key_info(without_parameters, &rsa.key).unwrap();
+        let other_rsa = PublicKey::image_key_from_info(&info).unwrap();
+        for (one, other) in [(&point, &compressed), (&rsa, &other_rsa)] {
+            assert_ne!(one.fingerprint(), other.fingerprint());
+            for (key, encoding) in [(one, one), (one, other), (other, one), (other, other)] {
+                assert!(key.fingerprints().contains(&encoding.fingerprint()));
+            }
+        }
+        assert!(!point.fingerprints().contains(&rsa.fingerprint()));
     }
 
     proptest! {

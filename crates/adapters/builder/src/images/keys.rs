@@ -135,7 +135,7 @@ async fn revoked_since(definitions: &Definitions, key: &PublicKey) -> Result<Opt
     for RevokedKey { key: file, fingerprint, since } in &definitions.site.revoked {
         let is_revoked = match file {
             Some(file) => read_key(&definitions.root.join(file)).await?.is_same_key(key),
-            None => fingerprint.as_ref() == Some(&key.fingerprint()),
+            None => fingerprint.as_ref().is_some_and(|revoked| key.fingerprints().contains(revoked)),
         };
         if is_revoked {
             return Ok(Some(*since));
