@@ -173,11 +173,11 @@ fn blobs_to_push<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Bl
 }
 
 /// A manifest and the manifests below it; children come before their parents.
-fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Digest> {
+pub(super) fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Digest> {
     let mut order = Vec::new();
-    let mut level = vec![digest];
+    let mut level = BTreeSet::from([digest]);
     for _ in 0..=MAX_DEPTH {
-        let children: Vec<&Digest> = level
+        let children: BTreeSet<&Digest> = level
             .iter()
             .filter_map(|digest| verified.manifests.get(digest))
             .flat_map(|manifest| manifest.parsed.children())

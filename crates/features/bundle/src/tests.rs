@@ -5,13 +5,15 @@ use farrier_core::{
     image::{Digest, Version},
 };
 use farrier_store::registry::{LayoutRegistry, Registry};
-use oci::ImageManifest;
+use oci::{AnyManifest, ImageIndex, ImageManifest};
 use proptest::prelude::*;
 
 use super::{
     entry,
     frame::{FrameWriter, Packing, write_frame},
+    import::manifests_of,
     trailer::Trailer,
+    verify::Manifest,
     *,
 };
 
@@ -174,6 +176,21 @@ proptest! {
         prop_assert!(read(&bytes).is_err());
         prop_assert!(read(&[&[0x28, 0xb5, 0x2f, 0xfd], &bytes[..]].concat()).is_err());
     }
+}
+
+#[test]
+fn repeated_entries_of_nested_indexes_count_once() {
+    let mut verified = read(&small().0).unwrap();
+    let mut digest = verified.manifests.keys().next().unwrap().clone();
+    for _ in 0..2 {
+        let mut index = ImageIndex::empty();
+        index.manifests = vec![oci::Descriptor::new(media_type::OCI_INDEX, digest, 1); 2000];
+        let bytes = index.to_bytes().unwrap();
+        digest = Digest::of(&bytes);
+        let (media_type, parsed) = (media_type::OCI_INDEX.to_owned(), AnyManifest::Index(index));
+        verified.manifests.insert(digest.clone(), Manifest { bytes, media_type, parsed });
+    }
+    assert_eq!(manifests_of(&verified, &digest).len(), 3);
 }
 
 #[test]

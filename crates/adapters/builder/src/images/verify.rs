@@ -1,10 +1,10 @@
 //! Verifies a published image: blobs, signature, check report, bill of materials, provenance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_core::{
     facts::ImageFacts,
-    image::{Definitions, ImageReference, Repository, UnknownPolicy, Version},
+    image::{Definitions, Digest, ImageReference, Repository, UnknownPolicy, Version},
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 use kmod::Verdict;
@@ -170,6 +170,16 @@ pub async fn verify(
     signers: Option<&RequiredSigners>,
     deep: bool,
 ) -> Result<VerifyReport> {
+    verify_manifest(services, reference, signers, deep, false).await
+}
+
+async fn verify_manifest(
+    services: &BuildServices,
+    reference: &ImageReference,
+    signers: Option<&RequiredSigners>,
+    deep: bool,
+    is_entry: bool,
+) -> Result<VerifyReport> {
     let mut checks = Checks::default();
     checks.not_looked_at.extend(signers.is_none().then_some(UNCHECKED_SIGNATURES));
     checks.not_looked_at.extend((!deep).then_some(UNCHECKED_CONTENT));
@@ -182,7 +192,7 @@ pub async fn verify(
     let manifest = match AnyManifest::parse(&stored.bytes) {
         Ok(AnyManifest::Image(manifest)) => manifest,
         Ok(AnyManifest::Index(index)) => {
-            if !index.is_canonical(&stored.bytes) {
+            if is_entry || has_repeated_entry(&index) || !index.is_canonical(&stored.bytes) {
                 let reason =
                     "farrier did not write this index, and other programs may find other images in it";
                 checks.add("manifest", Err(FailedCheck::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
@@ -218,7 +228,13 @@ pub async fn verify(
     Ok(checks.report(name))
 }
 
-/// Verifies each image of an index. The caller has checked that the index is canonical.
+/// Whether an index lists a manifest twice. Repeated or nested indexes would multiply the work.
+fn has_repeated_entry(index: &ImageIndex) -> bool {
+    let digests: BTreeSet<&Digest> = index.manifests.iter().map(|entry| &entry.digest).collect();
+    digests.len() < index.manifests.len()
+}
+
+/// Verifies each image of an index. The caller has checked that farrier can have written the index.
 async fn verify_index(
     services: &BuildServices,
     repository: &Repository,
@@ -230,7 +246,7 @@ async fn verify_index(
     for entry in &index.manifests {
         let version = Version::Digest(entry.digest.clone());
         let reference = ImageReference { repository: repository.clone(), version };
-        report.platforms.push(Box::pin(verify(services, &reference, signers, deep)).await?);
+        report.platforms.push(Box::pin(verify_manifest(services, &reference, signers, deep, true)).await?);
     }
     report.verified = !report.platforms.is_empty() && report.platforms.iter().all(|image| image.verified);
     let result = if report.platforms.is_empty() { CheckResult::Absent } else { CheckResult::Ok };

@@ -1,4 +1,4 @@
-use farrier_core::image::Digest;
+use farrier_core::facts::media_type;
 use kmod::Verdict;
 use serde_json::json;
 
@@ -36,4 +36,38 @@ fn what_report_and_annotation_say_must_be_the_same_and_load() {
     {
         assert!(fits(noted, said, true).is_err(), "{noted:?} {said}");
     }
+}
+
+/// Pushes an index with these entries under a tag, and verifies it.
+async fn verify_index_of(bench: &Bench, tag: &str, entries: Vec<Descriptor>) -> (Descriptor, VerifyReport) {
+    let images = &bench.services.images;
+    let repository = images.location.repository("x").unwrap();
+    let mut index = ImageIndex::empty();
+    index.manifests = entries;
+    let (bytes, version) = (index.to_bytes().unwrap(), Version::Tag(tag.parse().unwrap()));
+    images.registry.push_manifest(&repository, &version, media_type::OCI_INDEX, &bytes).await.unwrap();
+    let reference = ImageReference { repository, version };
+    let report = verify(&bench.services, &reference, None, false).await.unwrap();
+    (Descriptor::of(media_type::OCI_INDEX, &bytes), report)
+}
+
+#[tokio::test]
+async fn an_index_with_a_repeated_entry_or_an_index_is_refused() {
+    let bench = Bench::new(&json!({}));
+    let images = &bench.services.images;
+    let repository = images.location.repository("x").unwrap();
+    images.registry.push_bytes(&repository, oci::EMPTY).await.unwrap();
+    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
+    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
+    let version = Version::Digest(Digest::of(&image));
+    images.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &image).await.unwrap();
+    let image = Descriptor::of(media_type::OCI_MANIFEST, &image);
+
+    let (_, repeated) = verify_index_of(&bench, "repeated", vec![image.clone(), image.clone()]).await;
+    assert_eq!((repeated.checks[0].result, repeated.platforms.len()), (CheckResult::Failed, 0));
+    let (index, single) = verify_index_of(&bench, "single", vec![image]).await;
+    assert_eq!((single.checks[0].result, single.platforms.len()), (CheckResult::Ok, 1));
+    let (_, nested) = verify_index_of(&bench, "nested", vec![index]).await;
+    let [entry] = &nested.platforms[..] else { panic!("{nested:?}") };
+    assert_eq!((entry.checks[0].result, entry.platforms.len()), (CheckResult::Failed, 0));
 }
