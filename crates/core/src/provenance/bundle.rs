@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     image::Digest,
-    oci::{Artifact, Descriptor, ImageError, ImageManifest, media_type},
+    oci::{Artifact, Descriptor, ImageError, ImageManifest},
 };
 
 /// The media type of a bundle: of the artifact, of its layer and of the document itself.
@@ -43,14 +43,11 @@ pub fn bundle(
     Artifact::about(subject, SIGSTORE_BUNDLE, content.to_string().into_bytes(), &notes)
 }
 
-/// Whether a referrer in a list may be a bundle, with a statement of this predicate type if one is given.
-///
-/// The library that `cosign` uses (go-containerregistry) may list a bundle as an empty artifact: for a registry without the
-/// referrers API, the library maintains the list itself and records the configuration's media type as the artifact type.
-pub fn may_be_bundle(referrer: &Descriptor, predicate_type: Option<&str>) -> bool {
-    let is_other = |listed_type: &String| predicate_type.is_some_and(|expected| expected != listed_type);
-    matches!(referrer.artifact_type.as_deref(), None | Some(SIGSTORE_BUNDLE | media_type::OCI_EMPTY))
-        && !referrer.annotations.get(PREDICATE_TYPE).is_some_and(is_other)
+/// Whether a referrer may be a bundle with a statement of one of these predicate types. The annotation with the type is optional.
+pub fn may_be_bundle(referrer: &Descriptor, predicate_types: &[&str]) -> bool {
+    let predicate_type = referrer.annotations.get(PREDICATE_TYPE);
+    referrer.artifact_type.as_deref() == Some(SIGSTORE_BUNDLE)
+        && predicate_type.is_none_or(|annotated| predicate_types.contains(&annotated.as_str()))
 }
 
 /// Returns the layer with the bundle, if the manifest has one and refers to the image.
@@ -81,9 +78,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::provenance::{
-        ImageSignature, Statement,
-        testing::{COSIGN_3_BUNDLE, COSIGN_3_KEY},
+    use crate::{
+        oci::media_type,
+        provenance::{
+            ImageSignature, Statement,
+            testing::{COSIGN_3_BUNDLE, COSIGN_3_KEY},
+        },
     };
 
     /// Created by `cosign sign --key` of Debian's cosign 3.1.1.
@@ -119,14 +119,14 @@ mod tests {
                 .collect(),
             ..Descriptor::of(media_type::OCI_MANIFEST, b"")
         };
-        let is_read = |kind, predicate| may_be_bundle(&listed(kind, predicate), Some(SIGNED_PREDICATE));
+        let is_read = |kind, predicate| may_be_bundle(&listed(kind, predicate), &[SIGNED_PREDICATE]);
         assert!(
             is_read(Some(SIGSTORE_BUNDLE), None) && is_read(Some(SIGSTORE_BUNDLE), Some(SIGNED_PREDICATE))
         );
-        assert!(is_read(Some(media_type::OCI_EMPTY), None), "as cosign lists it under the tag");
         assert!(!is_read(Some(SIGSTORE_BUNDLE), Some("https://slsa.dev/provenance/v1")));
         assert!(!is_read(Some(media_type::CYCLONEDX), None));
-        assert!(may_be_bundle(&listed(Some(SIGSTORE_BUNDLE), Some("other")), None));
+        assert!(!is_read(Some(media_type::OCI_EMPTY), None) && !is_read(None, None));
+        assert!(may_be_bundle(&listed(Some(SIGSTORE_BUNDLE), Some("other")), &["one", "other"]));
     }
 
     #[test]

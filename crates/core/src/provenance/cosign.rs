@@ -78,7 +78,8 @@ pub struct CosignManifest {
     pub manifest: Vec<u8>,
 }
 
-/// Adds layers to the manifest of a tag. Existing layers of other signers are kept.
+/// Adds layers to the manifest of a tag. Existing layers of other signers are kept. Fails if the manifest would have more layers than
+/// readers accept.
 pub fn add_layers(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<CosignManifest, ImageError> {
     let mut layers = before.map(|manifest| manifest.layers.clone()).unwrap_or_default();
     for layer in new {
@@ -99,7 +100,9 @@ pub fn add_layers(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<
         annotations: before.map(|manifest| manifest.annotations.clone()).unwrap_or_default(),
         ..ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &config), layers)
     };
-    Ok(CosignManifest { manifest: manifest.to_bytes()?, config })
+    let manifest = manifest.to_bytes()?;
+    ImageManifest::parse(&manifest)?;
+    Ok(CosignManifest { config, manifest })
 }
 
 /// Returns the layer for a signed statement.
@@ -108,6 +111,11 @@ pub fn attestation_layer(envelope: &[u8], predicate_type: &str) -> Descriptor {
     layer.annotations.insert(SIGNATURE.to_owned(), String::new());
     layer.annotations.insert(PREDICATE_TYPE.to_owned(), predicate_type.to_owned());
     layer
+}
+
+/// Returns the predicate type in the annotation of an attestation's layer.
+pub fn layer_predicate_type(layer: &Descriptor) -> Option<&str> {
+    layer.annotations.get(PREDICATE_TYPE).map(String::as_str)
 }
 
 /// Returns the signature in the annotation of a [`SIMPLE_SIGNING`] layer.
@@ -144,6 +152,10 @@ mod tests {
         assert_eq!(both_read.layers, [one.clone(), two]);
         assert_eq!(add_layers(Some(&both_read), &[one]).unwrap(), both);
         assert_eq!(read.config.digest, Digest::of(&first.config));
+        let many: Vec<Descriptor> =
+            (0..500_u32).map(|number| signature_layer(b"b", &number.to_be_bytes())).collect();
+        assert!(add_layers(None, &many).is_ok());
+        assert!(add_layers(Some(&read), &many).is_err(), "no reader accepts 501 layers");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub use bill::{CYCLONEDX_PREDICATE, bill, restricted};
 pub use bundle::{SIGNED_PREDICATE, SIGSTORE_BUNDLE, bundle, bundle_layer, may_be_bundle};
 pub use cosign::{
     CosignManifest, SIMPLE_SIGNING, add_layers, attestation_layer, attestation_tag, is_cosign_tag,
-    layer_signature, signature_layer, signature_tag, signed_digest, simple_signing,
+    layer_predicate_type, layer_signature, signature_layer, signature_tag, signed_digest, simple_signing,
 };
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyAlgorithm, KeyError, PublicKey};

@@ -8,7 +8,7 @@ use farrier_core::{
 use farrier_store::registry::{Registry, StoredManifest, join};
 use oci::{AnyManifest, Descriptor, error_chain};
 
-use super::signatures::MAX_SIGNATURES;
+use super::signatures::newest;
 use crate::services::{BuildError, BuildServices, ImageAccess, Result};
 
 /// Size of the largest signature that is copied with an artifact.
@@ -114,11 +114,11 @@ async fn copy_referrer(
         Version::Digest(_) => {
             services.images.registry.push_referrer(mirror, &found.bytes).await?;
         }
-        // `join` keeps the site's own signatures under the tag. Replace content that is not a list of signatures.
         Version::Tag(tag) => {
-            let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
-            if !join(services.images.registry.as_ref(), mirror, tag, (kind, bytes)).await? {
-                services.images.registry.push_manifest(mirror, version, kind, bytes).await?;
+            let manifest = (&*found.media_type, &found.bytes[..]);
+            if !join(services.images.registry.as_ref(), mirror, tag, manifest).await? {
+                let note = format!("signatures not copied: cannot add them to {mirror}:{tag}");
+                services.process.reporter.note(&format!("{from}@{image}"), &note);
             }
         }
     }
@@ -144,8 +144,8 @@ pub async fn copy_artifact(
         .push_manifest(mirror, &Version::Tag(tag), &artifact.media_type, &artifact.bytes)
         .await?;
     let mut bundles = source.referrers(from, &artifact.digest, None).await?;
-    bundles.retain(|referrer| provenance::may_be_bundle(referrer, Some(provenance::SIGNED_PREDICATE)));
-    let bundles = bundles.into_iter().take(MAX_SIGNATURES).map(|bundle| Version::Digest(bundle.digest));
+    bundles.retain(|referrer| provenance::may_be_bundle(referrer, &[provenance::SIGNED_PREDICATE]));
+    let bundles = newest(bundles).into_iter().map(|bundle| Version::Digest(bundle.digest));
     let tag = provenance::signature_tag(&artifact.digest).map(Version::Tag);
     for version in bundles.chain(tag) {
         copy_referrer(services, source, from, &artifact.digest, mirror, &version, MAX_SIGNATURE_BYTES)

@@ -6,8 +6,8 @@ use farrier_core::{
     image::{Digest, Version},
     plan::NamedInputs,
     provenance::{
-        self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, PublicKey, SLSA_PREDICATE,
-        SPDX_PREDICATE, Statement, Subject,
+        self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, PublicKey, SIGNED_PREDICATE,
+        SLSA_PREDICATE, SPDX_PREDICATE, Statement, Subject,
     },
 };
 use oci::{AnyManifest, Artifact, Descriptor, ImageError, ImageManifest, referrers_tag};
@@ -46,6 +46,10 @@ pub const PROVENANCE: DocumentKind = DocumentKind::new("provenance", media_type:
 
 /// Documents of an image.
 pub(super) const DOCUMENTS: [DocumentKind; 4] = [CHECK_REPORT, BILL_OF_MATERIALS, SPDX, PROVENANCE];
+
+/// Predicate types of the claims that farrier signs.
+pub(super) const PREDICATE_TYPES: [&str; 5] =
+    [CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, SPDX_PREDICATE, SLSA_PREDICATE, SIGNED_PREDICATE];
 
 /// A claim about an image that can be signed.
 #[derive(Clone, Debug, PartialEq)]

@@ -90,20 +90,22 @@ impl StoredImage<'_> {
     }
 
     /// Adds layers to a tag's manifest, and reads the tag again after each write. The registry protocol has no locks, so a
-    /// concurrent writer may replace the manifest with one that lacks the layers.
+    /// concurrent writer may replace the manifest with one that lacks the layers. Fails if the tag has unusable content, which may be
+    /// entries of other signers.
     async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64> {
         let Self { services, repository, .. } = self;
         let Some(tag) = tag else { return Ok(0) };
         let version = Version::Tag(tag.clone());
         let mut sent = 0;
         for attempt in 0..=MAX_TRIES {
-            let before = self.manifest_under(&tag).await?;
+            let before = self.manifest_under(&tag).await?.map_err(|error| self.full_tag(&tag, &error))?;
             let existing = before.as_ref().map(|manifest| manifest.layers.as_slice()).unwrap_or_default();
             if layers.iter().all(|layer| existing.contains(layer)) {
                 return Ok(sent);
             }
             pause_before(attempt).await;
-            let made = provenance::add_layers(before.as_ref(), layers)?;
+            let made = provenance::add_layers(before.as_ref(), layers)
+                .map_err(|error| self.full_tag(&tag, &error))?;
             sent += services.images.registry.push_bytes(repository, &made.config).await?.bytes();
             services.process.ensure_may_write()?;
             let kind = media_type::OCI_MANIFEST;
@@ -113,6 +115,13 @@ impl StoredImage<'_> {
             "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers replace the tag"
         );
         Err(BuildError::unmet(message, "run again; existing content is kept"))
+    }
+
+    fn full_tag(self, tag: &Tag, error: &ImageError) -> BuildError {
+        BuildError::unmet(
+            format!("cannot add an entry to {}:{tag}: {error}", self.repository),
+            "remove attestations that are not needed from the tag, or delete the tag: other signers must then sign again",
+        )
     }
 
     /// Signs the published image, and signs each document again that a key of the site has signed. Other documents are not
@@ -135,5 +144,82 @@ impl StoredImage<'_> {
             return Ok(());
         }
         self.sign_published(name).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_signing::testing::{EC_256, OpensslDir};
+    use oci::{Artifact, ImageIndex};
+
+    use super::*;
+    use crate::{
+        images::rotate,
+        testing::{Bench, K9, module},
+    };
+
+    const SCAN: &str = "https://cosign.sigstore.dev/attestation/vuln/v1";
+
+    /// Adds attestations of a scanner that ran on 120 days, in both forms.
+    async fn attest_scans(image: StoredImage<'_>) {
+        let StoredImage { services, repository, digest } = image;
+        let (registry, subject) = (&services.images.registry, image.manifest().await.unwrap().bytes);
+        let tag = provenance::attestation_tag(digest).unwrap();
+        let before = image.manifest_under(&tag).await.unwrap().unwrap();
+        let mut layers = Vec::new();
+        for day in 0..120 {
+            let content = format!("scan of day {day}").into_bytes();
+            layers.push(provenance::attestation_layer(&content, SCAN));
+            let annotations = [("dev.sigstore.bundle.predicateType", SCAN)];
+            let bundle = Artifact::about(&subject, provenance::SIGSTORE_BUNDLE, content, &annotations);
+            image.push_document(&bundle.unwrap()).await.unwrap();
+        }
+        let tagged = provenance::add_layers(before.as_ref(), &layers).unwrap();
+        registry.push_bytes(repository, &tagged.config).await.unwrap();
+        let (version, kind) = (Version::Tag(tag), media_type::OCI_MANIFEST);
+        registry.push_manifest(repository, &version, kind, &tagged.manifest).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn documents_are_signed_and_found_among_many_attestations_of_others() {
+        let mut bench = Bench::new(&json!({}));
+        let [old, new] = [(); 2].map(|()| {
+            let openssl_dir = OpensslDir::new();
+            openssl_dir.key(EC_256);
+            let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
+            (openssl_dir, PublicKey::image_key_from_pem(&pem).unwrap())
+        });
+        bench.sign_images_with(&old.0);
+        let digest = &bench.publish(K9, &[&module()]).await.unwrap().digest;
+        let repository = &bench.services.images.location.repository("x").unwrap();
+        attest_scans(StoredImage { services: &bench.services, repository, digest }).await;
+        bench.sign_images_with(&new.0);
+        let accepted = RequiredSigners::one("old", old.1.clone());
+        rotate(&bench.services, &accepted, &[]).await.unwrap();
+
+        let image = StoredImage { services: &bench.services, repository, digest };
+        let tagged = image.tagged_statements(&[&new.1]).await.unwrap();
+        assert!(!tagged.is_empty());
+        assert_eq!(tagged, image.tagged_statements(&[&old.1]).await.unwrap());
+        let bundled = image.bundled_statements(&[&new.1]).await.unwrap();
+        assert_eq!(bundled.len(), tagged.len() + 1, "and the signature of the image");
+    }
+
+    #[tokio::test]
+    async fn content_that_farrier_cannot_read_is_not_replaced() {
+        let mut bench = Bench::new(&json!({}));
+        let digest = &bench.publish(K9, &[&module()]).await.unwrap().digest;
+        let repository = &bench.services.images.location.repository("x").unwrap();
+        let version = Version::Tag(provenance::signature_tag(digest).unwrap());
+        let registry = bench.services.images.registry.clone();
+        let bytes = ImageIndex::empty().to_bytes().unwrap();
+        registry.push_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await.unwrap();
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(EC_256);
+        bench.sign_images_with(&openssl_dir);
+        let image = StoredImage { services: &bench.services, repository, digest };
+        let error = image.sign("x", &[]).await.unwrap_err();
+        assert!(error.to_string().starts_with("cannot add an entry to "), "{error}");
+        assert_eq!(registry.manifest(repository, &version).await.unwrap().unwrap().bytes, bytes);
     }
 }

@@ -13,15 +13,18 @@ use farrier_core::{
 };
 use farrier_store::{SignatureStatus, registry::StoredManifest};
 use futures::{StreamExt as _, stream};
-use oci::{Descriptor, ImageManifest, error_chain};
+use oci::{Descriptor, ImageError, ImageManifest, error_chain};
 
-use super::keys::{has_keys, own_signers, required_signers, revoked_keys};
+use super::{
+    documents::PREDICATE_TYPES,
+    keys::{has_keys, own_signers, required_signers, revoked_keys},
+};
 use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
 /// Maximum number of signatures or statements that are read: layers of one tag, or bundles of one image.
-pub(super) const MAX_SIGNATURES: usize = 100;
+const MAX_SIGNATURES: usize = 100;
 
 /// An image in a repository.
 #[derive(Clone, Copy)]
@@ -54,13 +57,13 @@ impl StoredImage<'_> {
         self.services.images.existing_manifest(&ImageReference { repository, version }).await
     }
 
-    /// Returns the manifest of a tag with signatures or attestations. Returns `None` if the tag is absent or has other content,
-    /// so that the next signature replaces the content.
-    pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
+    /// Returns the manifest of a tag with signatures or attestations; `None` if the tag is absent. The inner error is the reason why
+    /// the tag's content is unusable.
+    pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Result<Option<ImageManifest>, ImageError>> {
         let version = Version::Tag(tag.clone());
         let stored =
             self.services.images.registry_of(self.repository).manifest(self.repository, &version).await?;
-        Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
+        Ok(stored.map(|stored| ImageManifest::parse(&stored.bytes)).transpose())
     }
 
     async fn read(self, layer: &Descriptor, what: &str) -> Result<ReadResult<Vec<u8>>> {
@@ -75,7 +78,8 @@ impl StoredImage<'_> {
         }
     }
 
-    /// Returns the layers of one media type under a tag, with their content. `name` describes a layer in errors.
+    /// Returns the newest layers of one media type under a tag, with their content. Skips attestations that farrier does not sign.
+    /// `name` describes a layer in errors.
     async fn layers_under(
         self,
         tag: Option<Tag>,
@@ -84,9 +88,13 @@ impl StoredImage<'_> {
     ) -> Result<Vec<(Descriptor, ReadResult<Vec<u8>>)>> {
         let mut contents = Vec::new();
         let Some(tag) = tag else { return Ok(contents) };
-        let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(contents) };
-        let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
-        for layer in layers.take(MAX_SIGNATURES) {
+        let Ok(Some(mut manifest)) = self.manifest_under(&tag).await? else { return Ok(contents) };
+        manifest.layers.retain(|layer| {
+            let predicate_type = provenance::layer_predicate_type(layer);
+            layer.media_type == media_type
+                && predicate_type.is_none_or(|kind| PREDICATE_TYPES.contains(&kind))
+        });
+        for layer in newest(manifest.layers) {
             let read = self.read(&layer, name).await?;
             contents.push((layer, read));
         }
@@ -104,15 +112,14 @@ impl StoredImage<'_> {
         Ok(layers.await?.into_iter().filter_map(signature).collect())
     }
 
-    /// Signed statements in bundles. With `predicate_type`, skips bundles that the registry lists with another type.
-    async fn bundled_envelopes(self, predicate_type: Option<&str>) -> Result<Vec<ReadResult<Envelope>>> {
+    /// Signed statements of these predicate types in bundles.
+    async fn bundled_envelopes(self, predicate_types: &[&str]) -> Result<Vec<ReadResult<Envelope>>> {
         let Self { services, repository, digest } = self;
         let registry = services.images.registry_of(repository);
         let mut envelopes = Vec::new();
-        let referrers = registry.referrers(repository, digest, None).await?.into_iter();
-        let candidates = referrers.filter(|referrer| provenance::may_be_bundle(referrer, predicate_type));
-        for candidate in candidates.take(MAX_SIGNATURES) {
-            // Clients maintain the lists of referrers, so an entry may be stale or of another kind.
+        let mut candidates = registry.referrers(repository, digest, None).await?;
+        candidates.retain(|referrer| provenance::may_be_bundle(referrer, predicate_types));
+        for candidate in newest(candidates) {
             let stored = registry.manifest(repository, &Version::Digest(candidate.digest)).await?;
             let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
             let layer = manifest.as_ref().and_then(|manifest| provenance::bundle_layer(manifest, digest));
@@ -150,7 +157,7 @@ impl StoredImage<'_> {
         };
         add(&mut found, self.tagged_signatures().await?);
         if !is_enough(&found) {
-            let bundled = self.bundled_envelopes(Some(SIGNED_PREDICATE)).await?;
+            let bundled = self.bundled_envelopes(&[SIGNED_PREDICATE]).await?;
             add(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
         }
         Ok(found)
@@ -166,7 +173,7 @@ impl StoredImage<'_> {
 
     /// Returns the statements in bundles that are about the image and signed by one of the keys.
     pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
-        let envelopes = self.bundled_envelopes(None).await?;
+        let envelopes = self.bundled_envelopes(&PREDICATE_TYPES).await?;
         Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
     }
 
@@ -274,6 +281,11 @@ impl StoredImage<'_> {
         let Self { repository, digest, .. } = self;
         Digest::of(format!("{repository}@{digest} {}", key.fingerprint()).as_bytes()).hex().to_owned()
     }
+}
+
+/// Returns the last entries, at most [`MAX_SIGNATURES`]: signers append theirs.
+pub(super) fn newest<T>(mut entries: Vec<T>) -> Vec<T> {
+    entries.split_off(entries.len().saturating_sub(MAX_SIGNATURES))
 }
 
 /// Merges the inner and the outer error into one reason.
