@@ -1,18 +1,27 @@
 //! Copies images from other registries into the destination registry, below its prefix.
 
+use std::collections::BTreeSet;
+
 use farrier_core::{
     facts::media_type,
     image::{Digest, HostOutput, ImageReference, Repository, Tag, Version},
     provenance,
 };
 use farrier_store::registry::{Registry, StoredManifest, join};
-use oci::{AnyManifest, Descriptor, error_chain};
+use oci::{AnyManifest, Descriptor, ImageError, error_chain};
 
-use super::signatures::newest;
-use crate::services::{BuildError, BuildServices, ImageAccess, Result};
+use super::{
+    documents::{DOCUMENTS, PREDICATE_TYPES},
+    signatures::{MAX_SIGNATURES, newest},
+};
+use crate::services::{BuildError, BuildServices, ImageAccess, MAX_DOCUMENT, Result};
 
-/// Size of the largest signature that is copied with an artifact.
+/// Size of the largest signature that is copied.
 const MAX_SIGNATURE_BYTES: u64 = 4 << 20;
+/// Size limit for the signatures or attestations under one tag, in bytes.
+const MAX_TAG_BYTES: u64 = MAX_SIGNATURES as u64 * MAX_DOCUMENT;
+/// Maximum nesting of the indexes that are copied.
+const MAX_DEPTH: usize = 4;
 
 /// A copy of an image in the destination registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,54 +52,72 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
     services.process.ensure_may_write()?;
     let new = existing.is_none_or(|existing| existing.digest != *digest);
     if new {
-        copy_manifest(&services.images, &pinned, &mirror, &version).await?;
+        copy_manifest(&services.images, &pinned, &mirror, &version, MAX_DEPTH, &mut BTreeSet::new()).await?;
     }
     let source = services.images.registry_of(&pinned.repository);
-    copy_referrers(services, source, &pinned.repository, digest, &mirror).await?;
+    for output in copy_referrers(services, source, &pinned.repository, digest, &mirror).await? {
+        copy_referrers(services, source, &pinned.repository, &output, &mirror).await?;
+    }
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
 /// Copies an image's referrers from the repository `from` of the registry `source` to `mirror`. Also copies the signatures and
-/// attestations that `cosign` stores under tags made from the image's digest, and the referrers of the image's outputs. If the
-/// lookup of referrers fails, only reports a note, because the image is complete without referrers.
+/// attestations that `cosign` stores under tags made from the image's digest. Returns the image's outputs. If the lookup of
+/// referrers fails, only reports a note, because the image is complete without referrers.
 async fn copy_referrers(
     services: &BuildServices,
     source: &dyn Registry,
     from: &Repository,
     image: &Digest,
     mirror: &Repository,
-) -> Result<()> {
-    let referrers = match source.referrers(from, image, None).await {
+) -> Result<Vec<Digest>> {
+    let mut referrers = match source.referrers(from, image, None).await {
         Ok(referrers) => referrers,
         Err(error) => {
             let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
             services.process.reporter.note(&format!("{from}@{image}"), &text);
-            return Ok(());
+            return Ok(Vec::new());
         }
     };
-    let outputs: Vec<Digest> = referrers
-        .iter()
-        .filter(|referrer| HostOutput::has_type(referrer.artifact_type.as_deref()))
-        .map(|output| output.digest.clone())
-        .collect();
+    // Anyone who may push can add referrers. Those that farrier reads have precedence.
+    referrers.sort_by_key(is_read);
     let existing = services.images.registry.referrers(mirror, image, None).await?;
-    let versions = referrers.into_iter().map(|referrer| Version::Digest(referrer.digest));
-    let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
-    for version in versions.chain(tags.map(Version::Tag)) {
-        if matches!(&version, Version::Digest(digest) if existing.iter().any(|copied| copied.digest == *digest))
+    let mut outputs = Vec::new();
+    for referrer in newest(referrers) {
+        let is_copied = existing.iter().any(|copied| copied.digest == referrer.digest);
+        let (version, limit) = (Version::Digest(referrer.digest.clone()), size_limit(&referrer));
+        if (is_copied || copy_referrer(services, source, from, image, mirror, &version, limit).await?)
+            && HostOutput::has_type(referrer.artifact_type.as_deref())
         {
-            continue;
+            outputs.push(referrer.digest);
         }
-        copy_referrer(services, source, from, image, mirror, &version, u64::MAX).await?;
     }
-    for output in &outputs {
-        Box::pin(copy_referrers(services, source, from, output, mirror)).await?;
+    let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)];
+    for tag in tags.into_iter().flatten().map(Version::Tag) {
+        copy_referrer(services, source, from, image, mirror, &tag, MAX_TAG_BYTES).await?;
     }
-    Ok(())
+    Ok(outputs)
+}
+
+/// Whether farrier reads referrers of this type: outputs, documents, signatures.
+fn is_read(referrer: &Descriptor) -> bool {
+    let artifact_type = referrer.artifact_type.as_deref();
+    HostOutput::has_type(artifact_type)
+        || DOCUMENTS.iter().any(|kind| artifact_type == Some(kind.media_type))
+        || provenance::may_be_bundle(referrer, &PREDICATE_TYPES)
+}
+
+/// Size limit for a referrer's blobs, in bytes. The disk limits the size of an output.
+fn size_limit(referrer: &Descriptor) -> u64 {
+    match referrer.artifact_type.as_deref() {
+        kind if HostOutput::has_type(kind) => u64::MAX,
+        Some(provenance::SIGSTORE_BUNDLE) => MAX_SIGNATURE_BYTES,
+        _ => MAX_DOCUMENT,
+    }
 }
 
 /// Copies a referrer of an image, or what is stored under a tag made from the image's digest. Skips manifests about other images, and
-/// those with blobs of more than `max_blobs` bytes in total.
+/// those with blobs of more than `max_blobs` bytes in total. Returns whether the manifest refers to the image and was copied.
 async fn copy_referrer(
     services: &BuildServices,
     source: &dyn Registry,
@@ -99,13 +126,19 @@ async fn copy_referrer(
     mirror: &Repository,
     version: &Version,
     max_blobs: u64,
-) -> Result<()> {
-    let Some(found) = source.manifest(from, version).await? else { return Ok(()) };
-    let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { return Ok(()) };
+) -> Result<bool> {
+    let Some(found) = source.manifest(from, version).await? else { return Ok(false) };
+    let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { return Ok(false) };
     let refers_to_image = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
     let size = manifest.blobs().fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
-    if (version.digest().is_some() && !refers_to_image) || size > max_blobs {
-        return Ok(());
+    if version.digest().is_some() && !refers_to_image {
+        return Ok(false);
+    }
+    if size > max_blobs {
+        tracing::warn!(
+            "skipping {from}{version}, which is about {image}: {size} bytes, at most {max_blobs} are copied"
+        );
+        return Ok(false);
     }
     for blob in manifest.blobs() {
         copy_blob(&services.images, source, from, mirror, blob).await?;
@@ -122,7 +155,7 @@ async fn copy_referrer(
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Copies an artifact to `mirror` under a tag, with its blobs and signatures. Anyone may add referrers to an artifact, so neither
@@ -154,20 +187,29 @@ pub async fn copy_artifact(
     Ok(())
 }
 
-/// Copies a manifest, after its children and blobs.
+/// Copies a manifest, after its blobs and those of its children that are not in `copied`. Children may be nested `depth` levels deep.
 async fn copy_manifest(
     access: &ImageAccess,
     from: &ImageReference,
     mirror: &Repository,
     version: &Version,
+    depth: usize,
+    copied: &mut BTreeSet<Digest>,
 ) -> Result<()> {
     let repository = &from.repository;
     let found = access.existing_manifest(from).await?;
     let manifest = AnyManifest::parse(&found.bytes)?;
     for part in manifest.children() {
+        if !copied.insert(part.digest.clone()) {
+            continue;
+        }
+        let Some(depth) = depth.checked_sub(1) else {
+            let reason = format!("its indexes are nested more than {MAX_DEPTH} levels deep");
+            return Err(ImageError::unusable("image index", reason).into());
+        };
         let version = Version::Digest(part.digest.clone());
         let from = ImageReference { repository: repository.clone(), version: version.clone() };
-        Box::pin(copy_manifest(access, &from, mirror, &version)).await?;
+        Box::pin(copy_manifest(access, &from, mirror, &version, depth, copied)).await?;
     }
     for blob in manifest.blobs() {
         copy_blob(access, access.registry_of(repository), repository, mirror, blob).await?;
@@ -282,6 +324,58 @@ mod tests {
         let listed = here.referrers(&mirror, &output.digest, None).await.unwrap();
         assert_eq!(listed.into_iter().map(|one| one.digest).collect::<Vec<_>>(), [bill.digest]);
         assert!(here.manifest(&mirror, &tag).await.unwrap().is_some());
+    }
+
+    /// Anyone who may push can add referrers to an image.
+    #[tokio::test]
+    async fn of_many_referrers_those_that_farrier_reads_are_copied() {
+        let mut bench = Bench::new(&json!({}));
+        let other = tempfile::tempdir().unwrap();
+        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
+        bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
+        let remote = Arc::clone(&bench.services.images.remote);
+        let (repository, text) = ("other.test:5000/hello".parse().unwrap(), "other.test:5000/hello:1");
+        let image = publish(remote.as_ref(), &repository).await;
+        let image = remote.manifest(&repository, &Version::Digest(image)).await.unwrap().unwrap();
+        let push = async |kind: &'static str, content: Vec<u8>| {
+            let artifact = Artifact::about(&image.bytes, kind, content, &[]).unwrap();
+            for bytes in [oci::EMPTY, &artifact.content] {
+                remote.push_bytes(&repository, bytes).await.unwrap();
+            }
+            remote.push_referrer(&repository, &artifact.manifest).await.unwrap();
+            artifact.digest
+        };
+        let report = push(media_type::CHECK_REPORT, vec![1]).await;
+        let oversized = push(provenance::SIGSTORE_BUNDLE, vec![2; 5 << 20]).await;
+        for number in 0..MAX_SIGNATURES {
+            push("application/vnd.openvex+json", number.to_string().into_bytes()).await;
+        }
+        let mirror = copy_image(&bench.services, text).await.unwrap().reference.repository;
+        let copied = bench.services.images.registry.referrers(&mirror, &image.digest, None).await.unwrap();
+        let copied: BTreeSet<Digest> = copied.into_iter().map(|referrer| referrer.digest).collect();
+        assert_eq!(copied.len(), MAX_SIGNATURES - 1);
+        assert!(copied.contains(&report) && !copied.contains(&oversized));
+    }
+
+    #[tokio::test]
+    async fn deeply_nested_indexes_are_refused() {
+        let mut bench = Bench::new(&json!({}));
+        let other = tempfile::tempdir().unwrap();
+        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
+        bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
+        let remote = Arc::clone(&bench.services.images.remote);
+        let repository: Repository = "other.test:5000/hello".parse().unwrap();
+        let mut digest = publish(remote.as_ref(), &repository).await;
+        for depth in 2..=MAX_DEPTH + 1 {
+            let mut index = ImageIndex::empty();
+            index.manifests.push(Descriptor::new(media_type::OCI_INDEX, digest, 1));
+            let (bytes, version) =
+                (index.to_bytes().unwrap(), Version::Tag(depth.to_string().parse().unwrap()));
+            digest =
+                remote.push_manifest(&repository, &version, media_type::OCI_INDEX, &bytes).await.unwrap();
+            let copied = copy_image(&bench.services, &format!("{repository}:{depth}")).await;
+            assert_eq!(copied.is_ok(), depth <= MAX_DEPTH, "{copied:?}");
+        }
     }
 
     /// Anyone who may push can add referrers to an output, and a host's disk is limited.

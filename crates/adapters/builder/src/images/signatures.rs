@@ -24,7 +24,7 @@ use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
 /// Maximum number of signatures or statements that are read: layers of one tag, or bundles of one image.
-const MAX_SIGNATURES: usize = 100;
+pub(super) const MAX_SIGNATURES: usize = 100;
 
 /// An image in a repository.
 #[derive(Clone, Copy)]

@@ -12,7 +12,7 @@ use super::error::{BuildError, Result};
 
 /// Size limit for documents, in bytes. A report of 500 modules with findings has less than 1 MiB, and a bill of
 /// materials with 600 packages has 400 KiB.
-const MAX_DOCUMENT: u64 = 16 << 20;
+pub(crate) const MAX_DOCUMENT: u64 = 16 << 20;
 
 /// Registry in which needed images are looked up, and to which farrier never writes.
 #[derive(Clone)]

@@ -15,6 +15,7 @@ mod tools;
 pub use boot::{BootCheck, BootCheckError, BootChecker};
 pub use build_services::{BuildServices, MAX_CONCURRENT_REQUESTS, entries, image_location};
 pub use error::{BuildError, BuildProblem, ProblemKind, Result};
+pub(crate) use image_access::MAX_DOCUMENT;
 pub use image_access::{ImageAccess, NeedsRegistry};
 pub use lazy::{LazyEngine, LazyEntrypoint};
 pub use outputs::{MadeOutput, OutputMaker};
