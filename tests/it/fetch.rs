@@ -188,6 +188,12 @@ async fn source_from_a_package_of_another_suite() {
     assert!(fetched.root.join("Makefile").is_file());
     assert_eq!(fetched.origin, identity.identity);
 
+    // The missing suite may have a newer version.
+    let incomplete =
+        source(r#""from": {"apt": {"package": "mstflint-dkms", "suites": ["no-such-suite", "sid"]}}"#);
+    let error = fetcher(&cache).sources().identity(&incomplete).await.unwrap_err();
+    assert!(error.to_string().contains(" no-such-suite (missing)"), "{error}");
+
     let absent = source(r#""from": {"apt": {"package": "no-such-package", "suites": ["sid"]}}"#);
     let error = fetcher(&cache).sources().identity(&absent).await.unwrap_err();
     assert_eq!(error.to_string(), "cannot find package no-such-package in sid");

@@ -237,6 +237,12 @@ async fn an_rpm_package_with_modules_of_each_kernel() {
     let both: SourceSpec = serde_json::from_value(json!({"name": "acme", "from": from})).unwrap();
     let silent = world.fetcher().sources().identity(&both.for_kernel(&kernel(others)).unwrap()).await;
     assert!(matches!(silent, Err(FetchError::Metadata(..))), "{silent:?}");
+    // So may a repository that the mirror lacks.
+    let from = json!({"rpm": {"package": "kmod-acme-{{release}}", "from": archive(&["os/", "absent/"], "packages")}});
+    let both: SourceSpec = serde_json::from_value(json!({"name": "acme", "from": from})).unwrap();
+    let error =
+        world.fetcher().sources().identity(&both.for_kernel(&kernel(ROCKY)).unwrap()).await.unwrap_err();
+    assert!(error.to_string().contains("/absent/ (missing)"), "{error}");
     // Packages signed by another key are refused.
     world.define("acme.asc", &SigningKey::new("other").armored());
     let spec = spec.for_kernel(&kernel(ROCKY)).unwrap();

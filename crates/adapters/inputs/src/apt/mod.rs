@@ -200,6 +200,19 @@ impl AptArchive {
         Ok(if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) })
     }
 
+    /// Fails if the archives lack a suite, which may have the newest version of a package.
+    fn ensure_no_suite_is_missing(&self, action: &str) -> Result<()> {
+        let missing = self.missing_note()?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(FetchError::Program {
+            action: format!("{action} of {}", self.suites),
+            message: format!("not all suites are available{missing}"),
+            transient: false,
+        })
+    }
+
     /// Path of the stamp file. Its age is the age of the lists, and it contains the suites that the archives do not have.
     fn stamp(&self) -> PathBuf {
         self.dir.join("updated")

@@ -14,15 +14,7 @@ impl AptArchive {
     /// packages are excluded.
     pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
         self.update(self.max_list_age).await?;
-        // Fail if a suite is missing. Otherwise a root file system without the suite's packages would be cached.
-        let missing_suites = self.missing_note()?;
-        if !missing_suites.is_empty() {
-            return Err(FetchError::Program {
-                action: format!("choose the packages of a root file system of {}", self.suites),
-                message: format!("not all suites are available{missing_suites}"),
-                transient: false,
-            });
-        }
+        self.ensure_no_suite_is_missing("choose the packages of a root file system")?;
         let packages = match self.resolve(include).await {
             // A package may have appeared since the last refresh.
             Err(FetchError::Program { .. }) if self.renew().await? => self.resolve(include).await,

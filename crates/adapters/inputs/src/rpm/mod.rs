@@ -59,7 +59,7 @@ pub struct Repositories {
     names: Vec<String>,
     /// Repositories without an address, for messages.
     no_address: Vec<String>,
-    /// Whether all repositories must answer. An unreachable repository may have the newest package.
+    /// Whether all repositories must answer. An absent or unreachable repository may have the newest package.
     requires_all: bool,
 }
 
@@ -165,6 +165,13 @@ impl Repositories {
             return Err(error);
         }
         let missing_note = self.missing_note(&listings, &refused);
+        if self.requires_all && listings.iter().any(|listing| listing.revision.is_none()) {
+            return Err(FetchError::Program {
+                action: format!("choose the package for kernel {release}"),
+                message: format!("not all repositories are available{missing_note}"),
+                transient: false,
+            });
+        }
         let packages: Vec<RpmPackage> =
             listings.iter().flat_map(|listing| listing.packages.iter().cloned()).collect();
         let mut chosen = Vec::with_capacity(groups.len());
