@@ -246,7 +246,7 @@ async fn an_rpm_package_with_modules_of_each_kernel() {
     // Packages signed by another key are refused.
     world.define("acme.asc", &SigningKey::new("other").armored());
     let spec = spec.for_kernel(&kernel(ROCKY)).unwrap();
-    let error = world.fetcher().sources().fetch(&spec).await.unwrap_err();
+    let error = fetcher.sources().fetch(&spec).await.unwrap_err();
     assert!(matches!(error, FetchError::Signature { .. }), "{error:?}");
 }
 

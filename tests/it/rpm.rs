@@ -293,6 +293,18 @@ async fn what_is_not_signed_or_not_the_same_is_refused() {
     assert!(matches!(error, FetchError::Metadata(..)), "{}", error_chain(&error));
 }
 
+#[tokio::test]
+async fn replaced_keys_withdraw_what_the_old_ones_verified() {
+    let world = World::new();
+    world.add("os", "kernel-devel", ROCKY);
+    let source = headers(&["kernel-devel"], &["os/"], "packages");
+    let fetcher = world.fetcher();
+    World::origin(fetcher.headers().find(&source, &target(ROCKY)).await);
+    world.define("acme.asc", &SigningKey::new("other").armored());
+    let error = fetcher.headers().find(&source, &target(ROCKY)).await.unwrap_err();
+    assert!(matches!(error, FetchError::Signature { .. }), "{}", error_chain(&error));
+}
+
 /// New releases appear after the first request.
 #[tokio::test]
 async fn new_kernels_are_found_in_each_stream() {

@@ -94,7 +94,7 @@ impl Search<'_> {
     /// Returns an earlier search result while its tree is in the cache.
     pub fn known(&self) -> Result<Option<TreeRecord>> {
         let cache = &self.fetcher.cache;
-        let Some(record) = cache.read_record::<TreeRecord>(self.kind, &self.key())? else { return Ok(None) };
+        let Some(record) = cache.read_record::<TreeRecord>(self.kind, &self.key()?)? else { return Ok(None) };
         Ok(cache.get(self.kind, &record.key)?.map(|_| record))
     }
 
@@ -144,12 +144,12 @@ impl Search<'_> {
             },
         };
         if let Lookup::Found(record) = &lookup {
-            fetcher.cache.write_record(self.kind, &self.key(), record)?;
+            fetcher.cache.write_record(self.kind, &self.key()?, record)?;
         }
         Ok(lookup)
     }
 
-    /// Fetches the packages' tree from an archive, unless the cache has a tree of the same packages.
+    /// Returns the packages' tree. Fetches the packages even if the cache has their tree, because the fetch verifies signatures.
     async fn fetch_tree<A: Archive>(
         &self,
         archive: &A,
@@ -169,9 +169,6 @@ impl Search<'_> {
             };
             let origin: Vec<String> = packages.iter().map(A::identity).collect();
             let record = TreeRecord::new(self.format, self.target, &origin.clone(), origin);
-            if cache.get(self.kind, &record.key)?.is_some() {
-                return Ok(Lookup::Found(record));
-            }
             let files = match Box::pin(archive.fetch(&packages)).await {
                 Ok(files) => files,
                 // A retry does not change the signature.
@@ -251,15 +248,17 @@ impl Search<'_> {
         }
     }
 
-    fn key(&self) -> String {
-        let parts = match &self.from {
-            Location::Apt(suites, _) => apt::key_parts(suites),
-            Location::Rpm(archive, ..) => {
-                rpm::key_parts(archive, (&self.target.repository_version(), self.target.arch))
-            }
+    fn key(&self) -> Result<String> {
+        let (mut parts, signed_by) = match &self.from {
+            Location::Apt(suites, _) => (apt::key_parts(suites), suites.signed_by.as_ref()),
+            Location::Rpm(archive, ..) => (
+                rpm::key_parts(archive, (&self.target.repository_version(), self.target.arch)),
+                Some(&archive.signed_by),
+            ),
         };
+        parts.extend(self.fetcher.keys_digest(signed_by)?);
         let groups: Vec<String> = self.names().iter().map(|group| group.join(" | ")).collect();
-        key(self.format, self.target, groups.iter().chain(&parts))
+        Ok(key(self.format, self.target, groups.iter().chain(&parts)))
     }
 }
 

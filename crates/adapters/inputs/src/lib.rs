@@ -37,17 +37,22 @@ use std::{
 
 pub use dkms_conf::dkms_conf_warnings;
 pub use error::{FetchError, Result};
-use farrier_core::kernel::KernelTarget;
+use farrier_core::{
+    image::{Digest, checked::LocalPath},
+    kernel::KernelTarget,
+};
 use farrier_local::{
     archive::{self, Options},
     blocking::stoppable,
     cache::{Cache, Scratch},
+    files::if_there,
 };
 use farrier_net::Net;
 use farrier_store::{
     Store,
     registry::{Keyring, RegistryOptions, RemoteRegistry},
 };
+use fs_err as fs;
 pub use header_set::{
     HeaderIdentity, HeaderLookup, HeaderSet, Headers, ListedHeaders,
     import::{HeaderImport, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
@@ -220,6 +225,14 @@ impl Fetcher {
                 error
             }
         })
+    }
+
+    /// Returns the digest of a key file, if there is one. Records of lookups depend on the digest, because other keys may refuse
+    /// what the previous keys verified.
+    fn keys_digest(&self, signed_by: Option<&LocalPath>) -> Result<Option<String>> {
+        let Some(file) = signed_by else { return Ok(None) };
+        let keys = if_there(fs::read(self.root.join(file)))?;
+        Ok(keys.map(|keys| Digest::of(&keys).to_string()))
     }
 
     /// Returns the digest of a user's file or tree.

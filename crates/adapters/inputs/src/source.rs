@@ -92,7 +92,7 @@ impl Sources<'_> {
         if let Some(stored) = self.stored_instead(spec).await? {
             let origin = self.stored_identity(spec, &stored).await?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
-            let key = tree_key(spec, &self.identity_with_signers(spec, &origin).await?)?;
+            let key = self.tree_key(spec, &self.identity_with_signers(spec, &origin).await?)?;
             let entry = fetcher.cache.get_or_make(KIND, &key, make).await?;
             return Ok(FetchedSource { root: entry.join(TREE), origin });
         }
@@ -123,7 +123,7 @@ impl Sources<'_> {
             }
             Ok(())
         };
-        let root = fetcher.cache.get_or_make(KIND, &tree_key(spec, &signed)?, make).await?.join(TREE);
+        let root = fetcher.cache.get_or_make(KIND, &self.tree_key(spec, &signed)?, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
     }
 
@@ -206,6 +206,16 @@ impl Sources<'_> {
             }
             _ => identity.to_owned(),
         })
+    }
+
+    /// Returns the cache key of a source's tree. The key includes the file name, because a tree with one file contains that name, and
+    /// the keys that verified an RPM package.
+    fn tree_key(self, spec: &SourceSpec, identity: &str) -> Result<String> {
+        let keys = match &spec.from {
+            SourceOrigin::Rpm(source) => self.0.keys_digest(Some(&source.from.signed_by))?,
+            _ => None,
+        };
+        Ok(content_key(&format!("{identity} file={}{}", file_name(&spec.from)?, keys.unwrap_or_default())))
     }
 
     /// Returns the identity that a stored source claims, if the definition allows it.
@@ -402,11 +412,6 @@ fn file_name(from: &SourceOrigin) -> Result<String> {
         SourceOrigin::Rpm(_) | SourceOrigin::Image(_) => None,
     };
     Ok(name.unwrap_or("file").to_owned())
-}
-
-/// Returns the cache key of a source's tree. The key includes the file name, because a tree with one file contains that name.
-fn tree_key(spec: &SourceSpec, identity: &str) -> Result<String> {
-    Ok(content_key(&format!("{identity} file={}", file_name(&spec.from)?)))
 }
 
 /// Returns the architecture of a source's package.

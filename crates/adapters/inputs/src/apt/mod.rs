@@ -72,7 +72,10 @@ impl AptArchive {
             }
         }
         let sources = sources::render(&entries);
-        let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
+        let keys = fetcher.keys_digest(suites.signed_by.as_ref())?;
+        let key = digest::of_parts(
+            ["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()].into_iter().chain(keys.as_deref()),
+        );
         let dir = cache.entry_path(KIND, &key)?;
         let suite_count = entries.iter().map(|entry| entry.uris.len() * entry.suites.len()).sum();
         let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();

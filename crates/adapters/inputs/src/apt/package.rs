@@ -51,13 +51,13 @@ pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
         fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, describe, MIRROR_HINT)?;
     let PackageRecord { name, version, sha256, .. } = record;
     let found = Package { name, version, sha256, found: now };
-    fetcher.cache.write_record(KIND, &key(source, arch), &found)?;
+    fetcher.cache.write_record(KIND, &key(fetcher, source, arch)?, &found)?;
     Ok(found)
 }
 
 /// Returns the last search result, whatever its age.
 pub fn known(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<Option<Package>> {
-    Ok(fetcher.cache.read_record(KIND, &key(source, arch))?)
+    Ok(fetcher.cache.read_record(KIND, &key(fetcher, source, arch)?)?)
 }
 
 /// Whether to look in the store for the package's identity before searching the archive.
@@ -108,9 +108,10 @@ async fn look_up(
 }
 
 /// Returns the cache key of a search result.
-fn key(source: &AptSource, arch: Architecture) -> String {
-    let AptSource { package, version, .. } = source;
-    let parts = key_parts(&source.apt_suites());
+fn key(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<String> {
+    let AptSource { package, version, signed_by, .. } = source;
+    let mut parts = key_parts(&source.apt_suites());
+    parts.extend(fetcher.keys_digest(signed_by.as_ref())?);
     let head = [FORMAT, arch.as_str(), package, version.as_deref().unwrap_or_default()];
-    digest::of_parts(head.into_iter().chain(parts.iter().map(String::as_str)))
+    Ok(digest::of_parts(head.into_iter().chain(parts.iter().map(String::as_str))))
 }

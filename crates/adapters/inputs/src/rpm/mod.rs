@@ -253,7 +253,8 @@ impl Repositories {
             RepositoryUrls::MirrorList(urls) => ("listed", urls),
         };
         let signed = if self.signed.covers_metadata() { "signed" } else { "" };
-        let head = [FORMAT, self.arch.gnu_name(), signed, kind];
+        let keys = self.keys.digest();
+        let head = [FORMAT, self.arch.gnu_name(), signed, kind, &keys];
         let parts =
             head.into_iter().chain(urls.iter().map(Url::as_str)).chain(self.names.iter().map(String::as_str));
         let key = digest::of_parts(parts);
