@@ -16,7 +16,7 @@ use crate::support::{
     certificates::{Authority, LATER, PAST, tls},
     fake_http::{FakeHttp, answer},
     registry_process::{RegistryProcess, Wants},
-    tls_archive::TlsArchive,
+    tls_archive::{Deb, TlsArchive},
     tunnels::Tunnels,
 };
 use oci::error_chain;
@@ -497,6 +497,35 @@ async fn apt_presents_and_verifies_certificates_of_the_site() {
         assert_eq!(proxy.opened() > 0, name == "archive.test", "{name}");
         assert!(matches!(read(false).await, Err(FetchError::Program { .. })), "{name}");
     }
+}
+
+/// Such a package is not built under the identity of its predecessor.
+#[tokio::test]
+async fn a_package_that_is_published_again_under_its_version_is_planned_again() {
+    let ours = Authority::new();
+    ours.issue("server", "IP:127.0.0.1", LATER);
+    ours.issue("client", "DNS:farrier.test", LATER);
+    let archive = TlsArchive::start(&ours);
+    let host = json!({"host": "127.0.0.1", "caFile": "ca.pem", "clientCertificate": "client.pem",
+        "clientKey": {"file": "client.key"}});
+    let directory = tempfile::tempdir().unwrap();
+    let fetcher = Fetcher::new(Cache::open(directory.path().to_owned()).unwrap(), FetchOptions::default())
+        .with_net(net(json!({"hosts": [host]}), ours.directory.path(), false));
+    let source = json!({"name": "x", "from": {"apt": {
+        "package": "x-dkms", "suites": ["stable"], "components": ["main"],
+        "mirror": format!("https://{}/", archive.host()), "signedBy": archive.keyring(),
+    }}});
+    let source: SourceSpec = serde_json::from_value(source).unwrap();
+    let planned = fetcher.sources().identity(&source).await.unwrap();
+
+    archive.publish(&[("stable", vec![Deb::x_dkms("int y;\n")])]);
+    // Without its lists farrier fetches the new ones; the record of the search is still fresh.
+    fs::remove_dir_all(directory.path().join("apt")).unwrap();
+    let error = fetcher.sources().fetch(&source).await.unwrap_err();
+    assert!(matches!(error, FetchError::Checksum { .. }), "{}", error_chain(&error));
+    let found = fetcher.sources().fetch(&source).await.unwrap();
+    assert_ne!(found.origin, planned.identity);
+    assert_eq!(fs::read_to_string(found.root.join("usr/src/x-1.0/x.c")).unwrap(), "int y;\n");
 }
 
 fn farrier(arguments: &[&str]) -> (Option<i32>, String) {

@@ -84,6 +84,18 @@ pub struct Deb {
 }
 
 impl Deb {
+    /// Returns package `x-dkms` 1.0 with this code in `/usr/src/x-1.0/x.c`.
+    pub fn x_dkms(code: &str) -> Self {
+        Self {
+            name: "x-dkms".to_owned(),
+            source: "x",
+            architecture: "all",
+            depends: String::new(),
+            files: vec![("usr/src/x-1.0/x.c".to_owned(), code.to_owned())],
+            link: None,
+        }
+    }
+
     fn build(&self, tree: &Path, into: &Path) {
         for (path, content) in &self.files {
             let file = tree.join(path);
@@ -115,49 +127,20 @@ pub struct TlsArchive {
 impl TlsArchive {
     /// Serves package `x-dkms` 1.0 with `/usr/src/x-1.0/x.c` in suite `stable`, with the authority's certificate `server`.
     pub fn start(authority: &Authority) -> Self {
-        let package = Deb {
-            name: "x-dkms".to_owned(),
-            source: "x",
-            architecture: "all",
-            depends: String::new(),
-            files: vec![("usr/src/x-1.0/x.c".to_owned(), "int x;\n".to_owned())],
-            link: None,
-        };
-        Self::of(authority, &[("stable", vec![package])])
+        Self::of(authority, &[("stable", vec![Deb::x_dkms("int x;\n")])])
     }
 
     /// Serves these suites with their packages in `main` for two architectures; `universe` is empty.
     pub fn of(authority: &Authority, suites: &[(&str, Vec<Deb>)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let at = |path: &str| directory.path().join(path);
-        let repository = at("repository");
-        let ftparchive =
-            |arguments: &[&str]| run(Command::new("apt-ftparchive").args(arguments).current_dir(&repository));
-        for (number, (suite, packages)) in suites.iter().enumerate() {
-            let pool = format!("pool/{suite}");
-            fs::create_dir_all(repository.join(&pool)).unwrap();
-            for package in packages {
-                package.build(&at(&format!("trees/{number}/{}", package.name)), &repository.join(&pool));
-            }
-            for architecture in ["amd64", "arm64"] {
-                let index = ftparchive(&["--arch", architecture, "packages", &pool]);
-                for (component, index) in [("main", index.as_str()), ("universe", "")] {
-                    let place = repository.join(format!("dists/{suite}/{component}/binary-{architecture}"));
-                    fs::create_dir_all(&place).unwrap();
-                    fs::write(place.join("Packages"), index).unwrap();
-                }
-            }
-            let option = |name: &str, value: &str| format!("APT::FTPArchive::Release::{name}={value}");
-            let [name, components, architectures] =
-                [("Suite", *suite), ("Components", "main universe"), ("Architectures", "amd64 arm64")]
-                    .map(|(name, value)| option(name, value));
-            let release = ["-o", &name, "-o", &components, "-o", &architectures, "release"];
-            let release = ftparchive(&[&release[..], &[&format!("dists/{suite}")]].concat());
-            fs::write(at("Release"), release).unwrap();
-            let signed = repository.join(format!("dists/{suite}/InRelease"));
-            sign(&at("gnupg"), &at("Release"), &signed, &at("archive.gpg"));
-        }
-        Self { server: TlsServer::start(authority, &repository), directory }
+        publish(directory.path(), suites);
+        let server = TlsServer::start(authority, &directory.path().join("repository"));
+        Self { server, directory }
+    }
+
+    /// Publishes these suites in place of those with the same names.
+    pub fn publish(&self, suites: &[(&str, Vec<Deb>)]) {
+        publish(self.directory.path(), suites);
     }
 
     /// Returns the listening address: `127.0.0.1:<port>`.
@@ -176,11 +159,51 @@ impl TlsArchive {
     }
 }
 
+fn publish(directory: &Path, suites: &[(&str, Vec<Deb>)]) {
+    let at = |path: &str| directory.join(path);
+    let repository = at("repository");
+    let ftparchive =
+        |arguments: &[&str]| run(Command::new("apt-ftparchive").args(arguments).current_dir(&repository));
+    for (number, (suite, packages)) in suites.iter().enumerate() {
+        let pool = format!("pool/{suite}");
+        fs::create_dir_all(repository.join(&pool)).unwrap();
+        for package in packages {
+            package.build(&at(&format!("trees/{number}/{}", package.name)), &repository.join(&pool));
+        }
+        for architecture in ["amd64", "arm64"] {
+            let index = ftparchive(&["--arch", architecture, "packages", &pool]);
+            for (component, index) in [("main", index.as_str()), ("universe", "")] {
+                let place = repository.join(format!("dists/{suite}/{component}/binary-{architecture}"));
+                fs::create_dir_all(&place).unwrap();
+                fs::write(place.join("Packages"), index).unwrap();
+            }
+        }
+        let option = |name: &str, value: &str| format!("APT::FTPArchive::Release::{name}={value}");
+        let [name, components, architectures] =
+            [("Suite", *suite), ("Components", "main universe"), ("Architectures", "amd64 arm64")]
+                .map(|(name, value)| option(name, value));
+        let release = ["-o", &name, "-o", &components, "-o", &architectures, "release"];
+        let release = ftparchive(&[&release[..], &[&format!("dists/{suite}")]].concat());
+        fs::write(at("Release"), release).unwrap();
+        let signed = repository.join(format!("dists/{suite}/InRelease"));
+        sign(&at("gnupg"), &at("Release"), &signed, &at("archive.gpg"));
+    }
+}
+
 fn sign(home: &Path, file: &Path, to: &Path, keyring: &Path) {
     use std::os::unix::fs::DirBuilderExt as _;
     let gpg = |arguments: &[&str]| {
         let mut command = Command::new("gpg");
-        command.args(["--batch", "--quiet", "--passphrase", "", "--pinentry-mode", "loopback", "--homedir"]);
+        command.args([
+            "--batch",
+            "--yes",
+            "--quiet",
+            "--passphrase",
+            "",
+            "--pinentry-mode",
+            "loopback",
+            "--homedir",
+        ]);
         command.arg(home).args(arguments);
         command
     };

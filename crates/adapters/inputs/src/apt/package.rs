@@ -76,6 +76,15 @@ pub async fn file(
 ) -> Result<PathBuf> {
     let download = async {
         let (archive, found) = look_up(fetcher, source, Some(&package.version), arch).await?;
+        if found.sha256 != package.sha256 {
+            // The package was published again under its version: let the next search find the new one.
+            fetcher.cache.remove_record(KIND, &key(fetcher, source, arch)?)?;
+            return Err(FetchError::Checksum {
+                what: format!("package {}={}", package.name, package.version),
+                actual: format!("sha256:{}", found.sha256),
+                expected: format!("sha256:{}", package.sha256),
+            });
+        }
         archive.download(&[found]).await
     };
     let describe = || format!("package {}={}", package.name, package.version);
