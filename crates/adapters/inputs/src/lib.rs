@@ -240,6 +240,19 @@ impl Fetcher {
         let (cache, path) = (self.cache.clone(), path.to_owned());
         stoppable(move |stop| digest::digest_record(&cache, &path, stop)).await
     }
+
+    /// Fails if a user's file or tree changed while it was copied, so that the copy may have another digest.
+    async fn ensure_unchanged(&self, path: &Path, sha256: &str) -> Result<()> {
+        let actual = self.digest_of(path).await?.digest;
+        if actual == sha256 {
+            return Ok(());
+        }
+        Err(FetchError::Checksum {
+            what: path.display().to_string(),
+            actual: format!("sha256:{actual}"),
+            expected: format!("sha256:{sha256}"),
+        })
+    }
 }
 
 /// Remedy for an input that the store lacks.

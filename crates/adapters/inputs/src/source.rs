@@ -87,43 +87,47 @@ impl Sources<'_> {
 
     /// Fetches and unpacks the source.
     pub async fn fetch(self, spec: &SourceSpec) -> Result<FetchedSource> {
-        let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ }) =
-            (self, spec);
         if let Some(stored) = self.stored_instead(spec).await? {
             let origin = self.stored_identity(spec, &stored).await?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
             let key = self.tree_key(spec, &self.identity_with_signers(spec, &origin).await?)?;
-            let entry = fetcher.cache.get_or_make(KIND, &key, make).await?;
+            let entry = self.0.cache.get_or_make(KIND, &key, make).await?;
             return Ok(FetchedSource { root: entry.join(TREE), origin });
         }
-        let content = self.content(from).await?;
+        self.fetch_content(spec, self.content(&spec.from).await?).await
+    }
+
+    async fn fetch_content(self, spec: &SourceSpec, content: Content) -> Result<FetchedSource> {
         let origin = identity(spec, &content);
-        if let (Content::Local { path, is_dir: true, .. }, None) = (&content, unpack) {
+        if let (Content::Local { path, is_dir: true, .. }, None) = (&content, &spec.unpack) {
             // Use the user's own tree in place: builds only read it.
-            let (path, subdir) = (path.clone(), subdir.clone());
+            let (path, subdir) = (path.clone(), spec.subdir.clone());
             let root = stoppable(move |_| select_directory(&path, subdir.as_ref())).await?;
             return Ok(FetchedSource { root, origin });
         }
         let signed = self.identity_with_signers(spec, &origin).await?;
         let key = content_key(&signed);
-        // A source on this machine is not fetched from the store.
-        let is_local = matches!(content, Content::Local { .. });
+        let local_digest = match &content {
+            Content::Local { sha256, .. } => Some(sha256.clone()),
+            _ => None,
+        };
         let make = |dir| async {
-            if !is_local && let Some(stored) = self.stored_content(&content, &key).await? {
+            // A source on this machine is not fetched from the store.
+            if local_digest.is_none()
+                && let Some(stored) = self.stored_content(&content, &key).await?
+            {
                 return self.lay_out_stored(spec, &stored, &origin, dir).await;
             }
-            let archive = match &content {
-                Content::Local { sha256, is_dir: false, .. } => Some(sha256.clone()),
-                _ => None,
-            };
             let original = self.original(spec, content).await?;
-            let credential_files = self.lay_out(spec, original, dir, archive.is_some()).await?;
-            if let Some(sha256) = archive {
+            let finds_credentials = local_digest.is_some() && original.is_file();
+            let credential_files = self.lay_out(spec, original.clone(), dir, finds_credentials).await?;
+            if let Some(sha256) = local_digest {
+                self.0.ensure_unchanged(&original, &sha256).await?;
                 self.0.cache.write_record(suspects::RECORDS, &sha256, &credential_files)?;
             }
             Ok(())
         };
-        let root = fetcher.cache.get_or_make(KIND, &self.tree_key(spec, &signed)?, make).await?.join(TREE);
+        let root = self.0.cache.get_or_make(KIND, &self.tree_key(spec, &signed)?, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
     }
 

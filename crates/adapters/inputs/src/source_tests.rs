@@ -181,6 +181,19 @@ async fn digests_are_verified() {
 }
 
 #[tokio::test]
+async fn a_file_that_changes_while_it_is_read_is_refused() {
+    let scene = Scene::new();
+    scene.write("module.c", b"int x;");
+    let (sources, spec) = (scene.fetcher.sources(), spec(r#""from": {"path": {"path": "module.c"}}"#));
+    let content = sources.content(&spec.from).await.unwrap();
+    scene.write("module.c", b"int longer;");
+    let error = sources.fetch_content(&spec, content).await.unwrap_err();
+    assert!(matches!(error, FetchError::Checksum { .. }), "{error:?}");
+    let fetched = sources.fetch(&spec).await.unwrap();
+    assert_eq!(fs::read(fetched.root.join("module.c")).unwrap(), b"int longer;");
+}
+
+#[tokio::test]
 async fn nothing_outside_a_source_is_reached() {
     let scene = Scene::new();
     scene.write("secret/x.tar", b"");

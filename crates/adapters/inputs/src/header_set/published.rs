@@ -214,6 +214,10 @@ pub(super) async fn fetch(fetcher: &Fetcher, from: Published, target: &KernelTar
             format!("{name} {checksum}")
         }
     };
+    let local = match &content {
+        Content::Local(path_on_disk) => Some((path_on_disk.clone(), digest.clone())),
+        Content::Image(_) | Content::File(..) => None,
+    };
     let parts: Vec<String> = std::iter::once(digest).chain(path.clone()).collect();
     let record = TreeRecord::new(FORMAT, target, &parts, vec![origin]);
     let make = |dir: PathBuf| async move {
@@ -226,7 +230,11 @@ pub(super) async fn fetch(fetcher: &Fetcher, from: Published, target: &KernelTar
             }
         };
         let target = target.clone();
-        stoppable(move |stop| lay_out(stop, &whole, path.as_deref(), &dir, &target, &what)).await
+        stoppable(move |stop| lay_out(stop, &whole, path.as_deref(), &dir, &target, &what)).await?;
+        match local {
+            Some((path_on_disk, digest)) => fetcher.ensure_unchanged(&path_on_disk, &digest).await,
+            None => Ok(()),
+        }
     };
     fetcher.cache.get_or_make(KIND, &record.key, make).await?;
     fetcher.cache.write_record(KIND, &record.key, &record)?;

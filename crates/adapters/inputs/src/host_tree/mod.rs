@@ -78,13 +78,15 @@ impl Fetcher {
         let key = digest::of_parts([FORMAT, target.release.as_str(), &file.digest]);
         let origin = format!("{} sha256:{}", name_of(&path), file.digest);
         let what = path.display().to_string();
-        let make = |dir: PathBuf| {
-            let (what, release) = (what.clone(), target.release.clone());
-            stoppable(move |stop| {
+        let make = |dir: PathBuf| async {
+            let (from, what, release) = (path.clone(), what.clone(), target.release.clone());
+            let copy = stoppable(move |stop| {
                 let tree = dir.join(TREE);
-                copy_or_unpack(stop, &path, &tree)?;
+                copy_or_unpack(stop, &from, &tree)?;
                 verify(&tree, &release, &what).map(drop)
-            })
+            });
+            copy.await?;
+            self.ensure_unchanged(&path, &file.digest).await
         };
         let root = self.cache.get_or_make(KIND, &key, make).await?.join(TREE);
         let verified = if let Some(verified) = self.cache.read_record::<VerifiedTree>(KIND, &key)? {
