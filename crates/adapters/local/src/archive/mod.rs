@@ -25,7 +25,7 @@ pub use tree::UnpackMode;
 /// Limits on the content of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of entries.
+    /// Maximum number of entries and of directories that have no entry of their own.
     pub entries: u64,
     /// Maximum total size of all files, unpacked, in bytes.
     pub bytes: u64,
@@ -191,9 +191,7 @@ fn unpack_within_limits(reader: impl Read, dest: &Path, options: &Options<'_>) -
         let mut entry = entry.map_err(UnpackError::Damaged)?;
         entries_end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
         entries += 1;
-        if entries > limits.entries {
-            return Err(UnpackError::Limit(format!("{} entries", limits.entries)));
-        }
+        check_entries(limits, entries)?;
         if extensions.record(&mut entry)? {
             continue;
         }
@@ -211,6 +209,8 @@ fn unpack_within_limits(reader: impl Read, dest: &Path, options: &Options<'_>) -
             bytes = add_bytes(limits, bytes, entry.size())?;
         }
         let linked_bytes = unpack_entry(&mut tree, &names, &mut entry)?;
+        entries += tree.take_implied_directories();
+        check_entries(limits, entries)?;
         bytes = add_bytes(limits, bytes, linked_bytes)?;
     }
     if !extensions.is_empty() {
@@ -228,6 +228,13 @@ fn unpack_within_limits(reader: impl Read, dest: &Path, options: &Options<'_>) -
         return Err(too_big(limits));
     }
     Ok(Limits { entries: limits.entries - entries, bytes: limits.bytes - bytes, ..*limits })
+}
+
+fn check_entries(limits: &Limits, entries: u64) -> Result<()> {
+    if entries > limits.entries {
+        return Err(UnpackError::Limit(format!("{} entries", limits.entries)));
+    }
+    Ok(())
 }
 
 /// Adds `more` to `bytes`, or fails if the sum exceeds the limit.

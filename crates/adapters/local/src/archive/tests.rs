@@ -156,16 +156,21 @@ fn a_directory_is_never_replaced() {
 
 #[test]
 fn limits_hold() {
-    let directory = tempfile::tempdir().unwrap();
     let tar = tarball(&[Item::File("a/b/c", 0o644, &[0; 1000]), Item::Dir("d", 0o755)]);
-    let limits = Limits { entries: 2, bytes: 11_000, depth: 3 };
-    unpack_tar(&tar[..], directory.path(), &limits).unwrap();
-    for tight in
-        [Limits { entries: 1, ..limits }, Limits { bytes: 999, ..limits }, Limits { depth: 2, ..limits }]
-    {
-        let result = unpack_tar(&tar[..], directory.path(), &tight);
-        assert!(matches!(result, Err(UnpackError::Limit(_))), "{result:?}");
+    // The first name implies two directories.
+    let limits = Limits { entries: 4, bytes: 11_000, depth: 3 };
+    for mode in [UnpackMode::Standalone, UnpackMode::Package, UnpackMode::Layer] {
+        let options = Options { limits, mode, ..Options::default() };
+        unpack_stream(&tar[..], tempfile::tempdir().unwrap().path(), &options).unwrap();
+        for limits in
+            [Limits { entries: 3, ..limits }, Limits { bytes: 999, ..limits }, Limits { depth: 2, ..limits }]
+        {
+            let options = Options { limits, ..options };
+            let result = unpack_stream(&tar[..], tempfile::tempdir().unwrap().path(), &options);
+            assert!(matches!(result, Err(UnpackError::Limit(_))), "{mode:?} {limits:?}: {result:?}");
+        }
     }
+    let directory = tempfile::tempdir().unwrap();
     // An endless stream of zeros after the archive.
     let endless = tar.chain(io::repeat(0));
     assert!(matches!(unpack_tar(endless, directory.path(), &limits), Err(UnpackError::Limit(_))));

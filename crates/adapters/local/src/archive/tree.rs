@@ -40,13 +40,21 @@ pub(super) struct Tree<'a> {
     real_paths: HashMap<PathBuf, PathBuf>,
     /// Paths that the current layer has written, including all their parents.
     written: HashSet<PathBuf>,
+    /// Number of directories created without an entry of their own.
+    implied_directories: u64,
     buffer: Vec<u8>,
 }
 
 impl<'a> Tree<'a> {
     pub(super) fn new(root: &'a Path, max_depth: usize, unpack_mode: UnpackMode) -> Self {
         let (real_paths, written) = (HashMap::new(), HashSet::new());
-        Self { root, max_depth, unpack_mode, real_paths, written, buffer: vec![0; 64 << 10] }
+        let buffer = vec![0; 64 << 10];
+        Self { root, max_depth, unpack_mode, real_paths, written, implied_directories: 0, buffer }
+    }
+
+    /// Returns the number of directories that entries since the last call implied.
+    pub(super) fn take_implied_directories(&mut self) -> u64 {
+        std::mem::take(&mut self.implied_directories)
     }
 
     /// Returns the treatment of existing files.
@@ -68,7 +76,9 @@ impl<'a> Tree<'a> {
             }
             _ => {}
         }
+        let implied_directories = self.implied_directories;
         let real_path = self.create_dirs(&path, name)?;
+        self.implied_directories = implied_directories;
         // The owner must be able to write into the directory and to delete it.
         let mode = self.without_set_id(mode) | 0o700;
         Ok(fs::set_permissions(self.root.join(real_path), Permissions::from_mode(mode))?)
@@ -265,6 +275,7 @@ impl<'a> Tree<'a> {
                     if creates {
                         fs::create_dir(&full)?;
                         fs::set_permissions(&full, Permissions::from_mode(0o755))?;
+                        self.implied_directories += 1;
                     }
                 }
                 Err(error) => return Err(error.into()),
