@@ -21,6 +21,9 @@ pub enum EngineError {
     /// A step exceeded a limit: which step, and which limit. Permanent.
     #[error("build step stopped: {0}")]
     Limit(String),
+    /// The pod of a build exceeded its deadline. Permanent.
+    #[error("build step stopped: {0}")]
+    Deadline(String),
     /// A message arrived that the runner does not send at that point: a step forged it. Permanent.
     #[error("build tampered with: {0}")]
     Tampered(String),
@@ -84,6 +87,9 @@ impl EngineError {
             ),
             Self::Limit(_) => {
                 Some("raise build.memory in the definition if the build needs more".to_owned())
+            }
+            Self::Deadline(_) => {
+                Some("raise build.deadline in the definition if the build needs more time".to_owned())
             }
             Self::Pull { .. } => Some("check the image's name and the registry's credentials".to_owned()),
             Self::Engine { engine: EngineKind::Docker, .. } => {

@@ -1,6 +1,6 @@
 use std::io::{self, Read as _};
 
-use farrier_core::image::Period;
+use farrier_core::image::{Memory, Period};
 use farrier_payload::DecompressionBudget;
 use kmod::{BootOutcome, ModuleBoot, testing::ModuleFile};
 use serde_json::json;
@@ -160,6 +160,19 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let failure = failures[&cell.input_hash].as_ref().unwrap();
     assert!(failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
     bench.image().spec.build.deadline = Period::seconds(3 * 60 * 60);
+    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
+}
+
+#[tokio::test]
+async fn a_build_over_its_limit_is_retried_with_more_memory() {
+    let mut bench = Bench::new(&json!({}));
+    let cell = bench.cell(K9).await;
+    let error = BuildError::problem(ProblemKind::OverLimit, "it needs more memory".to_owned(), None);
+    record_outcome(&bench.services, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.services.cache, [cell.input_hash]).unwrap();
+    let failure = failures[&cell.input_hash].as_ref().unwrap();
+    assert!(failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
+    bench.image().spec.build.memory = Memory::from_bytes(2 << 30);
     assert!(!failure.applies_to(&bench.definition().0.spec, &bench.services.definitions.site));
 }
 

@@ -42,6 +42,11 @@ const TREE: &str = "payload";
 /// Archive with an engine-made image, below the scratch directory.
 const ARCHIVE: &str = "image.tar";
 
+/// End of the engine's message about a step that the kernel killed: 128 and the number of SIGKILL.
+const KILLED_STEP: &str = "exit code 137";
+/// Beginning of gcc's message about a part of gcc that the kernel killed.
+const KILLED_COMPILER: &str = "Killed signal terminated program";
+
 /// Runs the engine and returns the payload that the engine produced.
 pub(super) async fn compile(
     build: &CellBuild<'_>,
@@ -83,7 +88,10 @@ pub(super) async fn compile(
             return Err(explain(build, error, &log, &own_trees, known_cause));
         }
         Some(Err(error)) => return Err(error),
-        None => return Err(deadline_exceeded(&log, deadline).into()),
+        None => {
+            let why = format!("the steps did not end within the deadline of {deadline}");
+            return Err(deadline_exceeded(&log, &why).into());
+        }
     };
     let elapsed = started_at.get().map(Instant::elapsed).unwrap_or_default();
     let mut payload = Payload {
@@ -212,6 +220,7 @@ fn explain(
             step_failed(log, message, own_trees, &build.cell.image, &build.cell.target.release)
         }),
         EngineError::Limit(message) => over_limit(log, &message).into(),
+        EngineError::Deadline(message) => deadline_exceeded(log, &message).into(),
         EngineError::Tampered(_) => tampered(log, &error).into(),
         other => BuildError::Engine(other),
     }
@@ -226,6 +235,11 @@ fn step_failed(
     release: &KernelRelease,
 ) -> BuildError {
     let (mut diagnosis, tail) = log.finish();
+    if message.ends_with(KILLED_STEP)
+        || diagnosis.as_ref().is_some_and(|diagnosis| diagnosis.message.starts_with(KILLED_COMPILER))
+    {
+        return killed(log, &message, tail).into();
+    }
     if let Some(Diagnosis { file, message, .. }) = &mut diagnosis {
         let own = file.as_deref().and_then(|file| in_own_tree(file, own_trees));
         *file = own.or(file.take());
@@ -272,17 +286,28 @@ fn in_own_tree(file: &str, own_trees: &[PathBuf]) -> Option<String> {
     Some(path.canonicalize().unwrap_or(path).display().to_string())
 }
 
+/// Returns the problem of a build with a killed process. Another machine, or another time, may have enough memory.
+fn killed(log: &FileLog, message: &str, detail: Vec<String>) -> BuildProblem {
+    let hint = format!(
+        "most likely the machine ran out of memory: raise build.memory in the definition, so that fewer builds run at the same \
+         time; the log is {}",
+        log.path().display()
+    );
+    let message = format!("a process of the build was killed: {message}");
+    BuildProblem { kind: ProblemKind::Killed, message, detail, hint: Some(hint) }
+}
+
 /// Returns the problem of a build that exceeded a resource limit.
 fn over_limit(log: &FileLog, message: &str) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = format!(
         "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
-         at least {} GiB",
+         at least {} GiB; farrier does not retry until build.memory or an input changes",
         log.path().display(),
         MIN_MEMORY >> 30
     );
     BuildProblem {
-        kind: ProblemKind::Compile,
+        kind: ProblemKind::OverLimit,
         message: format!("the build was stopped: {message}"),
         detail,
         hint: Some(hint),
@@ -298,9 +323,9 @@ fn tampered(log: &FileLog, error: &EngineError) -> BuildProblem {
 }
 
 /// Returns the problem of a build that exceeded the deadline.
-fn deadline_exceeded(log: &FileLog, deadline: Period) -> BuildProblem {
+fn deadline_exceeded(log: &FileLog, why: &str) -> BuildProblem {
     let (_, detail) = log.finish();
-    let message = format!("the build was stopped: the steps did not end within the deadline of {deadline}");
+    let message = format!("the build was stopped: {why}");
     let hint = format!(
         "the log is {}; if the build needs more time, raise build.deadline in the definition: farrier does not retry until the \
          deadline or an input changes",
@@ -388,6 +413,22 @@ mod tests {
             assert!(!text.contains("the disk is full"), "{text}");
         }
         assert!(outcome("/build/acme.c:3:1: error: expected ';'").is_permanent());
+    }
+
+    #[test]
+    fn a_build_whose_process_was_killed_is_retried() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
+        for (line, message) in [
+            ("gcc: fatal error: Killed signal terminated program cc1", "RUN make: exit code 2"),
+            ("  CC [M]  /build/acme.o", "RUN make: exit code 137"),
+        ] {
+            let log = FileLog::create(&dir.path().join("build.log"), |_: &str| ()).unwrap();
+            log.line(line);
+            let failed = step_failed(&log, message.to_owned(), &[], &image, &release);
+            assert!(!failed.is_permanent(), "{failed:?}");
+            assert!(failed.hint().unwrap().contains("memory"), "{failed:?}");
+        }
     }
 
     #[test]

@@ -158,6 +158,7 @@ pub(super) fn record_outcome(
                 permanent: true,
                 under: spec.filter(|_| error.is_caused_by_policy()).map(|spec| spec.check),
                 under_site: error.is_caused_by_policy().then_some(services.definitions.site.check),
+                memory: spec.filter(|_| error.is_caused_by_limit()).map(|spec| spec.build.memory),
                 deadline: spec.filter(|_| error.is_caused_by_deadline()).map(|spec| spec.build.deadline),
             };
             services.cache.write_record(KIND, &key, &failure)

@@ -13,7 +13,7 @@ use crate::{
     definition::checked::PackageToInstall,
     image::{
         CheckSpec, Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash,
-        Period, ReferenceError, Repository, Version,
+        Memory, Period, ReferenceError, Repository, Version,
     },
     kernel::{
         Architecture, Compiler, KernelFamily, KernelTarget, NodeSystem, Toolchain, UNKNOWN_SYSTEM, family_for,
@@ -178,15 +178,18 @@ pub struct Failure {
     pub under: Option<CheckSpec>,
     /// Check settings of the site, where they caused the failure.
     pub under_site: Option<SiteCheck>,
+    /// Memory of the definition, where a limit stopped the build. With more memory the same inputs may succeed.
+    pub memory: Option<Memory>,
     /// Deadline that stopped the build. With a longer deadline the same inputs may succeed.
     pub deadline: Option<Period>,
 }
 
 impl Failure {
-    /// Whether the same inputs would fail again with the current check settings and deadline.
+    /// Whether the same inputs would fail again with the current check settings, memory and deadline.
     pub fn applies_to(&self, spec: &DriverImageSpec, site: &SiteSpec) -> bool {
         self.under.is_none_or(|under| under == spec.check)
             && self.under_site.is_none_or(|under| under == site.check)
+            && self.memory.is_none_or(|memory| spec.build.memory <= memory)
             && self.deadline.is_none_or(|deadline| spec.build.deadline <= deadline)
     }
 }

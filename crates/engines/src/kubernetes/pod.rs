@@ -124,7 +124,7 @@ fn finished(name: &str, status: &PodStatus) -> PodState {
     let reason = status.reason.as_deref();
     match (reason, terminated_state(status)) {
         (Some("DeadlineExceeded"), _) => {
-            PodState::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
+            PodState::Ended(EngineError::Deadline(format!("pod {name} did not end within its deadline")))
         }
         (Some("Evicted"), _) if exceeds_disk_limit(status) => {
             let message = status.message.as_deref().unwrap_or_default().trim_end();

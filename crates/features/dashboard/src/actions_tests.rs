@@ -44,6 +44,7 @@ impl TestPage {
             permanent: true,
             under: None,
             under_site: None,
+            memory: None,
             deadline: None,
         };
         bench.services.cache.write_record("failures", &cell.input_hash.to_string(), &failure).unwrap();

@@ -27,6 +27,10 @@ pub enum ProblemKind {
     Compile,
     /// The build exceeded its deadline.
     TooLong,
+    /// The build exceeded its memory or another limit.
+    OverLimit,
+    /// The machine killed a process of the build, most likely for lack of memory.
+    Killed,
     /// A build step forged runner messages.
     Tampered,
     /// The kernel would refuse the modules.
@@ -219,7 +223,8 @@ impl BuildError {
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Problem(BuildProblem {
-                kind: ProblemKind::Compile | ProblemKind::Tampered | ProblemKind::Refused,
+                kind:
+                    ProblemKind::Compile | ProblemKind::OverLimit | ProblemKind::Tampered | ProblemKind::Refused,
                 ..
             }) => true,
             Self::Payload(error) => error.is_permanent(),
@@ -234,6 +239,11 @@ impl BuildError {
             self,
             Self::Problem(BuildProblem { kind: ProblemKind::Unknown | ProblemKind::BootRefused, .. })
         )
+    }
+
+    /// Whether a limit that depends on the definition's memory caused the failure. With more memory the same inputs may succeed.
+    pub(crate) fn is_caused_by_limit(&self) -> bool {
+        matches!(self, Self::Problem(BuildProblem { kind: ProblemKind::OverLimit, .. }))
     }
 
     /// Whether the definition's deadline caused the failure. With more time the same inputs may succeed.

@@ -211,7 +211,15 @@ fn what_cannot_be_compiled_against_says_why() {
         let message = "make: error 2".to_owned();
         world.observed.failures.insert(
             mofed.input_hash,
-            Some(Failure { at, message, permanent: true, under: None, under_site: None, deadline: None }),
+            Some(Failure {
+                at,
+                message,
+                permanent: true,
+                under: None,
+                under_site: None,
+                memory: None,
+                deadline: None,
+            }),
         );
     });
     tell(&|world| world.image("peer").spec.needs.push(Need::Image(name("nobody"))));
@@ -376,6 +384,7 @@ fn meet_fates(
                         permanent: true,
                         under: None,
                         under_site: None,
+                        memory: None,
                         deadline: None,
                     };
                     world.observed.failures.insert(cell.input_hash, Some(failure));

@@ -34,6 +34,7 @@ fn fail(world: &mut World, permanent: bool) {
         permanent,
         under: None,
         under_site: None,
+        memory: None,
         deadline: None,
     };
     let hash = world.cells()[0].input_hash;
@@ -219,6 +220,7 @@ fn busy() -> World {
         permanent: true,
         under: None,
         under_site: None,
+        memory: None,
         deadline: None,
     };
     world.observed.failures.insert(cells[3].input_hash, Some(failure));
