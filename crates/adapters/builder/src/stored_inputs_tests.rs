@@ -6,14 +6,14 @@ use std::{fs, io::Write as _};
 use farrier_core::{
     facts::{annotations, media_type},
     image::{Digest, ImageReference, RuntimeBase, Version},
-    kernel::{Architecture, BootstrapSpec, HeaderSource, Toolchain},
+    kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget, Toolchain},
     plan::FetchedInputs,
 };
 use farrier_inputs::{FetchOptions, Fetcher, PackageRoot};
 use farrier_local::cache::Cache;
 use farrier_signing::testing::{EC_256, OpensslDir};
 use farrier_store::{
-    InputKind, NewInput, Store, StoredInput, header_tag, key_tag,
+    InputKind, NewInput, Store, StoredInput, key_tag, platform_header_tag,
     registry::{RegistryOptions, connect},
 };
 use oci::{Descriptor, ImageManifest, error_chain};
@@ -116,7 +116,7 @@ async fn replace_headers(bench: &Bench, release: &str, stored: &StoredInput, not
     let content = kept.stored.annotations[annotations::HEADERS_CONTENT].clone();
     claimed.annotations.insert(annotations::HEADERS_CONTENT.to_owned(), content);
     claimed.annotations.extend(notes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
-    let tag = header_tag(&release.parse().unwrap(), Architecture::Amd64).unwrap();
+    let tag = platform_header_tag(&Bench::target(release)).unwrap();
     replace(bench, &claimed, &tag, &fs::read(&layer).unwrap()).await;
 }
 
@@ -186,6 +186,24 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     fs::rename(bench.root().join(format!("away-{K9}")), bench.root().join(format!("headers-{K9}"))).unwrap();
     let found = bench.services.look_up(&plain.reference).await.unwrap().unwrap();
     assert!(found.is_of(&plain));
+}
+
+/// Distributions can have kernels of the same release, such as Ubuntu's GA kernel and the HWE kernel of an earlier Ubuntu.
+#[tokio::test]
+async fn each_platform_has_its_own_stored_headers() {
+    let mut bench = bench(false, &json!({}));
+    mirror_headers(&mut bench, K9).await;
+    let ubuntu = KernelTarget { os: "ubuntu".parse().unwrap(), ..Bench::target(K9) };
+    bench.headers_with(K9, &format!("{SYMBOLS}0x00000002\tkfree\tvmlinux\tEXPORT_SYMBOL\t\n"), "");
+    let headers = source(&bench);
+    bench.services.fetcher.headers().keep(&headers, &ubuntu).await.unwrap();
+    fs::remove_dir_all(bench.root().join(format!("headers-{K9}"))).unwrap();
+    machine(&mut bench, "another");
+    for (target, symbols) in [(Bench::target(K9), 2), (ubuntu, 3)] {
+        let found = bench.services.fetcher.headers().find(&headers, &target).await.unwrap();
+        let farrier_inputs::Lookup::Found(set) = found else { panic!("no headers of {target}") };
+        assert_eq!(set.facts.symbols.as_ref().unwrap().len(), symbols, "{target}");
+    }
 }
 
 fn bootstrap() -> BootstrapSpec {

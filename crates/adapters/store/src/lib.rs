@@ -25,7 +25,7 @@ use farrier_core::{
     provenance::is_cosign_tag,
 };
 use oci::{Descriptor, ImageManifest, subject_of_tag};
-pub use tag::{header_tag, key_tag};
+pub use tag::{header_tag, key_tag, platform_header_tag};
 pub use trust::{SignatureStatus, Trust, TrustFault};
 
 use crate::registry::{Registry, RegistryLocation};
@@ -138,7 +138,7 @@ impl StoredInput {
 #[derive(Clone, Debug)]
 pub struct NewInput<'a> {
     pub kind: InputKind,
-    /// Tag of the artifact; see [`header_tag`] and [`key_tag`].
+    /// Tag of the artifact; see [`header_tag`], [`platform_header_tag`] and [`key_tag`].
     pub tag: &'a Tag,
     pub file: &'a Path,
     /// Digest and size of the file.

@@ -1,4 +1,4 @@
-use farrier_core::kernel::Architecture;
+use farrier_core::kernel::{Architecture, KernelTarget};
 
 use super::*;
 use crate::registry::{self, RegistryOptions};
@@ -58,6 +58,13 @@ fn no_two_releases_share_a_tag() {
     tags.sort();
     tags.dedup();
     assert_eq!(tags.len(), 5, "{tags:?}");
+    let target = KernelTarget {
+        os: "ubuntu".parse().unwrap(),
+        os_version: "24.04".parse().unwrap(),
+        release: "6.8.0-31-generic".parse().unwrap(),
+        arch: Architecture::Amd64,
+    };
+    assert_eq!(platform_header_tag(&target).unwrap().as_str(), "6.8.0-31-generic-amd64-ubuntu-24.04");
 }
 
 #[test]

@@ -332,16 +332,17 @@ async fn keep_own_definitions(services: &BuildServices) -> Option<MirrorReport> 
 
 /// Contents of an input in the registry; empty if it is missing.
 async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<Content>> {
-    let (kind, tag) = match input {
-        Input::Source(spec) => (InputKind::Source, inputs::source_tag(spec)?),
-        Input::Minimal(spec, arch) => (InputKind::RootFs, inputs::minimal_tag(spec, *arch)?),
+    let (kind, tags) = match input {
+        Input::Source(spec) => (InputKind::Source, vec![inputs::source_tag(spec)?]),
+        Input::Minimal(spec, arch) => (InputKind::RootFs, vec![inputs::minimal_tag(spec, *arch)?]),
         Input::Packages(root, arch) => {
             let tag = store::key_tag(&root.key(*arch)).map_err(FetchError::from)?;
-            (InputKind::RootFs, tag)
+            (InputKind::RootFs, vec![tag])
         }
         Input::Headers(kernel, _) => {
-            let tag = store::header_tag(&kernel.release, kernel.arch).map_err(FetchError::from)?;
-            (InputKind::Headers, tag)
+            let imported = store::header_tag(&kernel.release, kernel.arch).map_err(FetchError::from)?;
+            let own = store::platform_header_tag(kernel).map_err(FetchError::from)?;
+            (InputKind::Headers, vec![imported, own])
         }
         Input::Copy(text) => {
             let reference: ImageReference = text.parse()?;
@@ -355,10 +356,12 @@ async fn find_input(services: &BuildServices, input: &Input<'_>) -> Result<Vec<C
         }
     };
     let mut contents = Vec::new();
-    for content in tagged_content(&services.images, kind.into(), kind.repository(), tag.as_str()).await? {
-        // The input has an immutable content tag as well as the moving tag.
-        contents.extend(content_tag_of(&services.fetcher, kind, &content).await?);
-        contents.push(content);
+    for tag in tags {
+        for content in tagged_content(&services.images, kind.into(), kind.repository(), tag.as_str()).await? {
+            // The input has an immutable content tag as well as the moving tag.
+            contents.extend(content_tag_of(&services.fetcher, kind, &content).await?);
+            contents.push(content);
+        }
     }
     if let Input::Packages(root, arch) = input {
         // The image that was published from this root file system.

@@ -240,7 +240,7 @@ impl<'a> Headers<'a> {
         source: &HeaderSource,
         target: &KernelTarget,
     ) -> Result<Lookup<Option<Compiler>>> {
-        if let Some(stored) = self.in_store(&target.release, target.arch).await? {
+        if let Some(stored) = self.in_store_for(target).await? {
             return Ok(Lookup::Found(stored::compiler_of(&stored)));
         }
         if self.imported_here(&target.release, target.arch)?.is_none() {

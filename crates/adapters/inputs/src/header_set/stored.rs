@@ -14,7 +14,7 @@ use farrier_core::{
     kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
 };
 use farrier_local::archive::{self, Limits, Stoppable};
-use farrier_store::{InputKind, StoreError, StoredInput, header_tag};
+use farrier_store::{InputKind, StoreError, StoredInput, header_tag, platform_header_tag};
 use fs_err::File;
 use kmod::{KernelFacts, SymbolTable};
 use oci::{Hashing, LayerReader, error_chain};
@@ -145,6 +145,23 @@ fn printable_annotation(stored: &StoredInput, key: &str) -> Option<String> {
     (text.len() <= MAX_VALUE && !text.chars().any(char::is_control)).then(|| text.clone())
 }
 
+/// Whether a stored set was imported: the digest of its content is its identity. Sets of a kernel family's own source have another
+/// identity, or none.
+fn is_imported(stored: &StoredInput) -> bool {
+    let [content, identity] = [annotations::HEADERS_CONTENT, annotations::HEADERS_IDENTITY]
+        .map(|key| stored.annotations.get(key).map(String::as_str));
+    identity.is_some() && content.and_then(|content| content.strip_prefix("sha256:")) == identity
+}
+
+/// Whether a stored set may be used on a target's platform.
+fn is_for(stored: &StoredInput, target: &KernelTarget) -> bool {
+    stored.annotations.get(annotations::OS).is_none_or(|os| *os == platform_of(target))
+}
+
+fn platform_of(target: &KernelTarget) -> String {
+    format!("{}-{}", target.os, target.os_version)
+}
+
 /// Returns the compiler that built the kernel of a stored set, as its annotation states.
 pub(super) fn compiler_of(stored: &StoredInput) -> Option<Compiler> {
     Compiler::from_name(&printable_annotation(stored, annotations::COMPILER)?)
@@ -199,9 +216,20 @@ impl From<&HeaderSet> for ListedHeaders {
 }
 
 impl Headers<'_> {
-    /// Returns the stored header set of a kernel.
+    /// Returns the stored header set that counts for every platform of a kernel release.
     pub async fn in_store(self, release: &KernelRelease, arch: Architecture) -> Result<Option<StoredInput>> {
         self.0.stored(InputKind::Headers, &header_tag(release, arch)?).await
+    }
+
+    /// Returns the stored header set for a kernel target: an imported set, or else the set of the target's platform. An older
+    /// farrier stored sets of all platforms under the release.
+    pub(super) async fn in_store_for(self, target: &KernelTarget) -> Result<Option<StoredInput>> {
+        let of_release = self.in_store(&target.release, target.arch).await?;
+        if of_release.as_ref().is_some_and(is_imported) {
+            return Ok(of_release);
+        }
+        let of_platform = self.0.stored(InputKind::Headers, &platform_header_tag(target)?).await?;
+        Ok(of_platform.or(of_release).filter(|stored| is_for(stored, target)))
     }
 
     /// Lists all stored header sets, by tag.
@@ -226,16 +254,20 @@ impl Headers<'_> {
         Ok(listed)
     }
 
-    /// Puts the header set of a kernel into the store, unless the store already has one for the release. A set from packages has no
-    /// identity beyond its release.
+    /// Puts the header set of a kernel into the store, unless the store already has one for the platform or an imported one. A set
+    /// from packages has no identity beyond its release.
     pub async fn keep(self, source: &HeaderSource, target: &KernelTarget) -> Result<Lookup<StoredUnder>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
-        let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
-        let input = Input { kind: InputKind::Headers, what, tag, declared: None };
-        if let Some(stored) = self.0.find_trusted(&input).await? {
-            return Ok(Lookup::Found(self.0.tag(input, stored, false).await?));
+        let (kind, what) = (InputKind::Headers, title_of(release.as_str(), *arch));
+        let imported = Input { kind, what: what.clone(), tag: header_tag(release, *arch)?, declared: None };
+        let own = Input { kind, what, tag: platform_header_tag(target)?, declared: None };
+        if let Some(stored) = self.0.find_trusted(&imported).await?.filter(is_imported) {
+            return Ok(Lookup::Found(self.0.tag(imported, stored, false).await?));
         }
-        let HeaderSet { root: tree, facts, compiler, origin, identity, .. } =
+        if let Some(stored) = self.0.find_trusted(&own).await?.filter(|stored| is_for(stored, target)) {
+            return Ok(Lookup::Found(self.0.tag(own, stored, false).await?));
+        }
+        let HeaderSet { root: tree, facts, compiler, origin, identity, content, .. } =
             match self.find_without_store(source, target).await? {
                 Lookup::Found(found) => *found,
                 Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
@@ -250,7 +282,14 @@ impl Headers<'_> {
             compiler: compiler.map(|compiler| compiler.to_string()),
             is_known: true,
         };
-        let packed = packed.with_annotations(set.annotations(&facts));
+        let mut packed = packed.with_annotations(set.annotations(&facts));
+        // Only an imported set has its content's digest here.
+        let input = if content.is_some() {
+            imported
+        } else {
+            packed.annotations.insert(annotations::OS.to_owned(), platform_of(target));
+            own
+        };
         Ok(Lookup::Found(self.0.put(input, packed).await?))
     }
 
@@ -260,7 +299,11 @@ impl Headers<'_> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         let refused = Some(format!("{}{hint}", error_chain(error)));
-        let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
+        let store = self.0.required_store()?;
+        let mut found = store.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
+        if !found.as_ref().is_some_and(is_imported) {
+            found = store.find(InputKind::Headers, &platform_header_tag(target)?).await?.or(found);
+        }
         let imported = found.and_then(|stored| ImportRecord::of_stored(&stored, release, *arch).ok());
         let compiler = imported.as_ref().and_then(|set| Compiler::from_name(set.compiler.as_deref()?));
         let identity = imported.and_then(|set| set.identity);
@@ -271,7 +314,7 @@ impl Headers<'_> {
     /// registry build with the same headers.
     pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<ImportRecord>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
-        match self.in_store(release, *arch).await? {
+        match self.in_store_for(target).await? {
             Some(stored) => ImportRecord::of_stored(&stored, release, *arch).map(Some),
             None => self.imported_here(release, *arch),
         }
@@ -327,7 +370,7 @@ impl Headers<'_> {
         directory: PathBuf,
     ) -> Result<()> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
-        let stored = self.in_store(release, *arch).await?.filter(|stored| {
+        let stored = self.in_store_for(target).await?.filter(|stored| {
             let existing = ImportRecord::of_stored(stored, release, *arch);
             existing.is_ok_and(|existing| existing.content == imported.content)
         });
@@ -340,7 +383,7 @@ impl Headers<'_> {
                 hint: "import them again, or run farrier again to look for them elsewhere".to_owned(),
             });
         };
-        let what = display_name(&stored, &header_tag(release, *arch)?);
+        let what = format!("{}@{}", stored.repository, stored.digest);
         let (target, content) = (target.clone(), imported.content.clone());
         let unpack = move |stop: &AtomicBool, layer: &Path, tree: &Path| {
             unpack_content(layer, tree, &content, &what, stop)?;
