@@ -188,6 +188,19 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     assert!(found.is_of(&plain));
 }
 
+#[tokio::test]
+async fn a_root_file_system_that_a_power_loss_damaged_is_fetched_again() {
+    let bench = bench(false, &json!({}));
+    let root = PackageRoot::Toolchain(bootstrap());
+    made_here(&bench, &root, b"cc");
+    let root_file_systems = bench.services.fetcher.root_fs();
+    root_file_systems.keep_bootstrap(&root, Architecture::Amd64).await.unwrap();
+    let made = root_file_systems.bootstrap(&root, Architecture::Amd64).await.unwrap();
+    fs::write(made.layer.with_file_name("layer.json"), "").unwrap();
+    let fetched = root_file_systems.bootstrap(&root, Architecture::Amd64).await.unwrap();
+    assert_eq!(fetched.digest, made.digest);
+}
+
 /// Distributions can have kernels of the same release, such as Ubuntu's GA kernel and the HWE kernel of an earlier Ubuntu.
 #[tokio::test]
 async fn each_platform_has_its_own_stored_headers() {

@@ -51,6 +51,7 @@ async fn fetch(
             .await
             .map(drop)
     };
+    fetcher.cache.get_intact(DOWNLOADS, checksum.hex(), files::has_content).await?;
     let entry = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
     // The same content from another address may be stored under another name.
     let mut names = files::names_in(&entry)?.into_iter();

@@ -50,6 +50,13 @@ pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
     Ok(RootFs { layer: entry.join(FILE), digest: digest?, diff_id: diff_id?, size, arch })
 }
 
+/// Whether a cache entry has a readable record and a layer of the recorded size.
+pub fn is_intact(entry: &Path) -> bool {
+    // The record is the same for all architectures.
+    read(entry, Architecture::Amd64)
+        .is_ok_and(|root_fs| fs::metadata(root_fs.layer).is_ok_and(|layer| layer.len() == root_fs.size))
+}
+
 /// Writes the layer's digests and size to a cache entry.
 pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<()> {
     let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());

@@ -170,7 +170,7 @@ impl Fetcher {
         F: FnOnce(PathBuf) -> M,
         M: Future<Output = Result<()>>,
     {
-        if let Some(entry) = self.cache.get(kind, key)? {
+        if let Some(entry) = self.cache.get_intact(kind, key, root_fs_layer::is_intact).await? {
             return Ok(entry);
         }
         let Some(stored) = self.stored(InputKind::RootFs, &store::key_tag(key)?).await? else {
@@ -181,6 +181,7 @@ impl Fetcher {
         }
         let parts = [STORED, stored.layer.digest.as_str(), stored.annotation(annotations::DIFF_ID)?];
         let content = digest::of_parts(parts);
+        self.cache.get_intact(kind, &content, root_fs_layer::is_intact).await?;
         let fill = |dir: PathBuf| async move {
             self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
             root_fs_layer::record_stored(&dir, &stored)

@@ -30,7 +30,7 @@ use sources::{SignedBy, SourceEntry};
 use tokio::process::Command;
 use url::Url;
 
-use super::{FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result, digest, process};
+use super::{FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result, digest, files::has_content, process};
 
 const KIND: &str = "apt";
 
@@ -256,7 +256,7 @@ impl AptArchive {
     pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>> {
         let mut missing = Vec::new();
         for package in packages {
-            if self.cache.get(DEBS, &package.sha256)?.is_none() {
+            if self.cache.get_intact(DEBS, &package.sha256, has_content).await?.is_none() {
                 missing.push(package);
             }
         }

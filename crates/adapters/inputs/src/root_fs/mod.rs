@@ -77,7 +77,7 @@ impl RootFileSystems<'_> {
     /// separate entries.
     pub fn built_locally(self, key: &str, arch: Architecture) -> Result<Option<RootFs>> {
         for kind in [packages::KIND, minimal::KIND] {
-            if let Some(entry) = self.0.cache.get(kind, key)? {
+            if let Some(entry) = self.0.cache.get(kind, key)?.filter(|entry| layer::is_intact(entry)) {
                 return layer::read(&entry, arch).map(Some);
             }
         }

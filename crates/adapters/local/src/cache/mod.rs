@@ -1,5 +1,6 @@
 //! The content-addressed, disposable cache directory. Several farrier processes can share it at the same time.
 
+mod durable;
 mod locks;
 mod quarantine;
 mod room;
@@ -127,6 +128,27 @@ impl Cache {
         Ok((path.exists() && self.hold(kind, key)?).then_some(path))
     }
 
+    /// Like [`Self::get`], for an entry that a power loss may have damaged: a damaged entry is moved to the quarantine.
+    pub async fn get_intact(
+        &self,
+        kind: &str,
+        key: &str,
+        is_intact: fn(&Path) -> bool,
+    ) -> Result<Option<PathBuf>, CacheError> {
+        let Some(entry) = self.get(kind, key)? else { return Ok(None) };
+        if is_intact(&entry) {
+            return Ok(Some(entry));
+        }
+        let _lock = self.lock(kind, key, LockMode::Exclusive).await?;
+        // Another farrier may have made the entry again.
+        if entry.exists() && !is_intact(&entry) {
+            let new_path = self.quarantine().set_aside(&entry)?;
+            let (path, quarantine) = (entry.display(), new_path.display());
+            tracing::warn!(%path, %quarantine, "a cache entry is damaged: moved it to the quarantine");
+        }
+        self.get(kind, key)
+    }
+
     /// Marks an entry as in use, so that it is not evicted. Returns `false` if the entry does not exist.
     pub fn hold(&self, kind: &str, key: &str) -> Result<bool, CacheError> {
         let path = self.entry_path(kind, key)?;
@@ -204,6 +226,7 @@ impl Cache {
         let entry = entry_in(temporary.path());
         make(entry.clone()).await?;
         tree_record::record(kind, &entry).await?;
+        durable::write_to_disk(&entry).await?;
         // Mark the entry before it appears, so that it cannot be evicted in between.
         self.hold(kind, key)?;
         Ok(self.publish(kind, key, temporary, entry_in)?)

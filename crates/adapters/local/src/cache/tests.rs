@@ -104,6 +104,20 @@ async fn failure_and_cancellation_leave_nothing() {
 }
 
 #[tokio::test]
+async fn a_damaged_entry_is_set_aside() {
+    let (_directory, cache) = cache();
+    let make =
+        |directory: PathBuf| async move { Ok::<_, CacheError>(fs::write(directory.join("file"), "text")?) };
+    let entry = cache.get_or_make("kind", "key", make).await.unwrap();
+    let is_intact = |entry: &Path| fs::metadata(entry.join("file")).is_ok_and(|file| file.len() > 0);
+    assert_eq!(cache.get_intact("kind", "key", is_intact).await.unwrap(), Some(entry.clone()));
+    fs::write(entry.join("file"), "").unwrap();
+    assert_eq!(cache.get_intact("kind", "key", is_intact).await.unwrap(), None);
+    assert_eq!(fs::read_dir(cache.root().join(QUARANTINE)).unwrap().count(), 1);
+    assert_eq!(cache.get_or_make("kind", "key", make).await.unwrap(), entry);
+}
+
+#[tokio::test]
 async fn leftovers_of_a_killed_process_are_removed() {
     let (_directory, cache) = cache();
     fs::create_dir_all(cache.root().join("kind/.tmp-key-abc/deep")).unwrap();
