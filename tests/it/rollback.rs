@@ -227,7 +227,7 @@ fn fields_that_only_farrier_owns_outlive_its_annotations() {
     api.kubeconfig(directory.path());
     let zone = json!({"key": "zone", "operator": "Exists"});
     let mut object = daemon_set("kube-system", "driver", OLD_IMAGE);
-    object["spec"]["template"]["spec"]["affinity"] = affinity(&[zone.clone()]);
+    object["spec"]["template"]["spec"]["affinity"] = affinity(std::slice::from_ref(&zone));
     api.create(object);
     let fenced = affinity(&[zone.clone(), fence()]);
     let pod = json!({"affinity": fenced, "containers": [{"name": "driver", "image": NEW_IMAGE}]});

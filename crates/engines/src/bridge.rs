@@ -14,6 +14,7 @@ use tempfile::NamedTempFile;
 use tokio::{
     fs::File,
     io::{AsyncWriteExt as _, DuplexStream},
+    runtime::Handle,
     sync::oneshot,
     task::JoinHandle,
 };
@@ -30,17 +31,42 @@ const CHUNK: usize = 256 * 1024;
 const PIPE_CAPACITY: usize = 2 << 20;
 
 /// Writing half of a byte stream that blocking code fills.
-pub(super) type StreamWriter = BufWriter<SyncIoBridge<DuplexStream>>;
+pub(super) type StreamWriter = BufWriter<PipeWriter>;
+
+/// Writes to a pipe until `abandoned` is canceled.
+pub(super) struct PipeWriter {
+    pipe: DuplexStream,
+    abandoned: CancellationToken,
+    runtime: Handle,
+}
+
+impl io::Write for PipeWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = self.abandoned.cancelled() => Err(io::ErrorKind::BrokenPipe.into()),
+                written = self.pipe.write(bytes) => written,
+            }
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Runs a blocking writer on a separate thread and returns its output as a stream. If the writer fails, the stream ends with
-/// an error, so that a reader notices the truncation.
+/// an error, so that a reader notices the truncation. A reader that may keep the stream without reading it cancels `abandoned`.
 pub(super) fn stream_from_writer<E: Send + 'static>(
+    abandoned: CancellationToken,
     write: impl FnOnce(&mut StreamWriter) -> Result<(), E> + Send + 'static,
 ) -> (impl Stream<Item = io::Result<Bytes>> + Send + 'static, JoinHandle<Result<(), E>>) {
     let (write_end, read_end) = tokio::io::duplex(PIPE_CAPACITY);
     let (completed, completion) = oneshot::channel();
+    let pipe = PipeWriter { pipe: write_end, abandoned, runtime: Handle::current() };
     let writer = tokio::task::spawn_blocking(move || {
-        let mut writer = BufWriter::with_capacity(CHUNK, SyncIoBridge::new(write_end));
+        let mut writer = BufWriter::with_capacity(CHUNK, pipe);
         let result = write(&mut writer);
         if result.is_ok() && writer.flush().is_ok() {
             let _ = completed.send(());
@@ -144,7 +170,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_writer_becomes_a_stream() {
-        let (stream, writer) = stream_from_writer(|out| out.write_all(&vec![7; 3 * CHUNK + 1]));
+        let (stream, writer) =
+            stream_from_writer(CancellationToken::new(), |out| out.write_all(&vec![7; 3 * CHUNK + 1]));
         let total: usize =
             stream.map(|chunk| chunk.unwrap().len()).fold(0, |sum, len| async move { sum + len }).await;
         assert_eq!(total, 3 * CHUNK + 1);
@@ -153,7 +180,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_writer_fails_the_stream() {
-        let (stream, writer) = stream_from_writer(|out| {
+        let (stream, writer) = stream_from_writer(CancellationToken::new(), |out| {
             out.write_all(b"part")?;
             Err(io::Error::other("gone"))
         });

@@ -136,8 +136,10 @@ impl DockerEngine {
         labels.extend([(BUILD_LABEL, run.id.as_str()), (RUN_LABEL, run.nonce.as_str())]);
         let text = dockerfile::label_stages(&request.dockerfile, &labels);
         let entries = request.context.clone();
-        let (body, writer) =
-            bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
+        let abandoned = CancellationToken::new();
+        let (body, writer) = bridge::stream_from_writer(abandoned.clone(), move |out| {
+            context::write_tar(Some(&text), &entries, out)
+        });
         // Disable the cache, which could combine a changed input with an unchanged step. Disable pulls, because base images are
         // present.
         let options = BuildImageOptions {
@@ -151,7 +153,7 @@ impl DockerEngine {
         };
         let mut output = Output::new(request.log.as_ref());
         let mut stream =
-            Box::pin(self.streaming.build_image(options, None, Some(bollard::body_try_stream(body))));
+            pin!(self.streaming.build_image(options, None, Some(bollard::body_try_stream(body))));
         let built = loop {
             tokio::select! {
                 biased;
@@ -169,8 +171,8 @@ impl DockerEngine {
         if built.as_ref().is_err_and(EngineError::is_transient) {
             run.unobserved.store(true, Ordering::Relaxed);
         }
-        // The writer waits for the daemon to read the context. Without the connection it fails.
-        drop(stream);
+        // A daemon may neither read the context nor disconnect. The HTTP client then keeps the body, even without `stream`.
+        abandoned.cancel();
         // If the context could not be read, that error caused the daemon's error and explains the failure better.
         match writer.await {
             Ok(Err(error))

@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncWriteExt as _, BufReader},
     process::{ChildStdin, ChildStdout},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{Owner, fault};
 use crate::{
@@ -56,7 +57,8 @@ impl<'a> SandboxChannel<'a> {
     /// Sends the plan and the context. Ignores write errors: a runner that ended early reports the reason itself.
     async fn send_inputs(&self, mut stdin: ChildStdin) -> Result<()> {
         let entries = self.context.to_vec();
-        let (context, writer) = stream_from_writer(move |out| context::write_tar(None, &entries, out));
+        let (context, writer) =
+            stream_from_writer(CancellationToken::new(), move |out| context::write_tar(None, &entries, out));
         let mut context = Box::pin(context);
         let send = async {
             stdin.write_all(b".").await?;

@@ -98,8 +98,8 @@ async fn pages_of_the_newest_reconcile_are_served_read_only() {
         let (status, page) = ask(address, "GET", nothing).await;
         assert!(status == 404 && page.contains("<h1>No such page</h1>"), "{nothing}: {page}");
     }
-    let (status, page) = ask(address, "GET", &format!("/a{}", "/".repeat(60_000))).await;
-    assert!(status == 404 && page.len() < 10_000, "{}", page.len());
+    let (status, answer) = ask(address, "GET", &format!("/a{}", "/".repeat(60_000))).await;
+    assert!(status == 404 && answer.len() < 10_000, "{}", answer.len());
     assert!(
         ask(address, "GET", "/nodes.html?name=%3Cscript%3E").await.1.contains("No node has \"&lt;script")
     );

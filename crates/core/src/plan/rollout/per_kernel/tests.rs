@@ -398,7 +398,8 @@ fn a_new_node_gets_the_image_that_works_while_the_next_version_is_not_published(
     images.for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
     let hash = cluster.world.cells()[0].input_hash;
     let (at, message) = (cluster.world.now, "make: error 2".to_owned());
-    let failure = Failure { at, message, permanent: true, under: None, under_site: None, deadline: None };
+    let failure =
+        Failure { at, message, permanent: true, under: None, under_site: None, deadline: None, memory: None };
     for (name, failure) in [("n1", None), ("n2", Some(failure))] {
         cluster.world.observed.failures.insert(hash, failure);
         cluster.set_kernel(name, K47);
