@@ -215,16 +215,6 @@ fn a_conf_that_excludes_one_module_of_several() {
 }
 
 #[test]
-fn a_module_of_the_sources_that_nothing_builds() {
-    let (site, kernel) = (strange(), kernels::newest().newer);
-    site.define("sources/strange/dkms.conf", &format!("{CONF}MAKE[1]=\"true\"\n"));
-    site.define("sources/strange/src/strange_second.ko", "");
-    build(&site, "strange", &kernel).exits(1).line(
-        "dkms.conf names strange_second as built, and src/strange_second.ko is from the sources: nothing built it here",
-    );
-}
-
-#[test]
 fn a_conf_whose_script_fails() {
     let (site, kernel) = (strange(), kernels::newest().newer);
     site.define("sources/strange/configure", "#!/bin/sh\nexit 3\n");
