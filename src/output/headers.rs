@@ -27,12 +27,13 @@ pub struct HeadersReport {
 /// Formats a table of header sets.
 pub fn list(sets: &[ListedHeaders]) -> String {
     let rows = sets.iter().map(|set| {
-        let ListedHeaders { release, arch, compiler, exported_symbols, reference, .. } = set;
+        let ListedHeaders { release, arch, os, compiler, exported_symbols, reference, .. } = set;
+        let system = os.as_deref().unwrap_or("-").to_owned();
         let compiler = compiler.as_deref().unwrap_or("unknown").to_owned();
         let symbols = exported_symbols.map_or_else(|| "none".to_owned(), |count| count.to_string());
-        [release.clone(), arch.clone(), compiler, symbols, reference.clone()]
+        [release.clone(), arch.clone(), system, compiler, symbols, reference.clone()]
     });
-    indented_table(["KERNEL", "ARCH", "COMPILER", "SYMBOLS", "PLACE"], rows)
+    indented_table(["KERNEL", "ARCH", "SYSTEM", "COMPILER", "SYMBOLS", "PLACE"], rows)
 }
 
 /// Formats the outcome of an import, and the location of the header set.

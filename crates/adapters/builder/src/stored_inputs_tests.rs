@@ -13,7 +13,7 @@ use farrier_inputs::{FetchOptions, Fetcher, PackageRoot};
 use farrier_local::cache::Cache;
 use farrier_signing::testing::{EC_256, OpensslDir};
 use farrier_store::{
-    InputKind, NewInput, Store, StoredInput, key_tag, platform_header_tag,
+    InputKind, NewInput, Store, StoredInput, header_tag, key_tag, platform_header_tag,
     registry::{RegistryOptions, connect},
 };
 use oci::{Descriptor, ImageManifest, error_chain};
@@ -217,6 +217,29 @@ async fn each_platform_has_its_own_stored_headers() {
         let farrier_inputs::Lookup::Found(set) = found else { panic!("no headers of {target}") };
         assert_eq!(set.facts.symbols.as_ref().unwrap().len(), symbols, "{target}");
     }
+}
+
+#[tokio::test]
+async fn headers_of_a_release_that_no_key_signed_do_not_hide_those_of_the_platform() {
+    let mut bench = bench(true, &json!({}));
+    let stored = mirror_headers(&mut bench, K9).await;
+    let target = Bench::target(K9);
+    replace(&bench, &stored, &header_tag(&target.release, target.arch).unwrap(), b"unsigned").await;
+    let found = bench.services.fetcher.headers().find(&source(&bench), &target).await.unwrap();
+    assert!(matches!(found, farrier_inputs::Lookup::Found(_)), "{found:?}");
+}
+
+#[tokio::test]
+async fn stored_headers_of_a_release_count_where_the_archive_has_dropped_them() {
+    let mut bench = bench(false, &json!({}));
+    let mut stored = mirror_headers(&mut bench, K9).await;
+    stored.annotations.remove(annotations::OS);
+    let ubuntu = KernelTarget { os: "ubuntu".parse().unwrap(), ..Bench::target(K9) };
+    let tag = header_tag(&ubuntu.release, ubuntu.arch).unwrap();
+    replace(&bench, &stored, &tag, b"headers").await;
+    let kept = bench.services.fetcher.headers().keep(&source(&bench), &ubuntu).await.unwrap();
+    let farrier_inputs::Lookup::Found(kept) = kept else { panic!("no headers") };
+    assert_eq!((kept.new, kept.tags), (false, vec![tag]));
 }
 
 fn bootstrap() -> BootstrapSpec {

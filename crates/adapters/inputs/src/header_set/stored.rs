@@ -153,6 +153,26 @@ fn is_imported(stored: &StoredInput) -> bool {
     identity.is_some() && content.and_then(|content| content.strip_prefix("sha256:")) == identity
 }
 
+/// Returns the stored header set for a kernel target: an imported set, or else the set of the target's platform. An older farrier
+/// stored sets of all platforms under the release. `find` looks up a tag.
+async fn first_stored<F>(target: &KernelTarget, find: impl Fn(Tag) -> F) -> Result<Option<StoredInput>>
+where
+    F: Future<Output = Result<Option<StoredInput>>>,
+{
+    let of_release = find(header_tag(&target.release, target.arch)?).await;
+    let is_decisive = match &of_release {
+        Ok(stored) => stored.as_ref().is_some_and(is_imported),
+        Err(error) => !matches!(error, FetchError::Store(StoreError::Untrusted(..))),
+    };
+    if is_decisive {
+        return of_release;
+    }
+    match find(platform_header_tag(target)?).await? {
+        Some(stored) if is_for(&stored, target) => Ok(Some(stored)),
+        _ => Ok(of_release?.filter(|stored| is_for(stored, target))),
+    }
+}
+
 /// Whether a stored set may be used on a target's platform.
 fn is_for(stored: &StoredInput, target: &KernelTarget) -> bool {
     stored.annotations.get(annotations::OS).is_none_or(|os| *os == platform_of(target))
@@ -184,6 +204,9 @@ pub struct ListedHeaders {
     pub release: String,
     /// Architecture.
     pub arch: String,
+    /// Operating system and version for which a stored set counts, such as `debian-12`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub os: Option<String>,
     /// The kernel's compiler.
     pub compiler: Option<String>,
     /// Number of symbols in `Module.symvers`; `None` without that file.
@@ -205,6 +228,7 @@ impl From<&HeaderSet> for ListedHeaders {
         Self {
             release: headers.facts.release.to_string(),
             arch: headers.facts.arch.to_string(),
+            os: None,
             compiler: headers.compiler.map(|compiler| compiler.to_string()),
             exported_symbols: headers.facts.symbols.as_ref().map(SymbolTable::len),
             place: "cache",
@@ -221,15 +245,10 @@ impl Headers<'_> {
         self.0.stored(InputKind::Headers, &header_tag(release, arch)?).await
     }
 
-    /// Returns the stored header set for a kernel target: an imported set, or else the set of the target's platform. An older
-    /// farrier stored sets of all platforms under the release.
+    /// Returns the stored header set for a kernel target.
     pub(super) async fn in_store_for(self, target: &KernelTarget) -> Result<Option<StoredInput>> {
-        let of_release = self.in_store(&target.release, target.arch).await?;
-        if of_release.as_ref().is_some_and(is_imported) {
-            return Ok(of_release);
-        }
-        let of_platform = self.0.stored(InputKind::Headers, &platform_header_tag(target)?).await?;
-        Ok(of_platform.or(of_release).filter(|stored| is_for(stored, target)))
+        let fetcher = self.0;
+        first_stored(target, |tag| async move { fetcher.stored(InputKind::Headers, &tag).await }).await
     }
 
     /// Lists all stored header sets, by tag.
@@ -243,6 +262,7 @@ impl Headers<'_> {
             listed.push(ListedHeaders {
                 release: text(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
                 arch: text(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
+                os: text(annotations::OS),
                 compiler: text(annotations::COMPILER),
                 exported_symbols: text(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
                 place: "registry",
@@ -254,24 +274,33 @@ impl Headers<'_> {
         Ok(listed)
     }
 
-    /// Puts the header set of a kernel into the store, unless the store already has one for the platform or an imported one. A set
-    /// from packages has no identity beyond its release.
+    /// Puts the header set of a kernel into the store, unless the store already has one for the platform or an imported one. If the
+    /// family's own source is unavailable, a set that an older farrier stored under the release counts. A set from packages has no
+    /// identity beyond its release.
     pub async fn keep(self, source: &HeaderSource, target: &KernelTarget) -> Result<Lookup<StoredUnder>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let (kind, what) = (InputKind::Headers, title_of(release.as_str(), *arch));
         let imported = Input { kind, what: what.clone(), tag: header_tag(release, *arch)?, declared: None };
         let own = Input { kind, what, tag: platform_header_tag(target)?, declared: None };
-        if let Some(stored) = self.0.find_trusted(&imported).await?.filter(is_imported) {
+        let of_release = self.0.find_trusted(&imported).await?.filter(|stored| is_for(stored, target));
+        if let Some(stored) = of_release.clone().filter(is_imported) {
             return Ok(Lookup::Found(self.0.tag(imported, stored, false).await?));
         }
         if let Some(stored) = self.0.find_trusted(&own).await?.filter(|stored| is_for(stored, target)) {
             return Ok(Lookup::Found(self.0.tag(own, stored, false).await?));
         }
-        let HeaderSet { root: tree, facts, compiler, origin, identity, content, .. } =
-            match self.find_without_store(source, target).await? {
-                Lookup::Found(found) => *found,
-                Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
-            };
+        let found = self.find_without_store(source, target).await;
+        let is_unavailable = match &found {
+            Ok(lookup) => matches!(lookup, Lookup::Missing { .. }),
+            Err(error) => error.is_upstream(),
+        };
+        if is_unavailable && let Some(stored) = of_release {
+            return Ok(Lookup::Found(self.0.tag(imported, stored, false).await?));
+        }
+        let HeaderSet { root: tree, facts, compiler, origin, identity, content, .. } = match found? {
+            Lookup::Found(found) => *found,
+            Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
+        };
         let packed = self.0.pack(tree).await?;
         let set = ImportRecord {
             release: release.to_string(),
@@ -300,10 +329,10 @@ impl Headers<'_> {
         let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         let refused = Some(format!("{}{hint}", error_chain(error)));
         let store = self.0.required_store()?;
-        let mut found = store.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
-        if !found.as_ref().is_some_and(is_imported) {
-            found = store.find(InputKind::Headers, &platform_header_tag(target)?).await?.or(found);
-        }
+        let found = first_stored(target, |tag| async move {
+            store.find(InputKind::Headers, &tag).await.map_err(FetchError::from)
+        });
+        let found = found.await?;
         let imported = found.and_then(|stored| ImportRecord::of_stored(&stored, release, *arch).ok());
         let compiler = imported.as_ref().and_then(|set| Compiler::from_name(set.compiler.as_deref()?));
         let identity = imported.and_then(|set| set.identity);
