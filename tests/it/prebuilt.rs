@@ -230,6 +230,12 @@ async fn an_rpm_package_with_modules_of_each_kernel() {
         let why = error_chain(&why.unwrap_err());
         assert!(why.contains(&format!(" in its repositories for kernel {release}")), "{why}");
     }
+    let beside_os = |path: &str| -> SourceSpec {
+        let from = json!({"package": "kmod-acme-{{release}}", "from": archive(&["os/", path], "packages")});
+        let spec: SourceSpec =
+            serde_json::from_value(json!({"name": "acme", "from": {"rpm": from}})).unwrap();
+        spec.for_kernel(&kernel(ROCKY)).unwrap()
+    };
     // A repository with an invalid answer may contain a newer package.
     fs::create_dir_all(world.served("updates/repodata")).unwrap();
     fs::write(world.served("updates/repodata/repomd.xml"), "<html>busy</html>").unwrap();
@@ -237,12 +243,22 @@ async fn an_rpm_package_with_modules_of_each_kernel() {
     let both: SourceSpec = serde_json::from_value(json!({"name": "acme", "from": from})).unwrap();
     let silent = world.fetcher().sources().identity(&both.for_kernel(&kernel(others)).unwrap()).await;
     assert!(matches!(silent, Err(FetchError::Metadata(..))), "{silent:?}");
-    // So may a repository that the mirror lacks.
-    let from = json!({"rpm": {"package": "kmod-acme-{{release}}", "from": archive(&["os/", "absent/"], "packages")}});
-    let both: SourceSpec = serde_json::from_value(json!({"name": "acme", "from": from})).unwrap();
-    let error =
-        world.fetcher().sources().identity(&both.for_kernel(&kernel(ROCKY)).unwrap()).await.unwrap_err();
-    assert!(error.to_string().contains("/absent/ (missing)"), "{error}");
+    // So may a repository that the mirror lacks, or that the site may not use.
+    let asking = world.fetcher();
+    for (path, why) in [("eus/refused/", "repomd.xml (403)"), ("absent/", "/absent/ (missing)")] {
+        let error = asking.sources().identity(&beside_os(path)).await.unwrap_err().to_string();
+        assert!(error.contains("choose package kmod-acme-") && error.contains(why), "{error}");
+    }
+    // A repository that was missing some minutes ago is looked for again.
+    for record in fs::read_dir(asking.cache().root().join("records/rpm")).unwrap() {
+        let record = record.unwrap().path();
+        let mut listing: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+        listing["asked"] = json!(listing["asked"].as_u64().unwrap() - 600);
+        fs::write(record, listing.to_string()).unwrap();
+    }
+    fs::create_dir_all(world.served("absent/Packages")).unwrap();
+    index(&world.served("absent"), "gz", "sha256");
+    asking.sources().identity(&beside_os("absent/")).await.unwrap();
     // Packages signed by another key are refused.
     world.define("acme.asc", &SigningKey::new("other").armored());
     let spec = spec.for_kernel(&kernel(ROCKY)).unwrap();

@@ -203,9 +203,14 @@ impl AptArchive {
         Ok(if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) })
     }
 
-    /// Fails if the archives lack a suite, which may have the newest version of a package.
-    fn ensure_no_suite_is_missing(&self, action: &str) -> Result<()> {
-        let missing = self.missing_note()?;
+    /// Fails if the archives lack a suite, which may have the newest version of a package. Before that, refreshes the lists unless
+    /// they are very recent.
+    async fn ensure_no_suite_is_missing(&self, action: &str) -> Result<()> {
+        self.update(self.max_list_age).await?;
+        let mut missing = self.missing_note()?;
+        if !missing.is_empty() && self.renew().await? {
+            missing = self.missing_note()?;
+        }
         if missing.is_empty() {
             return Ok(());
         }
@@ -500,6 +505,27 @@ mod tests {
         fs::os::unix::fs::symlink(dir.path().join("first/apt"), dir.path().join("second/apt")).unwrap();
         let second = AptArchive::open(&fetcher("second"), &wanted, Architecture::Amd64).await.unwrap();
         assert_eq!(fs::read_to_string(second.dir.join("apt.conf")).unwrap(), text);
+    }
+
+    #[tokio::test]
+    async fn a_suite_that_was_missing_is_looked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path().to_owned()).unwrap();
+        let fetcher = Fetcher::new(cache, super::super::FetchOptions::default());
+        let wanted = AptSuites {
+            suites: vec!["sid".parse().unwrap()],
+            components: vec!["main".parse().unwrap()],
+            mirror: Some("http://127.0.0.1:1/debian".parse().unwrap()),
+            signed_by: None,
+        };
+        let archive = AptArchive::open(&fetcher, &wanted, Architecture::Amd64).await.unwrap();
+        fs::write(archive.stamp(), "http://127.0.0.1:1/debian sid").unwrap();
+        let error = archive.ensure_no_suite_is_missing("choose").await.unwrap_err();
+        assert!(error.to_string().contains("not all suites are available"), "{error}");
+        let long_ago = SystemTime::now() - 2 * MISSING_PACKAGE_MAX_AGE;
+        fs::File::open(archive.stamp()).unwrap().set_modified(long_ago).unwrap();
+        let error = archive.ensure_no_suite_is_missing("choose").await.unwrap_err();
+        assert!(error.to_string().contains("fetch the package lists"), "{error}");
     }
 
     #[test]

@@ -99,10 +99,10 @@ async fn look_up(
 ) -> Result<(AptArchive, PackageRecord)> {
     let (package, suites) = (source.package.to_string(), source.apt_suites());
     let archive = AptArchive::open(fetcher, &suites, arch).await?;
-    let chosen = archive.choose(&[vec![package.clone()]], version).await?;
     if version.is_none() {
-        archive.ensure_no_suite_is_missing(&format!("choose package {package}"))?;
+        archive.ensure_no_suite_is_missing(&format!("choose package {package}")).await?;
     }
+    let chosen = archive.choose(&[vec![package.clone()]], version).await?;
     if let Packages::Found(mut found) = chosen
         && let Some(found) = found.pop()
     {

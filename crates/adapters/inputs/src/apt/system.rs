@@ -13,8 +13,7 @@ impl AptArchive {
     /// Returns the essential packages, the packages in `include`, and the dependencies of both, in name order. Recommended
     /// packages are excluded.
     pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
-        self.update(self.max_list_age).await?;
-        self.ensure_no_suite_is_missing("choose the packages of a root file system")?;
+        self.ensure_no_suite_is_missing("choose the packages of a root file system").await?;
         let packages = match self.resolve(include).await {
             // A package may have appeared since the last refresh.
             Err(FetchError::Program { .. }) if self.renew().await? => self.resolve(include).await,

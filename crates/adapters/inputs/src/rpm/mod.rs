@@ -142,15 +142,18 @@ impl Repositories {
         }))
     }
 
-    /// Chooses one package of each group for a kernel. Refreshes the listings before reporting a group as missing.
+    /// Chooses one package of each group for a kernel. Refreshes the listings before reporting a group or a repository as missing.
     pub async fn choose(
         &self,
         groups: &[Vec<String>],
         release: &KernelRelease,
     ) -> Result<Packages<ListedPackage>> {
-        let chosen = self.choose_listed(groups, release, self.fetcher.options.refresh).await?;
-        let renewed = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
-        if renewed { self.choose_listed(groups, release, MISSING_PACKAGE_MAX_AGE).await } else { Ok(chosen) }
+        match self.choose_listed(groups, release, self.fetcher.options.refresh).await {
+            Ok(Packages::Missing(_)) | Err(FetchError::Program { .. }) if self.renew().await? => {
+                self.choose_listed(groups, release, MISSING_PACKAGE_MAX_AGE).await
+            }
+            outcome => outcome,
+        }
     }
 
     async fn choose_listed(
@@ -165,9 +168,10 @@ impl Repositories {
             return Err(error);
         }
         let missing_note = self.missing_note(&listings, &refused);
-        if self.requires_all && listings.iter().any(|listing| listing.revision.is_none()) {
+        let is_complete = refused.is_empty() && listings.iter().all(|listing| listing.revision.is_some());
+        if self.requires_all && !is_complete {
             return Err(FetchError::Program {
-                action: format!("choose the package for kernel {release}"),
+                action: format!("choose package {} for kernel {release}", groups.concat().join(" or ")),
                 message: format!("not all repositories are available{missing_note}"),
                 transient: false,
             });
