@@ -6,6 +6,7 @@ use std::{
 };
 
 use farrier_core::image::checked::Download;
+use farrier_local::cache::has_content;
 use farrier_net::{AccessPurpose, Net, NetError};
 use farrier_store::registry::{DiskLimit, Pace, Pacer, TooSlow};
 use fs_err::tokio::File;
@@ -51,8 +52,7 @@ async fn fetch(
             .await
             .map(drop)
     };
-    fetcher.cache.get_intact(DOWNLOADS, checksum.hex(), files::has_content).await?;
-    let entry = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
+    let entry = fetcher.cache.get_or_make_intact(DOWNLOADS, checksum.hex(), has_content, make).await?;
     // The same content from another address may be stored under another name.
     let mut names = files::names_in(&entry)?.into_iter();
     Ok(entry.join(names.next().unwrap_or_else(|| name.into())))

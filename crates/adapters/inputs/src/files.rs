@@ -103,12 +103,6 @@ pub(super) fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// Whether all files in a cache entry have content.
-pub(super) fn has_content(entry: &Path) -> bool {
-    fs::read_dir(entry)
-        .is_ok_and(|files| files.flatten().all(|file| file.metadata().is_ok_and(|file| file.len() > 0)))
-}
-
 /// Returns the last component of a path, for messages.
 pub(super) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()

@@ -170,23 +170,22 @@ impl Fetcher {
         F: FnOnce(PathBuf) -> M,
         M: Future<Output = Result<()>>,
     {
-        if let Some(entry) = self.cache.get_intact(kind, key, root_fs_layer::is_intact).await? {
+        if let Some(entry) = self.cache.get(kind, key)?.filter(|entry| root_fs_layer::is_intact(entry)) {
             return Ok(entry);
         }
         let Some(stored) = self.stored(InputKind::RootFs, &store::key_tag(key)?).await? else {
-            return self.cache.get_or_make(kind, key, make).await;
+            return self.cache.get_or_make_intact(kind, key, root_fs_layer::is_intact, make).await;
         };
         if stored.annotation(annotations::IDENTITY)? != key {
             return Err(stored.invalid("its annotations name another root file system").into());
         }
         let parts = [STORED, stored.layer.digest.as_str(), stored.annotation(annotations::DIFF_ID)?];
         let content = digest::of_parts(parts);
-        self.cache.get_intact(kind, &content, root_fs_layer::is_intact).await?;
         let fill = |dir: PathBuf| async move {
             self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
             root_fs_layer::record_stored(&dir, &stored)
         };
-        self.cache.get_or_make(kind, &content, fill).await
+        self.cache.get_or_make_intact(kind, &content, root_fs_layer::is_intact, fill).await
     }
 
     /// Returns the stored input to build with. If the site has keys, one of them must have signed the input.

@@ -21,7 +21,7 @@ use farrier_core::{
 };
 use farrier_local::{
     blocking::stoppable,
-    cache::{Cache, LockMode},
+    cache::{Cache, LockMode, has_content},
     files::if_there,
 };
 use farrier_net::Net;
@@ -30,7 +30,7 @@ use sources::{SignedBy, SourceEntry};
 use tokio::process::Command;
 use url::Url;
 
-use super::{FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result, digest, files::has_content, process};
+use super::{FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result, digest, process};
 
 const KIND: &str = "apt";
 
@@ -261,7 +261,8 @@ impl AptArchive {
     pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>> {
         let mut missing = Vec::new();
         for package in packages {
-            if self.cache.get_intact(DEBS, &package.sha256, has_content).await?.is_none() {
+            let known = self.cache.get(DEBS, &package.sha256)?.filter(|entry| has_content(entry));
+            if known.is_none() {
                 missing.push(package);
             }
         }
@@ -277,7 +278,8 @@ impl AptArchive {
                 // A part of the cache may be on a separate disk.
                 Ok::<_, FetchError>(fs::rename(&file, &path).or_else(|_| fs::copy(&file, &path).map(drop))?)
             };
-            files.push(self.cache.get_or_make(DEBS, &package.sha256, make).await?.join(DEB));
+            let entry = self.cache.get_or_make_intact(DEBS, &package.sha256, has_content, make).await?;
+            files.push(entry.join(DEB));
         }
         Ok(files)
     }

@@ -14,6 +14,7 @@ use std::{
 };
 
 use farrier_core::{image::GitSource, shell::shell_word, site::HostPort};
+use farrier_local::cache::has_content;
 use farrier_net::{GitAccess, Secret, git_access};
 use fs_err as fs;
 use tokio::{io::AsyncReadExt as _, process::Command};
@@ -241,7 +242,7 @@ pub(super) async fn archive(
         }
         outcome
     };
-    Ok(fetcher.cache().get_or_make(KIND, key, make).await?.join(ARCHIVE))
+    Ok(fetcher.cache().get_or_make_intact(KIND, key, has_content, make).await?.join(ARCHIVE))
 }
 
 /// Kind of the cache entries.

@@ -15,7 +15,12 @@ use farrier_core::{
         KernelTarget, TarballHeaders, image_for, text_for,
     },
 };
-use farrier_local::{archive::links, blocking::stoppable, cache::BLOBS, tree_removal::remove_tree};
+use farrier_local::{
+    archive::links,
+    blocking::stoppable,
+    cache::{BLOBS, has_content},
+    tree_removal::remove_tree,
+};
 use farrier_store::{StoreError, registry::Registry as _};
 use fs_err as fs;
 use oci::ImageManifest;
@@ -191,7 +196,7 @@ async fn verified_checksum(
     };
     keys.verify_file(&scratch, &file, &proof, url.as_str()).await?;
     let copy = |dir: PathBuf| stoppable(move |_| copy_file(&file, &dir.join("headers")));
-    fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), copy).await?;
+    fetcher.cache.get_or_make_intact(DOWNLOADS, checksum.hex(), has_content, copy).await?;
     Ok(Ok(checksum))
 }
 

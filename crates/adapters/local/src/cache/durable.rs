@@ -26,8 +26,14 @@ fn sync(entry: &Path) -> io::Result<()> {
         return Ok(syncfs(File::open(entry)?.file())?);
     }
     for found in contents {
-        if found.file_type().is_file() || found.file_type().is_dir() {
-            File::open(found.path())?.sync_all()?;
+        let kind = found.file_type();
+        if !kind.is_file() && !kind.is_dir() {
+            continue;
+        }
+        match File::open(found.path())?.sync_all() {
+            // CIFS does not sync directories.
+            Err(error) if kind.is_dir() && error.kind() == io::ErrorKind::InvalidInput => {}
+            synced => synced?,
         }
     }
     Ok(())

@@ -23,6 +23,7 @@ use fs_err::{self as fs, File};
 use oci::{error_causes, error_chain};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::NamedTempFile;
+use walkdir::WalkDir;
 
 pub use self::quarantine::Quarantine;
 pub use self::room::{Entry, surplus};
@@ -128,27 +129,6 @@ impl Cache {
         Ok((path.exists() && self.hold(kind, key)?).then_some(path))
     }
 
-    /// Like [`Self::get`], for an entry that a power loss may have damaged: a damaged entry is moved to the quarantine.
-    pub async fn get_intact(
-        &self,
-        kind: &str,
-        key: &str,
-        is_intact: fn(&Path) -> bool,
-    ) -> Result<Option<PathBuf>, CacheError> {
-        let Some(entry) = self.get(kind, key)? else { return Ok(None) };
-        if is_intact(&entry) {
-            return Ok(Some(entry));
-        }
-        let _lock = self.lock(kind, key, LockMode::Exclusive).await?;
-        // Another farrier may have made the entry again.
-        if entry.exists() && !is_intact(&entry) {
-            let new_path = self.quarantine().set_aside(&entry)?;
-            let (path, quarantine) = (entry.display(), new_path.display());
-            tracing::warn!(%path, %quarantine, "a cache entry is damaged: moved it to the quarantine");
-        }
-        self.get(kind, key)
-    }
-
     /// Marks an entry as in use, so that it is not evicted. Returns `false` if the entry does not exist.
     pub fn hold(&self, kind: &str, key: &str) -> Result<bool, CacheError> {
         let path = self.entry_path(kind, key)?;
@@ -189,24 +169,16 @@ impl Cache {
         M: Future<Output = Result<(), E>>,
         E: From<CacheError>,
     {
-        self.obtain(kind, key, Path::to_owned, make).await
+        self.get_or_make_intact(kind, key, |_| true, make).await
     }
 
-    /// Like [`Self::get_or_make`], for an entry that is a file. `make` is given the file's temporary path.
-    pub async fn get_or_make_file<F, M, E>(&self, kind: &str, key: &str, make: F) -> Result<PathBuf, E>
-    where
-        F: FnOnce(PathBuf) -> M,
-        M: Future<Output = Result<(), E>>,
-        E: From<CacheError>,
-    {
-        self.obtain(kind, key, |directory| directory.join("file"), make).await
-    }
-
-    async fn obtain<F, M, E>(
+    /// Like [`Self::get_or_make`], for an entry that a power loss may have damaged: a damaged entry is moved to the quarantine and
+    /// made again.
+    pub async fn get_or_make_intact<F, M, E>(
         &self,
         kind: &str,
         key: &str,
-        entry_in: fn(&Path) -> PathBuf,
+        is_intact: fn(&Path) -> bool,
         make: F,
     ) -> Result<PathBuf, E>
     where
@@ -214,13 +186,42 @@ impl Cache {
         M: Future<Output = Result<(), E>>,
         E: From<CacheError>,
     {
-        if let Some(path) = self.get(kind, key)? {
+        self.obtain(kind, key, Path::to_owned, is_intact, make).await
+    }
+
+    /// Like [`Self::get_or_make`], for an entry that is a file. `make` is given the file's temporary path. An empty file is made again.
+    pub async fn get_or_make_file<F, M, E>(&self, kind: &str, key: &str, make: F) -> Result<PathBuf, E>
+    where
+        F: FnOnce(PathBuf) -> M,
+        M: Future<Output = Result<(), E>>,
+        E: From<CacheError>,
+    {
+        self.obtain(kind, key, |directory| directory.join("file"), has_content, make).await
+    }
+
+    async fn obtain<F, M, E>(
+        &self,
+        kind: &str,
+        key: &str,
+        entry_in: fn(&Path) -> PathBuf,
+        is_intact: fn(&Path) -> bool,
+        make: F,
+    ) -> Result<PathBuf, E>
+    where
+        F: FnOnce(PathBuf) -> M,
+        M: Future<Output = Result<(), E>>,
+        E: From<CacheError>,
+    {
+        if let Some(path) = self.get(kind, key)?.filter(|path| is_intact(path)) {
             return Ok(path);
         }
         // Declare the lock before the temporary directory, so that the directory is removed before the lock is released.
         let _lock = self.lock(kind, key, LockMode::Exclusive).await?;
         if let Some(path) = self.get(kind, key)? {
-            return Ok(path);
+            if is_intact(&path) {
+                return Ok(path);
+            }
+            self.set_damaged_aside(&path)?;
         }
         let temporary = self.temporary(kind, key)?;
         let entry = entry_in(temporary.path());
@@ -230,6 +231,13 @@ impl Cache {
         // Mark the entry before it appears, so that it cannot be evicted in between.
         self.hold(kind, key)?;
         Ok(self.publish(kind, key, temporary, entry_in)?)
+    }
+
+    fn set_damaged_aside(&self, entry: &Path) -> Result<(), CacheError> {
+        let new_path = self.quarantine().set_aside(entry)?;
+        let (path, quarantine) = (entry.display(), new_path.display());
+        tracing::warn!(%path, %quarantine, "a cache entry is damaged: moved it to the quarantine");
+        Ok(())
     }
 
     /// Creates an empty temporary directory next to an entry's path. The caller holds the entry's lock.
@@ -337,6 +345,14 @@ impl Cache {
         let path = path.join(component(&path, kind)?);
         Ok(path.join(component(&path, &format!("{key}.json"))?))
     }
+}
+
+/// Whether no file of an entry is empty.
+pub fn has_content(entry: &Path) -> bool {
+    WalkDir::new(entry).into_iter().all(|found| {
+        let metadata = found.and_then(|found| found.metadata());
+        metadata.is_ok_and(|metadata| metadata.is_dir() || metadata.len() > 0)
+    })
 }
 
 /// Whether the directory may become private: it is a cache or empty, and has no sticky bit (shared directories such as /tmp do).

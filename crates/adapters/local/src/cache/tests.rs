@@ -104,17 +104,19 @@ async fn failure_and_cancellation_leave_nothing() {
 }
 
 #[tokio::test]
-async fn a_damaged_entry_is_set_aside() {
+async fn an_empty_archive_is_set_aside_and_made_again() {
     let (_directory, cache) = cache();
-    let make =
-        |directory: PathBuf| async move { Ok::<_, CacheError>(fs::write(directory.join("file"), "text")?) };
-    let entry = cache.get_or_make("kind", "key", make).await.unwrap();
-    let is_intact = |entry: &Path| fs::metadata(entry.join("file")).is_ok_and(|file| file.len() > 0);
-    assert_eq!(cache.get_intact("kind", "key", is_intact).await.unwrap(), Some(entry.clone()));
-    fs::write(entry.join("file"), "").unwrap();
-    assert_eq!(cache.get_intact("kind", "key", is_intact).await.unwrap(), None);
-    assert_eq!(fs::read_dir(cache.root().join(QUARANTINE)).unwrap().count(), 1);
-    assert_eq!(cache.get_or_make("kind", "key", make).await.unwrap(), entry);
+    let make_file = |file: PathBuf| async move { Ok::<_, CacheError>(fs::write(file, "text")?) };
+    let make = |directory: PathBuf| make_file(directory.join("file"));
+    for attempt in 0..2 {
+        let entry = cache.get_or_make_intact("kind", "key", has_content, make).await.unwrap();
+        let file = cache.get_or_make_file("files", "key", make_file).await.unwrap();
+        for file in [entry.join("file"), file] {
+            assert_eq!(fs::read(&file).unwrap(), b"text", "{attempt}");
+            fs::write(file, "").unwrap();
+        }
+    }
+    assert_eq!(fs::read_dir(cache.root().join(QUARANTINE)).unwrap().count(), 2);
 }
 
 #[tokio::test]
