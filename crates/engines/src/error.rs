@@ -58,6 +58,12 @@ impl EngineError {
         matches!(self, Self::Engine { .. } | Self::Pod { is_transient: true, .. })
     }
 
+    /// Whether a signal killed a step, most likely because the machine ran out of memory.
+    pub fn is_killed(&self) -> bool {
+        // 128 and the number of SIGKILL.
+        matches!(self, Self::Step(message) if message.ends_with("exit code 137"))
+    }
+
     /// Returns a remedy, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -70,7 +76,7 @@ impl EngineError {
                  --engine chooses one of them"
                     .to_owned(),
             ),
-            Self::Step(message) if message.contains("exit code 137") => {
+            Self::Step(_) if self.is_killed() => {
                 Some("the step was killed: most likely the machine ran out of memory".to_owned())
             }
             Self::DiskFull { engine: EngineKind::Docker, .. } => {
@@ -191,6 +197,7 @@ mod tests {
     fn a_killed_step_hints_at_memory() {
         let step = EngineError::Step("RUN make: exit code 137".into());
         assert!(step.hint().is_some_and(|hint| hint.contains("memory")));
+        assert!(!EngineError::Step("RUN echo exit code 137: exit code 2".into()).is_killed());
     }
 
     #[test]

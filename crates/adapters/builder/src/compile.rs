@@ -42,10 +42,14 @@ const TREE: &str = "payload";
 /// Archive with an engine-made image, below the scratch directory.
 const ARCHIVE: &str = "image.tar";
 
-/// End of the engine's message about a step that the kernel killed: 128 and the number of SIGKILL.
-const KILLED_STEP: &str = "exit code 137";
-/// Beginning of gcc's message about a part of gcc that the kernel killed.
-const KILLED_COMPILER: &str = "Killed signal terminated program";
+/// Parts of the messages of gcc, collect2, clang and make about a process that the kernel killed.
+const KILLED_PROCESS: [&str; 5] = [
+    "Killed signal terminated program",
+    "terminated with signal 9 [Killed]",
+    "unable to execute command: Killed",
+    "] Killed",
+    "] Error 137",
+];
 
 /// Runs the engine and returns the payload that the engine produced.
 pub(super) async fn compile(
@@ -215,9 +219,10 @@ fn explain(
     own_trees: &[PathBuf],
     known_cause: impl FnOnce() -> Option<BuildError>,
 ) -> BuildError {
+    let is_killed = error.is_killed();
     match error {
         EngineError::Step(message) => known_cause().unwrap_or_else(|| {
-            step_failed(log, message, own_trees, &build.cell.image, &build.cell.target.release)
+            step_failed(log, message, is_killed, own_trees, &build.cell.image, &build.cell.target.release)
         }),
         EngineError::Limit(message) => over_limit(log, &message).into(),
         EngineError::Deadline(message) => deadline_exceeded(log, &message).into(),
@@ -230,14 +235,13 @@ fn explain(
 fn step_failed(
     log: &FileLog,
     message: String,
+    is_killed: bool,
     own_trees: &[PathBuf],
     image: &ImageName,
     release: &KernelRelease,
 ) -> BuildError {
     let (mut diagnosis, tail) = log.finish();
-    if message.ends_with(KILLED_STEP)
-        || diagnosis.as_ref().is_some_and(|diagnosis| diagnosis.message.starts_with(KILLED_COMPILER))
-    {
+    if is_killed || diagnosis.as_ref().is_some_and(names_killed_process) {
         return killed(log, &message, tail).into();
     }
     if let Some(Diagnosis { file, message, .. }) = &mut diagnosis {
@@ -258,6 +262,11 @@ fn step_failed(
     );
     let message = format!("compile failed: {message}");
     BuildProblem { kind: ProblemKind::Compile, message, detail, hint: Some(hint) }.into()
+}
+
+/// Whether the error is about a process that the kernel killed.
+fn names_killed_process(diagnosis: &Diagnosis) -> bool {
+    KILLED_PROCESS.iter().any(|part| diagnosis.message.contains(part))
 }
 
 /// Replaces build paths in a message by paths of the user's own source files. An object file becomes its source file.
@@ -302,7 +311,8 @@ fn over_limit(log: &FileLog, message: &str) -> BuildProblem {
     let (_, detail) = log.finish();
     let hint = format!(
         "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
-         at least {} GiB; farrier does not retry until build.memory or an input changes",
+         at least {} GiB; farrier does not retry until build.memory is raised or an input \
+         changes",
         log.path().display(),
         MIN_MEMORY >> 30
     );
@@ -328,7 +338,7 @@ fn deadline_exceeded(log: &FileLog, why: &str) -> BuildProblem {
     let message = format!("the build was stopped: {why}");
     let hint = format!(
         "the log is {}; if the build needs more time, raise build.deadline in the definition: farrier does not retry until the \
-         deadline or an input changes",
+         deadline is raised or an input changes",
         log.path().display()
     );
     BuildProblem { kind: ProblemKind::TooLong, message, detail, hint: Some(hint) }
@@ -400,7 +410,7 @@ mod tests {
             log.line("  CC [M]  /build/acme.o");
             log.line(last);
             let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
-            step_failed(&log, "RUN make: exit code 2".to_owned(), &[], &image, &release)
+            step_failed(&log, "RUN make: exit code 2".to_owned(), false, &[], &image, &release)
         };
         for said in [
             "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",
@@ -419,13 +429,23 @@ mod tests {
     fn a_build_whose_process_was_killed_is_retried() {
         let dir = tempfile::tempdir().unwrap();
         let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
-        for (line, message) in [
+        for (lines, message) in [
             ("gcc: fatal error: Killed signal terminated program cc1", "RUN make: exit code 2"),
+            ("clang: error: unable to execute command: Killed", "RUN make: exit code 2"),
+            ("make[2]: *** [Makefile:1903: acme.o] Killed", "RUN make: exit code 2"),
+            ("make[2]: *** [Makefile:1903: acme.o] Error 137", "RUN make: exit code 2"),
+            (
+                "collect2: fatal error: ld terminated with signal 9 [Killed]\nmake: *** [Makefile:3: acme] Error 1",
+                "RUN make: exit code 2",
+            ),
             ("  CC [M]  /build/acme.o", "RUN make: exit code 137"),
         ] {
             let log = FileLog::create(&dir.path().join("build.log"), |_: &str| ()).unwrap();
-            log.line(line);
-            let failed = step_failed(&log, message.to_owned(), &[], &image, &release);
+            for line in lines.lines() {
+                log.line(line);
+            }
+            let is_killed = EngineError::Step(message.to_owned()).is_killed();
+            let failed = step_failed(&log, message.to_owned(), is_killed, &[], &image, &release);
             assert!(!failed.is_permanent(), "{failed:?}");
             assert!(failed.hint().unwrap().contains("memory"), "{failed:?}");
         }
@@ -454,7 +474,7 @@ mod tests {
         let log = FileLog::create(&dir.path().join("log"), |_: &str| ()).unwrap();
         log.line("/build/kernel/acme.c:3:1: error: expected ';'");
         let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
-        let failed = step_failed(&log, String::new(), &[tree], &image, &release);
+        let failed = step_failed(&log, String::new(), false, &[tree], &image, &release);
         assert_eq!(failed.to_string(), format!("compile failed: {path}:3:1: expected ';'"));
     }
 
