@@ -113,8 +113,8 @@ pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,
     ImageChange, NodeChange, NodeCheck, NodePrecondition, PastUpgrade, PlannedRollout, PodRestart,
     RecordState, ResourceChange, RewriteRecord, RollbackOutcome, RollbackStep, RolloutDecision,
-    RolloutWarning, Untaint, git_commit, handover_label, past_table, past_upgrades, pause, paused,
-    per_kernel_originals, rollback, rollback_per_kernel, uncordoned,
+    RolloutWarning, Untaint, git_commit, handover_label, is_same_image, past_table, past_upgrades, pause,
+    paused, per_kernel_originals, rollback, rollback_per_kernel, uncordoned,
 };
 pub use rounds::{ComparedMatrix, DecidedMatrix};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};

@@ -55,7 +55,8 @@ pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub(super) use stopped::StoppedRollout;
 pub(super) use union::{release_of_key, unused_kernels};
 pub use upgrade::uncordoned;
-pub(super) use watch::{Limits, is_same_image};
+pub(super) use watch::Limits;
+pub use watch::is_same_image;
 
 use super::{
     ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestLocation, NodeFacts, Observed,

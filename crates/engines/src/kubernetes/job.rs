@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use farrier_core::{
     image::{BuildSpec, Digest, ImageName, ImageReference, Version},
     kernel::{Architecture, KernelLabel},
-    plan::Instance,
+    plan::{Instance, is_same_image},
     site::Builds,
 };
 use k8s_openapi::api::{
@@ -71,14 +71,20 @@ pub fn is_from_manifest(job: &Job, manifest: &Job) -> bool {
 pub fn is_same_program(pod: &PodSpec, expected: &PodSpec) -> bool {
     pod.init_containers.as_ref().is_none_or(Vec::is_empty)
         && pod.containers.iter().map(program).eq(expected.containers.iter().map(program))
+        && pod.containers.iter().zip(&expected.containers).all(|(one, other)| has_same_image(one, other))
 }
 
-/// Returns a container without the fields that do not change what it runs. API servers and admission webhooks set them, and the
-/// namespace's Pod Security level restricts the security context.
+fn has_same_image(one: &Container, other: &Container) -> bool {
+    one.image.as_deref().zip(other.image.as_deref()).is_some_and(|(one, other)| is_same_image(one, other))
+}
+
+/// Returns a container without its image, and without the fields that do not change what it runs. API servers and admission
+/// webhooks set them, and the namespace's Pod Security level restricts the security context.
 fn program(container: &Container) -> Container {
     Container {
         env: None,
         env_from: None,
+        image: None,
         image_pull_policy: None,
         resize_policy: None,
         resources: None,
@@ -212,17 +218,22 @@ mod tests {
     #[test]
     fn another_program_is_told_from_fields_that_servers_set() {
         let read = |pod: Value| serde_json::from_value::<PodSpec>(pod).unwrap();
-        let ours = json!({"name": "build", "image": "i", "command": ["runner"]});
+        let ours = json!({"name": "build", "image": "registry.example/i@sha256:0", "command": ["runner"]});
         let with = |field: &str, value: Value| {
             let mut container = ours.clone();
             container[field] = value;
             read(json!({"containers": [container]}))
         };
         let expected = read(json!({"containers": [ours]}));
-        let policy = with("imagePullPolicy", json!("IfNotPresent"));
-        assert!(is_same_program(&policy, &expected));
+        for same in [
+            with("imagePullPolicy", json!("IfNotPresent")),
+            with("image", json!("mirror.example/registry.example/i@sha256:0")),
+        ] {
+            assert!(is_same_program(&same, &expected), "{same:?}");
+        }
         for other in [
             with("command", json!(["sh"])),
+            with("image", json!("registry.example/i@sha256:1")),
             with("args", json!(["follow"])),
             with("volumeMounts", json!([{"name": "v", "mountPath": "/.farrier"}])),
             read(json!({"containers": [ours, ours]})),

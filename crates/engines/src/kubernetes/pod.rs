@@ -1,8 +1,8 @@
 //! Derives the state of a build's pod from its status and Events.
 
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod, PodCondition, PodSpec, PodStatus};
 
-use super::job::CONTAINER;
+use super::job::{CONTAINER, is_same_program};
 use crate::EngineError;
 
 /// State of a build's pod.
@@ -41,9 +41,15 @@ const DISRUPTIONS: [&str; 9] = [
     "PreemptionByScheduler",
 ];
 
-/// Returns the state of a pod.
-pub fn pod_state(pod: &Pod) -> PodState {
+/// Returns the state of a pod, which must run the expected program.
+pub fn pod_state(pod: &Pod, expected: &PodSpec) -> PodState {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
+    if pod.spec.as_ref().is_none_or(|spec| !is_same_program(spec, expected)) {
+        return PodState::Ended(runs_other_programs(
+            name,
+            pod.metadata.namespace.as_deref().unwrap_or_default(),
+        ));
+    }
     let Some(status) = &pod.status else { return PodState::Waiting("it is not scheduled yet".to_owned()) };
     let disrupted = condition(status, "DisruptionTarget").filter(|condition| condition.status == "True");
     if let Some(PodCondition { reason, message, .. }) = disrupted {
@@ -85,6 +91,14 @@ pub fn state_without_pod(job: &str, events: &[Event]) -> PodState {
 /// Returns the state of a build whose Job or pod was deleted by another client.
 pub fn deleted(job: &str, reason: &str) -> PodState {
     ended(End::Transient, &format!("of Job {job}"), None, Some(reason))
+}
+
+fn runs_other_programs(name: &str, namespace: &str) -> EngineError {
+    EngineError::Pod {
+        message: format!("pod {name} runs other programs than the build"),
+        hint: format!("exempt namespace {namespace} from the webhook that changes pods"),
+        is_transient: true,
+    }
 }
 
 fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> {
@@ -182,8 +196,8 @@ mod tests {
     use super::*;
 
     fn told(status: &Value) -> String {
-        let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap();
-        match pod_state(&pod) {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": []}, "status": status});
+        match pod_state(&serde_json::from_value(pod).unwrap(), &PodSpec::default()) {
             PodState::Waiting(why) => format!("waits: {why}"),
             PodState::WithoutImage(why) => format!("has no image: {why}"),
             PodState::Running => "runs".to_owned(),
@@ -242,6 +256,22 @@ mod tests {
             state("Failed", &start),
         ];
         insta::assert_snapshot!(all.each_ref().map(told).join("\n"));
+    }
+
+    #[test]
+    fn a_pod_with_another_container_ends_the_build_at_once() {
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "builds"},
+            "spec": {"containers": [{"name": "istio-proxy"}]},
+            "status": {"phase": "Running"},
+        });
+        let PodState::Ended(error) = pod_state(&serde_json::from_value(pod).unwrap(), &PodSpec::default())
+        else {
+            panic!("it does not end")
+        };
+        assert!(error.is_transient());
+        assert_eq!(error.to_string(), "pod p runs other programs than the build");
+        assert_eq!(error.hint().unwrap(), "exempt namespace builds from the webhook that changes pods");
     }
 
     #[test]

@@ -17,7 +17,6 @@ use tokio::time::Instant;
 
 use super::{
     JobId, Kubernetes, Phase, is_over,
-    job::is_same_program,
     pod::{PodState, deleted, pod_state, state_without_pod},
 };
 use crate::{EngineError, Result};
@@ -83,13 +82,9 @@ impl<'a> Wait<'a> {
             let timer = tokio::time::sleep(JOB_CHECK_INTERVAL);
             let (name, state) = tokio::select! {
                 pod = pods.next() => match pod {
-                    Some(Ok(pod)) if pod.spec.as_ref().is_none_or(|spec| !is_same_program(spec, &self.own)) => {
-                        let why = format!("pod {} runs other programs than the build", pod.name_any());
-                        (String::new(), PodState::Waiting(why))
-                    }
                     Some(Ok(pod)) => {
                         has_pod = true;
-                        (pod.name_any(), pod_state(&pod))
+                        (pod.name_any(), pod_state(&pod, &self.own))
                     }
                     Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
                         (String::new(), PodState::Ended(missing_permission(&status.message)))

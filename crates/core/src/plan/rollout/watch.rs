@@ -22,7 +22,7 @@ pub(super) enum Progress {
 
 /// Whether two references name the same image. A webhook may write another registry into pods and DaemonSets, but the
 /// digest identifies the image.
-pub(in crate::plan) fn is_same_image(one: &str, other: &str) -> bool {
+pub fn is_same_image(one: &str, other: &str) -> bool {
     let digests = one.split_once('@').zip(other.split_once('@'));
     one == other || digests.is_some_and(|((_, one), (_, other))| one == other)
 }
