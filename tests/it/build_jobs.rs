@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     kernels,
-    kube_api::FakeApi,
+    kube_api::{FakeApi, Requests},
     registry_process::Wants,
     site::{Run, Site, skopeo, wait_until},
 };
@@ -306,6 +306,19 @@ fn a_build_that_waits_too_long_gives_its_place_to_others() {
     run.line("did not start within 5s: exceeded quota: builds");
     bench.assert_all_gone();
     bench.assert_no_image();
+}
+
+#[test]
+fn a_suspended_job_waits_for_its_turn_without_limit() {
+    let bench = Bench::new();
+    bench.builds(&json!({"waitAtMost": "5s", "suspend": true}));
+    let build = bench.start("kubernetes", &[]);
+    // farrier checks the Job every three seconds.
+    let checks = Requests::verb("get").resource("jobs.batch");
+    wait_until("farrier has waited beyond the limit", || bench.api.count(&checks) >= 4);
+    interrupt(&build);
+    bench.site.finish(build).exits(130);
+    bench.assert_all_gone();
 }
 
 #[test]

@@ -26,7 +26,8 @@ pub struct Builds {
     /// Create Jobs suspended, so that another controller, such as Kueue, decides when they start.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
-    /// How long a build may wait for its pod to run. After that, farrier deletes the Job and retries the build later.
+    /// How long a build may wait for its pod to run, except while the Job is suspended. After that, farrier deletes the Job and
+    /// retries the build later.
     pub wait_at_most: Period,
     /// Lowest Landlock ABI that must confine a build, in a sandbox and in a pod. `0` also allows kernels without Landlock. Docker
     /// builds have no Landlock.
@@ -49,7 +50,7 @@ impl Default for Builds {
             at_once: NonZeroU32::new(20).unwrap_or(NonZeroU32::MIN),
             labels: BTreeMap::new(),
             suspend: false,
-            wait_at_most: Period::seconds(60 * 60),
+            wait_at_most: Period::seconds(6 * 60 * 60),
             landlock: 0,
             pod: PodAdditions::default(),
         }

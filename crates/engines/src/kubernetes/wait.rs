@@ -36,6 +36,7 @@ pub(super) struct Wait<'a> {
     /// Specification of the Job's own pods.
     own: PodSpec,
     limit: Period,
+    deadline: Instant,
     phases: &'a (dyn Fn(Phase) + Send + Sync),
     /// Last reported reason.
     reported: Option<String>,
@@ -60,6 +61,7 @@ impl<'a> Wait<'a> {
             job,
             own,
             limit: builds.wait_at_most,
+            deadline: Instant::now() + builds.wait_at_most.duration(),
             phases,
             reported: None,
             was_over: false,
@@ -74,9 +76,8 @@ impl<'a> Wait<'a> {
         let mut pods = pin!(watcher(self.pods.clone(), of_job).default_backoff().applied_objects());
         let mut has_pod = false;
         let mut without_image: Option<(String, Instant)> = None;
-        let deadline = Instant::now() + self.limit.duration();
         loop {
-            if Instant::now() >= deadline {
+            if Instant::now() >= self.deadline {
                 return Err(self.waited_too_long());
             }
             let timer = tokio::time::sleep(JOB_CHECK_INTERVAL);
@@ -133,6 +134,9 @@ impl<'a> Wait<'a> {
         let Some(job) = job.filter(|job| job.metadata.uid.as_ref() == Some(uid)) else {
             return Some(deleted(name, "its Job was deleted"));
         };
+        if job.spec.as_ref().is_some_and(|spec| spec.suspend == Some(true)) {
+            self.deadline = Instant::now() + self.limit.duration();
+        }
         // The watch shows a pod's end at about the time of its Job's end, unless the pod was deleted during a gap of the watch.
         if is_over(&job) && (!has_pod || mem::replace(&mut self.was_over, true)) {
             return Some(deleted(name, "it was deleted"));
