@@ -341,6 +341,7 @@ fn a_pod_that_vanishes_during_a_gap_of_the_watch_is_missed() {
 fn an_outage_of_the_api_server_past_the_deadline_is_no_fault_of_the_build() {
     let bench = Bench::new();
     bench.slow();
+    bench.builds(&json!({"waitAtMost": "1m"}));
     bench.site.edit("images/hello.yaml", "  modules: [", "  build: {deadline: 90s}\n  modules: [");
     let build = bench.start("kubernetes", &[]);
     wait_until("the pod runs", || bench.log().contains("Step 3/"));

@@ -36,7 +36,9 @@ pub(super) struct Wait<'a> {
     /// Specification of the Job's own pods.
     own: PodSpec,
     limit: Period,
+    /// End of the wait for the first running pod.
     deadline: Instant,
+    has_run: bool,
     phases: &'a (dyn Fn(Phase) + Send + Sync),
     /// Last reported reason.
     reported: Option<String>,
@@ -62,6 +64,7 @@ impl<'a> Wait<'a> {
             own,
             limit: builds.wait_at_most,
             deadline: Instant::now() + builds.wait_at_most.duration(),
+            has_run: false,
             phases,
             reported: None,
             was_over: false,
@@ -77,7 +80,7 @@ impl<'a> Wait<'a> {
         let mut has_pod = false;
         let mut without_image: Option<(String, Instant)> = None;
         loop {
-            if Instant::now() >= self.deadline {
+            if !self.has_run && Instant::now() >= self.deadline {
                 return Err(self.waited_too_long());
             }
             let timer = tokio::time::sleep(JOB_CHECK_INTERVAL);
@@ -116,6 +119,7 @@ impl<'a> Wait<'a> {
             };
             match state {
                 PodState::Running => {
+                    self.has_run = true;
                     (self.phases)(Phase::Running);
                     return Ok(name);
                 }
