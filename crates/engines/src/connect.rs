@@ -152,16 +152,6 @@ mod tests {
         assert_eq!(error.to_string(), what);
     }
 
-    /// A directory cannot be created below a file.
-    #[tokio::test]
-    async fn a_fault_of_the_trial_sandbox_selects_no_daemon() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let (runner, scratch) = (file.path().to_owned(), file.path().join("scratch"));
-        let env = EngineEnv { runner: Some(runner), scratch: Some(scratch), ..EngineEnv::default() };
-        let error = connect(EngineChoice::Auto, &env).await.err().unwrap();
-        assert!(matches!(error, EngineError::Io(_)), "{error}");
-    }
-
     #[tokio::test]
     async fn a_missing_socket_is_said_to_be_missing() {
         let dir = tempfile::tempdir().unwrap();

@@ -19,12 +19,15 @@ use runner::{
     plan::{Action, Limits, Plan, Step},
     wire,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, kill_process},
+};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 use farrier_core::provenance::Confinement;
-use farrier_local::tree_removal::remove_tree;
+use farrier_local::{cache::is_full_disk, tree_removal::remove_tree};
 pub use owner::Owner;
 
 use self::cgroup::{Group, Subtree};
@@ -218,9 +221,18 @@ impl BuildLog for TrialLog {
 fn may_pass(error: &EngineError) -> bool {
     match error {
         EngineError::DiskFull { .. } | EngineError::Limit(_) => true,
-        EngineError::Io(source) => source.kind() != io::ErrorKind::PermissionDenied,
+        EngineError::Io(source) => is_full_disk(source) || is_passing(source),
+        // Not for a full disk: here that errno also stands for the limit of namespaces.
+        EngineError::Engine { source, .. } => source.downcast_ref::<io::Error>().is_some_and(is_passing),
         _ => false,
     }
+}
+
+/// Whether a lack of resources or a failing device caused the error.
+fn is_passing(error: &io::Error) -> bool {
+    // fs-err keeps the kind of an error, and hides its number.
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory)
+        || matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::IO))
 }
 
 /// Returns the given runner, or the one next to farrier's own program.
@@ -280,4 +292,27 @@ fn text(path: &Path) -> Result<String> {
 
 fn fault(action: &str, source: impl Into<io::Error>) -> EngineError {
     EngineError::engine(EngineKind::Sandbox, action, source.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+    use super::*;
+
+    #[test]
+    fn only_faults_that_may_pass_keep_the_choice_of_an_engine_open() {
+        let at_spawn = |errno: Errno| may_pass(&fault("start", errno));
+        let of_a_file = |errno: Errno| may_pass(&EngineError::Io(errno.into()));
+        for errno in [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::IO] {
+            assert!(at_spawn(errno) && of_a_file(errno), "{errno}");
+        }
+        for errno in [Errno::ROFS, Errno::INVAL, Errno::NOSYS, Errno::NOTDIR, Errno::PERM, Errno::NOENT] {
+            assert!(!at_spawn(errno) && !of_a_file(errno), "{errno}");
+        }
+        for errno in [Errno::NOSPC, Errno::DQUOT] {
+            assert!(!at_spawn(errno) && of_a_file(errno), "{errno}");
+        }
+        assert!(!may_pass(&text(Path::new(OsStr::from_bytes(b"\xff"))).unwrap_err()));
+    }
 }
