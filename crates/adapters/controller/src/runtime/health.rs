@@ -9,6 +9,8 @@ use tokio::time::Instant;
 const STALL_LIMIT: Duration = Duration::from_mins(5);
 /// Interval between the beats of a reconcile that takes long.
 const BEAT_INTERVAL: Duration = Duration::from_secs(10);
+/// Time after which a reconcile counts as hung.
+const MAX_RECONCILE: Duration = Duration::from_hours(1);
 
 /// State behind the liveness and readiness probes.
 #[derive(Debug)]
@@ -33,15 +35,17 @@ impl Health {
         self.0.lock().last_beat = Instant::now();
     }
 
-    /// Awaits a reconcile and beats meanwhile. Servers that do not answer can delay a reconcile by more than the limit, and a
-    /// restart would not help: it would only stop the builds.
+    /// Awaits a reconcile and beats meanwhile, for at most [`MAX_RECONCILE`]. Servers that do not answer can delay a reconcile by
+    /// more than [`STALL_LIMIT`], and a restart would not help: it would only stop the builds.
     pub(crate) async fn beat_during<T>(&self, mut work: impl Future<Output = T> + Unpin) -> T {
-        loop {
+        let began = Instant::now();
+        while began.elapsed() < MAX_RECONCILE {
             if let Ok(outcome) = tokio::time::timeout(BEAT_INTERVAL, &mut work).await {
                 return outcome;
             }
             self.beat();
         }
+        work.await
     }
 
     /// Marks farrier as ready after the first successful snapshot of the cluster, when this replica is able to lead.
@@ -58,5 +62,22 @@ impl Health {
     pub fn stalled(&self) -> Option<Duration> {
         let elapsed = self.0.lock().last_beat.elapsed();
         (elapsed > STALL_LIMIT).then_some(elapsed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reconcile_that_never_ends_is_a_hang() {
+        let health = Health::default();
+        let mut reconcile = Box::pin(health.beat_during(pending::<()>()));
+        assert!(tokio::time::timeout(Duration::from_mins(59), &mut reconcile).await.is_err());
+        assert_eq!(health.stalled(), None);
+        assert!(tokio::time::timeout(Duration::from_mins(7), reconcile).await.is_err());
+        assert!(health.stalled().is_some());
     }
 }
