@@ -31,6 +31,8 @@ pub struct UsageMonitor {
 pub enum StopReason {
     /// The build exceeded a limit.
     Limit(String),
+    /// The build may have exceeded a limit with files that cannot be counted.
+    HiddenFiles(String),
     /// The disk is full, whether or not the build filled it.
     DiskFull(String),
 }
@@ -111,6 +113,8 @@ impl DiskMeter {
             let exceeds = |sum: &DiskUsage| exceeded(self.limits, *sum).is_some();
             self.last = disk_usage(&self.top, exceeds);
             add_unlinked_files(&self.proc, &mut self.last);
+            // Counted files that exceed a limit are proof enough.
+            self.last.is_incomplete &= !exceeds(&self.last);
             if self.last.is_incomplete {
                 // Charge the build everything that the file system has lost, because a part of its files may not be counted.
                 self.last.bytes = self.last.bytes.max(decrease(self.free_at_start.bytes, free.bytes));
@@ -135,8 +139,16 @@ fn stop_reason(limits: Limits, memory: u64, disk_usage: DiskUsage, free: u64) ->
             mib(limit)
         )));
     }
-    if let Some(why) = exceeded(limits, disk_usage) {
-        return Some(StopReason::Limit(why));
+    match exceeded(limits, disk_usage) {
+        Some(_) if disk_usage.is_incomplete => {
+            return Some(StopReason::HiddenFiles(format!(
+                "the build or other programs used {} MiB and {} inodes of the disk, and the build may hide files",
+                mib(disk_usage.bytes),
+                disk_usage.inodes
+            )));
+        }
+        Some(why) => return Some(StopReason::Limit(why)),
+        None => {}
     }
     (free < MIN_FREE).then(|| {
         StopReason::DiskFull(format!(
@@ -170,7 +182,7 @@ fn mib(bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::net::UnixListener};
 
     use super::*;
 
@@ -212,6 +224,27 @@ mod tests {
             stop_reason(Limits::default(), 0, mib_and_inodes(7, 1), 1 << 20),
             Some(StopReason::DiskFull(why.to_owned()))
         );
+    }
+
+    /// A process with a socket can hide files. Other programs may have used the space as well.
+    #[test]
+    fn a_count_that_may_miss_files_proves_no_exceeded_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, thread) = (dir.path().join("own"), dir.path().join("proc/2/task/2"));
+        fs::create_dir_all(&own).unwrap();
+        fs::create_dir_all(thread.join("fd")).unwrap();
+        fs::write(thread.join("maps"), "").unwrap();
+        let _socket = UnixListener::bind(thread.join("fd/3")).unwrap();
+        fs::write(own.join("a"), vec![1; 1 << 20]).unwrap();
+        let reason = |limits: Limits| {
+            let mut disk = DiskMeter::open(&own, limits).unwrap();
+            disk.proc = dir.path().join("proc");
+            disk.free_at_start.bytes = u64::MAX;
+            stop_reason(limits, 0, disk.disk_usage(), PLENTY)
+        };
+        assert!(matches!(reason(LIMITS), Some(StopReason::HiddenFiles(_))));
+        let exceeded = reason(Limits { disk: Some(512 << 10), ..LIMITS });
+        assert_eq!(exceeded, Some(StopReason::Limit("the build wrote 1 MiB; the limit is 0 MiB".to_owned())));
     }
 
     /// Only files in the build's own directory count, even if other programs fill the file system.

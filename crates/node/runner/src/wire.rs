@@ -74,7 +74,8 @@ pub enum Outcome {
     Limit { step: u32, why: String },
     /// The disk ran full during a step: the step's index in the plan, and the free space. Not the build's fault.
     DiskFull { step: u32, why: String },
-    /// The sandbox could not be created, or failed: the attempted action, and the kernel's error. Not the build's fault.
+    /// The sandbox could not be created, or failed, or cannot tell whether the build exceeds a limit: the attempted action, and the
+    /// kernel's error or the measurement. Not the build's fault.
     Broken(String),
 }
 
