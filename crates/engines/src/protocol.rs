@@ -62,9 +62,10 @@ impl Protocol {
         };
         match outcome {
             Outcome::Done { .. } => self.stage == Stage::Payload,
-            Outcome::Failed { step, .. } | Outcome::Limit { step, .. } | Outcome::DiskFull { step, .. } => {
-                *step == started.saturating_sub(1)
-            }
+            Outcome::Failed { step, .. }
+            | Outcome::Limit { step, .. }
+            | Outcome::DiskLimit { step, .. }
+            | Outcome::DiskFull { step, .. } => *step == started.saturating_sub(1),
             Outcome::Broken(_) => true,
         }
     }

@@ -114,6 +114,9 @@ impl RunnerSession<'_> {
             Outcome::Limit { step, why } => {
                 Err(EngineError::Limit(format!("{}: {why}", shortened(self.text(step)))))
             }
+            Outcome::DiskLimit { step, why } => {
+                Err(EngineError::DiskLimit(format!("{}: {why}", shortened(self.text(step)))))
+            }
             Outcome::DiskFull { step, why } => {
                 let action = format!("run {}", shortened(self.text(step)));
                 Err(EngineError::DiskFull { engine: self.engine, action, message: why })

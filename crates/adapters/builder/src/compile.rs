@@ -51,6 +51,10 @@ const KILLED_PROCESS: [&str; 5] = [
     "] Error 137",
 ];
 
+/// Advice for a build that exceeded a limit of files.
+const DISK_ADVICE: &str =
+    "this limit is fixed: write less in the build; farrier does not retry until an input changes";
+
 /// Runs the engine and returns the payload that the engine produced.
 pub(super) async fn compile(
     build: &CellBuild<'_>,
@@ -89,7 +93,9 @@ pub(super) async fn compile(
         Some(Err(_)) if services.process.cancel.is_cancelled() => return Err(BuildError::Canceled),
         Some(Err(BuildError::Engine(error))) => {
             let known_cause = || compiler_probe_error(build, &compile_inputs.headers, &probe);
-            return Err(explain(build, error, &log, &own_trees, known_cause));
+            let error = explain(build, error, &log, &own_trees, known_cause);
+            let is_in_pod = matches!(base, PreparedBase::InCluster(..));
+            return Err(if is_in_pod { explain_in_pod(error, &log) } else { error });
         }
         Some(Err(error)) => return Err(error),
         None => {
@@ -224,10 +230,21 @@ fn explain(
         EngineError::Step(message) => known_cause().unwrap_or_else(|| {
             step_failed(log, message, is_killed, own_trees, &build.cell.image, &build.cell.target.release)
         }),
-        EngineError::Limit(message) => over_limit(log, &message).into(),
+        EngineError::Limit(message) => over_limit(log, &message, &memory_advice()).into(),
+        EngineError::DiskLimit(message) => over_limit(log, &message, DISK_ADVICE).into(),
         EngineError::Deadline(message) => deadline_exceeded(log, &message).into(),
         EngineError::Tampered(_) => tampered(log, &error).into(),
         other => BuildError::Engine(other),
+    }
+}
+
+/// Returns the error for a failed run in a pod. There the pod's own memory limit kills processes.
+fn explain_in_pod(error: BuildError, log: &FileLog) -> BuildError {
+    match error {
+        BuildError::Problem(problem) if problem.kind == ProblemKind::Killed => {
+            over_limit(log, &problem.message, &memory_advice()).into()
+        }
+        error => error,
     }
 }
 
@@ -306,16 +323,18 @@ fn killed(log: &FileLog, message: &str, detail: Vec<String>) -> BuildProblem {
     BuildProblem { kind: ProblemKind::Killed, message, detail, hint: Some(hint) }
 }
 
-/// Returns the problem of a build that exceeded a resource limit.
-fn over_limit(log: &FileLog, message: &str) -> BuildProblem {
-    let (_, detail) = log.finish();
-    let hint = format!(
-        "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
-         at least {} GiB; farrier does not retry until build.memory is raised or an input \
-         changes",
-        log.path().display(),
+fn memory_advice() -> String {
+    format!(
+        "if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and at least {} GiB; \
+         farrier does not retry until build.memory is raised or an input changes",
         MIN_MEMORY >> 30
-    );
+    )
+}
+
+/// Returns the problem of a build that exceeded a resource limit.
+fn over_limit(log: &FileLog, message: &str, advice: &str) -> BuildProblem {
+    let (_, detail) = log.finish();
+    let hint = format!("the log is {}; {advice}", log.path().display());
     BuildProblem {
         kind: ProblemKind::OverLimit,
         message: format!("the build was stopped: {message}"),
@@ -449,6 +468,18 @@ mod tests {
             assert!(!failed.is_permanent(), "{failed:?}");
             assert!(failed.hint().unwrap().contains("memory"), "{failed:?}");
         }
+    }
+
+    #[test]
+    fn a_process_that_is_killed_in_a_pod_exceeded_the_memory_of_the_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
+        let log = FileLog::create(&dir.path().join("build.log"), |_: &str| ()).unwrap();
+        log.line("gcc: fatal error: Killed signal terminated program cc1");
+        let failed = step_failed(&log, "RUN make: exit code 2".to_owned(), &[], &image, &release);
+        let failed = explain_in_pod(failed, &log);
+        assert!(failed.is_caused_by_limit(), "{failed:?}");
+        assert!(failed.hint().unwrap().contains("raise build.memory"), "{failed:?}");
     }
 
     #[test]

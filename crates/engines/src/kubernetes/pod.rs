@@ -142,7 +142,7 @@ fn finished(name: &str, status: &PodStatus) -> PodState {
         }
         (Some("Evicted"), _) if exceeds_disk_limit(status) => {
             let message = status.message.as_deref().unwrap_or_default().trim_end();
-            PodState::Ended(EngineError::Limit(format!("pod {name} was evicted: {message}")))
+            PodState::Ended(EngineError::DiskLimit(format!("pod {name} was evicted: {message}")))
         }
         (Some(reason), _) if DISRUPTIONS.contains(&reason) => {
             ended(End::Transient, name, Some(reason), status.message.as_deref())
@@ -256,6 +256,22 @@ mod tests {
             state("Failed", &start),
         ];
         insta::assert_snapshot!(all.each_ref().map(told).join("\n"));
+    }
+
+    #[test]
+    fn a_pod_over_its_disk_limit_gets_no_hint_about_memory() {
+        let pod = json!({
+            "spec": {"containers": []},
+            "status": {
+                "phase": "Failed", "reason": "Evicted",
+                "message": "Pod ephemeral local storage usage exceeds the total limit of containers 32Gi. ",
+            },
+        });
+        let PodState::Ended(error) = pod_state(&serde_json::from_value(pod).unwrap(), &PodSpec::default())
+        else {
+            panic!("it does not end")
+        };
+        assert_eq!(error.hint().unwrap(), "write less in the build: this limit is fixed");
     }
 
     #[test]

@@ -76,6 +76,7 @@ pub fn run(messages: &Messages, plan: &Plan, paths: &BuildPaths<'_>) -> io::Resu
 fn stop_outcome(monitor: &UsageMonitor, step: u32) -> Option<Outcome> {
     Some(match monitor.stopped()? {
         StopReason::Limit(why) => Outcome::Limit { step, why },
+        StopReason::DiskLimit(why) => Outcome::DiskLimit { step, why },
         StopReason::HiddenFiles(why) => Outcome::Broken(why),
         StopReason::DiskFull(why) => Outcome::DiskFull { step, why },
     })

@@ -29,8 +29,10 @@ pub struct UsageMonitor {
 /// Reason to stop a build, with the build's usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// The build exceeded a limit.
+    /// The build exceeded its memory limit.
     Limit(String),
+    /// The build exceeded a limit of its files.
+    DiskLimit(String),
     /// The build may have exceeded a limit with files that cannot be counted.
     HiddenFiles(String),
     /// The disk is full, whether or not the build filled it.
@@ -147,7 +149,7 @@ fn stop_reason(limits: Limits, memory: u64, disk_usage: DiskUsage, free: u64) ->
                 disk_usage.inodes
             )));
         }
-        Some(why) => return Some(StopReason::Limit(why)),
+        Some(why) => return Some(StopReason::DiskLimit(why)),
         None => {}
     }
     (free < MIN_FREE).then(|| {
@@ -196,22 +198,26 @@ mod tests {
 
     #[test]
     fn an_exceeded_limit_is_reported_with_the_usage() {
-        let limit = |why: &str| Some(StopReason::Limit(why.to_owned()));
+        let memory_limit = |why: &str| Some(StopReason::Limit(why.to_owned()));
+        let disk_limit = |why: &str| Some(StopReason::DiskLimit(why.to_owned()));
         let reason = |memory: u64, disk_usage| stop_reason(LIMITS, memory << 20, disk_usage, PLENTY);
         assert_eq!(reason(64, mib_and_inodes(100, 1000)), None);
         assert_eq!(
             reason(65, mib_and_inodes(0, 0)),
-            limit("the build's processes use 65 MiB of memory; the limit is 64 MiB")
+            memory_limit("the build's processes use 65 MiB of memory; the limit is 64 MiB")
         );
-        assert_eq!(reason(0, mib_and_inodes(101, 0)), limit("the build wrote 101 MiB; the limit is 100 MiB"));
+        assert_eq!(
+            reason(0, mib_and_inodes(101, 0)),
+            disk_limit("the build wrote 101 MiB; the limit is 100 MiB")
+        );
         assert_eq!(
             reason(0, mib_and_inodes(0, 1001)),
-            limit("the build created more than 1000 files and directories")
+            disk_limit("the build created more than 1000 files and directories")
         );
         let deep = DiskUsage { is_too_deep: true, ..DiskUsage::default() };
         assert_eq!(
             reason(0, deep),
-            limit("the build created a path of more than 500 directories or 4,096 bytes")
+            disk_limit("the build created a path of more than 500 directories or 4,096 bytes")
         );
         assert_eq!(stop_reason(Limits::default(), 1 << 50, mib_and_inodes(1 << 20, 1 << 40), PLENTY), None);
     }
@@ -244,7 +250,10 @@ mod tests {
         };
         assert!(matches!(reason(LIMITS), Some(StopReason::HiddenFiles(_))));
         let exceeded = reason(Limits { disk: Some(512 << 10), ..LIMITS });
-        assert_eq!(exceeded, Some(StopReason::Limit("the build wrote 1 MiB; the limit is 0 MiB".to_owned())));
+        assert_eq!(
+            exceeded,
+            Some(StopReason::DiskLimit("the build wrote 1 MiB; the limit is 0 MiB".to_owned()))
+        );
     }
 
     /// Only files in the build's own directory count, even if other programs fill the file system.

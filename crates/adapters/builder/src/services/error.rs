@@ -308,7 +308,11 @@ impl BuildError {
 
     /// Whether the message holds text that a build step controls.
     fn contains_step_output(&self) -> bool {
-        matches!(self, Self::Problem(_) | Self::Engine(EngineError::Step(_) | EngineError::Limit(_)))
+        matches!(
+            self,
+            Self::Problem(_)
+                | Self::Engine(EngineError::Step(_) | EngineError::Limit(_) | EngineError::DiskLimit(_))
+        )
     }
 
     fn own_hint(&self) -> Option<String> {
