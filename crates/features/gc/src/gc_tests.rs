@@ -119,3 +119,37 @@ async fn an_image_under_a_tag_that_names_another_subject_is_no_leftover() {
     assert!(contents.is_tagged(&repository, &Digest::of(&image)));
     assert_eq!(contents.leftovers, BTreeSet::new());
 }
+
+/// Anyone who may push can give a referrer or the signatures of an image in use the tag of a missing image's signatures.
+#[tokio::test]
+async fn manifests_of_an_image_in_use_are_kept_under_tags_that_name_a_missing_image() {
+    let bench = Bench::new(&json!({}));
+    let (services, registry) = (&bench.services, &bench.services.images.registry);
+    let repository = services.images.location.repository("x").unwrap();
+    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
+    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
+    let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
+    let signed = provenance::add_layers(None, &[]).unwrap();
+    for bytes in [oci::EMPTY, &output.content, &signed.config] {
+        registry.push_bytes(&repository, bytes).await.unwrap();
+    }
+    registry.push_referrer(&repository, &output.manifest).await.unwrap();
+    let signature = provenance::signature_tag(&Digest::of(&image)).unwrap();
+    for (tag, manifest) in [
+        ("1".parse().unwrap(), &image),
+        (signature.clone(), &signed.manifest),
+        (provenance::signature_tag(&Digest::of(b"gone")).unwrap(), &output.manifest),
+        (provenance::attestation_tag(&Digest::of(b"gone")).unwrap(), &signed.manifest),
+    ] {
+        let kind = media_type::OCI_MANIFEST;
+        registry.push_manifest(&repository, &Version::Tag(tag), kind, manifest).await.unwrap();
+    }
+    let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
+    let contents = list_contents(services, &options).await.unwrap();
+    let plan = GcPlan { going: Vec::new(), kept: Vec::new(), bytes: 0 };
+    let mut report = report_of(&services.images, &options, &contents, plan).await.unwrap();
+    delete_all(services, &contents, &mut report).await.unwrap();
+    let referrers = registry.referrers(&repository, &Digest::of(&image), None).await.unwrap();
+    assert_eq!(referrers.len(), 1);
+    assert!(registry.manifest(&repository, &Version::Tag(signature)).await.unwrap().is_some());
+}

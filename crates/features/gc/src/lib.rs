@@ -17,7 +17,10 @@ use farrier_core::{
     },
 };
 use farrier_git as git;
-use farrier_store::{InputKind, is_referrer_or_signature, registry::RegistryError};
+use farrier_store::{
+    InputKind, is_referrer_or_signature,
+    registry::{RegistryError, StoredManifest},
+};
 use futures::{StreamExt, stream};
 use jiff::{SignedDuration, Timestamp, ToSpan as _, civil::Date};
 use oci::{AnyManifest, ImageManifest, error_chain, media_type, subject_of_tag};
@@ -138,9 +141,20 @@ struct RegistryContents {
 }
 
 impl RegistryContents {
-    /// Whether the manifest is an image, or has a tag that does not name a subject.
+    /// Whether the manifest is an image, or has a tag that does not name its subject.
     fn is_tagged(&self, repository: &Repository, digest: &Digest) -> bool {
         self.images.iter().any(|image| image.digest == *digest && image.repository == *repository)
+    }
+
+    /// Whether the manifest also has a tag that names another subject, and this subject exists. The deletion of a manifest
+    /// removes all its tags.
+    fn has_other_subject(&self, repository: &Repository, subject: &Digest, digest: &Digest) -> bool {
+        self.by_subject.iter().any(|(key, manifests)| {
+            key.0 == *repository
+                && key.1 != *subject
+                && !self.leftovers.contains(key)
+                && manifests.contains(digest)
+        })
     }
 }
 
@@ -267,13 +281,14 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
         let mut images: BTreeMap<Digest, RegistryImage> = BTreeMap::new();
         for outcome in outcomes {
             // `None`: another client has deleted the tag.
-            let Some(TaggedManifest { tag, image, is_container_image }) = outcome? else { continue };
-            match subject_of_tag(&tag) {
-                Some(subject) if subject == image.digest || !is_container_image => {
+            let Some(found) = outcome? else { continue };
+            match subject_of_tag(&found.tag).filter(|subject| found.is_about(subject)) {
+                Some(subject) => {
                     let key = (repository.clone(), subject);
-                    contents.by_subject.entry(key).or_default().insert(image.digest);
+                    contents.by_subject.entry(key).or_default().insert(found.image.digest);
                 }
-                _ => {
+                None => {
+                    let TaggedManifest { tag, image, .. } = found;
                     images.entry(image.digest.clone()).or_insert(image).tags.insert(tag);
                 }
             }
@@ -291,19 +306,41 @@ struct TaggedManifest {
     tag: Tag,
     /// Without its tags.
     image: RegistryImage,
+    /// Subject that the manifest itself names.
+    subject: Option<Digest>,
     is_container_image: bool,
 }
 
-/// Whether a manifest is a container image or an index of container images. Anyone who may push can give an image in use a tag that
-/// names another subject.
-fn is_container_image(bytes: &[u8]) -> bool {
-    match AnyManifest::parse(bytes) {
-        Ok(AnyManifest::Image(image)) => {
-            image.subject.is_none()
-                && image.layers.iter().any(|layer| media_type::oci_layer(&layer.media_type).is_some())
+impl TaggedManifest {
+    /// Reads a manifest. Its bytes are dropped, because those of all tags may not fit into memory.
+    fn new(repository: &Repository, tag: Tag, stored: StoredManifest) -> Self {
+        let manifest = AnyManifest::parse(&stored.bytes);
+        Self {
+            tag,
+            is_container_image: manifest.as_ref().is_ok_and(is_container_image),
+            subject: match manifest {
+                Ok(AnyManifest::Image(image)) => image.subject.map(|subject| subject.digest),
+                Ok(AnyManifest::Index(_)) | Err(_) => None,
+            },
+            image: RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes),
         }
-        Ok(AnyManifest::Index(index)) => index.manifests.iter().any(|entry| entry.platform.is_some()),
-        Err(_) => false,
+    }
+
+    /// Whether the manifest belongs to the subject that its tag names. Anyone who may push can give an image in use, or a referrer of
+    /// such an image, a tag that names another subject.
+    fn is_about(&self, subject: &Digest) -> bool {
+        self.image.digest == *subject
+            || self.subject.as_ref().map_or(!self.is_container_image, |own| own == subject)
+    }
+}
+
+/// Whether a manifest is a container image or an index of container images.
+fn is_container_image(manifest: &AnyManifest) -> bool {
+    match manifest {
+        AnyManifest::Image(image) => {
+            image.layers.iter().any(|layer| media_type::oci_layer(&layer.media_type).is_some())
+        }
+        AnyManifest::Index(index) => index.manifests.iter().any(|entry| entry.platform.is_some()),
     }
 }
 
@@ -331,7 +368,6 @@ async fn add_members(
     Ok(())
 }
 
-/// Returns the tag, and its image without tags. The manifest's bytes are dropped, because those of all tags may not fit into memory.
 async fn tagged_manifest(
     access: &ImageAccess,
     repository: &Repository,
@@ -339,11 +375,7 @@ async fn tagged_manifest(
 ) -> Result<Option<TaggedManifest>> {
     let version = Version::Tag(tag.clone());
     let stored = access.registry.manifest(repository, &version).await?;
-    Ok(stored.map(|stored| TaggedManifest {
-        tag,
-        is_container_image: is_container_image(&stored.bytes),
-        image: RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes),
-    }))
+    Ok(stored.map(|stored| TaggedManifest::new(repository, tag, stored)))
 }
 
 /// Finds referrers and signatures whose image does not exist. Looks up the manifests of untagged images, because an image is
@@ -489,10 +521,12 @@ async fn delete(
     let mut manifests: Vec<Digest> = referrers.into_iter().map(|descriptor| descriptor.digest).collect();
     manifests.retain(|digest| lists.is_none_or(|lists| !lists.contains(digest)));
     manifests.extend(lists.into_iter().flatten().cloned());
-    for digest in manifests {
+    for manifest in manifests {
         // A referrer with a separate tag is kept.
-        if !contents.is_tagged(repository, &digest) {
-            delete_manifest(services, repository, &digest).await?;
+        if !contents.is_tagged(repository, &manifest)
+            && !contents.has_other_subject(repository, digest, &manifest)
+        {
+            delete_manifest(services, repository, &manifest).await?;
         }
     }
     Ok(true)
