@@ -49,6 +49,11 @@ impl LayoutRegistry {
         self.root.join("blobs/sha256").join(digest.hex())
     }
 
+    /// Whether the blob exists and has content. A power failure can leave an empty file.
+    fn is_stored(&self, digest: &Digest) -> bool {
+        fs::metadata(self.blob(digest)).is_ok_and(|blob| blob.len() > 0 || *digest == Digest::of(b""))
+    }
+
     fn prepare(&self) -> Result<()> {
         let blobs = self.root.join("blobs/sha256");
         fs::create_dir_all(&blobs)?;
@@ -127,12 +132,12 @@ impl LayoutRegistry {
         let manifest = AnyManifest::parse(bytes).map_err(|error| self.protocol(&action, error))?;
         // While the lock is held, no other process deletes blobs that this manifest names.
         let _lock = self.lock()?;
-        if let Some(missing) = manifest
-            .blobs()
-            .chain(manifest.children())
-            .find(|descriptor| !self.blob(&descriptor.digest).exists())
-        {
-            return Err(self.protocol(&action, format!("blob {} is missing", missing.digest)));
+        for Descriptor { digest, size, .. } in manifest.blobs().chain(manifest.children()) {
+            let path = self.blob(digest);
+            if !fs::metadata(&path).is_ok_and(|blob| blob.len() == *size) {
+                let reason = format!("blob {} is missing or does not have {size} bytes", path.display());
+                return Err(self.protocol(&action, reason));
+            }
         }
         self.push_file(&digest, bytes, bytes.len() as u64, "manifest")?;
 
@@ -240,7 +245,7 @@ impl Registry for LayoutRegistry {
 
     async fn has_blob(&self, _repository: &Repository, digest: &Digest) -> Result<bool> {
         let digest = digest.clone();
-        self.blocking(move |layout| Ok(layout.blob(&digest).exists())).await
+        self.blocking(move |layout| Ok(layout.is_stored(&digest))).await
     }
 
     async fn push(&self, _: &Repository, digest: &Digest, content: BlobContent<'_>) -> Result<Upload> {
@@ -275,7 +280,7 @@ impl Registry for LayoutRegistry {
         _from: &Repository,
     ) -> Result<bool> {
         // All repositories of a layout share their blobs.
-        Ok(self.blob(digest).exists())
+        Ok(self.is_stored(digest))
     }
 
     async fn fetch_blob(

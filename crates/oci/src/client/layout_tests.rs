@@ -84,8 +84,26 @@ async fn a_truncated_blob_is_pushed_again() {
     layout.push_bytes(&repository, b"content").await.unwrap();
     let blob = layout.blob(&Digest::of(b"content"));
     fs::write(&blob, "").unwrap();
+    assert!(!layout.has_blob(&repository, &Digest::of(b"content")).await.unwrap());
+    assert!(!layout.mount_blob(&repository, &Digest::of(b"content"), &repository).await.unwrap());
     assert_eq!(layout.push_bytes(&repository, b"content").await.unwrap(), Upload::Sent(7));
     assert_eq!(fs::read(&blob).unwrap(), b"content");
+    layout.push_bytes(&repository, b"").await.unwrap();
+    assert!(layout.has_blob(&repository, &Digest::of(b"")).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_manifest_with_a_truncated_blob_is_rejected() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = LayoutRegistry::new(directory.path().join("images"));
+    let repository: Repository = "x".parse().unwrap();
+    let image = image("x");
+    layout.push_bytes(&repository, &image.config).await.unwrap();
+    fs::write(layout.blob(&Digest::of(&image.config)), &image.config[..1]).unwrap();
+    let kind = media_type::OCI_MANIFEST;
+    let error = layout.push_manifest(&repository, &version("1"), kind, &image.manifest).await.unwrap_err();
+    let expected = format!("is missing or does not have {} bytes", image.config.len());
+    assert!(error.to_string().ends_with(&expected), "{error}");
 }
 
 #[tokio::test]
@@ -96,7 +114,7 @@ async fn a_manifest_without_its_blobs_is_rejected() {
     let bytes = image("x").manifest;
     let pushed = layout.push_manifest(&repository, &version("1"), media_type::OCI_MANIFEST, &bytes).await;
     let error = pushed.unwrap_err().to_string();
-    assert!(error.contains("blob sha256:") && error.ends_with("is missing"), "{error}");
+    assert!(error.contains("blob ") && error.contains("is missing or "), "{error}");
     let garbage = layout.push_manifest(&repository, &version("1"), media_type::OCI_MANIFEST, b"<html>").await;
     assert!(matches!(garbage, Err(RegistryError::Protocol { .. })));
 }

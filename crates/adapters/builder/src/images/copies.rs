@@ -365,14 +365,14 @@ mod tests {
         bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
         let remote = Arc::clone(&bench.services.images.remote);
         let repository: Repository = "other.test:5000/hello".parse().unwrap();
-        let mut digest = publish(remote.as_ref(), &repository).await;
+        let digest = publish(remote.as_ref(), &repository).await;
+        let mut bytes = remote.manifest(&repository, &Version::Digest(digest)).await.unwrap().unwrap().bytes;
         for depth in 2..=MAX_DEPTH + 1 {
             let mut index = ImageIndex::empty();
-            index.manifests.push(Descriptor::new(media_type::OCI_INDEX, digest, 1));
-            let (bytes, version) =
-                (index.to_bytes().unwrap(), Version::Tag(depth.to_string().parse().unwrap()));
-            digest =
-                remote.push_manifest(&repository, &version, media_type::OCI_INDEX, &bytes).await.unwrap();
+            index.manifests.push(Descriptor::of(media_type::OCI_INDEX, &bytes));
+            bytes = index.to_bytes().unwrap();
+            let version = Version::Tag(depth.to_string().parse().unwrap());
+            remote.push_manifest(&repository, &version, media_type::OCI_INDEX, &bytes).await.unwrap();
             let copied = copy_image(&bench.services, &format!("{repository}:{depth}")).await;
             assert_eq!(copied.is_ok(), depth <= MAX_DEPTH, "{copied:?}");
         }
