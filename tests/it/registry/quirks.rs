@@ -75,6 +75,31 @@ async fn an_image_under_the_tag_of_the_list_hides_no_referrer() {
     assert_eq!(found, [report, bill].map(|manifest| Digest::of(&manifest)).into());
 }
 
+/// Other clients add entries that farrier cannot read, such as those with a digest of another algorithm.
+#[tokio::test]
+async fn a_list_with_an_unreadable_entry_stays_and_hides_no_referrer() {
+    let server = RegistryProcess::start(Wants::default());
+    let (registry, repository) = (plain(), repository(&server.host, "drivers/x"));
+    let directory = tempfile::tempdir().unwrap();
+    let (image, _) = push_two(registry.as_ref(), &repository, directory.path()).await.unwrap();
+    registry.push_bytes(&repository, b"{}").await.unwrap();
+    let subject = oci::Descriptor::of(media_type::OCI_MANIFEST, &image.manifest);
+    let (report, bill) = (referrer(&subject, REPORT), referrer(&subject, BILL));
+    registry.push_referrer(&repository, &report).await.unwrap();
+    let mut list = oci::ImageIndex::empty();
+    list.manifests.push(oci::Descriptor::of(media_type::OCI_MANIFEST, &report));
+    let mut list = serde_json::to_value(&list).unwrap();
+    list["manifests"][0]["platform"] = serde_json::json!({"os": "linux"});
+    let (list, version) = (list.to_string(), Version::Tag(oci::referrers_tag(&image.digest).unwrap()));
+    registry.push_manifest(&repository, &version, media_type::OCI_INDEX, list.as_bytes()).await.unwrap();
+    registry.push_referrer(&repository, &bill).await.unwrap();
+    let stored = registry.manifest(&repository, &version).await.unwrap().unwrap();
+    assert_eq!(stored.bytes, list.as_bytes());
+    let found = registry.referrers(&repository, &image.digest, None).await.unwrap();
+    let found: BTreeSet<Digest> = found.into_iter().map(|referrer| referrer.digest).collect();
+    assert_eq!(found, [report, bill].map(|manifest| Digest::of(&manifest)).into());
+}
+
 #[tokio::test]
 async fn a_listed_manifest_that_does_not_refer_to_the_image_is_no_referrer() {
     let server = RegistryProcess::start(Wants::default());

@@ -126,7 +126,9 @@ impl RemoteRegistry {
         let recent = recent_entries.insert(recent);
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
-            let Some(mut index) = self.fallback_list(repository, subject).await? else {
+            let FallbackList { mut index, is_complete: true } =
+                self.fallback_list(repository, subject).await?
+            else {
                 // The keep tag of the referrer is sufficient.
                 return Ok(());
             };
@@ -140,7 +142,7 @@ impl RemoteRegistry {
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
             self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
             let written = self.fallback_list(repository, subject).await?;
-            if written.is_none_or(|index| recent.missing_in(&index).is_empty()) {
+            if !written.is_complete || recent.missing_in(&written.index).is_empty() {
                 return Ok(());
             }
         }
@@ -151,15 +153,19 @@ impl RemoteRegistry {
         ))
     }
 
-    /// Returns the list under the fallback tag of a manifest; empty if the tag does not exist. Returns `None` if the tag has other
-    /// content: anyone who may push can write the tag, and GitLab resolves it to the subject itself (oras-go issue 1396).
-    async fn fallback_list(&self, repository: &Repository, subject: &Digest) -> Result<Option<ImageIndex>> {
-        let Some(tag) = referrers_tag(subject) else { return Ok(Some(ImageIndex::empty())) };
+    /// Returns the list under the fallback tag of a manifest; empty if the tag does not exist or has other content: anyone who may
+    /// push can write the tag, and GitLab resolves it to the subject itself (oras-go issue 1396).
+    async fn fallback_list(&self, repository: &Repository, subject: &Digest) -> Result<FallbackList> {
+        let Some(tag) = referrers_tag(subject) else { return Ok(FallbackList::empty()) };
         let Some(stored) = self.manifest_at(repository, &Version::Tag(tag)).await? else {
-            return Ok(Some(ImageIndex::empty()));
+            return Ok(FallbackList::empty());
         };
         let list = ImageIndex::parse_referrers(&stored.bytes).ok();
-        Ok(list.filter(|_| Digest::of(&stored.bytes) != *subject))
+        let list = list.filter(|_| stored.digest != *subject);
+        Ok(FallbackList {
+            is_complete: list.is_some() && ImageIndex::parse(&stored.bytes).is_ok(),
+            index: list.unwrap_or_else(ImageIndex::empty),
+        })
     }
 
     /// Returns the [`keep_tag`]s of the subject's referrers, for a registry without a referrers API and without a list.
@@ -216,10 +222,8 @@ impl RemoteRegistry {
         let mut referrers = self.referrers_among(repository, subject, versions).await?;
         if referrers.is_empty() {
             let list = self.fallback_list(repository, subject).await?;
-            let is_complete = list.is_some() && !self.has_immutable_tags(repository);
-            let mut versions =
-                versions_of(list.map(|index| index.manifests).unwrap_or_default(), artifact_type);
-            if !is_complete {
+            let mut versions = versions_of(list.index.manifests, artifact_type);
+            if !list.is_complete || self.has_immutable_tags(repository) {
                 versions.extend(self.keep_tags(repository, subject).await?);
             }
             referrers = self.referrers_among(repository, subject, versions).await?;
@@ -249,6 +253,21 @@ impl RemoteRegistry {
         };
         let exists = self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), &NO_API, parse_page).await?;
         Ok(exists.then_some(referrers))
+    }
+}
+
+/// List of referrers under a fallback tag.
+struct FallbackList {
+    /// The entries that can be parsed.
+    index: ImageIndex,
+    /// Whether the tag has no other content, such as entries with a digest of another algorithm.
+    is_complete: bool,
+}
+
+impl FallbackList {
+    /// The list before the first entry is added.
+    fn empty() -> Self {
+        Self { index: ImageIndex::empty(), is_complete: true }
     }
 }
 
