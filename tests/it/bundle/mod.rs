@@ -284,6 +284,35 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     assert!(again.contents.iter().all(|new| new.outcome == ImportOutcome::Present), "{again:?}");
 }
 
+/// Anyone who may push can add referrers to an image.
+#[tokio::test]
+async fn requests_of_an_import_grow_with_the_number_of_referrers() {
+    let (from, to) = (Site::start(), Site::start());
+    let one = from.publish("one", "1", &[b"one"]).await;
+    let (repository, subject) =
+        (from.location.repository("one").unwrap(), from.manifest("one", "1").await.unwrap());
+    let count = 12;
+    for number in 0..count {
+        let content = number.to_string().into_bytes();
+        let referrer = oci::Artifact::about(&subject, "example/report", content, &[]).unwrap();
+        for bytes in [oci::EMPTY, &referrer.content] {
+            from.registry.push_bytes(&repository, bytes).await.unwrap();
+        }
+        from.registry.push_referrer(&repository, &referrer.manifest).await.unwrap();
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    from.export(&[image("one", "1", &one)], &file, None).await.unwrap();
+    let verified = verify(&file).unwrap();
+    bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
+    let before = to.process.requests("GET");
+    let again = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
+    assert_eq!(again.contents.len(), count + 1);
+    assert!(again.contents.iter().all(|new| new.outcome == ImportOutcome::Present), "{again:?}");
+    let requests = to.process.requests("GET") - before;
+    assert!(requests < 3 * count, "{requests} requests");
+}
+
 /// A mirrored image is exported together with its signatures.
 #[tokio::test]
 async fn a_copy_goes_with_what_is_signed_about_it() {

@@ -2,7 +2,7 @@
 //! tag.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
@@ -85,6 +85,9 @@ pub struct Target {
     pub registry: Arc<dyn Registry>,
 }
 
+/// Digests of the referrers that the registry lists, by repository and subject.
+pub(super) type ListedReferrers = BTreeMap<(Repository, Digest), BTreeSet<Digest>>;
+
 /// A blob and the repositories that must have it.
 struct BlobPush<'a> {
     blob: &'a Blob,
@@ -101,9 +104,9 @@ pub async fn import(
     meter: &dyn Meter,
 ) -> Result<ImportSummary> {
     let index = verified.bundle.index();
-    let mut contents = Vec::new();
+    let (mut contents, mut listed) = (Vec::new(), ListedReferrers::default());
     for Listed { content, .. } in &index.contents {
-        let outcome = target.outcome(verified, content).await?;
+        let outcome = target.outcome(verified, content, &mut listed).await?;
         contents.push(Imported { content: content.clone(), outcome });
     }
     let pending: Vec<&Content> =
@@ -132,7 +135,7 @@ pub async fn import(
     // again, because the uploads may have taken hours.
     for new in contents.iter_mut().rev().filter(|new| new.is_pending()) {
         if new.content.tag.is_some() {
-            new.outcome = target.outcome(verified, &new.content).await?;
+            new.outcome = target.outcome(verified, &new.content, &mut listed).await?;
         }
         if !new.is_pending() {
             continue;
@@ -140,7 +143,7 @@ pub async fn import(
         let moves = matches!(new.outcome, ImportOutcome::Moved { .. });
         match target.push_content(verified, &new.content, moves).await {
             Ok(true) => {}
-            Ok(false) => new.outcome = target.outcome(verified, &new.content).await?,
+            Ok(false) => new.outcome = target.outcome(verified, &new.content, &mut listed).await?,
             Err(error) => {
                 let repository = target.repository(&new.content.repository)?;
                 return Err(target.explain_refusal(&repository, error).await);
@@ -197,11 +200,16 @@ impl Target {
 
     /// Determines the outcome of importing one content now. Existing content under its tag is complete, because
     /// registries enforce that.
-    pub(super) async fn outcome(&self, verified: &Verified, content: &Content) -> Result<ImportOutcome> {
+    pub(super) async fn outcome(
+        &self,
+        verified: &Verified,
+        content: &Content,
+        listed: &mut ListedReferrers,
+    ) -> Result<ImportOutcome> {
         let Content { repository, tag, digest, .. } = content;
         let repository = &self.repository(repository)?;
         let Some(tag) = tag else {
-            let is_present = self.has_untagged(verified, repository, digest).await?;
+            let is_present = self.has_untagged(verified, repository, digest, listed).await?;
             return Ok(if is_present { ImportOutcome::Present } else { ImportOutcome::Pushed });
         };
         let current = self.registry.manifest(repository, &Version::Tag(tag.clone())).await?;
@@ -220,23 +228,30 @@ impl Target {
         })
     }
 
-    /// Whether the registry has a manifest. A referrer counts only if the registry also lists it.
+    /// Whether the registry has a manifest. A referrer counts only if the registry lists it.
     async fn has_untagged(
         &self,
         verified: &Verified,
         repository: &Repository,
         digest: &Digest,
+        listed: &mut ListedReferrers,
     ) -> Result<bool> {
-        if self.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_none() {
-            return Ok(false);
-        }
         let subject = match verified.manifests.get(digest).map(|manifest| &manifest.parsed) {
             Some(AnyManifest::Image(image)) => image.subject.as_ref(),
             _ => None,
         };
-        let Some(subject) = subject else { return Ok(true) };
-        let referrers = self.registry.referrers(repository, &subject.digest, None).await?;
-        Ok(referrers.iter().any(|referrer| referrer.digest == *digest))
+        let Some(subject) = subject else {
+            let version = Version::Digest(digest.clone());
+            return Ok(self.registry.manifest(repository, &version).await?.is_some());
+        };
+        let referrers = match listed.entry((repository.clone(), subject.digest.clone())) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let referrers = self.registry.referrers(repository, &subject.digest, None).await?;
+                new.insert(referrers.into_iter().map(|referrer| referrer.digest).collect())
+            }
+        };
+        Ok(referrers.contains(digest))
     }
 
     /// Checks that the registry has the blobs that the bundle omits because its base has them.

@@ -17,7 +17,8 @@ use oci::ImageManifest;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BundleError, Collection, Listed, PreviousBundle, Result, Target, Verified, import::ImportOutcome,
+    BundleError, Collection, Listed, PreviousBundle, Result, Target, Verified,
+    import::{ImportOutcome, ListedReferrers},
 };
 
 /// Media type of a record.
@@ -145,11 +146,14 @@ impl Target {
         let counter = order.as_ref().map_or(0, |order| order.counter);
         let newest = self.newest(Role::Accepted, origin).await?.map(|newest| newest.order);
         let Some(newest) = newest.filter(|newest| newest.counter > counter) else { return Ok(None) };
-        let mut changes = Vec::new();
+        let (mut changes, mut listed) = (Vec::new(), ListedReferrers::default());
         for Listed { content, .. } in &index.contents {
             let tag = content.tag.as_ref().filter(|_| content.has_moving_tag());
             let (Some(tag), Some(new)) = (tag, verified.manifests.get(&content.digest)) else { continue };
-            let ImportOutcome::Moved { previous } = self.outcome(verified, content).await? else { continue };
+            let ImportOutcome::Moved { previous } = self.outcome(verified, content, &mut listed).await?
+            else {
+                continue;
+            };
             let name = &content.repository;
             let version = Version::Digest(previous.clone());
             let old = self.registry.manifest(&self.repository(name)?, &version).await?;

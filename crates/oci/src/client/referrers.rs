@@ -25,6 +25,9 @@ use crate::{
 /// Maximum number of manifests that are looked up at the same time.
 const MAX_CONCURRENT_LOOKUPS: usize = 8;
 
+/// Maximum number of listed manifests that are looked up. Anyone who may push can extend a list.
+const MAX_CANDIDATES: usize = 1000;
+
 /// Statuses of registries without a referrers API. The specification has 404; Artifactory answers 406
 /// (go-containerregistry issue 1962), others 400 or 405.
 const NO_API: [u16; 4] = [400, 404, 405, 406];
@@ -185,10 +188,14 @@ impl RemoteRegistry {
         &self,
         repository: &Repository,
         subject: &Digest,
-        mut versions: Vec<Version>,
+        versions: Vec<Version>,
     ) -> Result<Vec<Descriptor>> {
-        let mut listed = BTreeSet::new();
-        versions.retain(|version| listed.insert(version.clone()));
+        let (skipped, versions) = last_candidates(versions);
+        if skipped > 0 {
+            tracing::warn!(
+                "skipping {skipped} referrers of {repository}@{subject}: only {MAX_CANDIDATES} are read"
+            );
+        }
         let look_up = |version: Version| async move {
             let reason = match self.manifest_at(repository, &version).await {
                 Ok(None) => "it is listed, but the registry has deleted it".to_owned(),
@@ -271,6 +278,14 @@ impl FallbackList {
     }
 }
 
+/// Returns the last versions without repetitions, at most [`MAX_CANDIDATES`], after the number of others.
+fn last_candidates(mut versions: Vec<Version>) -> (usize, Vec<Version>) {
+    let mut listed = BTreeSet::new();
+    versions.retain(|version| listed.insert(version.clone()));
+    let skipped = versions.len().saturating_sub(MAX_CANDIDATES);
+    (skipped, versions.split_off(skipped))
+}
+
 /// Returns the digests of the entries of one type.
 fn versions_of(mut listed: Vec<Descriptor>, artifact_type: Option<&str>) -> Vec<Version> {
     listed.retain(|entry| has_type(entry, artifact_type));
@@ -329,5 +344,19 @@ impl RecentEntries {
         let is_listed =
             |recent: &&Descriptor| index.manifests.iter().any(|known| known.digest == recent.digest);
         self.referrers.iter().filter(|recent| !is_listed(recent)).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_candidates_are_looked_up_once() {
+        let versions: Vec<Version> = (0..MAX_CANDIDATES + 2)
+            .map(|number| Version::Digest(Digest::of(number.to_string().as_bytes())))
+            .collect();
+        let (skipped, candidates) = last_candidates([&versions[..], &versions[..]].concat());
+        assert_eq!((skipped, &candidates[..]), (2, &versions[2..]));
     }
 }
