@@ -7,14 +7,18 @@ use std::{
 };
 
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, Order, PreviousBundle};
+use farrier_bundle::{
+    Bundle, BundleError, Content, ContentKind, ContentRequest, Order, PreviousBundle, Target,
+};
 use farrier_core::{
     facts::{annotations::IDENTITY, media_type},
     image::Digest,
 };
+use farrier_store::registry::{RegistryLocation, RegistryOptions, connect};
 use oci::{Descriptor, ImageManifest};
 
-use super::{Silent, Site, content, farrier, text, verify};
+use super::{Silent, Site, content, farrier, image, text, verify};
+use crate::support::scripted_registry::{ScriptedRegistry, ZOT};
 
 const ORIGIN: &str = "a.example/drivers";
 
@@ -41,8 +45,24 @@ async fn export(
     to: &Path,
     since: Option<&PreviousBundle>,
 ) -> Order {
-    let repository = site.location.repository(&content.repository).unwrap();
-    let wanted = [ContentRequest { content, repository, registry: Arc::clone(&site.registry) }];
+    export_all(site, vec![content], origin, to, since).await
+}
+
+async fn export_all(
+    site: &Site,
+    contents: Vec<Content>,
+    origin: &str,
+    to: &Path,
+    since: Option<&PreviousBundle>,
+) -> Order {
+    let wanted: Vec<ContentRequest> = contents
+        .into_iter()
+        .map(|content| ContentRequest {
+            repository: site.location.repository(&content.repository).unwrap(),
+            registry: Arc::clone(&site.registry),
+            content,
+        })
+        .collect();
     let mut collection = bundle::collect(&wanted, ORIGIN, since).await.unwrap();
     assert!(collection.assign_order(&site.target(), origin, since).await.unwrap().is_none());
     bundle::export(collection, to, None, Arc::new(Silent)).await.unwrap();
@@ -117,6 +137,31 @@ async fn a_newer_bundle_that_arrives_during_an_import_is_not_undone() {
     assert_eq!(import(&to, &file("new.bundle"), &[]).0, Some(0));
     let error = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap_err();
     assert!(matches!(&error, BundleError::Older(_)), "{error}");
+    assert_eq!(declared(&to).await, new.digest);
+}
+
+#[tokio::test]
+async fn a_newer_bundle_that_arrives_between_two_tags_is_not_undone() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> PathBuf { directory.path().join(name) };
+    let one = image("one", "1", &from.publish("one", "1", &[b"one"]).await);
+    let old = source(&from, "mstflint 4.33").await;
+    export_all(&from, vec![one, old], ORIGIN, &file("old.bundle"), None).await;
+    let new = source(&from, "mstflint 4.34").await;
+    export(&from, new.clone(), ORIGIN, &file("new.bundle"), None).await;
+    let verified = verify(&file("old.bundle")).unwrap();
+    let scripted = ScriptedRegistry::start(&to.process.host, ZOT).await;
+    scripted.hold("1");
+    let location: RegistryLocation = format!("{}/drivers", scripted.host).parse().unwrap();
+    let registry = connect(&location, &RegistryOptions::default());
+    let target = Target { location, registry };
+    let (imported, ()) = tokio::join!(bundle::import(&verified, &target, false, &Silent), async {
+        scripted.reached().await;
+        assert_eq!(import(&to, &file("new.bundle"), &[]).0, Some(0));
+        scripted.release();
+    });
+    assert!(matches!(&imported, Err(BundleError::Older(_))), "{imported:?}");
     assert_eq!(declared(&to).await, new.digest);
 }
 

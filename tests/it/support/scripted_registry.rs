@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use axum::{
@@ -14,6 +14,7 @@ use axum::{
 };
 use farrier_core::{facts::media_type, image::Digest};
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 /// Behavior of a registry beyond docker-registry's.
 #[derive(Clone, Copy)]
@@ -41,6 +42,9 @@ struct State {
     script: Script,
     /// Pushed manifests by the repository's path and the digest.
     manifests: Mutex<BTreeMap<(String, String), Pushed>>,
+    held_tag: OnceLock<&'static str>,
+    reached: Notify,
+    released: Notify,
 }
 
 #[derive(Clone)]
@@ -65,7 +69,15 @@ impl ScriptedRegistry {
         let host = listener.local_addr().unwrap().to_string();
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (client, upstream) = (reqwest::Client::new(), format!("http://{upstream}"));
-        let state = Arc::new(State { client, upstream, script, manifests: Mutex::default() });
+        let state = Arc::new(State {
+            client,
+            upstream,
+            script,
+            manifests: Mutex::default(),
+            held_tag: OnceLock::new(),
+            reached: Notify::new(),
+            released: Notify::new(),
+        });
         let of_server = Arc::clone(&state);
         let answer = move |request: Request| {
             let state = Arc::clone(&of_server);
@@ -73,6 +85,20 @@ impl ScriptedRegistry {
         };
         tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
         Self { host, state }
+    }
+
+    /// Holds the push of a tag until [`Self::release`].
+    pub fn hold(&self, tag: &'static str) {
+        self.state.held_tag.set(tag).unwrap();
+    }
+
+    /// Waits for the push that is held.
+    pub async fn reached(&self) {
+        self.state.reached.notified().await;
+    }
+
+    pub fn release(&self) {
+        self.state.released.notify_one();
     }
 
     /// Deletes the manifests without a tag that neither an index nor a subject protects, and returns their digests. zot does so
@@ -123,6 +149,12 @@ impl State {
         let path = head.uri.path().to_owned();
         let body = to_bytes(body, usize::MAX).await.unwrap();
         let manifest = path.split_once("/manifests/").filter(|_| head.method == Method::PUT);
+        if let Some((_, tag)) = manifest
+            && self.held_tag.get() == Some(&tag)
+        {
+            self.reached.notify_one();
+            self.released.notified().await;
+        }
         if let Some((repository, tag)) = manifest
             && !tag.starts_with("sha256:")
             && !self.script.movable.iter().any(|start| tag.starts_with(start))

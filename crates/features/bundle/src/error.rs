@@ -110,7 +110,7 @@ impl BundleError {
             Self::NotABundle(..) => "name a file that `farrier bundle export` wrote",
             Self::Unusable { hint, .. } => hint,
             Self::Older(_) => {
-                "import the newest bundle of this exporter, or pass --allow-older to go back; no tag was changed"
+                "import the newest bundle of this exporter, or pass --allow-older to go back; no tag moved back"
             }
             Self::Immutable(..) => {
                 return Some(format!(

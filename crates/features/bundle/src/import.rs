@@ -128,9 +128,7 @@ pub async fn import(
         target.push_manifests(verified, content).await?;
     }
     // The site may have accepted a newer bundle during the uploads.
-    if !allow_older && let Some(older) = target.older(verified).await? {
-        return Err(BundleError::Older(Box::new(older)));
-    }
+    target.check_order(verified, allow_older).await?;
     // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
     // again, because the uploads may have taken hours.
     for new in contents.iter_mut().rev().filter(|new| new.is_pending()) {
@@ -139,6 +137,9 @@ pub async fn import(
         }
         if !new.is_pending() {
             continue;
+        }
+        if new.content.has_moving_tag() {
+            target.check_order(verified, allow_older).await?;
         }
         let moves = matches!(new.outcome, ImportOutcome::Moved { .. });
         match target.push_content(verified, &new.content, moves).await {

@@ -164,6 +164,14 @@ impl Target {
         Ok(Some(Older { order, newest, changes }))
     }
 
+    /// Fails if the site accepted a newer bundle, unless older bundles are allowed.
+    pub(super) async fn check_order(&self, verified: &Verified, allow_older: bool) -> Result<()> {
+        if allow_older {
+            return Ok(());
+        }
+        self.older(verified).await?.map_or(Ok(()), |older| Err(BundleError::Older(Box::new(older))))
+    }
+
     /// Records that the site accepted the bundle.
     pub(super) async fn accept(&self, verified: &Verified) -> Result<()> {
         let Some(order) = verified.bundle.index().order.clone() else { return Ok(()) };
