@@ -12,7 +12,7 @@ use oci::{AnyManifest, Descriptor, ImageError, error_chain};
 
 use super::{
     documents::{DOCUMENTS, PREDICATE_TYPES},
-    signatures::{MAX_SIGNATURES, newest},
+    signatures::{MAX_SIGNATURES, last},
 };
 use crate::services::{BuildError, BuildServices, ImageAccess, MAX_DOCUMENT, Result};
 
@@ -83,7 +83,7 @@ async fn copy_referrers(
     referrers.sort_by_key(is_read);
     let existing = services.images.registry.referrers(mirror, image, None).await?;
     let mut outputs = Vec::new();
-    for referrer in newest(referrers) {
+    for referrer in last(referrers) {
         let is_copied = existing.iter().any(|copied| copied.digest == referrer.digest);
         let (version, limit) = (Version::Digest(referrer.digest.clone()), size_limit(&referrer));
         if (is_copied || copy_referrer(services, source, from, image, mirror, &version, limit).await?)
@@ -178,7 +178,7 @@ pub async fn copy_artifact(
         .await?;
     let mut bundles = source.referrers(from, &artifact.digest, None).await?;
     bundles.retain(|referrer| provenance::may_be_bundle(referrer, &[provenance::SIGNED_PREDICATE]));
-    let bundles = newest(bundles).into_iter().map(|bundle| Version::Digest(bundle.digest));
+    let bundles = last(bundles).into_iter().map(|bundle| Version::Digest(bundle.digest));
     let tag = provenance::signature_tag(&artifact.digest).map(Version::Tag);
     for version in bundles.chain(tag) {
         copy_referrer(services, source, from, &artifact.digest, mirror, &version, MAX_SIGNATURE_BYTES)

@@ -23,7 +23,12 @@ impl StoredImage<'_> {
     pub async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { services, repository, digest } = self;
         let Some(signer) = ImageSigner::load(services).await? else { return Ok(0) };
-        let mut sent = self.attest(&signer, name, claims).await?;
+        let attested = self.attest(&signer, name, claims).await;
+        // An attestation tag that is full, or has other content, does not keep the image from its signature.
+        if !matches!(attested, Ok(_) | Err(BuildError::Problem(_))) {
+            return attested;
+        }
+        let mut sent = 0;
         if !self.has_tagged_signature(&signer.public).await? {
             let payload = provenance::simple_signing(repository.as_str(), digest);
             let signature = signer.sign(payload.clone()).await?;
@@ -32,7 +37,7 @@ impl StoredImage<'_> {
             sent += self.add_layers(provenance::signature_tag(digest), &[layer]).await?;
         }
         self.remember_signature(&signer.public)?;
-        Ok(sent)
+        Ok(sent + attested?)
     }
 
     /// Signs a stored input without documents, unless the site's key has already signed the input. The private key is needed only
@@ -203,6 +208,27 @@ mod tests {
         assert_eq!(tagged, image.tagged_statements(&[&old.1]).await.unwrap());
         let bundled = image.bundled_statements(&[&new.1]).await.unwrap();
         assert_eq!(bundled.len(), tagged.len() + 1, "and the signature of the image");
+    }
+
+    #[tokio::test]
+    async fn an_unreadable_attestation_tag_keeps_no_image_from_its_signature() {
+        let mut bench = Bench::new(&json!({}));
+        let digest = &bench.publish(K9, &[&module()]).await.unwrap().digest;
+        let repository = &bench.services.images.location.repository("x").unwrap();
+        let version = Version::Tag(provenance::attestation_tag(digest).unwrap());
+        let bytes = ImageIndex::empty().to_bytes().unwrap();
+        let kind = media_type::OCI_INDEX;
+        bench.services.images.registry.push_manifest(repository, &version, kind, &bytes).await.unwrap();
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(EC_256);
+        bench.sign_images_with(&openssl_dir);
+        let image = StoredImage { services: &bench.services, repository, digest };
+        let claim = Claim { predicate_type: provenance::SLSA_PREDICATE, predicate: json!({}) };
+        let error = image.sign("x", &[claim]).await.unwrap_err();
+        assert!(error.to_string().starts_with("cannot add an entry to "), "{error}");
+        let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
+        let key = PublicKey::image_key_from_pem(&pem).unwrap();
+        assert!(image.has_tagged_signature(&key).await.unwrap());
     }
 
     #[tokio::test]

@@ -78,7 +78,7 @@ impl StoredImage<'_> {
         }
     }
 
-    /// Returns the newest layers of one media type under a tag, with their content. Skips attestations that farrier does not sign.
+    /// Returns the last layers of one media type under a tag, with their content. Skips attestations that farrier does not sign.
     /// `name` describes a layer in errors.
     async fn layers_under(
         self,
@@ -94,7 +94,7 @@ impl StoredImage<'_> {
             layer.media_type == media_type
                 && predicate_type.is_none_or(|kind| PREDICATE_TYPES.contains(&kind))
         });
-        for layer in newest(manifest.layers) {
+        for layer in last(manifest.layers) {
             let read = self.read(&layer, name).await?;
             contents.push((layer, read));
         }
@@ -119,7 +119,7 @@ impl StoredImage<'_> {
         let mut envelopes = Vec::new();
         let mut candidates = registry.referrers(repository, digest, None).await?;
         candidates.retain(|referrer| provenance::may_be_bundle(referrer, predicate_types));
-        for candidate in newest(candidates) {
+        for candidate in last(candidates) {
             let stored = registry.manifest(repository, &Version::Digest(candidate.digest)).await?;
             let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
             let layer = manifest.as_ref().and_then(|manifest| provenance::bundle_layer(manifest, digest));
@@ -283,8 +283,8 @@ impl StoredImage<'_> {
     }
 }
 
-/// Returns the last entries, at most [`MAX_SIGNATURES`]: signers append theirs.
-pub(super) fn newest<T>(mut entries: Vec<T>) -> Vec<T> {
+/// Returns the last entries, at most [`MAX_SIGNATURES`]: signers append theirs to a tag.
+pub(super) fn last<T>(mut entries: Vec<T>) -> Vec<T> {
     entries.split_off(entries.len().saturating_sub(MAX_SIGNATURES))
 }
 
