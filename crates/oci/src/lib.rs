@@ -30,6 +30,7 @@ pub use manifest::{
     AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,
 };
 pub use reference::{
-    Digest, ImageReference, ReferenceError, Repository, Tag, Version, is_docker_hub, mirror_name, names_host,
+    Digest, ImageReference, MIRROR_PREFIX, ReferenceError, Repository, Tag, Version, is_docker_hub,
+    mirror_name, names_host,
 };
 pub use scan::{LayerReader, TopLevel, Whiteout, plain_path, top_level_entry};

@@ -122,11 +122,14 @@ impl Repository {
     }
 }
 
+/// Prefix of the repositories of copied images.
+pub const MIRROR_PREFIX: &str = "mirror/";
+
 /// Returns the name of a copy of another registry's image, below the prefix of the destination registry: `mirror/<host>/<path>`.
 /// A `-` replaces the `:` before the port.
 pub fn mirror_name(repository: &Repository) -> String {
     let (host, path) = repository.normalized();
-    format!("mirror/{}/{path}", host.replace(':', "-").to_ascii_lowercase())
+    format!("{MIRROR_PREFIX}{}/{path}", host.replace(':', "-").to_ascii_lowercase())
 }
 
 /// Docker Hub's name in references.

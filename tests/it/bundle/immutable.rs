@@ -25,7 +25,7 @@ fn refused(imported: Result<bundle::ImportSummary, BundleError>, tag: &str) {
     let error = imported.unwrap_err();
     assert!(matches!(&error, BundleError::Immutable(named, _) if named.ends_with(tag)), "{error:?}");
     let hint = error.hint().unwrap();
-    for tags in ["`sha256-*`", "`declared-*`", "`latest`", "`last-seen`"] {
+    for tags in ["`sha256-*`", "`declared-*`", "`latest`", "all but `digest-*` in mirror/**", "`last-seen`"] {
         assert!(hint.contains(tags), "{hint}");
     }
 }

@@ -24,7 +24,7 @@ use farrier_core::{
     plan::{BuildTimes, KernelRecord},
     provenance::is_cosign_tag,
 };
-use oci::{Descriptor, ImageManifest, subject_of_tag};
+use oci::{Descriptor, ImageManifest, MIRROR_PREFIX, subject_of_tag};
 pub use tag::{header_tag, key_tag, platform_header_tag};
 pub use trust::{SignatureStatus, Trust, TrustFault};
 
@@ -89,8 +89,8 @@ pub fn is_moving_tag(repository: &str, tag: &Tag) -> bool {
         "definitions" => text == LATEST,
         "sources" | "rootfs" => text.starts_with(DECLARED),
         "kernels" => [BuildTimes::TAG, KernelRecord::TAG].contains(&text),
-        _ if repository.starts_with("mirror/") => {
-            !text.starts_with("digest-") && subject_of_tag(tag).is_none()
+        _ if repository.starts_with(MIRROR_PREFIX) => {
+            !text.starts_with(DIGEST_TAG_PREFIX) && subject_of_tag(tag).is_none()
         }
         _ => text == TRIAL,
     }
@@ -102,6 +102,9 @@ pub const TRIAL: &str = "farrier-doctor";
 pub const LATEST: &str = "latest";
 /// Prefix of the tags that are derived from the definition of a source or root file system.
 pub const DECLARED: &str = "declared-";
+
+/// Prefix of the tag of a copied image that is referenced by digest.
+pub const DIGEST_TAG_PREFIX: &str = "digest-";
 
 /// A stored input: an artifact in the registry from which images are made.
 #[derive(Clone, Debug, PartialEq, Eq)]

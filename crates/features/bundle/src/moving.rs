@@ -14,7 +14,7 @@ use super::{
 
 /// Tags that imports, `farrier mirror` and `farrier run` move, in the syntax of immutability rules.
 pub(super) const MOVING: &str = "`sha256-*` in all repositories, `declared-*` in sources and rootfs, `latest` in \
-    definitions, `*` in mirror/**, `last-seen` and `build-times` in kernels";
+    definitions, all but `digest-*` in mirror/**, `last-seen` and `build-times` in kernels";
 
 impl Target {
     /// Writes one tag of each repository that the import will move again, with its present content. Registries with

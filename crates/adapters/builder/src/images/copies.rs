@@ -7,7 +7,10 @@ use farrier_core::{
     image::{Digest, HostOutput, ImageReference, Repository, Tag, Version},
     provenance,
 };
-use farrier_store::registry::{Registry, StoredManifest, join};
+use farrier_store::{
+    DIGEST_TAG_PREFIX,
+    registry::{Registry, StoredManifest, join},
+};
 use oci::{AnyManifest, Descriptor, ImageError, error_chain};
 
 use super::{
@@ -247,7 +250,7 @@ async fn copy_blob(
 pub fn copy_tag(reference: &ImageReference) -> Result<Tag> {
     match &reference.version {
         Version::Tag(tag) => Ok(tag.clone()),
-        Version::Digest(digest) => Ok(format!("digest-{}", digest.hex()).parse()?),
+        Version::Digest(digest) => Ok(format!("{DIGEST_TAG_PREFIX}{}", digest.hex()).parse()?),
     }
 }
 
