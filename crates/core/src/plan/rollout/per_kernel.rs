@@ -319,7 +319,7 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
             continue;
         }
         *unready += 1;
-        free -= usize::from(has_driver);
+        free = free.saturating_sub(1);
         let description = format!("hands node {} over to DaemonSet {}", node.name, copy.facts.name);
         steps.add(set_handover(&node.name, &fleet.original.label, true), description);
     }
