@@ -335,10 +335,6 @@ fn set_handover(node: &str, label: &str, on: bool) -> Change {
 
 /// Returns the decision when no change is left to make.
 fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
-    let mut copies = fleet.original.copies.values().filter(|copy| !copy.live.deleting);
-    if let Some(copy) = copies.find(|copy| original_of(copy.live).is_none()) {
-        return Err(HoldReason::CopyWithoutOwner { copy: copy.facts.name.clone() });
-    }
     for (kernel, copy) in fleet.original.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
         if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
             return Err(failed.hold(kernel));
@@ -349,6 +345,10 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
     }
     if let Some(why) = images.values().find_map(Image::absence) {
         return Err(why.clone());
+    }
+    let mut copies = fleet.original.copies.values().filter(|copy| !copy.live.deleting);
+    if let Some(copy) = copies.find(|copy| original_of(copy.live).is_none()) {
+        return Err(HoldReason::CopyWithoutOwner { copy: copy.facts.name.clone() });
     }
     let unfinished: Vec<&str> = fleet.unfinished().map(|node| node.name.as_str()).collect();
     if !unfinished.is_empty() {

@@ -133,6 +133,9 @@ fn a_copy_that_lost_its_owner_is_not_settled() {
     let copy = cluster.copies()[0].to_owned();
     cluster.object(&copy).unwrap()["metadata"].as_object_mut().unwrap().remove("ownerReferences");
     insta::assert_snapshot!(now(&mut cluster), @"hold: DaemonSet mft-6-1-0-47-amd64-a9f97555 is a copy that lost its owner, so farrier does not update it; delete DaemonSet mft-6-1-0-47-amd64-a9f97555, and farrier creates another copy");
+    let images = cluster.world.resolved.images.values_mut();
+    images.for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
+    assert!(now(&mut cluster).starts_with("pending: "), "the next image is still to be built");
 }
 
 /// Without its kernel label the node has neither the copy's pod nor, because of the fence, the original's.
