@@ -125,7 +125,7 @@ pub(super) fn set_image(
         if from == text {
             return Ok(RolloutDecision::AlreadySet { image: to }.into());
         }
-        let mut change = owned_fields(daemon_set, &RewriteRecord::default());
+        let mut change = unchanged_fields(daemon_set, &RewriteRecord::default());
         change.expected.insert(container.to_owned(), from.clone());
         change.images.insert(container.to_owned(), text);
         change.required_images.push(to.clone());
@@ -147,7 +147,7 @@ pub(super) fn set_image(
     let target = LiveTarget { daemon_set, live, container };
     let field_decision = field::decide(&field, |set| pod_progress(context, target, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
-        let mut change = owned_fields(daemon_set, &record.with(container, entry));
+        let mut change = unchanged_fields(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
             change.expected.insert(container.to_owned(), from.clone());
             change.images.insert(container.to_owned(), value.to_owned());
@@ -219,7 +219,7 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
 
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
 /// that it does not name, and the API server removes a field without an owner.
-pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) -> DaemonSetChange {
+pub(super) fn unchanged_fields(daemon_set: &DaemonSetFacts, record: &RewriteRecord) -> DaemonSetChange {
     let live = daemon_set.live.as_ref();
     let owned = live.map(|live| live.owned.clone()).unwrap_or_default();
     let containers = daemon_set.containers.iter().filter(|container| owned.images.contains(&container.name));

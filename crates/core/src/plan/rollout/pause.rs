@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{
     Change, DaemonSetChange, HoldReason, PlanInputs, RecordState, ResourceChange, RewriteRecord,
-    RolloutObject, RolloutTarget, daemon_set::target_container, image::owned_fields, live_object::LiveObject,
-    per_kernel::OriginalRecord, resource, single::single,
+    RolloutObject, RolloutTarget, daemon_set::target_container, image::unchanged_fields,
+    live_object::LiveObject, per_kernel::OriginalRecord, resource, single::single,
 };
 use crate::plan::{
     ClusterSnapshot, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, ResourceFacts,
@@ -70,7 +70,7 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
         _ if annotations == *object.annotations() => Vec::new(),
         LiveObject::DaemonSet(_, live) if live.deleting => return Err(HoldReason::Deleting),
         LiveObject::DaemonSet(facts, _) => {
-            vec![Change::DaemonSet(DaemonSetChange { annotations, ..owned_fields(facts, &record) })]
+            vec![Change::DaemonSet(DaemonSetChange { annotations, ..unchanged_fields(facts, &record) })]
         }
         LiveObject::Resource(facts) => {
             let change = resource::change(facts, &Value::Null);

@@ -27,7 +27,7 @@ use super::{
     RewriteRecord, RolloutDecision, RolloutTarget,
     copy::{CopyRecord, DesiredCopy, LiveCopy, copy_name, manifest, original_of},
     handover::{self, HANDED_OVER},
-    image::owned_fields,
+    image::unchanged_fields,
     reached::{unknown_node, unlabeled_node},
     record::QUIET_PERIOD,
 };
@@ -110,7 +110,7 @@ pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
     let mut record = OriginalRecord::read(original.live);
     if record.rolled_back.is_none() {
         record.rolled_back = Some(now);
-        return vec![Change::DaemonSet(original.owned_fields(&record))];
+        return vec![Change::DaemonSet(original.change_of_record(&record))];
     }
     undo_steps(original, &record).changes
 }
@@ -369,14 +369,14 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
 impl Original<'_> {
     /// Returns the change that sets the node affinity of the original.
     fn write(&self, affinity: NodeAffinity, record: &OriginalRecord) -> Change {
-        Change::DaemonSet(DaemonSetChange { affinity: Some(affinity), ..self.owned_fields(record) })
+        Change::DaemonSet(DaemonSetChange { affinity: Some(affinity), ..self.change_of_record(record) })
     }
 
     /// Returns the change that sets nothing but the record.
-    fn owned_fields(&self, record: &OriginalRecord) -> DaemonSetChange {
+    fn change_of_record(&self, record: &OriginalRecord) -> DaemonSetChange {
         // A record of other rollouts that cannot be parsed stays as it is.
         let rewrites = RewriteRecord::of(&self.live.annotations).unwrap_or_default();
-        let mut change = owned_fields(self.facts, &rewrites);
+        let mut change = unchanged_fields(self.facts, &rewrites);
         change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), record.to_text());
         change
     }

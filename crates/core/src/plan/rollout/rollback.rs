@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     Change, RecordState, ResourceChange, RewriteRecord,
-    image::owned_fields,
+    image::unchanged_fields,
     live_object::LiveObject,
     record::FieldRecord,
     resource::{self, SPEC},
@@ -143,7 +143,7 @@ fn change(
 ) -> Option<Change> {
     match object {
         LiveObject::DaemonSet(facts, _) => {
-            let mut change = owned_fields(facts, record);
+            let mut change = unchanged_fields(facts, record);
             for container in &facts.containers {
                 if let Some(RollbackOutcome::Restored { to, .. }) = fields.get(&container.name) {
                     change.expected.insert(container.name.clone(), container.image.clone());

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::{
     Change, Context, Decided, HoldReason, RewriteRecord, RolloutDecision, RolloutTarget,
     daemon_set::{LiveTarget, live_target},
-    image::{owned_fields, set_image},
+    image::{set_image, unchanged_fields},
     no_image,
     reached::{Reached, check_supported, unknown_node, unlabeled_node},
     restart::restarts,
@@ -354,7 +354,7 @@ fn record_unused(
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_recorded && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         let record = RewriteRecord::of(&live.annotations).unwrap_or_default();
-        decided.changes.push(Change::DaemonSet(owned_fields(daemon_set, &record)));
+        decided.changes.push(Change::DaemonSet(unchanged_fields(daemon_set, &record)));
     }
     for change in &mut decided.changes {
         let Change::DaemonSet(change) = change else { continue };
