@@ -50,7 +50,7 @@ pub struct Upgrade<'a> {
     pub cannot_list_pods: Option<&'a str>,
     /// Current time.
     pub now: Timestamp,
-    /// Nodes that the DaemonSet reaches, or reaches once their labels are back.
+    /// Nodes that the DaemonSet reaches, and nodes with a note that it reaches once their labels are back.
     pub nodes: Vec<UpgradeNode<'a>>,
 }
 

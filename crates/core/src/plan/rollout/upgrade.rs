@@ -94,7 +94,8 @@ fn plan_of(
     for group in context.groups {
         let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
         let reached = reached.into_iter().map(|node| (node, group.target.as_ref().ok()));
-        for (node, kernel) in reached.chain(undetermined.into_iter().map(|node| (node, None))) {
+        let noted = undetermined.into_iter().filter(|node| UpgradeNote::of(node).is_some());
+        for (node, kernel) in reached.chain(noted.map(|node| (node, None))) {
             let next = next.filter(|_| UpgradeNote::in_progress(node).is_none());
             let (target, target_contents) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),

@@ -58,8 +58,12 @@ impl Upgrade<'_> {
         if own_note.is_some_and(|note| has_failed(node, note)) {
             return node_upgrade(UpgradeStage::Failed, None);
         }
-        // The DaemonSet controller itself creates the next pod from the target.
-        if node.hand_over.is_none() && node.running_pod().is_none_or(|driver| driver.is_current) {
+        let has_target = match node.running_pod() {
+            Some(driver) => driver.is_current,
+            // The DaemonSet controller itself creates the next pod from the target, unless the node has lost its labels.
+            None => node.fits.is_some(),
+        };
+        if node.hand_over.is_none() && has_target {
             return node_upgrade(UpgradeStage::Done, None);
         }
         let waits = self.own_wait(node, note.as_ref());

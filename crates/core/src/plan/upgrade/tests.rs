@@ -84,6 +84,17 @@ fn some_nodes_go_first() {
     assert_eq!(waits(&fleet.plan(), "n0"), "no node has the labels of `canary`");
 }
 
+/// Without the labels of NFD, the DaemonSet does not select the node.
+#[test]
+fn a_canary_node_that_lost_its_labels_and_its_pod_is_not_done() {
+    let mut fleet = Fleet::new(2, json!({"canary": {"matchLabels": {"name": "n1"}}, "maxParallel": 2}));
+    let node = fleet.nodes.get_mut("n1").unwrap();
+    (node.is_known, node.driver) = (false, None);
+    let plan = fleet.plan();
+    assert_eq!((stage(&plan, "n1"), stage(&plan, "n0")), (UpgradeStage::Skipped, UpgradeStage::Waits));
+    assert_eq!(waits(&plan, "n0"), "waits for the canary nodes");
+}
+
 #[test]
 fn nodes_are_begun_in_the_window_and_one_after_the_other() {
     // The clock starts at 1970-01-12T14:03:20Z.

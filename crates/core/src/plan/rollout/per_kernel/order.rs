@@ -22,9 +22,9 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
     let pods = pods_by_node(context.inputs.snapshot);
     let contents = &context.observed.contents;
     let reached = members.iter().map(|member| (member.node, member.target.as_ref().ok(), member.handed_over));
-    let undetermined =
-        fleet.undetermined.iter().map(|node| (*node, None, is_handed_over(node, &original.label)));
-    let nodes = reached.chain(undetermined).map(|(node, kernel, handed_over)| {
+    let noted = fleet.undetermined.iter().filter(|node| UpgradeNote::of(node).is_some());
+    let noted = noted.map(|node| (*node, None, is_handed_over(node, &original.label)));
+    let nodes = reached.chain(noted).map(|(node, kernel, handed_over)| {
         let copy = kernel.and_then(|kernel| original.copies.get(kernel));
         // All containers have the same image, because only rollouts of one image share an upgrade.
         let image = |copy: &LiveCopy<'a>| copy.facts.image_of(fleet.containers.first()?);

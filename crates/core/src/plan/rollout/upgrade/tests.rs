@@ -431,6 +431,10 @@ fn a_node_that_lost_its_labels_stays_in_the_upgrade() {
         assert_eq!(stage(&world, "n0"), expected);
         assert!(["n1", "n2"].iter().all(|node| stage(&world, node) == UpgradeStage::Waits));
         assert_eq!(uncordoned(&world.snapshot, &world.plan().rollouts, &world.instance), []);
+        let mut unnoted = node("n3", K47);
+        unnoted.labels.remove(KERNEL_LABEL);
+        world.snapshot.nodes.push(unnoted);
+        assert_eq!(planned(&world).upgrade.unwrap().nodes.len(), 3, "maxParallel does not count n3");
     }
 }
 
