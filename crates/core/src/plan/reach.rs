@@ -9,7 +9,7 @@ use std::{
     fmt,
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use super::{
@@ -313,23 +313,57 @@ fn is_nfd_label(key: &str) -> bool {
         .any(|own| domain.strip_suffix(own).is_some_and(|sub| sub.is_empty() || sub.ends_with('.')))
 }
 
+/// Label that NFD or the GPU Operator has yet to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingLabel {
+    /// NFD has not labeled the node yet, or has removed its labels.
+    Kernel,
+    /// The GPU Operator has not derived its labels from those of NFD yet.
+    GpuPresent,
+}
+
+impl MissingLabel {
+    /// Returns the label, with its value if another value does not count.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Kernel => KERNEL_LABEL,
+            Self::GpuPresent => "nvidia.com/gpu.present=true",
+        }
+    }
+
+    /// Returns the writer of the label.
+    pub(super) fn writer(self) -> &'static str {
+        match self {
+            Self::Kernel => "Node Feature Discovery",
+            Self::GpuPresent => "the GPU Operator",
+        }
+    }
+}
+
+impl Serialize for MissingLabel {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
 impl NodeFacts {
     /// Returns the label that NFD has yet to add, or that the GPU Operator has yet to derive from NFD's labels.
-    pub(super) fn missing_label(&self) -> Option<&'static str> {
+    pub(super) fn missing_label(&self) -> Option<MissingLabel> {
         if self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty) {
-            return Some(KERNEL_LABEL);
+            return Some(MissingLabel::Kernel);
         }
         let [present, pci @ ..] = GPU_LABELS.map(|key| self.labels.get(key).map(String::as_str));
         let lags = present == Some("false") && pci.contains(&Some("true"));
-        lags.then_some("nvidia.com/gpu.present=true")
+        lags.then_some(MissingLabel::GpuPresent)
     }
 
     /// Whether the value of a label is unknown until NFD or an operator has labeled the node.
     pub(super) fn awaits_label(&self, key: &str) -> bool {
-        let is_set = self.labels.get(key).is_some_and(|value| value != "false");
+        // People set other labels to `false`, such as `nvidia.com/gpu.deploy.driver`.
+        let is_set = self.labels.get(key).is_some_and(|value| key != GPU_PRESENT || value != "false");
         match self.missing_label() {
-            Some(KERNEL_LABEL) => !is_set && is_nfd_label(key),
-            Some(_) => !is_set && key.starts_with("nvidia.com/"),
+            Some(MissingLabel::Kernel) => !is_set && is_nfd_label(key),
+            Some(MissingLabel::GpuPresent) => !is_set && key.starts_with("nvidia.com/"),
             None => false,
         }
     }

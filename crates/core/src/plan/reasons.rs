@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{
-    KERNEL_LABEL, NodeFacts, NodeReason, ObservedKind, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION,
-    labels::COPY_RECORD_ANNOTATION,
+    NodeFacts, NodeReason, ObservedKind, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION,
+    labels::COPY_RECORD_ANNOTATION, reach::MissingLabel,
 };
 use crate::{
     image::{ImageName, ImageReference, InputHash},
@@ -110,11 +110,11 @@ pub enum HoldReason {
     /// `count` nodes lack labels of NFD, or of the GPU Operator, and run a kernel that the image is not for. Once the nodes are
     /// labeled, the rollout may reach them. `node` is the first of the nodes, and lacks `label`.
     #[error(
-        "node {node}{}{} has no label {label} and runs {kernel}, which the image is not for: the rollout may reach the node once {} has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), labeler(.label), also(.not_ready.as_ref())
+        "node {node}{}{} has no label {} and runs {kernel}, which the image is not for: the rollout may reach the node once {} has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), label.as_str(), label.writer(), also(.not_ready.as_ref())
     )]
     Unlabeled {
         node: String,
-        label: &'static str,
+        label: MissingLabel,
         count: usize,
         kernel: String,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -354,11 +354,6 @@ fn also(not_ready: Option<&NotReadyNode>) -> String {
 /// Formats the time since which a node is ready, to append to its name.
 fn since_ready(since: Option<jiff::Timestamp>) -> String {
     since.map(|since| format!(", ready since {since:.0},")).unwrap_or_default()
-}
-
-/// Returns the writer of a label that is missing from a node.
-fn labeler(label: &str) -> &'static str {
-    if label == KERNEL_LABEL { "Node Feature Discovery" } else { "the GPU Operator" }
 }
 
 /// Formats the remedy for a node with an unknown kernel, to append to another text.

@@ -146,6 +146,9 @@ fn a_label_of_the_gpu_operator_that_contradicts_nfd_decides_nothing() {
         for key in [GPU_PRESENT, "nvidia.com/gpu.deploy.driver"] {
             assert_eq!(said(&selected(key), &lagging, false), "undetermined", "{pci} {key}");
         }
+        let deploy = "nvidia.com/gpu.deploy.driver";
+        lagging.labels.insert(deploy.to_owned(), "false".to_owned());
+        assert!(said(&selected(deploy), &lagging, false).starts_with("it does not have"), "a person set it");
         assert!(said(&selected(PCI), &lagging, false).starts_with("it does not have"), "NFD is back");
     }
     let unlabeled = NodeFacts { labels: [(GPU_PRESENT.to_owned(), "false".to_owned())].into(), ..node };

@@ -6,8 +6,8 @@ use super::{HoldReason, NodeGroup};
 use crate::{
     kernel::KernelTarget,
     plan::{
-        KERNEL_LABEL, NodeAffinity, NodeFacts, NodeReason, NotReadyNode, Placement, ReachingObject,
-        reach::Reach,
+        NodeAffinity, NodeFacts, NodeReason, NotReadyNode, Placement, ReachingObject,
+        reach::{MissingLabel, Reach},
     },
 };
 
@@ -95,7 +95,7 @@ pub(super) fn unlabeled_node<'a>(nodes: impl Iterator<Item = &'a NodeFacts>) -> 
     let first = nodes.iter().min_by_key(|node| &node.name)?;
     Some(HoldReason::Unlabeled {
         node: first.name.clone(),
-        label: first.missing_label().unwrap_or(KERNEL_LABEL),
+        label: first.missing_label().unwrap_or(MissingLabel::Kernel),
         count: nodes.len(),
         kernel: first.kernel_version.chars().take(80).collect(),
         ready_since: first.ready_since(),

@@ -19,7 +19,7 @@ use crate::{
     kernel::{KernelLabel, KernelTarget},
     plan::{
         DaemonSetFacts, ImageContents, KERNEL_LABEL, NodeFacts, NodeReach, NodeReason, PodFacts, UpgradeNote,
-        node::NodeGroup, outcome::CellState,
+        node::NodeGroup, outcome::CellState, reach::MissingLabel,
     },
 };
 
@@ -302,7 +302,7 @@ impl<'a> Fleet<'a> {
         let members =
             self.members.iter().filter_map(|member| Some((member.node, member.target.clone().err()?)));
         let undetermined = self.undetermined.iter().map(|node| {
-            let labels = vec![node.missing_label().unwrap_or(KERNEL_LABEL)];
+            let labels = vec![node.missing_label().map_or(KERNEL_LABEL, MissingLabel::as_str)];
             (*node, NodeReason::MissingLabel { labels })
         });
         let mut nodes: Vec<_> = members.chain(undetermined).collect();
