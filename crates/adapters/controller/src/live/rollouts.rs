@@ -63,17 +63,20 @@ impl Live {
             chains.record_failure(&rollout, &why);
             return Ok(Some(RolloutReport { planned: rollout, error: Some(why) }));
         }
+        if chains.is_deferred(&rollout) {
+            chains.record_deferral(&rollout);
+            return Ok(None);
+        }
         if let Some(why) = chains.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout, snapshot)) {
             tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
             if matches!(why, HoldReason::TooOften) {
                 chains.record_deferral(&rollout);
             }
             chains.record_hold(&rollout, &why);
-            rollout.hold(why);
-        }
-        if chains.is_deferred(&rollout) {
-            chains.record_deferral(&rollout);
-            return Ok(None);
+            match why {
+                HoldReason::TooOften => rollout.hold_rewrites(snapshot),
+                _ => rollout.hold(why),
+            }
         }
         self.drop_contested(&mut rollout);
         if !rollout.changes.is_empty() && !self.is_still_valid(snapshot, &rollout.target).await? {
@@ -82,7 +85,7 @@ impl Live {
             return Ok(None);
         }
         // Only a write counts toward the rate limit.
-        if restarts_pods(&rollout, snapshot) {
+        if rollout.is_rewrite(snapshot) {
             self.rewrite_rate_limiter.take(&rollout.target);
         }
         let Err(error) = self.write(&rollout).await else {
@@ -140,7 +143,7 @@ impl Live {
             let detail = "the last eviction was refused a moment ago".to_owned();
             return Some(HoldReason::Disruption { detail });
         }
-        if !restarts_pods(rollout, snapshot) {
+        if !rollout.is_rewrite(snapshot) {
             return None;
         }
         let next = self.rewrite_rate_limiter.retry_at(&rollout.target, self.started.elapsed())?;
@@ -199,12 +202,4 @@ impl Live {
             self.context.metrics.rewrite(rollout.target.strategy, outcome);
         }
     }
-}
-
-/// Whether the changes may restart pods. Labels of nodes and records of copies restart none.
-fn restarts_pods(rollout: &PlannedRollout, snapshot: &ClusterSnapshot) -> bool {
-    let mut changes = rollout.changes.iter();
-    changes.any(|change| {
-        matches!(change, Change::DaemonSet(_) | Change::Resource(_)) || change.sets_image(snapshot)
-    })
 }

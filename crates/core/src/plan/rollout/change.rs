@@ -254,6 +254,22 @@ impl Change {
         differs_from_snapshot || !self.required_images().is_empty()
     }
 
+    /// Whether the change may restart pods because it sets an image, a node affinity or an operator's driver. Changes of records
+    /// and labels restart none, and evictions have a limit of their own.
+    pub(super) fn is_rewrite(&self, snapshot: &ClusterSnapshot) -> bool {
+        match self {
+            Self::DaemonSet(change) => {
+                let DaemonSetChange { namespace, name, affinity, .. } = change;
+                let mut daemon_sets = snapshot.daemon_sets.iter();
+                let before = daemon_sets.find(|found| found.namespace == *namespace && found.name == *name);
+                let before = before.map(|found| &found.placement.affinity);
+                !change.image_changes().is_empty() || (affinity.is_some() && affinity.as_ref() != before)
+            }
+            Self::Resource(_) => true,
+            _ => self.sets_image(snapshot),
+        }
+    }
+
     /// Returns the object's name for messages: `DaemonSet kube-system/driver`.
     pub fn object(&self) -> String {
         match self {

@@ -13,7 +13,7 @@ use crate::{
     image::{ImageName, ImageReference, RolloutSpec},
     kernel::KernelTarget,
     plan::{
-        Cell, PlannedCell, PlannedUpgrade,
+        Cell, ClusterSnapshot, PlannedCell, PlannedUpgrade,
         guarantee::{RequiredKernels, admissible_image},
         operator_resources::OperatorResources,
     },
@@ -103,6 +103,19 @@ impl PlannedRollout {
     pub fn hold(&mut self, why: HoldReason) {
         self.changes.clear();
         self.decision = RolloutDecision::Hold(why);
+    }
+
+    /// Whether changes count toward the rate limit of the target: they may restart pods. The changes of a hold restore the previous
+    /// image, or set none.
+    pub fn is_rewrite(&self, snapshot: &ClusterSnapshot) -> bool {
+        !matches!(self.decision, RolloutDecision::Hold(_))
+            && self.changes.iter().any(|change| change.is_rewrite(snapshot))
+    }
+
+    /// Holds the changes that count toward the rate limit. The others are still made: nodes may wait for their labels.
+    pub fn hold_rewrites(&mut self, snapshot: &ClusterSnapshot) {
+        self.changes.retain(|change| !change.is_rewrite(snapshot));
+        self.decision = RolloutDecision::Hold(HoldReason::TooOften);
     }
 }
 

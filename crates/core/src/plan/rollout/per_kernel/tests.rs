@@ -493,6 +493,20 @@ fn marks_of_a_daemon_set_that_is_gone_do_not_take_nodes_from_the_next() {
     settled(&mut cluster);
 }
 
+/// Another client may delete the copies again and again.
+#[test]
+fn labels_of_nodes_do_not_wait_for_copies_that_are_written_too_often() {
+    let mut cluster = Cluster::new(&[K47, K47], &[K47]);
+    cluster.publish();
+    let label = handover_label("kube-system", "mft");
+    cluster.world.snapshot.nodes[1].labels.insert(label, "handed-over".to_owned());
+    let mut planned = cluster.plan();
+    let snapshot = &cluster.world.snapshot;
+    assert!(planned.is_rewrite(snapshot), "{:?}", planned.changes);
+    planned.hold_rewrites(snapshot);
+    assert!(matches!(&planned.changes[..], [Change::Node(_)]), "{:?}", planned.changes);
+}
+
 /// Checks the invariants after a single change.
 fn check(
     cluster: &Cluster,

@@ -106,6 +106,7 @@ fn nodes_get_a_new_version_one_after_the_other() {
     let planned = planned(&world);
     let [Change::DaemonSet(noted)] = &planned.changes[..] else { panic!("{:?}", planned.changes) };
     assert!(noted.image_changes().is_empty(), "the image is recorded as good");
+    assert!(!planned.is_rewrite(&world.snapshot), "and that does not count toward the rate limit");
     assert!(planned.upgrade.unwrap().forecast.is_over());
 }
 
@@ -267,6 +268,7 @@ fn an_image_that_fails_is_restored_or_stays_as_the_definition_says() {
         "{:?}",
         planned_now.decision
     );
+    assert!(!planned_now.is_rewrite(&world.snapshot), "a restored image does not wait for the rate limit");
     for change in &planned_now.changes {
         world.apply(change).unwrap();
     }
