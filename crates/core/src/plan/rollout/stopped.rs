@@ -4,15 +4,16 @@ use std::collections::HashSet;
 
 use super::{
     HoldReason, ImageContents, NodeGroup, Observed, PlanInputs, PlannedRollout, ReachingObject,
-    RolloutDecision, RolloutTarget, named_daemon_set, pause::is_paused, per_kernel::Original,
+    RolloutDecision, RolloutObject, RolloutTarget, named_daemon_set, pause::is_paused, per_kernel::Original,
+    single::single,
 };
 use crate::{
-    image::{ImageName, Strategy},
+    image::{ImageName, ResourceName, Strategy},
     kernel::KernelTarget,
-    plan::{NodeFacts, reach::Reach},
+    plan::{NodeFacts, ResourceFacts, reach::Reach},
 };
 
-/// Rollout to a DaemonSet that sets no other image, or whose image failed for a kernel.
+/// Rollout that sets no other image, or whose image failed for a kernel.
 pub(in crate::plan) struct StoppedRollout<'a> {
     pub(in crate::plan) image: &'a ImageName,
     target: &'a RolloutTarget,
@@ -35,6 +36,9 @@ impl<'a> StoppedRollout<'a> {
         rollout: &'a PlannedRollout,
     ) -> Option<Self> {
         let PlannedRollout { image, target, decision, current_image, .. } = rollout;
+        if let RolloutObject::Resource(name) = &target.object {
+            return Self::of_resource(inputs, groups, rollout, name);
+        }
         let daemon_set = named_daemon_set(inputs, target)?;
         let original = match &daemon_set.live {
             Some(live) if target.strategy == Strategy::PerKernel => {
@@ -59,6 +63,22 @@ impl<'a> StoppedRollout<'a> {
         };
         let contents = current_image.as_ref().and_then(|image| observed.contents.get(image));
         Some(Self { image, target, nodes, stop, contents, original })
+    }
+
+    /// Examines a rollout to an operator's resource. A hold with one of these reasons means that the resource names another
+    /// version than that of the images.
+    fn of_resource(
+        inputs: &PlanInputs<'a>,
+        groups: &'a [NodeGroup<'a>],
+        PlannedRollout { image, target, decision, .. }: &'a PlannedRollout,
+        name: &ResourceName,
+    ) -> Option<Self> {
+        let RolloutDecision::Hold(why) = decision else { return None };
+        let stop = Some(why.clone()).filter(|why| why.is_given_up() || *why == HoldReason::Paused)?;
+        let resource = single::<ResourceFacts>(inputs, target, name).ok()?;
+        let placement = resource.placement_in(inputs.snapshot);
+        let nodes = reached_nodes(&ReachingObject::new(&placement, inputs.snapshot, []), groups);
+        Some(Self { image, target, nodes, stop: Some(stop), contents: None, original: None })
     }
 
     /// Returns the reason why a node that boots a kernel would get no driver.

@@ -8,8 +8,10 @@ use crate::{
     image::RolloutSpec,
     kmod::Verdict,
     plan::{
-        KERNEL_LABEL, ManifestFacts, ManifestLocation, ObservedKind, Plan, Taint,
+        KERNEL_LABEL, ManifestFacts, ManifestLocation, NEXT_KERNEL_ANNOTATION, ObservedKind,
+        PAUSED_ANNOTATION, Plan, Taint,
         fixtures::{K47, K48, World, name, node, resource},
+        missing_images,
         reach::DRIVER_OWNER,
         rollout::RecordState,
     },
@@ -166,6 +168,21 @@ fn what_stood_for_an_hour_is_what_to_go_back_to() {
         let change = reconcile(&mut world);
         assert_eq!(RewriteRecord::of(&change.annotations).unwrap().0[SPEC].replaced["version"], replaced);
     }
+}
+
+/// The operator would ask for the previous version of the next kernel's image.
+#[test]
+fn no_node_is_ready_while_a_paused_resource_names_the_previous_version() {
+    let mut world = network();
+    world.snapshot.nodes[0].annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
+    reconcile(&mut world);
+    world.snapshot.resources[0].annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
+    assert!(world.plan().nodes[0].ready, "the resource names the version");
+    world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
+    world.publish(Verdict::Loads);
+    let node = world.plan().nodes.swap_remove(0);
+    let why = missing_images(node.next.as_ref().unwrap());
+    assert!(!node.ready && why.contains("it is paused"), "{why}");
 }
 
 #[test]
