@@ -498,16 +498,12 @@ fn check_peer_memory(node: &Node<'_>) -> Result<(), Error> {
     PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))
 }
 
-/// Whether udev includes the port in the name of an NVIDIA interface, such as `enp8s0f0np0`. Reads udev's database, if the
-/// pod mounts it.
+/// Whether the name of an NVIDIA interface includes its port, such as `enp8s0f0np0`. Reads the present names: after the event of
+/// a rename, udev's database has the port in spite of the rules.
 fn names_have_ports(node: &Node<'_>) -> bool {
     files::entries(node.paths.at("/sys/class/net")).iter().any(|interface| {
-        let name = || {
-            files::text(interface.join("device/vendor")).filter(|vendor| vendor == "0x15b3")?;
-            let number = files::text(interface.join("ifindex"))?;
-            let data = files::text(node.paths.at(&format!("/run/udev/data/n{number}")))?;
-            data.lines().find_map(|line| line.strip_prefix("E:ID_NET_NAME_PATH=")).map(str::to_owned)
-        };
-        name().is_some_and(|name| ["np0", "np1", "np2", "np3"].iter().any(|port| name.ends_with(port)))
+        let name = files::name_of(interface);
+        files::text(interface.join("device/vendor")).is_some_and(|vendor| vendor == "0x15b3")
+            && ["np0", "np1", "np2", "np3"].iter().any(|port| name.ends_with(port))
     })
 }

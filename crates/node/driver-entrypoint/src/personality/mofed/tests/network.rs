@@ -8,11 +8,11 @@ const DEVICE: &str = "/sys/bus/pci/devices/0000:08:00.0";
 pub(super) const NUMBER: &str = "/sys/bus/pci/devices/0000:08:00.0/sriov_numvfs";
 pub(super) const SAVED: &str = "/run/mellanox/drivers/.sriov";
 
-/// Creates an interface of a device with the mlx5_core driver, as udev knows it.
+/// Creates an interface of a device with the mlx5_core driver. udev's database has the name that it has without the rules.
 fn interface(bench: &Bench, name: &str) {
-    bench.write("/sys/class/net/eth0/device/vendor", "0x15b3\n");
-    bench.write("/sys/class/net/eth0/ifindex", "3\n");
-    bench.write("/run/udev/data/n3", &format!("I:1\nE:ID_NET_NAME_PATH={name}\n"));
+    bench.write(&format!("/sys/class/net/{name}/device/vendor"), "0x15b3\n");
+    bench.write(&format!("/sys/class/net/{name}/ifindex"), "3\n");
+    bench.write("/run/udev/data/n3", "I:1\nE:ID_NET_NAME_PATH=enp8s0f0np0\n");
 }
 
 #[test]
