@@ -373,7 +373,7 @@ fn virtual_addresses_are_left_to_the_program_that_moves_them() {
 2: enp8s0f0    inet 10.9.0.2/24 brd 10.9.0.255 scope global dynamic enp8s0f0\\       valid_lft 300sec preferred_lft 300sec
 2: enp8s0f0    inet 10.9.0.3/24 scope global secondary enp8s0f0\\       valid_lft forever preferred_lft forever
 2: enp8s0f0    inet 10.9.0.100/32 scope global enp8s0f0\\       valid_lft forever preferred_lft forever
-2: enp8s0f0    inet 10.9.0.101/24 scope global secondary proto keepalived enp8s0f0\\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet 10.9.0.101/24 scope global secondary proto 0x12 enp8s0f0\\       valid_lft forever preferred_lft forever
 2: enp8s0f0    inet 192.0.2.7/32 scope global enp8s0f0\\       valid_lft forever preferred_lft forever
 3: eth1    inet 192.0.2.1/24 scope global eth1\\       valid_lft forever preferred_lft forever
 2: enp8s0f0    inet6 2001:db8::2/64 scope global \\       valid_lft forever preferred_lft forever

@@ -148,8 +148,8 @@ fn address_words<'a>(line: &'a str, name: &str) -> Option<Vec<&'a str>> {
 /// Whether an address is keepalived's, or a single address in the subnet of another one of the interface. Other secondary
 /// addresses may be static.
 fn is_virtual(words: &[&str], all: &[Vec<&str>]) -> bool {
-    // The number is RTPROT_KEEPALIVED (include/uapi/linux/rtnetlink.h).
-    let is_keepalived = matches!(attribute(words, "proto"), Some("keepalived" | "18"));
+    // The number is RTPROT_KEEPALIVED (include/uapi/linux/rtnetlink.h), as `ip` prints a protocol that it has no name for.
+    let is_keepalived = matches!(attribute(words, "proto"), Some("keepalived" | "0x12"));
     let single = parse_prefix(words).filter(|(address, length)| *length == bits(*address));
     is_keepalived
         || single.is_some_and(|(address, _)| {
