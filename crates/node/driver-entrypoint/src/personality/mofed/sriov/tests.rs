@@ -378,6 +378,7 @@ fn virtual_addresses_are_left_to_the_program_that_moves_them() {
 3: eth1    inet 192.0.2.1/24 scope global eth1\\       valid_lft forever preferred_lft forever
 2: enp8s0f0    inet6 2001:db8::2/64 scope global \\       valid_lft forever preferred_lft forever
 2: enp8s0f0    inet6 2001:db8::100/128 scope global \\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet6 2001:db8::42/128 scope global dynamic noprefixroute \\       valid_lft 300sec preferred_lft 300sec
 ";
     ip(&bench, addresses, "");
     let state = saved(&bench);
@@ -391,6 +392,7 @@ fn virtual_addresses_are_left_to_the_program_that_moves_them() {
         let left = format!("{address} of enp8s0f0 is left to the program that moves it between nodes");
         assert!(bench.log().contains(&left), "{}", bench.log());
     }
+    assert!(!bench.log().contains("2001:db8::42"), "the DHCP client's: {}", bench.log());
 }
 
 #[test]

@@ -65,10 +65,12 @@ impl IpOutput {
         others.filter_map(|words| parse_address(words, name)).collect()
     }
 
-    /// Addresses of an interface that a program such as keepalived or kube-vip moves between nodes.
+    /// Addresses of an interface that a program such as keepalived or kube-vip moves between nodes. They would count as static
+    /// otherwise.
     pub(super) fn virtual_addresses(&self, name: &str) -> Vec<&str> {
         let all = self.address_words(name);
-        let moved = all.iter().filter(|words| is_virtual(words, &all));
+        let moved =
+            all.iter().filter(|words| is_virtual(words, &all) && parse_address(words, name).is_some());
         moved.filter_map(|words| words.first().copied()).collect()
     }
 
