@@ -74,38 +74,56 @@ impl ApiServers<'_> {
         Ok(silent)
     }
 
-    /// Waits until each recorded server answers. At the time limit, one that the node has connected to since is enough, because API
-    /// servers restart and move. The node reaches it through interfaces of these modules. With `with_recorded`, one recorded
-    /// server is enough, too.
+    /// Waits until each recorded server answers. At the time limit, one server of each uplink is enough, because API servers
+    /// restart and move. An uplink is an interface of these modules through which the node reaches API servers. With
+    /// `any_uplink`, one server of any uplink is enough, or one recorded server.
     pub(crate) fn confirm(
         &self,
         modules: &[String],
-        with_recorded: bool,
+        any_uplink: bool,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
         let error = match self.await_answers(signals) {
             Err(error) if !matches!(error, Error::Interrupted(_)) => error,
             result => return result,
         };
-        let Some(server) = self.find_other(modules, with_recorded) else { return Err(error) };
-        self.node.log.step(format!("{error}; but the API server at {server} does"));
+        let network = Network::read(&self.node.paths);
+        let interfaces = interfaces_of(self.node, modules).into_iter();
+        let mut uplinks: Vec<Vec<SocketAddr>> =
+            interfaces.map(|interface| network.servers_through(&interface).collect()).collect();
+        uplinks.retain(|servers| !servers.is_empty());
+        let mut servers = uplinks.concat();
+        servers.extend(self.recorded().into_iter().filter(|_| any_uplink));
+        servers.sort();
+        servers.dedup();
+        let answering = self.answering(&servers, signals)?;
+        let all_reached =
+            uplinks.iter().all(|servers| servers.iter().any(|server| answering.contains(server)));
+        if answering.is_empty() || !(any_uplink || all_reached) {
+            return Err(error);
+        }
+        let others: Vec<String> = answering.iter().map(SocketAddr::to_string).collect();
+        self.node.log.step(format!("{error}; but other API servers do: {}", others.join(", ")));
         self.forget()
     }
 
-    /// Finds an API server that answers and that the node has connected to since the record was written. With
-    /// `with_recorded`, also considers the recorded servers.
-    fn find_other(&self, modules: &[String], with_recorded: bool) -> Option<SocketAddr> {
+    /// Returns those of the servers that answer. Logs the others.
+    fn answering(&self, servers: &[SocketAddr], signals: &mut dyn Signals) -> Result<Vec<SocketAddr>, Error> {
         let Self { node, .. } = self;
-        let recorded = self.recorded();
-        let mut servers = servers_through(node, &interfaces_of(node, modules));
-        servers.retain(|server| !recorded.contains(server));
-        servers.extend(recorded.into_iter().filter(|_| with_recorded));
-        servers.into_iter().find(|server| {
-            (0..REQUIRED_CONNECTIONS).all(|_| {
+        let mut answering = Vec::new();
+        for server in servers {
+            signals.check()?;
+            let answers = (0..REQUIRED_CONNECTIONS).all(|_| {
                 node.kernel.pause(PAUSE);
                 node.kernel.connects(*server, CONNECT_TIMEOUT)
-            })
-        })
+            });
+            if answers {
+                answering.push(*server);
+            } else {
+                node.log.warn(format!("the API server at {server} does not answer"));
+            }
+        }
+        Ok(answering)
     }
 
     /// Waits until each recorded server answers. Fails at the time limit.

@@ -1,6 +1,6 @@
 //! A `mofed` container keeps its drivers only once the API servers answer with them.
 
-use std::fs;
+use std::{fs, os::unix::fs::symlink};
 
 use super::{network, safety::uplink, *};
 
@@ -79,8 +79,48 @@ fn drivers_that_reach_another_api_server_stay() {
     run_container(&bench, &settings(&[ALLOWED]), || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
     let log = bench.log();
     assert!(log.contains("10.0.0.9:6443 did not answer within 120 s"), "{log}");
-    assert!(log.contains("; but the API server at 10.0.0.8:6443 does"), "{log}");
+    assert!(log.contains("; but other API servers do: 10.0.0.8:6443"), "{log}");
     assert_eq!((bench.read(RECORD), bench.read("/run/mellanox/drivers/.failed")), (None, None));
+}
+
+/// Adds a connection to a second API server, and silences one server during the replacement.
+fn silence(bench: &Bench, second: &str, silent: &'static str) {
+    let first = "0: 0200000A:A000 0900000A:192B 01 0:0 0:0 0 0 0 5 1";
+    bench.write(
+        "/proc/1/net/tcp",
+        &format!("head\n{first}\n1: 0200000A:A001 {second}:192B 01 0:0 0:0 0 0 0 6 1\n"),
+    );
+    bench.kernel.after_unload.replace(Some(Box::new(move |kernel, _| {
+        kernel.silent_servers.borrow_mut().push(silent.parse().unwrap());
+    })));
+}
+
+/// A replica of the control plane restarts, and takes longer than the time limit.
+#[test]
+fn one_of_two_api_servers_is_enough() {
+    let bench = connected();
+    silence(&bench, "0800000A", "10.0.0.9:6443");
+    run_container(&bench, &settings(&[ALLOWED]), || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
+    let log = bench.log();
+    assert!(log.contains("WARN  the API server at 10.0.0.9:6443 does not answer"), "{log}");
+    assert!(log.contains("; but other API servers do: 10.0.0.8:6443"), "{log}");
+    assert_eq!((bench.read(RECORD), bench.read("/run/mellanox/drivers/.failed")), (None, None));
+}
+
+#[test]
+fn one_dead_uplink_of_two_undoes_the_replacement() {
+    let bench = connected();
+    let before = host_drivers(&bench);
+    let driver = bench.at("/sys/class/net/ens2/device/driver");
+    fs::create_dir_all(&driver).unwrap();
+    symlink("/sys/module/mlx5_core", driver.join("module")).unwrap();
+    let routes = bench.read("/proc/1/net/route").unwrap();
+    let route = "ens2\t0001000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
+    bench.write("/proc/1/net/route", &format!("{routes}{route}"));
+    silence(&bench, "0901000A", "10.0.1.9:6443");
+    let refusal = refusal(&bench, &[ALLOWED]);
+    assert!(refusal.starts_with("the API server at 10.0.1.9:6443 did not answer"), "{refusal}");
+    assert_eq!(host_drivers(&bench), before, "{}", bench.log());
 }
 
 /// A container that is killed while it waits leaves the decision to the next one.
