@@ -72,9 +72,24 @@ impl GuardClient<'_> {
         is_open(&self.at(""))
     }
 
-    /// Fails if the guard would refuse the swap, because an earlier one with this digest failed.
+    /// Fails if no guard has been installed, or if it would refuse the swap, because an earlier one with this digest failed.
     pub(crate) fn check(&self, digest: String) -> Result<(), Error> {
+        self.check_installed()?;
         failure_record(self.node, self.directory, self.name, digest).check()
+    }
+
+    fn check_installed(&self) -> Result<(), Error> {
+        let Self { node, directory, .. } = self;
+        let lock = format!("{directory}/{LOCK}");
+        if node.paths.at(&lock).exists() {
+            return Ok(());
+        }
+        Err(Error::Guard {
+            state: None,
+            message: format!("{VARIABLE} names {directory}, where no guard has been: {lock} is missing"),
+            hint: "install the guard on the node, and mount its directory in this container at the same path",
+            transient: true,
+        })
     }
 
     /// Waits for the end of a swap that a killed container requested.
@@ -96,15 +111,7 @@ impl GuardClient<'_> {
     /// Requests a swap, and waits for its end. Fails if the guard refused or undid the swap.
     pub(crate) fn swap(&self, swap: &Swap<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, directory, name } = self;
-        let lock = format!("{directory}/{LOCK}");
-        if !node.paths.at(&lock).exists() {
-            return Err(Error::Guard {
-                state: None,
-                message: format!("{VARIABLE} names {directory}, where no guard has been: {lock} is missing"),
-                hint: "install the guard on the node, and mount its directory in this container at the same path",
-                transient: true,
-            });
-        }
+        self.check_installed()?;
         let new = node.paths.at(&format!("{directory}/{name}.new"));
         let request = self.at("");
         let write = Error::on("write", format!("{directory}/{name}.new"));

@@ -372,6 +372,22 @@ fn mofed_fails_if_the_guard_undoes_its_swap() {
     assert!(!GuardClient { node: &node, directory: DIRECTORY, name: "mofed" }.is_busy());
 }
 
+/// Adds a program for `HOOK_BEFORE` that writes `/said`. Returns its path.
+fn add_hook(bench: &Bench) -> String {
+    bench.program("before", &format!("echo \"$@\" >> {}", bench.at("/said").display()));
+    bench.at("/usr/bin/before").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn mofed_touches_nothing_without_a_guard() {
+    let bench = mofed_bench();
+    let hook = add_hook(&bench);
+    let error = run_mofed_with(&bench, &[("HOOK_BEFORE", hook.as_str())], || panic!("must not become ready"));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("where no guard has been"), "{error}");
+    assert_eq!((bench.read("/said"), bench.calls()), (None, vec![]), "{}", bench.log());
+}
+
 /// Otherwise each turn of CrashLoopBackOff would run the hooks and unload nvidia_peermem. The record outlives a boot.
 #[test]
 fn mofed_touches_nothing_for_a_swap_that_the_guard_would_refuse() {
@@ -385,16 +401,14 @@ fn mofed_touches_nothing_for_a_swap_that_the_guard_would_refuse() {
     fs::remove_dir_all(bench.at("/run")).unwrap();
     drop(Guard::start(&bench.node()).unwrap());
     bench.load_from_host(&["nvidia_peermem"]);
-    let said = bench.at("/said");
-    bench.program("before", &format!("echo \"$@\" >> {}", said.display()));
-    let hook = bench.at("/usr/bin/before").to_str().unwrap().to_owned();
+    let hook = add_hook(&bench);
     let again = run_mofed_with(&bench, &[("HOOK_BEFORE", hook.as_str())], || panic!("must not become ready"));
     let again = again.unwrap_err().to_string();
     assert!(
         again.starts_with("this image's drivers failed on this node, and are not tried again"),
         "{again}"
     );
-    assert_eq!((files::text(said), bench.calls()), (None, vec![]), "{}", bench.log());
+    assert_eq!((bench.read("/said"), bench.calls()), (None, vec![]), "{}", bench.log());
 }
 
 /// A node whose log of a swap cannot be written still has its network.
