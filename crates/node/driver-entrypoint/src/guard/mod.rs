@@ -68,7 +68,8 @@ fn failure_record<'a>(
     container: &str,
     image: String,
 ) -> FailureRecord<'a> {
-    FailureRecord { node, file: format!("{directory}/failed-{container}"), image }
+    let lasting_file = Some(reboot::record_file(container));
+    FailureRecord { node, file: format!("{directory}/failed-{container}"), lasting_file, image }
 }
 
 /// Whether a guard holds its lock in this directory.

@@ -58,7 +58,12 @@ impl Watchdog {
 
 /// Returns the record of a container's image that has cut this node off.
 pub(super) fn record<'a>(node: &'a Node<'a>, container: &str, image: String) -> FailureRecord<'a> {
-    FailureRecord { node, file: format!("{RECORDS}/{RECORD}{container}"), image }
+    FailureRecord { node, file: record_file(container), lasting_file: None, image }
+}
+
+/// Path of a container's record.
+pub(super) fn record_file(container: &str) -> String {
+    format!("{RECORDS}/{RECORD}{container}")
 }
 
 /// Copies the records to the guard's directory, where containers read them. Keeps those that are there.

@@ -403,11 +403,14 @@ fn mofed_touches_nothing_for_a_swap_that_the_guard_would_refuse() {
     bench.load_from_host(&["nvidia_peermem"]);
     let hook = add_hook(&bench);
     let again = run_mofed_with(&bench, &[("HOOK_BEFORE", hook.as_str())], || panic!("must not become ready"));
-    let again = again.unwrap_err().to_string();
+    let again = again.unwrap_err();
     assert!(
-        again.starts_with("this image's drivers failed on this node, and are not tried again"),
+        again.to_string().starts_with("this image's drivers failed on this node, and are not tried again"),
         "{again}"
     );
+    let removal = "the removal of /run/farrier/swap/failed-mofed, with /var/lib/farrier/swap-failed-mofed where it exists, \
+                   on the node allows another try";
+    assert!(again.hint().ends_with(removal), "{}", again.hint());
     assert_eq!((bench.read("/said"), bench.calls()), (None, vec![]), "{}", bench.log());
 }
 

@@ -215,7 +215,7 @@ impl Container<'_> {
     fn failure_record(&self) -> Result<FailureRecord<'_>, Error> {
         let Self { node, options, loader, .. } = self;
         let image = failure::digest(loader, &self.image_modules_where(|_| true), &format!("{options:?}"))?;
-        Ok(FailureRecord { node, file: options.file("failed"), image })
+        Ok(FailureRecord { node, file: options.file("failed"), lasting_file: None, image })
     }
 
     /// Unloads the image's modules and restores the host's: through the guard if modules of the host were replaced, otherwise

@@ -486,7 +486,7 @@ impl Container<'_> {
 
     fn failure_record(&self) -> Result<FailureRecord<'_>, Error> {
         let image = failure::digest(&self.stack.loader, &self.stack.own_modules()?, "")?;
-        Ok(FailureRecord { node: self.node, file: self.state_file("failed"), image })
+        Ok(FailureRecord { node: self.node, file: self.state_file("failed"), lasting_file: None, image })
     }
 
     fn state_file(&self, name: &str) -> String {
