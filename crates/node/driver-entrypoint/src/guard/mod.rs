@@ -61,6 +61,15 @@ mod files_of_request {
 /// File below [`DIRECTORY`] that a running guard holds locked.
 const LOCK: &str = "lock";
 
+/// Suffix of the digest of a swap that restores the host's modules.
+pub(crate) const END: &str = "-end";
+
+/// Name of the record of a swap. The end of a container has a record of its own, because the start of the same image may succeed.
+fn record_name(container: &str, digest: &str) -> String {
+    let suffix = if digest.ends_with(END) { END } else { "" };
+    format!("{container}{suffix}")
+}
+
 /// Returns the record of a container's image that failed, in the guard's directory.
 fn failure_record<'a>(
     node: &'a Node<'a>,
@@ -68,8 +77,9 @@ fn failure_record<'a>(
     container: &str,
     image: String,
 ) -> FailureRecord<'a> {
-    let lasting_file = Some(reboot::record_file(container));
-    FailureRecord { node, file: format!("{directory}/failed-{container}"), lasting_file, image }
+    let name = record_name(container, &image);
+    let lasting_file = Some(reboot::record_file(&name));
+    FailureRecord { node, file: format!("{directory}/failed-{name}"), lasting_file, image }
 }
 
 /// Whether a guard holds its lock in this directory.

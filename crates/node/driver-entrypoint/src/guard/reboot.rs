@@ -10,7 +10,7 @@ use std::{
 
 use swap_guard::request::Request;
 
-use super::{DIRECTORY, owner};
+use super::{DIRECTORY, owner, record_name};
 use crate::{
     error::Error,
     failure::FailureRecord,
@@ -22,7 +22,7 @@ use crate::{
 
 /// Directory of the records that outlive a boot.
 const RECORDS: &str = "/var/lib/farrier";
-/// Name of a container's record up to the container's name. It has the image that was loaded when the node was cut off.
+/// File name of a record up to the record's name. It has the image that was loaded when the node was cut off.
 const RECORD: &str = "swap-failed-";
 
 /// Time for the steps of a swap that have their own limits: loads of old modules, programs of the network's owners.
@@ -58,20 +58,20 @@ impl Watchdog {
 
 /// Returns the record of a container's image that has cut this node off.
 pub(super) fn record<'a>(node: &'a Node<'a>, container: &str, image: String) -> FailureRecord<'a> {
-    FailureRecord { node, file: record_file(container), lasting_file: None, image }
+    FailureRecord { node, file: record_file(&record_name(container, &image)), lasting_file: None, image }
 }
 
-/// Path of a container's record.
-pub(super) fn record_file(container: &str) -> String {
-    format!("{RECORDS}/{RECORD}{container}")
+/// Path of the record with this name.
+pub(super) fn record_file(name: &str) -> String {
+    format!("{RECORDS}/{RECORD}{name}")
 }
 
 /// Copies the records to the guard's directory, where containers read them. Keeps those that are there.
 pub(super) fn copy_records(node: &Node<'_>) {
     for path in entries(node.paths.at(RECORDS)) {
-        let name = name_of(&path);
-        let Some(container) = name.strip_prefix(RECORD) else { continue };
-        let copy = node.paths.at(&format!("{DIRECTORY}/failed-{container}"));
+        let file = name_of(&path);
+        let Some(name) = file.strip_prefix(RECORD) else { continue };
+        let copy = node.paths.at(&format!("{DIRECTORY}/failed-{name}"));
         if !copy.exists() {
             node.log.warn_of(fs::copy(path, copy));
         }

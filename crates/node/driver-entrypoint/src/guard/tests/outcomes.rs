@@ -1,6 +1,7 @@
 //! What a swap ends with: the phases of the way back, what they report, and the reboot.
 
 use super::*;
+use crate::kernel::Kernel as _;
 
 /// Brings up the link of the new module as soon as the guard is in a phase.
 fn bring_link_up_in(bench: &Rc<Bench>, phase: &'static str) {
@@ -154,6 +155,26 @@ fn the_swap_of_another_container_allows_no_other_try() {
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
     assert_eq!(files::text(bench.at("/said")).as_deref(), Some("--force reboot"), "{}", bench.log());
+}
+
+/// Otherwise each end of the container would cut the node off again.
+#[test]
+fn a_start_allows_no_other_try_to_the_end_that_failed() {
+    let bench = bench();
+    run_guard_at_pauses(&bench);
+    run_container(&bench, || bench.kernel.without_link.borrow_mut().push("host-acme".to_owned()))
+        .unwrap_err();
+    bench.kernel.without_link.borrow_mut().clear();
+    // As after a boot.
+    bench.kernel.unload("acme", &mut |_| {}).unwrap();
+    bench.load_from_host(&["acme", "acme_net"]);
+    let error = run_container(&bench, || assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log()));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.starts_with("the guard refused the swap: this image's drivers failed on this node"),
+        "{error}"
+    );
+    assert_eq!(bench.loaded_versions(), IMAGE, "{}", bench.log());
 }
 
 /// Without `srcversion` and build ID, modules of the same name cannot be told apart.

@@ -19,7 +19,10 @@ use crate::{
     files,
     firmware::Firmware,
     forecast,
-    guard::client::{GuardClient, Swap},
+    guard::{
+        END,
+        client::{GuardClient, Swap},
+    },
     host_modules::HostModules,
     lock::Lock,
     logind,
@@ -234,7 +237,7 @@ impl Container<'_> {
         let host = &self.host_modules.host;
         let to_restore = names.into_iter().rev().filter(|name| host.index.file(name).is_some());
         let swap = Swap {
-            digest: format!("{}-end", self.failure_record()?.image),
+            digest: format!("{}{END}", self.failure_record()?.image),
             limit: self.options.api_server_limit,
             unload: &to_unload,
             new_modules: (host, to_restore.collect(), Vec::new()),

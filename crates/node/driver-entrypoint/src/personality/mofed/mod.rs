@@ -24,7 +24,10 @@ use crate::{
     error::Error,
     failure::{self, FailureRecord},
     files, forecast,
-    guard::client::{GuardClient, Swap},
+    guard::{
+        END,
+        client::{GuardClient, Swap},
+    },
     host_modules::HostModules,
     lock::Lock,
     logind,
@@ -331,7 +334,7 @@ impl Container<'_> {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
             return self.repair();
         }
-        let (guard, digest) = (self.guard(), format!("{}-end", self.failure_record()?.image));
+        let (guard, digest) = (self.guard(), format!("{}{END}", self.failure_record()?.image));
         if let Some(guard) = &guard {
             guard.check(digest.clone())?;
         }
