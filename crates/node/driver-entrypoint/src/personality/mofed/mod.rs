@@ -334,9 +334,11 @@ impl Container<'_> {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
             return self.repair();
         }
-        let (guard, digest) = (self.guard(), format!("{}{END}", self.failure_record()?.image));
-        if let Some(guard) = &guard {
-            guard.check(digest.clone())?;
+        let mut guard = None;
+        if let Some(client) = self.guard() {
+            let digest = format!("{}{END}", self.failure_record()?.image);
+            client.check(digest.clone())?;
+            guard = Some((client, digest));
         }
         check_peer_memory(node)?;
         let to_unload = stack.modules_to_unload(&loaded)?;
@@ -344,8 +346,8 @@ impl Container<'_> {
         forecast::check(node, &to_unload, &settings.allowed)?;
         self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
-        if let Some(guard) = &guard {
-            return self.restore_host_by_guard(guard, &to_unload, digest, signals);
+        if let Some((client, digest)) = guard {
+            return self.restore_host_by_guard(&client, &to_unload, digest, signals);
         }
         self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");
