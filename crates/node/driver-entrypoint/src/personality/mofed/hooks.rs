@@ -35,31 +35,43 @@ impl Hooks<'_> {
             format!("{} {}", name_of(interface), name_of(&device))
         });
         // A container that was killed may have unloaded the driver of other interfaces.
-        let earlier = files::text(node.paths.at(file)).unwrap_or_default();
-        let kept: Vec<String> =
-            earlier.lines().filter(|line| self.current_name(line).is_none()).map(str::to_owned).collect();
-        let has_kept = !kept.is_empty();
-        files::write(node, file, &kept.into_iter().chain(lines).collect::<Vec<_>>().join("\n"))?;
+        let missing = self.missing();
+        let all: Vec<String> = missing.iter().cloned().chain(lines).collect();
+        files::write(node, file, &all.join("\n"))?;
         let Some(program) = before else { return Ok(()) };
         let names: Vec<String> = interfaces.iter().map(|interface| name_of(interface)).collect();
         let result = program::run(node, program, &names, signals);
-        if result.is_err() && !has_kept {
-            files::remove(node, file)?;
+        if result.is_err() {
+            self.keep(&missing)?;
         }
         result
     }
 
     /// Runs the program after the drivers were replaced, or the host's are back. Does nothing if no container has called
-    /// [`run_before`](Self::run_before) since.
-    pub(super) fn run_after(&self, signals: &mut dyn Signals) -> Result<(), Error> {
+    /// [`run_before`](Self::run_before) since. Leaves the lines in `kept` to the next container.
+    pub(super) fn run_after(&self, kept: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, before: _, after, file } = self;
         let Some(text) = files::text(node.paths.at(file)) else { return Ok(()) };
         if let Some(program) = after {
             let names: Vec<String> = text.lines().filter_map(|line| self.current_name(line)).collect();
             program::run(node, program, &names, signals)?;
         }
-        files::remove(node, file)?;
-        Ok(())
+        self.keep(kept)
+    }
+
+    /// Lines of interfaces that do not exist now.
+    pub(super) fn missing(&self) -> Vec<String> {
+        let mut lines = files::lines(self.node, &self.file);
+        lines.retain(|line| self.current_name(line).is_none());
+        lines
+    }
+
+    /// Removes all other lines from the file, and a file without lines.
+    fn keep(&self, lines: &[String]) -> Result<(), Error> {
+        if lines.is_empty() {
+            return files::remove(self.node, &self.file).map(|_| ());
+        }
+        files::write(self.node, &self.file, &lines.join("\n"))
     }
 
     /// Name that the interface of a line in the file has now; `None` if it does not exist.

@@ -119,7 +119,7 @@ impl Container<'_> {
             }
         }
         self.bound_devices.forget()?;
-        self.hooks().run_after(signals)?;
+        self.hooks().run_after(&[], signals)?;
         self.expose()?;
         files::set_ready(node, &settings.ready)
     }
@@ -297,10 +297,12 @@ impl Container<'_> {
         Hooks { node: self.node, before: before.as_deref(), after: after.as_deref(), file }
     }
 
-    /// Runs the program of `HOOK_AFTER`, and only logs its failure. While no driver is loaded, leaves it to the next container.
+    /// Runs the program of `HOOK_AFTER`, and only logs its failure. While no driver is loaded, leaves it to the next container, and
+    /// also interfaces that do not exist.
     fn run_hook_after(&self, signals: &mut dyn Signals) {
         if !self.is_guard_busy() && self.has_driver().unwrap_or_default() {
-            self.node.log.warn_of(self.hooks().run_after(signals));
+            let hooks = self.hooks();
+            self.node.log.warn_of(hooks.run_after(&hooks.missing(), signals));
         }
     }
 

@@ -138,11 +138,17 @@ fn interfaces_of_a_container_that_is_killed_between_two_drivers_are_not_forgotte
 
 #[test]
 fn a_program_before_that_fails_forgets_no_interface_of_a_killed_container() {
-    let bench = with_hooks();
-    killed_between_two_drivers(&bench);
-    bench.write("/said.before", "3");
-    run(&bench, &[], || panic!("must not become ready")).unwrap_err();
-    assert_eq!(bench.read(FILE).as_deref(), Some("ens1 ens1.0"), "{}", bench.log());
+    for has_driver in [false, true] {
+        let bench = with_hooks();
+        killed_between_two_drivers(&bench);
+        if has_driver {
+            bench.load_from_host(&["mlx5_core"]);
+            interface(&bench, "ens3", "mlx5_core");
+        }
+        bench.write("/said.before", "3");
+        run(&bench, &[], || panic!("must not become ready")).unwrap_err();
+        assert_eq!(bench.read(FILE).as_deref(), Some("ens1 ens1.0"), "{has_driver}: {}", bench.log());
+    }
 }
 
 #[test]
