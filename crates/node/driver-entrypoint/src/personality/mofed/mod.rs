@@ -68,7 +68,11 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
         container.remove_udev_rules();
+        let had_driver = container.has_driver().unwrap_or_default();
         node.log.warn_of(container.repair());
+        if !had_driver {
+            container.run_hook_after(signals);
+        }
         let is_restored = container.host_modules.are_back(&container.stack.loader);
         return Err(if is_restored { error.without_state() } else { error });
     }

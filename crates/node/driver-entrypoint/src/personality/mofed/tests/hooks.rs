@@ -120,11 +120,8 @@ fn killed_between_two_drivers(bench: &Bench) -> [(PathBuf, PathBuf); 2] {
     places
 }
 
-#[test]
-fn interfaces_of_a_container_that_is_killed_between_two_drivers_are_not_forgotten() {
-    let bench = with_hooks();
-    let places = killed_between_two_drivers(&bench);
-    // The interface comes back before mlx5_ib is loaded.
+/// Brings the interface back once mlx5_core is loaded, before mlx5_ib is.
+fn bring_back_with_driver(bench: &Bench, places: [(PathBuf, PathBuf); 2]) {
     bench.kernel.busy_attempts.borrow_mut().insert("mlx5_ib".to_owned(), 1);
     let driver = bench.at("/sys/module/mlx5_core");
     bench.kernel.at_pause.replace(Some(Box::new(move || {
@@ -132,8 +129,27 @@ fn interfaces_of_a_container_that_is_killed_between_two_drivers_are_not_forgotte
             fs::rename(gone, at).unwrap();
         }
     })));
+}
+
+#[test]
+fn interfaces_of_a_container_that_is_killed_between_two_drivers_are_not_forgotten() {
+    let bench = with_hooks();
+    let places = killed_between_two_drivers(&bench);
+    bring_back_with_driver(&bench, places);
     run(&bench, &[], || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
     assert_eq!(said(&bench), ["before", "after ens1 image-mlx5_core"]);
+}
+
+#[test]
+fn the_program_after_also_runs_if_a_container_that_cannot_start_restores_the_drivers() {
+    let bench = with_hooks();
+    let places = killed_between_two_drivers(&bench);
+    bring_back_with_driver(&bench, places);
+    // The next image was not built for this kernel.
+    fs::rename(bench.at("/lib/modules"), bench.at("/lib/other")).unwrap();
+    run(&bench, &[], || panic!("must not become ready")).unwrap_err();
+    assert_eq!(said(&bench), ["after ens1 host-mlx5_core"], "{}", bench.log());
+    assert_eq!(bench.read(FILE), None);
 }
 
 #[test]
