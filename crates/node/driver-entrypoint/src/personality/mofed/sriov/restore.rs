@@ -62,8 +62,8 @@ impl Restorer<'_> {
         self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
     }
 
-    /// Restores attributes, sysctls, MTU and up state of the interfaces of a device and of its virtual functions. All interfaces
-    /// share one wait of at most `polls`.
+    /// Restores attributes, sysctls, MTU and up state of the interfaces of a device and of its virtual functions. Missing
+    /// interfaces share one wait of at most `polls`.
     pub(super) fn restore_interfaces(&self, physical: &PhysicalFunction, polls: &mut u32) {
         let PhysicalFunction { device, up, mtu, functions, .. } = physical;
         for function in functions.iter().filter(|function| function.mtu != "-") {
@@ -210,12 +210,14 @@ impl Restorer<'_> {
         self.poll_interface(device, &mut polls)
     }
 
-    /// Like [`wait_for_interface`](Self::wait_for_interface), for at most `polls`. Subtracts the polls that the wait takes.
+    /// Like [`wait_for_interface`](Self::wait_for_interface), for at most `polls`. Subtracts the polls that the wait takes. An
+    /// interface that appears gives all polls back, because the next one may appear after it.
     fn poll_interface(&self, device: &str, polls: &mut u32) -> Option<PathBuf> {
         let device = sysfs_path(self.node, device);
         while *polls > 0 {
             let interface = own_interface(&device).filter(|interface| self.is_named(interface));
             if interface.is_some() {
+                *polls = self.polls;
                 return interface;
             }
             self.node.kernel.pause(POLL_INTERVAL);

@@ -215,6 +215,31 @@ fn missing_interfaces_of_a_driver_that_stayed_loaded_share_one_wait() {
     assert_eq!(bench.kernel.pauses.get(), 20, "{}", bench.log());
 }
 
+/// A device may have many virtual functions, whose interfaces appear one after the other.
+#[test]
+fn each_interface_that_appears_extends_the_wait() {
+    let bench = bench();
+    bench.write("/sys/module/mlx5_core/srcversion", "");
+    let state = saved(&bench);
+    reload(&bench);
+    let places =
+        [VF, PF].map(|device| (bench.at(&format!("{device}/net")), bench.at(&format!("{device}/gone"))));
+    for (at, gone) in &places {
+        fs::rename(at, gone).unwrap();
+    }
+    let (mut pauses, mut places) = (0, places.into_iter());
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        pauses += 1;
+        if pauses % 8 == 0
+            && let Some((at, gone)) = places.next()
+        {
+            fs::rename(gone, at).unwrap();
+        }
+    })));
+    state.restore(&bench.node(), 1, FRESH);
+    assert_eq!(bench.read(&format!("{PF}/net/enp8s0f0/mtu")).as_deref(), Some("9000"), "{}", bench.log());
+}
+
 #[test]
 fn a_switch_is_restored_with_its_parameters_and_representors() {
     let bench = bench();
