@@ -91,6 +91,19 @@ impl Signals for EndsWhenReady<'_> {
     }
 }
 
+/// Asks the container to end from its start on.
+pub(crate) struct EndsNow;
+
+impl Signals for EndsNow {
+    fn received(&mut self) -> Option<&'static str> {
+        Some("SIGTERM")
+    }
+
+    fn wait(&mut self) -> &'static str {
+        "SIGTERM"
+    }
+}
+
 struct Shared(Rc<RefCell<Vec<u8>>>);
 
 impl Write for Shared {

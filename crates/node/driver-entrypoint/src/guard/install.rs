@@ -91,6 +91,21 @@ pub(crate) fn install(
     installation: Installation<'_>,
     signals: &mut dyn Signals,
 ) -> Result<(), Error> {
+    end_at_signal(node, keep_installed(node, installation, signals))
+}
+
+/// Logs a signal, which is no error.
+fn end_at_signal(node: &Node<'_>, result: Result<(), Error>) -> Result<(), Error> {
+    let Err(Error::Interrupted(signal)) = result else { return result };
+    node.log.step(format!("{signal}: the guard stays on the host"));
+    Ok(())
+}
+
+fn keep_installed(
+    node: &Node<'_>,
+    installation: Installation<'_>,
+    signals: &mut dyn Signals,
+) -> Result<(), Error> {
     let root = installation.root;
     check_systemd(node, root)?;
     let program = read_program(node)?;
@@ -111,10 +126,7 @@ pub(crate) fn install(
         }
         await_guard(node, root, signals)?;
         for _ in 0..POLLS_PER_CHECK {
-            if let Some(signal) = signals.received() {
-                node.log.step(format!("{signal}: the guard stays on the host"));
-                return Ok(());
-            }
+            signals.check()?;
             node.kernel.pause(POLL_INTERVAL);
         }
     }
@@ -279,7 +291,7 @@ mod tests {
     use crate::{
         files::text,
         guard::serve::Guard,
-        testing::{Bench, EndsWhenReady},
+        testing::{Bench, EndsNow, EndsWhenReady},
     };
 
     #[test]
@@ -321,6 +333,14 @@ mod tests {
         assert_eq!(bench.kernel.pauses.get(), 0);
         drop(guard);
         assert!(!has_guard(&directory));
+    }
+
+    #[test]
+    fn a_signal_while_the_guard_starts_is_no_error() {
+        let bench = Bench::new();
+        let node = bench.node();
+        end_at_signal(&node, await_guard(&node, "", &mut EndsNow)).unwrap();
+        assert_eq!(bench.log(), "INFO  SIGTERM: the guard stays on the host");
     }
 
     /// The file system of the bench may have no labels, which is no error.

@@ -28,8 +28,7 @@ use crate::{
     files,
     modules::{index::Index, load::Loader, parameters::Parameters},
     personality::{generic, mofed},
-    signals::Signals,
-    testing::{Bench, EndsWhenReady, Killed},
+    testing::{Bench, EndsNow, EndsWhenReady, Killed},
 };
 
 const REQUEST: &str = "/run/farrier/swap/acme";

@@ -119,15 +119,6 @@ fn a_request_is_either_begun_or_taken_back() {
 /// The pod is deleted before the guard has looked.
 #[test]
 fn a_container_that_ends_takes_its_request_back() {
-    struct EndsNow;
-    impl Signals for EndsNow {
-        fn received(&mut self) -> Option<&'static str> {
-            Some("SIGTERM")
-        }
-        fn wait(&mut self) -> &'static str {
-            "SIGTERM"
-        }
-    }
     let bench = bench();
     let node = bench.node();
     drop(Guard::start(&node).unwrap());

@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     kernel::Kernel as _,
     module_file::{ModuleFile, Origin},
-    testing::{Bench, EndsWhenReady, Killed, RELEASE},
+    testing::{Bench, EndsNow, EndsWhenReady, Killed, RELEASE},
 };
 
 const READY: &str = "/run/mellanox/drivers/.driver-ready";
@@ -433,18 +433,8 @@ fn nfs_over_rdma_is_loaded_on_request_if_the_image_has_it() {
 
 #[test]
 fn a_signal_before_the_replacement_stops_the_start() {
-    struct Now;
-    impl Signals for Now {
-        fn received(&mut self) -> Option<&'static str> {
-            Some("SIGTERM")
-        }
-
-        fn wait(&mut self) -> &'static str {
-            "SIGTERM"
-        }
-    }
     let bench = bench();
-    let error = run(&bench.node(), &settings(&[]), &mut Now).unwrap_err();
+    let error = run(&bench.node(), &settings(&[]), &mut EndsNow).unwrap_err();
     assert_eq!(error.to_string(), "received SIGTERM before the drivers were ready");
     assert_eq!(bench.calls(), Vec::<String>::new());
 }

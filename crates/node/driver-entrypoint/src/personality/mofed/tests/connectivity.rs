@@ -147,15 +147,6 @@ fn a_killed_container_does_not_make_the_drivers_stay() {
 /// A pod that is deleted while the API server does not answer.
 #[test]
 fn a_container_that_ends_while_it_waits_restores_the_hosts_drivers() {
-    struct EndsNow;
-    impl Signals for EndsNow {
-        fn received(&mut self) -> Option<&'static str> {
-            Some("SIGTERM")
-        }
-        fn wait(&mut self) -> &'static str {
-            "SIGTERM"
-        }
-    }
     let bench = connected();
     let before = host_drivers(&bench);
     // A start asks for signals before it replaces the drivers, so this is the wait of the next container.
