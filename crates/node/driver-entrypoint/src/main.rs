@@ -31,6 +31,7 @@ mod personality;
 mod pods;
 mod program;
 mod routes;
+mod selinux;
 mod signals;
 mod storage;
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::{
     files::entries,
     log::Log,
     node::{Node, is_plain_path},
-    personality::nvidia::selinux,
+    selinux,
     signals::Signals,
 };
 
@@ -177,7 +177,7 @@ fn copy_program(node: &Node<'_>, root: &str, program: &[u8]) -> Result<(), Error
 /// Lets systemd execute the program on a host with SELinux.
 fn label_program(node: &Node<'_>, root: &str) -> Result<(), Error> {
     let path = format!("{root}{PROGRAM}");
-    if node.paths.at(&format!("{root}/sys/fs/selinux/enforce")).exists()
+    if selinux::is_enabled(node, root)
         && selinux::label(&node.paths.at(&path), PROGRAM_TYPE)
             .map_err(Error::on("label for SELinux", path))?
     {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::{
     daemons::{self, StartResult},
-    driver,
+    driver, labels,
     options::Settings,
-    parameters, selinux, state,
+    parameters, state,
 };
 use crate::{
     error::Error,
@@ -22,6 +22,7 @@ use crate::{
     },
     mounts,
     node::Node,
+    selinux,
     signals::Signals,
 };
 
@@ -30,6 +31,9 @@ const MELLANOX: &str = "0x15b3";
 
 /// GSP firmware; it is copied to a directory below the exposed root.
 const FIRMWARE: Firmware<'_> = Firmware { host_path: "/run/nvidia/driver/lib/firmware", subdir: "nvidia" };
+
+/// Root of the host, through its first process.
+const HOST_ROOT: &str = "/proc/1/root";
 
 /// Polling interval while the start waits.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -210,7 +214,7 @@ fn wait_for_infiniband(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(),
 }
 
 fn label_devices(node: &Node<'_>) {
-    match selinux::is_enabled(node).then(|| selinux::label_devices(node)) {
+    match selinux::is_enabled(node, HOST_ROOT).then(|| labels::label_devices(node)) {
         None => {}
         Some(Ok(files)) => node.log.step(format!("SELinux: {files} device file(s) labeled for containers")),
         Some(Err(error)) => {
