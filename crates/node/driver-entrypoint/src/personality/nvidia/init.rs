@@ -67,10 +67,10 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
             node.log.step("done, waiting for a signal");
             let signal = signals.wait();
             node.log.step(format!("received {signal}: stopping"));
-            stop(node, signals)
+            stop(node)
         }
         Err(error) => {
-            node.log.warn_of(stop(node, signals));
+            node.log.warn_of(stop(node));
             Err(error)
         }
     }
@@ -101,15 +101,11 @@ fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) ->
 }
 
 /// The order matters: if the driver is in use and stays loaded, its user space must also stay.
-fn stop(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
+fn stop(node: &Node<'_>) -> Result<(), Error> {
     state::set_not_ready(node)?;
     driver::check_users(node, &daemons::processes(&node.paths))?;
     daemons::stop(node)?;
-    if let Err(error) = driver::unload(node) {
-        // The driver's users need the daemons.
-        node.log.warn_of(start_daemons(node, signals));
-        return Err(error);
-    }
+    driver::unload(node)?;
     FIRMWARE.restore_search_path(node)?;
     mounts::conceal(node, state::ROOT)?;
     state::clear(node)

@@ -449,29 +449,6 @@ fn the_fabric_manager_runs_while_a_process_uses_the_driver() {
     manager.wait().unwrap();
 }
 
-/// Without `hostPID`, the container does not see the processes of pods.
-#[test]
-fn daemons_start_again_if_the_driver_stays() {
-    let bench = bench();
-    let said = bench.at("/said");
-    bench.program("nvidia-persistenced", &format!("echo started >> {}", said.display()));
-    let mut manager = Command::new("sleep").arg("100").spawn().unwrap();
-    let process = bench.at(&format!("/proc/{}", manager.id()));
-    bench.kernel.at_pause.replace(Some(Box::new(move || {
-        // The fake process ends with the real one.
-        let _ = std::fs::remove_dir_all(&process);
-    })));
-    let mut use_driver = || {
-        fabric_manager(&bench, manager.id());
-        bench.set_references("nvidia", 2);
-    };
-    let error = run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut use_driver)).unwrap_err();
-    assert!(error.to_string().contains("by an unknown user"), "{error}");
-    assert!(!manager.wait().unwrap().success());
-    assert!(bench.log().contains("stopped nv-fabricmanager"), "{}", bench.log());
-    assert_eq!(text(said).as_deref(), Some("started\nstarted"), "{}", bench.log());
-}
-
 #[test]
 fn the_fabric_manager_of_the_fifth_generation_waits_for_infiniband() {
     let bench = bench();
