@@ -345,7 +345,7 @@ impl SwapHost<'_> {
         network.restore(node, seconds, &self.file("defaults"));
     }
 
-    /// Waits until the API servers answer. During an undo, one recorded server is enough, because the node is then not cut off.
+    /// Waits until the API servers answer. During an undo, one server is enough, because the node is then not cut off.
     fn confirm(&self, time_left: Duration, is_undo: bool) -> Result<(), Error> {
         let Request { limit, unload, load, restore, .. } = &self.request;
         let servers = self.api_servers(if limit.is_zero() { Duration::ZERO } else { time_left });
