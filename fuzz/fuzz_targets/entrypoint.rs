@@ -55,6 +55,8 @@ mod pods;
 mod program;
 #[path = "../../crates/node/driver-entrypoint/src/routes/mod.rs"]
 mod routes;
+#[path = "../../crates/node/driver-entrypoint/src/selinux.rs"]
+mod selinux;
 #[path = "../../crates/node/driver-entrypoint/src/signals.rs"]
 mod signals;
 #[path = "../../crates/node/driver-entrypoint/src/storage.rs"]

@@ -476,7 +476,7 @@ mod tests {
         let (image, release) = ("acme".parse().unwrap(), "6.1.0-47-amd64".parse().unwrap());
         let log = FileLog::create(&dir.path().join("build.log"), |_: &str| ()).unwrap();
         log.line("gcc: fatal error: Killed signal terminated program cc1");
-        let failed = step_failed(&log, "RUN make: exit code 2".to_owned(), &[], &image, &release);
+        let failed = step_failed(&log, "RUN make: exit code 2".to_owned(), false, &[], &image, &release);
         let failed = explain_in_pod(failed, &log);
         assert!(failed.is_caused_by_limit(), "{failed:?}");
         assert!(failed.hint().unwrap().contains("raise build.memory"), "{failed:?}");

@@ -1,6 +1,6 @@
 //! Sources of driver images: packages, downloads, commits, files and directories.
 
-use std::{ffi::OsStr, fmt::Write as _, path::PathBuf, sync::atomic::AtomicBool};
+use std::{ffi::OsStr, fmt::Write as _, path::PathBuf, pin::Pin, sync::atomic::AtomicBool};
 
 use farrier_core::{
     facts::annotations,
@@ -94,7 +94,10 @@ impl Sources<'_> {
             let entry = self.0.cache.get_or_make(KIND, &key, make).await?;
             return Ok(FetchedSource { root: entry.join(TREE), origin });
         }
-        self.fetch_content(spec, self.content(&spec.from).await?).await
+        let content = self.content(&spec.from).await?;
+        // Erase the type, because the nested futures of a build's inputs exceed the compiler's recursion limit.
+        let fetched: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(self.fetch_content(spec, content));
+        fetched.await
     }
 
     async fn fetch_content(self, spec: &SourceSpec, content: Content) -> Result<FetchedSource> {

@@ -282,15 +282,12 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
         for outcome in outcomes {
             // `None`: another client has deleted the tag.
             let Some(found) = outcome? else { continue };
-            match subject_of_tag(&found.tag).filter(|subject| found.is_about(subject)) {
-                Some(subject) => {
-                    let key = (repository.clone(), subject);
-                    contents.by_subject.entry(key).or_default().insert(found.image.digest);
-                }
-                None => {
-                    let TaggedManifest { tag, image, .. } = found;
-                    images.entry(image.digest.clone()).or_insert(image).tags.insert(tag);
-                }
+            if let Some(subject) = subject_of_tag(&found.tag).filter(|subject| found.is_about(subject)) {
+                let key = (repository.clone(), subject);
+                contents.by_subject.entry(key).or_default().insert(found.image.digest);
+            } else {
+                let TaggedManifest { tag, image, .. } = found;
+                images.entry(image.digest.clone()).or_insert(image).tags.insert(tag);
             }
         }
         let mut images: Vec<RegistryImage> = images.into_values().collect();
