@@ -149,9 +149,9 @@ fn an_unsigned_site_asks_for_no_signatures() {
     site.run_once().exits(0).line("nothing to do");
     assert_eq!(
         asked() - before,
-        5,
-        "what the tag names, what the DaemonSet names, headers that were brought for the kernel, the toolchain, and the record of \
-         the kernels that were seen"
+        6,
+        "what the tag names, what the DaemonSet names, headers that were brought for the kernel and for its system, the toolchain, \
+         and the record of the kernels that were seen"
     );
     let image = site.image();
     let all = rows(&site, &[NO_SIGNATURE, &image], 0);
