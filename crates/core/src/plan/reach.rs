@@ -318,7 +318,7 @@ fn is_nfd_label(key: &str) -> bool {
 pub enum MissingLabel {
     /// NFD has not labeled the node yet, or has removed its labels.
     Kernel,
-    /// The GPU Operator has not derived its labels from those of NFD yet.
+    /// The GPU Operator has not updated its labels since NFD labeled the node.
     GpuPresent,
 }
 

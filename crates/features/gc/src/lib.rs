@@ -298,7 +298,7 @@ async fn list_contents(services: &BuildServices, options: &GcOptions) -> Result<
     Ok(contents)
 }
 
-/// What a tag names.
+/// A tag, and the facts about its manifest.
 struct TaggedManifest {
     tag: Tag,
     /// Without its tags.
@@ -309,7 +309,7 @@ struct TaggedManifest {
 }
 
 impl TaggedManifest {
-    /// Reads a manifest. Its bytes are dropped, because those of all tags may not fit into memory.
+    /// Reads a manifest. Keeps facts only, because the manifests of all tags may not fit into memory.
     fn new(repository: &Repository, tag: Tag, stored: StoredManifest) -> Self {
         let manifest = AnyManifest::parse(&stored.bytes);
         Self {

@@ -190,7 +190,7 @@ pub async fn copy_artifact(
     Ok(())
 }
 
-/// Copies a manifest, after its blobs and those of its children that are not in `copied`. Children may be nested `depth` levels deep.
+/// Copies the children that are not in `copied`, then the blobs, then the manifest. Children may be nested `depth` levels deep.
 async fn copy_manifest(
     access: &ImageAccess,
     from: &ImageReference,

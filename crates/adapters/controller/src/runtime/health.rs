@@ -35,8 +35,8 @@ impl Health {
         self.0.lock().last_beat = Instant::now();
     }
 
-    /// Awaits a reconcile and beats meanwhile, for at most [`MAX_RECONCILE`]. Servers that do not answer can delay a reconcile by
-    /// more than [`STALL_LIMIT`], and a restart would not help: it would only stop the builds.
+    /// Awaits a reconcile and beats meanwhile, for at most [`MAX_RECONCILE`]. A reconcile can take longer than [`STALL_LIMIT`] when
+    /// servers do not answer. A restart would not help then, and would stop the builds.
     pub(crate) async fn beat_during<T>(&self, mut work: impl Future<Output = T> + Unpin) -> T {
         let began = Instant::now();
         while began.elapsed() < MAX_RECONCILE {

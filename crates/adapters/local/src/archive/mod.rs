@@ -25,7 +25,7 @@ pub use tree::UnpackMode;
 /// Limits on the content of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of entries and of directories that have no entry of their own.
+    /// Maximum number of entries, including directories that only occur in the names of others.
     pub entries: u64,
     /// Maximum total size of all files, unpacked, in bytes.
     pub bytes: u64,

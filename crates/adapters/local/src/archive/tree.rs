@@ -40,7 +40,7 @@ pub(super) struct Tree<'a> {
     real_paths: HashMap<PathBuf, PathBuf>,
     /// Paths that the current layer has written, including all their parents.
     written: HashSet<PathBuf>,
-    /// Number of directories created without an entry of their own.
+    /// Number of directories that were created because names of entries contain them.
     implied_directories: u64,
     buffer: Vec<u8>,
 }

@@ -54,7 +54,8 @@ pub struct DaemonSetChange {
     pub expected: BTreeMap<String, String>,
     /// Images to set, by container; init containers are included by their names.
     pub images: BTreeMap<String, String>,
-    /// Whole required node affinity, where farrier sets or owns it. [`NodeAffinity::Any`] removes it, whoever owns it.
+    /// Whole required node affinity, where farrier sets or owns it. [`NodeAffinity::Any`] removes the affinity, also that of another
+    /// field manager.
     #[serde(skip)]
     pub affinity: Option<NodeAffinity>,
     /// farrier's annotations.
@@ -255,7 +256,7 @@ impl Change {
     }
 
     /// Whether the change may restart pods because it sets an image, a node affinity or an operator's driver. Changes of records
-    /// and labels restart none, and evictions have a limit of their own.
+    /// and labels restart none, and evictions have a separate limit.
     pub(super) fn is_rewrite(&self, snapshot: &ClusterSnapshot) -> bool {
         match self {
             Self::DaemonSet(change) => {
