@@ -56,21 +56,27 @@ async fn gitlab_keeps_referrers_without_a_list() {
     publish(&[Quirk::PullNeedsRepository, Quirk::FallbackTagIsSubject]).await;
 }
 
+/// Pushes an image and a report about it. Returns the image, the report and a bill of materials that is not pushed.
+async fn push_with_report(registry: &dyn Registry, repository: &Repository) -> (Digest, [Vec<u8>; 2]) {
+    let directory = tempfile::tempdir().unwrap();
+    let (image, _) = push_two(registry, repository, directory.path()).await.unwrap();
+    registry.push_bytes(repository, b"{}").await.unwrap();
+    let subject = oci::Descriptor::of(media_type::OCI_MANIFEST, &image.manifest);
+    let (report, bill) = (referrer(&subject, REPORT), referrer(&subject, BILL));
+    registry.push_referrer(repository, &report).await.unwrap();
+    (image.digest, [report, bill])
+}
+
 /// Anyone who may push can write the tag of the list.
 #[tokio::test]
 async fn an_image_under_the_tag_of_the_list_hides_no_referrer() {
     let server = RegistryProcess::start(Wants::default());
     let (registry, repository) = (plain(), repository(&server.host, "drivers/x"));
-    let directory = tempfile::tempdir().unwrap();
-    let (image, _) = push_two(registry.as_ref(), &repository, directory.path()).await.unwrap();
-    registry.push_bytes(&repository, b"{}").await.unwrap();
-    let subject = oci::Descriptor::of(media_type::OCI_MANIFEST, &image.manifest);
-    let (report, bill) = (referrer(&subject, REPORT), referrer(&subject, BILL));
-    registry.push_referrer(&repository, &report).await.unwrap();
-    let list = Version::Tag(oci::referrers_tag(&image.digest).unwrap());
+    let (image, [report, bill]) = push_with_report(registry.as_ref(), &repository).await;
+    let list = Version::Tag(oci::referrers_tag(&image).unwrap());
     registry.push_manifest(&repository, &list, media_type::OCI_MANIFEST, &report).await.unwrap();
     registry.push_referrer(&repository, &bill).await.unwrap();
-    let found = registry.referrers(&repository, &image.digest, None).await.unwrap();
+    let found = registry.referrers(&repository, &image, None).await.unwrap();
     let found: BTreeSet<Digest> = found.into_iter().map(|referrer| referrer.digest).collect();
     assert_eq!(found, [report, bill].map(|manifest| Digest::of(&manifest)).into());
 }
@@ -80,22 +86,17 @@ async fn an_image_under_the_tag_of_the_list_hides_no_referrer() {
 async fn a_list_with_an_unreadable_entry_stays_and_hides_no_referrer() {
     let server = RegistryProcess::start(Wants::default());
     let (registry, repository) = (plain(), repository(&server.host, "drivers/x"));
-    let directory = tempfile::tempdir().unwrap();
-    let (image, _) = push_two(registry.as_ref(), &repository, directory.path()).await.unwrap();
-    registry.push_bytes(&repository, b"{}").await.unwrap();
-    let subject = oci::Descriptor::of(media_type::OCI_MANIFEST, &image.manifest);
-    let (report, bill) = (referrer(&subject, REPORT), referrer(&subject, BILL));
-    registry.push_referrer(&repository, &report).await.unwrap();
+    let (image, [report, bill]) = push_with_report(registry.as_ref(), &repository).await;
     let mut list = oci::ImageIndex::empty();
     list.manifests.push(oci::Descriptor::of(media_type::OCI_MANIFEST, &report));
     let mut list = serde_json::to_value(&list).unwrap();
     list["manifests"][0]["platform"] = serde_json::json!({"os": "linux"});
-    let (list, version) = (list.to_string(), Version::Tag(oci::referrers_tag(&image.digest).unwrap()));
+    let (list, version) = (list.to_string(), Version::Tag(oci::referrers_tag(&image).unwrap()));
     registry.push_manifest(&repository, &version, media_type::OCI_INDEX, list.as_bytes()).await.unwrap();
     registry.push_referrer(&repository, &bill).await.unwrap();
     let stored = registry.manifest(&repository, &version).await.unwrap().unwrap();
     assert_eq!(stored.bytes, list.as_bytes());
-    let found = registry.referrers(&repository, &image.digest, None).await.unwrap();
+    let found = registry.referrers(&repository, &image, None).await.unwrap();
     let found: BTreeSet<Digest> = found.into_iter().map(|referrer| referrer.digest).collect();
     assert_eq!(found, [report, bill].map(|manifest| Digest::of(&manifest)).into());
 }

@@ -341,9 +341,7 @@ pub fn rollback_per_kernel(
     namespace: &str,
     name: &str,
 ) -> Result<Vec<Change>, HoldReason> {
-    let mut all = snapshot.daemon_sets.iter();
-    let daemon_set = all.find(|other| other.namespace == namespace && other.name == name);
-    let daemon_set = daemon_set.ok_or(HoldReason::NOT_FOUND)?;
+    let daemon_set = snapshot.daemon_set(namespace, name).ok_or(HoldReason::NOT_FOUND)?;
     let live = daemon_set.live.as_ref().ok_or(HoldReason::OnlyLive)?;
     if live.deleting {
         return Err(HoldReason::Deleting);

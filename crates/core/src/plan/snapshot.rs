@@ -373,6 +373,10 @@ impl NodeFacts {
 }
 
 impl ClusterSnapshot {
+    pub(super) fn daemon_set(&self, namespace: &str, name: &str) -> Option<&DaemonSetFacts> {
+        self.daemon_sets.iter().find(|found| found.namespace == namespace && found.name == name)
+    }
+
     /// Returns the reason why objects of this kind cannot be read in a namespace.
     pub fn why_unseen(&self, kind: ObservedKind, namespace: &str) -> Option<&String> {
         self.unseen.get(&kind).or_else(|| self.unseen_in.get(&(kind, namespace.to_owned())))

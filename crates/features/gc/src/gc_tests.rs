@@ -11,9 +11,7 @@ use super::*;
 async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     let bench = Bench::new(&json!({}));
     let (services, registry) = (&bench.services, &bench.services.images.registry);
-    let repository = services.images.location.repository("x").unwrap();
-    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
-    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
+    let (repository, image) = (services.images.location.repository("x").unwrap(), image());
     let digest = Digest::of(&image);
     let signed = provenance::add_layers(None, &[]).unwrap();
     let artifact = Artifact::about(&image, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
@@ -49,15 +47,22 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     assert_eq!(referrers_and_signatures().await, (false, 0));
 }
 
+fn image() -> Vec<u8> {
+    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
+    ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap()
+}
+
+fn output_of(image: &[u8]) -> Artifact {
+    Artifact::about(image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap()
+}
+
 /// The signatures and documents of an output refer to the output, not to the image.
 #[tokio::test]
 async fn outputs_go_with_their_image_and_their_referrers_with_them() {
     let bench = Bench::new(&json!({}));
     let (services, registry) = (&bench.services, &bench.services.images.registry);
-    let repository = services.images.location.repository("x").unwrap();
-    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
-    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
-    let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
+    let (repository, image) = (services.images.location.repository("x").unwrap(), image());
+    let output = output_of(&image);
     let bundle = Artifact::about(&output.manifest, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
     let bill = Artifact::about(&output.manifest, media_type::CYCLONEDX, b"{}".to_vec(), &[]).unwrap();
     let signed = provenance::add_layers(None, &[]).unwrap();
@@ -86,10 +91,8 @@ async fn outputs_go_with_their_image_and_their_referrers_with_them() {
 async fn an_output_with_a_separate_tag_is_kept() {
     let bench = Bench::new(&json!({}));
     let (services, registry) = (&bench.services, &bench.services.images.registry);
-    let repository = services.images.location.repository("x").unwrap();
-    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
-    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
-    let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
+    let (repository, image) = (services.images.location.repository("x").unwrap(), image());
+    let output = output_of(&image);
     for bytes in [oci::EMPTY, &output.content] {
         registry.push_bytes(&repository, bytes).await.unwrap();
     }
@@ -108,9 +111,7 @@ async fn an_output_with_a_separate_tag_is_kept() {
 async fn an_image_under_a_tag_that_names_another_subject_is_no_leftover() {
     let bench = Bench::new(&json!({}));
     let (services, registry) = (&bench.services, &bench.services.images.registry);
-    let repository = services.images.location.repository("x").unwrap();
-    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
-    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
+    let (repository, image) = (services.images.location.repository("x").unwrap(), image());
     registry.push_bytes(&repository, oci::EMPTY).await.unwrap();
     let tag = Version::Tag(provenance::signature_tag(&Digest::of(b"gone")).unwrap());
     registry.push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &image).await.unwrap();
@@ -125,10 +126,8 @@ async fn an_image_under_a_tag_that_names_another_subject_is_no_leftover() {
 async fn manifests_of_an_image_in_use_are_kept_under_tags_that_name_a_missing_image() {
     let bench = Bench::new(&json!({}));
     let (services, registry) = (&bench.services, &bench.services.images.registry);
-    let repository = services.images.location.repository("x").unwrap();
-    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
-    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
-    let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
+    let (repository, image) = (services.images.location.repository("x").unwrap(), image());
+    let output = output_of(&image);
     let signed = provenance::add_layers(None, &[]).unwrap();
     for bytes in [oci::EMPTY, &output.content, &signed.config] {
         registry.push_bytes(&repository, bytes).await.unwrap();

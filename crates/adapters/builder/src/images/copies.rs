@@ -256,7 +256,7 @@ pub fn copy_tag(reference: &ImageReference) -> Result<Tag> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, sync::Arc};
+    use std::{collections::BTreeMap, path::Path, sync::Arc};
 
     use farrier_net::{Net, NetOptions};
     use farrier_store::registry::{RegistryLocation, RegistryOptions, RemoteRegistry, connect};
@@ -265,6 +265,15 @@ mod tests {
 
     use super::*;
     use crate::testing::Bench;
+
+    /// Returns services whose other registries are a layout in a directory.
+    fn with_remote(directory: &Path) -> (Bench, Arc<dyn Registry>) {
+        let mut bench = Bench::new(&json!({}));
+        let elsewhere = RegistryLocation::Layout(directory.join("layout"));
+        bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
+        let remote = Arc::clone(&bench.services.images.remote);
+        (bench, remote)
+    }
 
     /// Publishes an index with one image at another registry.
     async fn publish(registry: &dyn Registry, repository: &Repository) -> Digest {
@@ -296,11 +305,8 @@ mod tests {
     /// The signatures and documents of an output refer to the output, not to the image.
     #[tokio::test]
     async fn outputs_are_copied_with_their_referrers_and_signatures() {
-        let mut bench = Bench::new(&json!({}));
         let other = tempfile::tempdir().unwrap();
-        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
-        bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
-        let remote = Arc::clone(&bench.services.images.remote);
+        let (bench, remote) = with_remote(other.path());
         let (repository, text) = ("other.test:5000/hello".parse().unwrap(), "other.test:5000/hello:1");
         let image = publish(remote.as_ref(), &repository).await;
         let image = remote.manifest(&repository, &Version::Digest(image)).await.unwrap().unwrap();
@@ -332,11 +338,8 @@ mod tests {
     /// Anyone who may push can add referrers to an image.
     #[tokio::test]
     async fn of_many_referrers_those_that_farrier_reads_are_copied() {
-        let mut bench = Bench::new(&json!({}));
         let other = tempfile::tempdir().unwrap();
-        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
-        bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
-        let remote = Arc::clone(&bench.services.images.remote);
+        let (bench, remote) = with_remote(other.path());
         let (repository, text) = ("other.test:5000/hello".parse().unwrap(), "other.test:5000/hello:1");
         let image = publish(remote.as_ref(), &repository).await;
         let image = remote.manifest(&repository, &Version::Digest(image)).await.unwrap().unwrap();
@@ -362,11 +365,8 @@ mod tests {
 
     #[tokio::test]
     async fn deeply_nested_indexes_are_refused() {
-        let mut bench = Bench::new(&json!({}));
         let other = tempfile::tempdir().unwrap();
-        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
-        bench.services.images.remote = connect(&elsewhere, &RegistryOptions::default());
-        let remote = Arc::clone(&bench.services.images.remote);
+        let (bench, remote) = with_remote(other.path());
         let repository: Repository = "other.test:5000/hello".parse().unwrap();
         let digest = publish(remote.as_ref(), &repository).await;
         let mut bytes = remote.manifest(&repository, &Version::Digest(digest)).await.unwrap().unwrap().bytes;

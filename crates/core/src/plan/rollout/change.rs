@@ -246,9 +246,7 @@ impl Change {
         let differs_from_snapshot = match self {
             Self::DaemonSet(change) => !change.image_changes().is_empty(),
             Self::Copy(DaemonSetCopy { namespace, name, manifest, .. }) => {
-                let mut copies = snapshot.daemon_sets.iter();
-                let copy = copies.find(|copy| copy.namespace == *namespace && copy.name == *name);
-                copy.is_some_and(|copy| changes_image(manifest, copy))
+                snapshot.daemon_set(namespace, name).is_some_and(|copy| changes_image(manifest, copy))
             }
             _ => false,
         };
@@ -261,9 +259,7 @@ impl Change {
         match self {
             Self::DaemonSet(change) => {
                 let DaemonSetChange { namespace, name, affinity, .. } = change;
-                let mut daemon_sets = snapshot.daemon_sets.iter();
-                let before = daemon_sets.find(|found| found.namespace == *namespace && found.name == *name);
-                let before = before.map(|found| &found.placement.affinity);
+                let before = snapshot.daemon_set(namespace, name).map(|found| &found.placement.affinity);
                 !change.image_changes().is_empty() || (affinity.is_some() && affinity.as_ref() != before)
             }
             Self::Resource(_) => true,

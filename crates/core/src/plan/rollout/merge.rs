@@ -16,8 +16,7 @@ pub(super) fn one_write_for_each_object(snapshot: &ClusterSnapshot, planned: &mu
         }
     }
     for ((namespace, name), indices) in objects.into_iter().filter(|(_, indices)| indices.len() > 1) {
-        let mut daemon_sets = snapshot.daemon_sets.iter();
-        let daemon_set = daemon_sets.find(|other| other.namespace == namespace && other.name == name);
+        let daemon_set = snapshot.daemon_set(&namespace, &name);
         let Some(live) = daemon_set.and_then(|daemon_set| daemon_set.live.as_ref()) else { continue };
         let mut merged: Vec<Change> = Vec::new();
         for index in &indices {
