@@ -18,7 +18,7 @@ sandbox_rows() {
         clocked "$way" clock "${kernels[0]}" warm
     done
     store_headers "${kernels[1]}"
-    cached_images_of docker > "$place/images"
+    engine=docker cached_images > "$place/images"
     for ((run = 1; run <= runs; run++)); do
         for way in sandbox docker; do
             rm -rf "$place/run"
@@ -27,7 +27,7 @@ sandbox_rows() {
             awk 'NR == 1 { begun = $1 } $2 == "STEPS-BEGIN" { printf "%.3f\n", $3 - begun }' "$place/lines" |
                 tee -a "$state/times/seen-$way" >&2
             # Remove the headers from the engine, so that the next run transfers them again.
-            cached_images_of docker | comm -13 "$place/images" - | xargs -r docker image rm --force > /dev/null 2>&1 || true
+            engine=docker cached_images | comm -13 "$place/images" - | xargs -r docker image rm --force > /dev/null 2>&1 || true
         done
     done
     row "new kernel to the first step of its build / in Docker" "$(ratio seen-sandbox seen-docker)" 0.5 x
@@ -45,8 +45,6 @@ sandbox_rows() {
     row "start of a sandbox, and its removal" "$(awk -v s="$(median sandbox)" 'BEGIN { print s * 1000 }')" 50 ms
     rm -rf "$place"
 }
-
-cached_images_of() { engine="$1" cached_images; }
 
 # Defines two images: `clock`, which is mstflint with steps that print the time, and `brought`, whose source is a prebuilt module
 # (bring_module).
