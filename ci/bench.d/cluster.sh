@@ -9,6 +9,7 @@
 
 cluster_rows() {
     local kernel run place="$state/sandbox" builds="farrier-bench-$$-builds" room
+    [ -n "$kubeconfig" ] || return 0
     export KUBECONFIG="$kubeconfig"
     need_kubectl
     kernel="$(debian_kernels bookworm-security 1)"

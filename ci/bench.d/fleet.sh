@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # ci/bench's variables
 # The rows about large fleets. Sourced by ci/bench.
 
-plan_row() {
+plan_rows() {
     say "planning 10,000 nodes, 40 kernels, 8 images"
     cargo bench --locked --quiet --bench plan > "$state/times/plan" 2>> "$state/bench.log" ||
         die "the plan's benchmark failed; see $state/bench.log"

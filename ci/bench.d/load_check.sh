@@ -41,7 +41,7 @@ check_rows() {
 }
 
 # A boot check of a small module, compared with a bare boot of the same kernel to a shell's first line and power-off.
-boot_row() {
+boot_rows() {
     local kernel run root="$state/bare" module
     kernel="$(debian_kernels bookworm 1)"
     need_packages busybox-static cpio qemu-system-x86

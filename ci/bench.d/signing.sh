@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # ci/bench's variables
 # The row about module signing. Sourced by ci/bench.
 
-signing_row() {
+signing_rows() {
     need_packages openssl
     say "signing 40 modules of 1 MiB with RSA-4096"
     cargo bench --locked --quiet --bench signing > "$state/times/signing" 2>> "$state/bench.log" ||
