@@ -2,8 +2,8 @@
 # shellcheck disable=SC2154 # ci/bench's variables
 # The rows about RPM metadata. Sourced by ci/bench.
 
-# A repository of 50,000 packages in createrepo_c's format, and a kernel that none of the packages matches. farrier only reads
-# the metadata. The packages do not exist, and the keys sign nothing.
+# Measures the lookup of a kernel that is in none of 50,000 packages. The metadata has createrepo_c's format. farrier reads only
+# the metadata, so the repository has no package files.
 rpm_rows() {
     local run peak server work="$state/rpm"
     mkdir -p "$work/served/repodata" "$work/definitions/kernels" "$work/definitions/keys"

@@ -75,7 +75,7 @@ DOCKERFILE
 bring_module() {
     local place="$state/sandbox" layer
     skopeo copy --quiet --src-tls-verify=false "docker://$registry/clock:$(newest_tag clock "$1")" "dir:$place/image"
-    layer="$(grep -o '"digest": *"sha256:[0-9a-f]*' "$place/image/manifest.json" | tail -n 1 | sed 's/.*sha256://')"
+    layer="$(jq --raw-output '.layers[-1].digest | ltrimstr("sha256:")' "$place/image/manifest.json")"
     tar -xf "$place/image/$layer" --to-stdout --wildcards '*/mstflint_access.ko' \
         > "$place/definitions/sources/brought/mstflint_access.ko"
 }
