@@ -4,18 +4,15 @@
 
 plan_rows() {
     say "planning 10,000 nodes, 40 kernels, 8 images"
-    cargo bench --locked --quiet --bench plan > "$state/times/plan" 2>> "$state/bench.log" ||
-        die "the plan's benchmark failed; see $state/bench.log"
+    rust_bench plan "$state/times/plan"
     row "plan: 10,000 nodes, 40 kernels, 8 images" "$(median plan)" 50 ms
-    cargo bench --locked --quiet --bench plan -- placed > "$state/times/placed" 2>> "$state/bench.log" ||
-        die "the plan's benchmark failed; see $state/bench.log"
+    rust_bench plan "$state/times/placed" placed
     row "the same, with taints and affinities" "$(median placed)" 50 ms
 }
 
 fleet_rows() {
     say "the loop over 10,000 nodes, then 300 changes of a kernel label at 5,000 nodes"
-    cargo bench --locked --quiet --bench live > "$state/fleet" 2>> "$state/bench.log" ||
-        { tail -n 20 "$state/bench.log" >&2; die "the fleet's benchmark failed"; }
+    rust_bench live "$state/fleet"
     row "resident memory over 10,000 nodes with 20 KiB of status each" "$(metric resident-mib)" 100 MiB
     row "the same, its peak" "$(metric resident-peak-mib)" 100 MiB
     row "kernel label change to rewritten image, 5,000 nodes, p99" "$(percentile rewritten-ms 99)" 1000 ms
@@ -31,8 +28,7 @@ churn_rows() {
 
 churn() { # WHERE
     say "50 changes of a kernel label 0.4 s apart, then 50 at once, at 5,000 nodes$1"
-    cargo bench --locked --quiet --bench churn > "$state/fleet" 2>> "$state/bench.log" ||
-        { tail -n 40 "$state/bench.log" >&2; die "the benchmark of label changes failed"; }
+    rust_bench churn "$state/fleet"
     row "50 kernel label changes 0.4 s apart, 5,000 nodes$1, p99" "$(percentile apart-ms 99)" 1000 ms
     row "50 kernel label changes at once, 5,000 nodes$1, the last" "$(percentile at-once-ms 100)" 3000 ms
     row "first view of the page, 5,000 nodes$1, p95" "$(percentile page-ms 95)" 200 ms
@@ -68,8 +64,7 @@ page_rows() {
 
 growth_rows() {
     say "2,000 kernels in turn through a cache with a quota for a tenth of them"
-    cargo bench --locked --quiet --bench growth > "$state/fleet" 2>> "$state/bench.log" ||
-        { tail -n 20 "$state/bench.log" >&2; die "the benchmark of the cache's growth failed"; }
+    rust_bench growth "$state/fleet"
     row "cache after 2,000 kernels / after 500: bytes" "$(growth_factor bytes)" 1.05 x
     row "the same: files" "$(growth_factor files)" 1.05 x
     row "cache eviction before a build, p99" "$(percentile room-ms 99)" 100 ms

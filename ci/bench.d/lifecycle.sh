@@ -5,8 +5,7 @@
 lifecycle_rows() {
     need_packages busybox-static gcc-12 kmod qemu-system-x86
     say "a MOFED container on a node in a virtual machine, compared with modprobe of its modules"
-    cargo bench --locked --quiet --bench lifecycle > "$state/lifecycle" 2>> "$state/bench.log" ||
-        { tail -n 20 "$state/bench.log" >&2; die "the life cycle's benchmark failed"; }
+    rust_bench lifecycle "$state/lifecycle"
     awk '$1 == "start-to-ready" { print $2 }' "$state/lifecycle" > "$state/times/start-to-ready"
     awk '$1 == "modprobe" { print $2 }' "$state/lifecycle" > "$state/times/modprobe"
     row "container start to ready: in-tree drivers out, ours in" "$(median start-to-ready)" 5 s

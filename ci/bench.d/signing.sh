@@ -5,7 +5,6 @@
 signing_rows() {
     need_packages openssl
     say "signing 40 modules of 1 MiB with RSA-4096"
-    cargo bench --locked --quiet --bench signing > "$state/times/signing" 2>> "$state/bench.log" ||
-        { tail -n 20 "$state/bench.log" >&2; die "the signing benchmark failed"; }
+    rust_bench signing "$state/times/signing"
     row "signing of 40 modules" "$(median signing)" 500 ms
 }
