@@ -7,17 +7,17 @@ plan_rows() {
     rust_bench plan "$state/times/plan"
     row "plan: 10,000 nodes, 40 kernels, 8 images" "$(median plan)" 50 ms
     rust_bench plan "$state/times/placed" placed
-    row "the same, with taints and affinities" "$(median placed)" 50 ms
+    row "plan: 10,000 nodes with taints and affinities" "$(median placed)" 50 ms
 }
 
 fleet_rows() {
     say "the loop over 10,000 nodes, then 300 changes of a kernel label at 5,000 nodes"
     rust_bench live "$state/fleet"
     row "resident memory over 10,000 nodes with 20 KiB of status each" "$(metric resident-mib)" 100 MiB
-    row "the same, its peak" "$(metric resident-peak-mib)" 100 MiB
+    row "peak resident memory over 10,000 nodes" "$(metric resident-peak-mib)" 100 MiB
     row "kernel label change to rewritten image, 5,000 nodes, p99" "$(percentile rewritten-ms 99)" 1000 ms
     row "LIST requests in 30 idle seconds" "$(metric steady-lists)" 0 ""
-    row "writes in the same time" "$(metric steady-writes)" 0 ""
+    row "writes in 30 idle seconds" "$(metric steady-writes)" 0 ""
     say "label change to rewritten image: median $(percentile rewritten-ms 50) ms, longest $(percentile rewritten-ms 100) ms"
 }
 
@@ -32,7 +32,7 @@ churn() { # WHERE
     row "50 kernel label changes 0.4 s apart, 5,000 nodes$1, p99" "$(percentile apart-ms 99)" 1000 ms
     row "50 kernel label changes at once, 5,000 nodes$1, the last" "$(percentile at-once-ms 100)" 3000 ms
     row "first view of the page, 5,000 nodes$1, p95" "$(percentile page-ms 95)" 200 ms
-    row "the same: bytes" "$(percentile page-bytes 100)" 100000 ""
+    row "first view of the page, 5,000 nodes$1: bytes" "$(percentile page-bytes 100)" 100000 ""
     row "the page of all nodes, 5,000 nodes$1, p95" "$(percentile nodes-ms 95)" 200 ms
     row "label change to image, 50 viewers / none$1, median" \
         "$(awk -v a="$(percentile watched-ms 50)" -v b="$(percentile alone-ms 50)" 'BEGIN { printf "%.3f", a / b }')" 1.10 x
@@ -59,14 +59,14 @@ page_rows() {
     done
     stop "$state/page.pid"
     row "first view of 100 x 10 cells, 5,000 nodes, p95" "$(percentile cells-ms 95)" 200 ms
-    row "the same: bytes" "$(wc -c < "$state/page.html")" 100000 ""
+    row "first view of 100 x 10 cells, 5,000 nodes: bytes" "$(wc -c < "$state/page.html")" 100000 ""
 }
 
 growth_rows() {
     say "2,000 kernels in turn through a cache with a quota for a tenth of them"
     rust_bench growth "$state/fleet"
     row "cache after 2,000 kernels / after 500: bytes" "$(growth_factor bytes)" 1.05 x
-    row "the same: files" "$(growth_factor files)" 1.05 x
+    row "cache after 2,000 kernels / after 500: files" "$(growth_factor files)" 1.05 x
     row "cache eviction before a build, p99" "$(percentile room-ms 99)" 100 ms
     row "time series in /metrics with 2,000 kernels" "$(metric series)" 60 ""
 }

@@ -63,7 +63,7 @@ boot_rows() {
         timed bare bare_boot "$kernel"
     done
     row "boot check of a small module" "$(median boot)" 10 s
-    row "the same / a bare boot of that kernel" "$(ratio boot bare)" 2.00 x
+    row "boot check of a small module / a bare boot of its kernel" "$(ratio boot bare)" 2.00 x
 }
 
 bare_boot() {
