@@ -7,8 +7,7 @@ add_node n1 "$kernel_a"
 add_node n2 "$kernel_a"
 add_daemonset whole "$registry/$driver:vendor" OnDelete
 start_farrier one
-ours() { [[ "$(ds_image whole)" == "$registry/$driver@sha256:"* ]]; }
-expect 60 "the DaemonSet gets a union image" ours
+expect 60 "the DaemonSet gets a union image" has_our_image whole
 first="$(ds_image whole)"
 k delete pods --all -n "$drivers" --grace-period=0 --force > /dev/null 2>&1
 expect 30 "n1's pod runs the union image" pod_on whole n1 "$first"

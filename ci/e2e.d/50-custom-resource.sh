@@ -1,6 +1,8 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables that lib.sh sets
-# NicClusterPolicy, the Network Operator's cluster-wide resource.
+# Strategy custom-resource with NicClusterPolicy, the Network Operator's cluster-wide resource: farrier sets the driver's fields,
+# and a rollback restores them. If other nodes have the hardware, farrier holds the rollout instead. `use_kind` sets $kind and
+# $resource.
 
 use_kind NicClusterPolicy
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables that lib.sh sets
-# NicNodePolicy, the Network Operator's resource for the nodes that a nodeSelector selects. Other nodes do not affect the rollout.
+# Strategy custom-resource with NicNodePolicy, the Network Operator's resource for the nodes that a nodeSelector selects. Other
+# nodes do not affect the rollout.
 
 use_kind NicNodePolicy
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
-# ClusterPolicy, the GPU Operator's cluster-wide resource. The operator computes a tag that ends with the operating system, so
-# the image gets that tag as well.
+# Strategy custom-resource with ClusterPolicy, the GPU Operator's cluster-wide resource. The operator computes a tag that ends
+# with the operating system, so the image gets that tag as well.
 
 use_kind ClusterPolicy
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
-# NVIDIADriver, the GPU Operator's resource for the nodes that a nodeSelector selects. The image gets a second tag, as for
-# ClusterPolicy.
+# Strategy custom-resource with NVIDIADriver, the GPU Operator's resource for the nodes that a nodeSelector selects. The image
+# gets a second tag, as for ClusterPolicy.
 
 use_kind NVIDIADriver
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables that lib.sh sets
-# Permissions of users on the page: the API server authenticates them (TokenReview) and authorizes them (SubjectAccessReview).
+# The page lets users do what the API server lets them do: farrier authenticates users with a TokenReview, and authorizes their
+# actions with SubjectAccessReviews.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
 add_node n1 "$kernel_a"

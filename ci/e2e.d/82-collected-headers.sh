@@ -53,7 +53,7 @@ expect 0 "the same headers are accepted again" collect
 echo "struct evil;" >> "$(find "$here/node/usr/src" -name module.h -path '*/include/linux/*' | head -n 1)"
 not_replaced() { not collect && grep -qF ' has other headers, with content ' "$here/expected"; }
 expect 0 "different headers for the same kernel are refused" not_replaced
-expect 180 "the image is built from the headers and set" ours_is_set
+expect 180 "the image is built from the headers and set" has_our_image solo
 expect 60 "the image is recorded as good" noted_good solo
 first="$(ds_image solo)"
 

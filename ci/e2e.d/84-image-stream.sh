@@ -167,7 +167,7 @@ imported "$other"
 expect 30 "the plan uses the imported image as the toolkit" toolchain "$other"
 imported "$digest"
 start_farrier one
-expect 300 "the driver is built with the toolkit, and the DaemonSet has its image" ours_is_set
+expect 300 "the driver is built with the toolkit, and the DaemonSet has its image" has_our_image solo
 can_list() { k get "$1" -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1; }
 expect 0 "farrier may not list Secrets in namespace $where" not can_list secrets
 expect 5 "farrier may not list ImageStreams" not can_list "$streams"

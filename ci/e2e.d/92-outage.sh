@@ -38,5 +38,5 @@ expect 10 "the proxy to the API server is down" not listens
 sleep 35
 expect 0 "farrier keeps running" alive "$here/farrier-one.pid"
 start_proxy
-expect 90 "after the outage the image is set" ours_is_set
+expect 90 "after the outage the image is set" has_our_image solo
 [ "$(builds)" = "$first" ] || fail "the image is built once: $first builds before the outage, $(builds) after it"

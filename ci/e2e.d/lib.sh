@@ -482,7 +482,8 @@ steady() {
 
 ds_image() { k get daemonset "$1" -n "$drivers" -o jsonpath='{.spec.template.spec.containers[0].image}'; }
 has_image() { [ "$(ds_image "$1")" = "$2" ]; }
-ours_is_set() { [[ "$(ds_image solo)" == "$registry/$driver@sha256:"* ]]; }
+# has_our_image APP: succeeds when farrier has set any of its images.
+has_our_image() { [[ "$(ds_image "$1")" == "$registry/$driver@sha256:"* ]]; }
 # Prints everything that farrier or another writer could change in a DaemonSet.
 ds_spec() { k get daemonset "$1" -n "$drivers" -o json | jq -cS '[.metadata.annotations, .spec]'; }
 
