@@ -36,9 +36,7 @@ fn server(status: u16) -> (tokio::runtime::Runtime, FakeHttp) {
 
 #[test]
 fn a_plan_that_could_not_ask_the_registry_ends_with_3() {
-    let mut site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let mut site = Site::with_stand_in();
     for status in [401, 403, 500, 503] {
         let (_runtime, server) = server(status);
         site.location = format!("{}/drivers", server.host);
@@ -58,9 +56,7 @@ fn a_plan_that_could_not_ask_the_registry_ends_with_3() {
 /// A registry that accepts connections and never answers.
 #[test]
 fn a_command_ends_when_its_time_is_up() {
-    let mut site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let mut site = Site::with_stand_in();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     site.location = format!("{}/drivers", silent.local_addr().unwrap());
     for args in [&["plan"][..], &["run", "--once"]] {
@@ -71,9 +67,7 @@ fn a_command_ends_when_its_time_is_up() {
 
 #[test]
 fn exit_code_1_says_that_a_plan_needs_attention() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     // A build to do is no reason.
     site.farrier(&["plan", "--exit-code"]).exits(0).line("1 to build");
     // A kernel without headers is.
@@ -91,9 +85,7 @@ fn exit_code_1_says_that_a_plan_needs_attention() {
 
 #[test]
 fn an_empty_matrix_gives_its_reasons_on_standard_error() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     let full = site.farrier(&["plan", "--matrix", "lines"]).exits(0);
     assert_eq!(full.stdout, "hello 6.1.0-901-amd64 debian 12 amd64\n");
     assert!(!full.stderr.contains("WHY"), "{full}");
@@ -249,9 +241,7 @@ fn the_only_kernel_is_built_and_warnings_are_where_a_newcomer_looks() {
 
 #[test]
 fn absent_kernels_end_with_1_and_malformed_ones_with_2() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     let build = |kernel| site.build("hello", kernel, &[]);
     for kernel in ["6.1.0-999-amd64", "../../etc"] {
         let code = if kernel.contains('/') { 2 } else { 1 };
@@ -299,9 +289,7 @@ fn absent_kernels_end_with_1_and_malformed_ones_with_2() {
 
 #[test]
 fn results_come_as_yaml_and_as_names() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     let json = site.farrier(&["plan", "-o", "json"]).exits(0).json();
     let yaml = site.farrier(&["plan", "-o", "yaml"]).exits(0).stdout;
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json);
@@ -327,9 +315,7 @@ fn built_in_definitions_are_mentioned() {
 
 #[test]
 fn the_log_level_is_an_option() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     let said = |args: &[&str]| site.farrier(&[&["plan"], args].concat()).exits(0).stderr;
     assert!(said(&["--log-level", "trace"]).contains("DEBUG"), "{}", said(&["--log-level", "trace"]));
     assert_eq!(said(&["--log-level", "error"]), "");
@@ -425,9 +411,7 @@ fn configured(site: &Site, text: &str) -> PathBuf {
 
 #[test]
 fn farrier_yaml_stands_for_options() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     let below = configured(&site, "definitions: definitions\ncluster: dir:cluster\nregistry: oci:layout\n");
     let plan = |more: &[&str]| bare(&site, &below, &[&["plan", "-o", "json"], more].concat());
     let reference = |run: &Run| run.json()["builds"][0]["cell"]["reference"].as_str().unwrap().to_owned();

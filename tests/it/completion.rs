@@ -70,9 +70,7 @@ fn bash(site: &Site, keys: &str) -> Vec<String> {
 
 /// Creates a site with two nodes, one of which has hostile label values.
 fn site() -> Site {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary(KERNEL);
+    let site = Site::with_stand_in();
     site.define(
         "announced/next.yaml",
         "apiVersion: farrier.dev/v1alpha1\nkind: AnnouncedKernels\nmetadata: {name: next}\nspec:\n  kernels:\n  - {os: debian, \

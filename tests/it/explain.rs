@@ -16,9 +16,7 @@ fn narrow(text: &str) -> String {
 
 #[test]
 fn a_node_and_an_image_are_explained_from_labels_to_fields() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary(KERNEL);
+    let site = Site::with_stand_in();
     let before = site.manifests();
     let node = site.farrier(&["why", "node/edge-2"]).exits(0);
     insta::assert_snapshot!(narrow(&site.neutral(&node.stdout)), @"
@@ -62,9 +60,7 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
 /// Where the nodes run several kernels, the image field of the only DaemonSet stays, and everything says as what.
 #[test]
 fn a_hold_says_which_image_stays() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary(KERNEL);
+    let site = Site::with_stand_in();
     let other = fs::read_to_string(site.cluster().join("edge-2.yaml")).unwrap();
     let other = other.replace("edge-2", "edge-3").replace(KERNEL, "6.1.0-902-amd64");
     fs::write(site.cluster().join("edge-3.yaml"), other).unwrap();
@@ -86,9 +82,7 @@ fn a_hold_says_which_image_stays() {
 
 #[test]
 fn a_hold_without_a_daemon_set_has_code_message_and_hint() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary(KERNEL);
+    let site = Site::with_stand_in();
     site.edit("images/hello.yaml", "daemonSet: hello", "daemonSet: helo");
     let status = site.farrier(&["status", "-o", "json"]).exits(0).json();
     let hold = status.as_array().unwrap().last().unwrap();
@@ -102,9 +96,7 @@ fn a_hold_without_a_daemon_set_has_code_message_and_hint() {
 
 #[test]
 fn what_is_missing_is_named_with_what_to_do() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary(KERNEL);
+    let site = Site::with_stand_in();
     let run = site.farrier(&["doctor"]).exits(0);
     let names = site.farrier(&["doctor", "-o", "name"]).exits(0).stdout;
     assert!(names.starts_with("definitions\ncache\n"), "{names}");
@@ -157,9 +149,7 @@ fn a_registry_that_wants_a_password_is_no_registry_yet() {
 /// The command prints the matrix again after a change, and ends on a signal.
 #[test]
 fn the_matrix_is_printed_again_when_it_or_a_hold_changes() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary(KERNEL);
+    let site = Site::with_stand_in();
     let out = std::fs::File::create(site.path("out")).unwrap();
     let mut command = site.command(&["status", "--watch"]);
     let mut child = command.stdout(out).spawn().unwrap();

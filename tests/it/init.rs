@@ -259,9 +259,7 @@ fn a_module_of_the_directory_is_the_rollout() {
 /// Each bundled driver gives a plannable definition in an empty directory.
 #[test]
 fn drivers_that_come_with_farrier() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     for (driver, files) in [("nvidia-peermem", 3), ("mstflint", 1), ("nv-peer-mem", 3)] {
         let place = format!("own-{driver}");
         init(&site, &[&place, "--driver", driver]).exits(0);

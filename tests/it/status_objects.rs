@@ -265,9 +265,7 @@ async fn who_leads_again_lists_what_another_has_written() {
 /// The canary runs one kernel and announces another.
 #[test]
 fn preflight_waits_for_the_images_that_a_node_will_need() {
-    let site = Site::new();
-    site.stand_in_kernels();
-    site.canary("6.1.0-901-amd64");
+    let site = Site::with_stand_in();
     let ask = ["preflight", "--kernel", "6.1.0-902-amd64", "--node", "edge-2", "-o", "json"];
     let answer = site.farrier(&ask).exits(1).json();
     assert_eq!(answer["ready"], false);

@@ -77,6 +77,14 @@ impl Site {
         site
     }
 
+    /// Creates a site whose canary node has the fictional kernel 6.1.0-901-amd64 (see [`Self::stand_in_kernels`]).
+    pub fn with_stand_in() -> Self {
+        let site = Self::new();
+        site.stand_in_kernels();
+        site.canary("6.1.0-901-amd64");
+        site
+    }
+
     /// Creates a site that builds in Docker.
     pub fn in_docker() -> Self {
         Self { engine: "docker", ..Self::new() }
