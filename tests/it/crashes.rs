@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::support::{
     kube_api::{
         Fate, Kind,
-        kubelet::Crash,
         objects::{daemon_set, node},
+        pod_fate::Crash,
     },
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
 };

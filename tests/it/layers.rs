@@ -13,8 +13,8 @@ use walkdir::WalkDir;
 /// Layer of a crate, given by its folder. A crate depends only on crates of its layer or of lower layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Layer {
-    /// Formats and protocols that are useful without farrier.
-    Formats,
+    /// Libraries and programs that need no other layer: formats, protocols, and what runs on nodes.
+    Foundation,
     /// Decisions, without input and output.
     Core,
     /// Input and output, and engines.
@@ -31,8 +31,8 @@ impl Layer {
             "" => Self::Program,
             "crates/core" => Self::Core,
             "crates/engines" => Self::Adapters,
-            "crates/kmod" | "crates/oci" | "crates/yaml" | "crates/loader-fuzz" => Self::Formats,
-            _ if folder.starts_with("crates/node/") => Self::Formats,
+            "crates/kmod" | "crates/oci" | "crates/yaml" | "crates/loader-fuzz" => Self::Foundation,
+            _ if folder.starts_with("crates/node/") => Self::Foundation,
             _ if folder.starts_with("crates/adapters/") => Self::Adapters,
             _ if folder.starts_with("crates/features/") => Self::Features,
             _ => return None,
@@ -43,7 +43,7 @@ impl Layer {
 struct Package {
     folder: String,
     layer: Layer,
-    /// Normal dependencies; development dependencies are left out.
+    /// Normal dependencies, without development dependencies.
     dependencies: BTreeSet<String>,
 }
 
@@ -81,8 +81,8 @@ fn no_crate_depends_upwards() {
     for (name, package) in &packages {
         for used in package.dependencies.iter().filter_map(|used| packages.get_key_value(used)) {
             let (used, Package { layer, .. }) = used;
-            let is_below = *layer < package.layer || (*layer == package.layer && *layer != Layer::Features);
-            if !is_below {
+            let is_allowed = *layer < package.layer || (*layer == package.layer && *layer != Layer::Features);
+            if !is_allowed {
                 upwards.push(format!("{name} ({:?}) depends on {used} ({layer:?})", package.layer));
             }
         }
@@ -144,8 +144,8 @@ fn features_are_known_to_the_program_alone() {
         if entry.path().extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(entry.path()).unwrap();
             let lines = text.lines().filter(|line| line.contains("feature = \""));
-            let own = ["\"testing\"", "\"client\"", "\"breakable\""];
-            let lines = lines.filter(|line| !own.iter().any(|name| line.contains(name)));
+            let allowed = ["\"testing\"", "\"client\"", "\"breakable\""];
+            let lines = lines.filter(|line| !allowed.iter().any(|name| line.contains(name)));
             conditions.extend(lines.map(|line| format!("{}: {line}", entry.path().display())));
         }
     }

@@ -1,4 +1,4 @@
-//! A pod that holds a driver's device open until it is evicted.
+//! A pod that holds a driver's device open blocks the unload until the pod is evicted.
 use std::time::Duration;
 
 use super::{LIMIT, image_with, newest};
@@ -11,7 +11,7 @@ const ENTRYPOINT: [&str; 1] = ["driver-entrypoint"];
 const USER: &str = "0f3a2b1c-0000-4000-8000-000000000001";
 const DRIVER: &str = "0f3a2b1c-0000-4000-8000-000000000002";
 /// Path of the forecast's termination message, as on a kubelet.
-const WORDS: &str = "/run/termination-log";
+const TERMINATION_LOG: &str = "/run/termination-log";
 
 /// Moves a container's process into the control group of a pod, like a kubelet with systemd.
 fn into_pod(node: &mut Node, container: &Started, uid: &str) {
@@ -23,11 +23,11 @@ fn into_pod(node: &mut Node, container: &Started, uid: &str) {
 
 /// Runs the forecast Job on the node and returns its exit code and its termination message.
 fn forecast(node: &mut Node, spec: &ContainerSpec) -> (i32, String) {
-    node.sh(&format!(": > {WORDS}"));
+    node.sh(&format!(": > {TERMINATION_LOG}"));
     let job = node.start(spec, "site", &ENTRYPOINT);
     let status = node.await_end(&job);
     println!("{}", node.log(&job));
-    (status, node.sh(&format!("cat {WORDS}")))
+    (status, node.sh(&format!("cat {TERMINATION_LOG}")))
 }
 
 #[test]
@@ -46,17 +46,16 @@ fn a_driver_goes_when_the_pod_that_holds_its_device_is_evicted() {
     into_pod(&mut node, &driver, DRIVER);
     let mut job = driver_spec
         .clone()
+        .named("forecast")
         .with_env("FARRIER_DRIVER_POD", DRIVER)
-        .with_host_path(WORDS, "/dev/termination-log");
-    "forecast".clone_into(&mut job.name);
+        .with_host_path(TERMINATION_LOG, "/dev/termination-log");
     job.args = ["forecast", "--message", "/dev/termination-log", "rdma_ucm", "mlx5_core"]
         .map(str::to_owned)
         .to_vec();
     assert_eq!(forecast(&mut node, &job), (0, String::new()), "no process has the device open");
 
     // A user's pod, which sees no other process and requested no device as a resource.
-    let mut user_spec = driver_spec.clone();
-    "training".clone_into(&mut user_spec.name);
+    let mut user_spec = driver_spec.clone().named("training");
     user_spec.host_pid = false;
     let program =
         "trap 'exit 3' TERM; exec 3< /dev/infiniband/rdma_cm; while :; do /bin/busybox usleep 10000; done";

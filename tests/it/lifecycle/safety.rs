@@ -49,8 +49,7 @@ fn a_driver_stays_while_the_node_or_a_pod_needs_its_interface() {
 
     let log = refused(&mut node, &careful);
     assert!(log.contains("(the node's default route)") && log.contains("ALLOW_DISRUPTION=uplink"), "{log}");
-    let mut job = careful.clone();
-    "forecast".clone_into(&mut job.name);
+    let mut job = careful.clone().named("forecast");
     job.command = ["driver-entrypoint", "forecast", "mlx5_core"].map(str::to_owned).to_vec();
     let log = refused(&mut node, &job);
     assert!(log.contains("the unload of module mlx5_core would disrupt interface"), "{log}");
@@ -128,8 +127,7 @@ fn storage_over_fabrics_stays_while_it_is_mounted() {
     );
     assert!(node.succeeds("grep -q '^nvme_tcp [0-9]* 0 ' /proc/modules"), "the module has no references");
 
-    let mut job = spec.clone();
-    "forecast".clone_into(&mut job.name);
+    let mut job = spec.clone().named("forecast");
     job.args = ["forecast", "nvme_tcp"].map(str::to_owned).to_vec();
     let lost = "the file system mounted at /run/data";
     let log = refused(&mut node, &job);

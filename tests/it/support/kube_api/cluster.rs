@@ -9,8 +9,8 @@ use super::{
     FakeApi, Shared,
     containers::Engine,
     events::EventText,
+    job_kubelet::JobKubelet,
     jobs::{Jobs, NodeDisruption, Refusal},
-    node::Kubelet,
 };
 
 /// Interval at which deadlines are checked; all other changes wake the tasks directly.
@@ -62,7 +62,7 @@ async fn work(shared: Arc<Shared>, engine: Arc<Engine>, mut stopped: watch::Rece
         }
         for pod in pods.into_iter().filter(|pod| !pod.node_name.is_empty()) {
             if known.insert(pod.uid.clone()) {
-                let kubelet = Kubelet::new(&shared, &engine, &stopped, &pod);
+                let kubelet = JobKubelet::new(&shared, &engine, &stopped, &pod);
                 tasks.spawn(kubelet.run());
             }
         }

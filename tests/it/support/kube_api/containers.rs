@@ -161,7 +161,7 @@ impl Engine {
             state["OOMKilled"] == true || (exit_code == 137 && self.is_in_kernel_log(uid).await);
         let time = |field: &str| -> String {
             let time = state[field].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
-            super::kubelet::text(time.unwrap_or_else(jiff::Timestamp::now))
+            super::pod_fate::text(time.unwrap_or_else(jiff::Timestamp::now))
         };
         End { exit_code, killed_for_memory, started: time("StartedAt"), finished: time("FinishedAt") }
     }

@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    kubelet::{Clock, Fate, Start},
+    pod_fate::{Clock, Fate, Start},
     selectors,
     store::{Object, State},
 };

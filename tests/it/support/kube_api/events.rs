@@ -25,7 +25,7 @@ impl State {
 
     fn record(&mut self, weight: &str, kind: &str, about: &Value, told: EventText<'_>) {
         let metadata = &about["metadata"];
-        let now = super::kubelet::text(jiff::Timestamp::now());
+        let now = super::pod_fate::text(jiff::Timestamp::now());
         let (name, namespace) = (metadata["name"].as_str().unwrap_or_default(), &metadata["namespace"]);
         let name = format!("{name}.{:016x}", fastrand::u64(..));
         let object = json!({

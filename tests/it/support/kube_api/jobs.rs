@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     events::EventText,
-    kubelet::text,
+    pod_fate::text,
     restricted, scheduler,
     store::{Object, State},
 };

@@ -17,12 +17,12 @@ mod exec;
 mod faults;
 mod fields;
 mod http;
+mod job_kubelet;
 mod jobs;
 mod kinds;
-pub mod kubelet;
 mod managed;
-mod node;
 pub mod objects;
+pub mod pod_fate;
 mod protobuf;
 mod restricted;
 mod routes;
@@ -50,7 +50,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 
 pub use faults::{ApiFailure, Record, Requests};
 pub use kinds::Kind;
-pub use kubelet::{Fate, Start};
+pub use pod_fate::{Fate, Start};
 
 use cluster::Cluster;
 use daemon_sets::Kubelets;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     events::EventText,
     jobs::has_ended,
-    kubelet::text,
+    pod_fate::text,
     selectors,
     store::{Object, State},
 };

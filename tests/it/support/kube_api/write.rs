@@ -181,7 +181,7 @@ impl State {
         }
         if kind.kind == "Job" && options["propagationPolicy"] == "Foreground" && self.jobs.is_some() {
             let mut job = old.value();
-            job["metadata"]["deletionTimestamp"] = json!(super::kubelet::text(jiff::Timestamp::now()));
+            job["metadata"]["deletionTimestamp"] = json!(super::pod_fate::text(jiff::Timestamp::now()));
             job["metadata"]["deletionGracePeriodSeconds"] = json!(0);
             job["metadata"]["finalizers"] = json!(["foregroundDeletion"]);
             return Ok(self.replace(kind, &old, job));

@@ -73,6 +73,12 @@ impl ContainerSpec {
         }
     }
 
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
     /// Sets an environment variable, as the operator's resource would.
     #[must_use]
     pub fn with_env(mut self, name: &str, value: &str) -> Self {

@@ -2,7 +2,7 @@
 //! conditions and their order were compared with a kubelet of Kubernetes 1.36.
 //!
 //! Simplifications: one container, no init containers, no probes, no variables from other objects and no network. `emptyDir` is
-//! the only volume, without a size limit. A termination message requires `FallbackToLogsOnError`.
+//! the only volume, without a size limit. The only termination message is the end of the log, under `FallbackToLogsOnError`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,27 +15,26 @@ use super::{
     containers::{End, Engine, security_of},
     events::EventText,
     jobs::{NodeDisruption, has_ended},
-    kubelet::text,
+    pod_fate::text,
     scheduler::{container_status, set_condition, waiting},
-    store::Object,
+    store::{Object, State},
 };
 
 /// Reason to stop waiting for a container.
-enum Call {
+enum StopReason {
     /// The container ended.
     Ended,
     /// The container failed to start, which was already reported.
-    NeverBegun,
+    NeverStarted,
     /// The pod was deleted, with this grace period in seconds.
     Deleted(u64),
     Deadline,
     Disrupted(NodeDisruption),
-    /// The test is over.
-    Stop,
+    TestOver,
 }
 
 /// One pod and its node.
-pub struct Kubelet {
+pub struct JobKubelet {
     shared: Arc<Shared>,
     engine: Arc<Engine>,
     stopped: watch::Receiver<bool>,
@@ -43,10 +42,10 @@ pub struct Kubelet {
     namespace: String,
     name: String,
     pod: Value,
-    since: Timestamp,
+    started: Timestamp,
 }
 
-impl Kubelet {
+impl JobKubelet {
     pub fn new(
         shared: &Arc<Shared>,
         engine: &Arc<Engine>,
@@ -61,56 +60,53 @@ impl Kubelet {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             pod: pod.value(),
-            since: Timestamp::now(),
+            started: Timestamp::now(),
         }
     }
 
     pub async fn run(self) {
-        let call = match self.bring_up().await {
+        let reason = match self.bring_up().await {
             Ok(()) => {
                 tokio::select! {
-                    () = self.engine.wait(&self.uid) => Call::Ended,
-                    call = self.called() => call,
+                    () = self.engine.wait(&self.uid) => StopReason::Ended,
+                    reason = self.stop_reason() => reason,
                 }
             }
-            Err(call) => call,
+            Err(reason) => reason,
         };
-        match call {
-            Call::Ended => {
-                self.ended(self.engine.end(&self.uid).await, None).await;
-            }
-            Call::NeverBegun => {}
-            Call::Deleted(grace) => {
-                self.tell("Killing", &format!("Stopping container {}", self.container_name()));
+        match reason {
+            StopReason::Ended => self.report_end(None).await,
+            StopReason::NeverStarted => {}
+            StopReason::Deleted(grace) => {
+                self.emit_event("Killing", &format!("Stopping container {}", self.container_name()));
                 self.engine.stop(&self.uid, grace).await;
-                self.ended(self.engine.end(&self.uid).await, None).await;
+                self.report_end(None).await;
                 self.forget();
             }
-            Call::Deadline => {
+            StopReason::Deadline => {
                 self.engine.stop(&self.uid, self.grace()).await;
                 let message = "Pod was active on the node longer than the specified deadline";
-                let end = self.engine.end(&self.uid).await;
-                self.ended(end, Some(("DeadlineExceeded", message))).await;
+                self.report_end(Some(("DeadlineExceeded", message))).await;
             }
-            Call::Disrupted(NodeDisruption::Evicted(message)) => {
+            StopReason::Disrupted(NodeDisruption::Evicted(message)) => {
                 self.engine.stop(&self.uid, 0).await;
-                self.report(|pod| {
+                self.update_status(|pod| {
                     set_condition(pod, "DisruptionTarget", true, "TerminationByKubelet", &message);
                 });
-                self.warn("Evicted", &message);
-                self.ended(self.engine.end(&self.uid).await, Some(("Evicted", &message))).await;
+                self.emit_warning("Evicted", &message);
+                self.report_end(Some(("Evicted", &message))).await;
             }
-            Call::Disrupted(NodeDisruption::NodeLost) => {
+            StopReason::Disrupted(NodeDisruption::NodeLost) => {
                 // The container's exit status is lost with the node.
                 self.engine.stop(&self.uid, 0).await;
-                self.report(|pod| {
+                self.update_status(|pod| {
                     let message = "PodGC: node no longer exists";
                     set_condition(pod, "DisruptionTarget", true, "DeletionByPodGC", message);
                     pod["status"]["phase"] = json!("Failed");
                 });
                 self.forget();
             }
-            Call::Stop => return,
+            StopReason::TestOver => return,
         }
         self.until_gone().await;
         self.engine.remove(&self.uid, &self.pod["spec"]).await;
@@ -119,19 +115,19 @@ impl Kubelet {
     }
 
     /// Pulls the image, and creates and starts the container.
-    async fn bring_up(&self) -> Result<(), Call> {
-        self.report(|pod| {
-            pod["status"]["startTime"] = json!(text(self.since));
-            let (host, hosts) = (json!("10.0.0.1"), json!([{"ip": "10.0.0.1"}]));
-            (pod["status"]["hostIP"], pod["status"]["hostIPs"]) = (host, hosts);
+    async fn bring_up(&self) -> Result<(), StopReason> {
+        self.update_status(|pod| {
+            pod["status"]["startTime"] = json!(text(self.started));
+            pod["status"]["hostIP"] = json!("10.0.0.1");
+            pod["status"]["hostIPs"] = json!([{"ip": "10.0.0.1"}]);
             set_condition(pod, "PodReadyToStartContainers", false, "", "");
             set_condition(pod, "Initialized", true, "", "");
             waiting(pod, "ContainerCreating", "");
         });
-        self.report(|pod| set_condition(pod, "PodReadyToStartContainers", true, "", ""));
+        self.update_status(|pod| set_condition(pod, "PodReadyToStartContainers", true, "", ""));
         tokio::select! {
             () = self.fetch() => {}
-            call = self.called() => return Err(call),
+            reason = self.stop_reason() => return Err(reason),
         }
         if self.may_not_run_as_root().await {
             let name = self.container_name();
@@ -139,22 +135,22 @@ impl Kubelet {
                 "container has runAsNonRoot and image will run as root (pod: \"{}_{}({})\", container: {name})",
                 self.name, self.namespace, self.uid
             );
-            return self.stay_waiting("CreateContainerConfigError", &why).await;
+            return Err(self.stay_waiting("CreateContainerConfigError", &why).await);
         }
         if let Err(why) = self.engine.create(&self.pod).await {
-            return self.stay_waiting("CreateContainerError", &why).await;
+            return Err(self.stay_waiting("CreateContainerError", &why).await);
         }
-        self.tell("Created", "Container created");
+        self.emit_event("Created", "Container created");
         if let Err(why) = self.engine.start(&self.uid).await {
-            self.finish(&json!({
+            self.write_terminated(&json!({
                 "exitCode": 128, "reason": "StartError", "message": format!("failed to create containerd task: {why}"),
                 "startedAt": "1970-01-01T00:00:00Z", "finishedAt": text(Timestamp::now()),
             }), None);
-            return Err(Call::NeverBegun);
+            return Err(StopReason::NeverStarted);
         }
-        self.tell("Started", "Container started");
+        self.emit_event("Started", "Container started");
         let started = text(Timestamp::now());
-        self.report(|pod| {
+        self.update_status(|pod| {
             pod["status"]["phase"] = json!("Running");
             set_condition(pod, "Ready", true, "", "");
             set_condition(pod, "ContainersReady", true, "", "");
@@ -182,24 +178,24 @@ impl Kubelet {
                     let message = format!(
                         "Container image \"{image}\" already present on machine and can be accessed by the pod"
                     );
-                    return self.tell("Pulled", &message);
+                    return self.emit_event("Pulled", &message);
                 }
                 Ok(true) => {
                     let took = Timestamp::now().duration_since(begun).as_millis();
                     let message = format!(
                         "Successfully pulled image \"{image}\" in {took}ms ({took}ms including waiting)."
                     );
-                    return self.tell("Pulled", &message);
+                    return self.emit_event("Pulled", &message);
                 }
                 Err(why) => in_containerd_words(image, &why),
             };
-            self.warn("Failed", &format!("Failed to pull image \"{image}\": {why}"));
-            self.warn("Failed", "Error: ErrImagePull");
-            self.report(|pod| waiting(pod, "ErrImagePull", &why));
+            self.emit_warning("Failed", &format!("Failed to pull image \"{image}\": {why}"));
+            self.emit_warning("Failed", "Error: ErrImagePull");
+            self.update_status(|pod| waiting(pod, "ErrImagePull", &why));
             tokio::time::sleep(pause / 5).await;
-            self.tell("BackOff", &format!("Back-off pulling image \"{image}\""));
+            self.emit_event("BackOff", &format!("Back-off pulling image \"{image}\""));
             let backed_off = format!("Back-off pulling image \"{image}\": ErrImagePull: {why}");
-            self.report(|pod| waiting(pod, "ImagePullBackOff", &backed_off));
+            self.update_status(|pod| waiting(pod, "ImagePullBackOff", &backed_off));
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
@@ -216,14 +212,15 @@ impl Kubelet {
         *of("runAsNonRoot") == true && as_root
     }
 
-    async fn stay_waiting(&self, reason: &str, why: &str) -> Result<(), Call> {
-        self.report(|pod| waiting(pod, reason, why));
-        self.warn("Failed", &format!("Error: {why}"));
-        Err(self.called().await)
+    /// Reports the container as waiting until it must be stopped.
+    async fn stay_waiting(&self, reason: &str, why: &str) -> StopReason {
+        self.update_status(|pod| waiting(pod, reason, why));
+        self.emit_warning("Failed", &format!("Error: {why}"));
+        self.stop_reason().await
     }
 
-    /// Waits until the container ends or must be stopped.
-    async fn called(&self) -> Call {
+    /// Waits until the container must be stopped.
+    async fn stop_reason(&self) -> StopReason {
         let deadline = self.pod["spec"]["activeDeadlineSeconds"].as_u64().map(Duration::from_secs);
         let overdue = async {
             match deadline {
@@ -231,39 +228,38 @@ impl Kubelet {
                 None => std::future::pending().await,
             }
         };
-        let wanted = async {
+        let requested = async {
             let mut changed = self.shared.changed.subscribe();
             loop {
-                if let Some(call) = self.wanted() {
-                    return call;
+                if let Some(reason) = self.requested_stop() {
+                    return reason;
                 }
                 let _ = changed.changed().await;
             }
         };
         let mut stopped = self.stopped.clone();
         tokio::select! {
-            _ = stopped.wait_for(|stopped| *stopped) => Call::Stop,
-            call = wanted => call,
-            () = overdue => Call::Deadline,
+            _ = stopped.wait_for(|stopped| *stopped) => StopReason::TestOver,
+            reason = requested => reason,
+            () = overdue => StopReason::Deadline,
         }
     }
 
-    fn wanted(&self) -> Option<Call> {
+    /// Returns the deletion or disruption of the pod.
+    fn requested_stop(&self) -> Option<StopReason> {
         let state = self.shared.state.lock().unwrap();
         if let Some(disruption) = state.jobs.as_ref().and_then(|jobs| jobs.disrupted.get(&self.uid)) {
-            return Some(Call::Disrupted(disruption.clone()));
+            return Some(StopReason::Disrupted(disruption.clone()));
         }
-        let kind = state.resource("pods");
-        let present = state.get(&kind, &self.namespace, &self.name).filter(|pod| pod.uid == self.uid);
-        let Some(pod) = present else { return Some(Call::Deleted(0)) };
+        let Some(pod) = self.present(&state) else { return Some(StopReason::Deleted(0)) };
         let metadata = &pod.value()["metadata"];
         (!metadata["deletionTimestamp"].is_null())
-            .then(|| Call::Deleted(metadata["deletionGracePeriodSeconds"].as_u64().unwrap_or(0)))
+            .then(|| StopReason::Deleted(metadata["deletionGracePeriodSeconds"].as_u64().unwrap_or(0)))
     }
 
-    /// Reports the end of the container, if there was one.
-    async fn ended(&self, end: End, of_pod: Option<(&str, &str)>) {
-        let End { exit_code, killed_for_memory, started, finished } = end;
+    /// Reports the end of the container, if there was one, and of the pod, with the pod's own reason and message.
+    async fn report_end(&self, pod_reason: Option<(&str, &str)>) {
+        let End { exit_code, killed_for_memory, started, finished } = self.engine.end(&self.uid).await;
         let reason = match exit_code {
             _ if killed_for_memory => "OOMKilled",
             0 => "Completed",
@@ -277,13 +273,13 @@ impl Kubelet {
         if *policy == "FallbackToLogsOnError" && exit_code != 0 {
             terminated["message"] = json!(self.engine.last_words(&self.uid).await);
         }
-        self.finish(&terminated, of_pod);
+        self.write_terminated(&terminated, pod_reason);
     }
 
-    fn finish(&self, terminated: &Value, of_pod: Option<(&str, &str)>) {
-        let good = terminated["exitCode"] == 0 && of_pod.is_none();
+    fn write_terminated(&self, terminated: &Value, pod_reason: Option<(&str, &str)>) {
+        let good = terminated["exitCode"] == 0 && pod_reason.is_none();
         let why = if good { "PodCompleted" } else { "PodFailed" };
-        self.report(|pod| {
+        self.update_status(|pod| {
             if good {
                 set_condition(pod, "Initialized", true, why, "");
             }
@@ -295,10 +291,10 @@ impl Kubelet {
             container["state"] = json!({"terminated": terminated});
         });
         // A kubelet reports the container's end before the pod's end.
-        self.report(|pod| {
+        self.update_status(|pod| {
             set_condition(pod, "PodReadyToStartContainers", false, "", "");
             pod["status"]["phase"] = json!(if good { "Succeeded" } else { "Failed" });
-            if let Some((reason, message)) = of_pod {
+            if let Some((reason, message)) = pod_reason {
                 pod["status"]["reason"] = json!(reason);
                 pod["status"]["message"] = json!(message);
             }
@@ -318,18 +314,21 @@ impl Kubelet {
     }
 
     fn is_there(&self) -> bool {
-        let state = self.shared.state.lock().unwrap();
-        let kind = state.resource("pods");
-        state.get(&kind, &self.namespace, &self.name).is_some_and(|pod| pod.uid == self.uid)
+        self.present(&self.shared.state.lock().unwrap()).is_some()
+    }
+
+    /// Returns the pod's object, unless the pod is gone or has been replaced.
+    fn present(&self, state: &State) -> Option<Arc<Object>> {
+        let found = state.get(&state.resource("pods"), &self.namespace, &self.name);
+        found.filter(|pod| pod.uid == self.uid)
     }
 
     /// Removes the pod object after everything in the pod has ended.
     fn forget(&self) {
         {
             let mut state = self.shared.state.lock().unwrap();
-            let kind = state.resource("pods");
-            let present = state.get(&kind, &self.namespace, &self.name);
-            if let Some(pod) = present.filter(|pod| pod.uid == self.uid) {
+            if let Some(pod) = self.present(&state) {
+                let kind = state.resource("pods");
                 state.remove(&kind, &pod);
             }
         }
@@ -344,31 +343,30 @@ impl Kubelet {
         self.pod["spec"]["containers"][0]["name"].as_str().unwrap_or_default()
     }
 
-    fn tell(&self, reason: &str, message: &str) {
-        let told = EventText { by: "kubelet", reason, message };
-        self.shared.state.lock().unwrap().tell("Pod", &self.pod, told);
+    fn emit_event(&self, reason: &str, message: &str) {
+        let event = EventText { by: "kubelet", reason, message };
+        self.shared.state.lock().unwrap().tell("Pod", &self.pod, event);
         self.shared.announce();
     }
 
-    fn warn(&self, reason: &str, message: &str) {
-        let told = EventText { by: "kubelet", reason, message };
-        self.shared.state.lock().unwrap().warn("Pod", &self.pod, told);
+    fn emit_warning(&self, reason: &str, message: &str) {
+        let event = EventText { by: "kubelet", reason, message };
+        self.shared.state.lock().unwrap().warn("Pod", &self.pod, event);
         self.shared.announce();
     }
 
     /// Writes the status, unless the pod is gone or has ended.
-    fn report(&self, change: impl FnOnce(&mut Value)) {
+    fn update_status(&self, change: impl FnOnce(&mut Value)) {
         {
             let mut state = self.shared.state.lock().unwrap();
-            let kind = state.resource("pods");
-            let present = state.get(&kind, &self.namespace, &self.name);
-            let Some(object) = present.filter(|pod| pod.uid == self.uid) else { return };
+            let Some(object) = self.present(&state) else { return };
             let before = object.value();
             let mut pod = before.clone();
             change(&mut pod);
             if pod == before || has_ended(&before) {
                 return;
             }
+            let kind = state.resource("pods");
             state.replace(&kind, &object, pod);
         }
         self.shared.announce();
