@@ -148,6 +148,12 @@ impl Root {
             assert!(!linked.contains("not found"), "{name}: {linked}");
         }
         self.says(&["nvidia-persistenced", "--version"]);
+        // The GPU Operator's validator resolves these links from its own root.
+        let root = fs::canonicalize(self.path()).unwrap();
+        for name in ["usr/bin/nvidia-smi", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"] {
+            let found = fs::canonicalize(root.join(name)).unwrap();
+            assert!(found.starts_with(&root), "{}", found.display());
+        }
         assert!(self.firmware().keys().any(|name| name.starts_with("gsp")));
     }
 }

@@ -22,6 +22,11 @@ use crate::{FetchError, Fetcher, Result, apt, process, root_fs_layer as layer};
 /// Time for a canceled mmdebstrap to unmount and to remove its directory.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// Hook that makes absolute links relative. The GPU Operator's validator follows links of a driver's root from its own root
+/// (`internal/driver/root.go`), and `update-alternatives` makes absolute ones.
+const RELATIVE_LINKS: &str = r#"find "$1" -xdev -type l -lname '/*' -exec sh -c 'root=$1; shift; for link; do
+ln -snf "$(realpath -ms --relative-to="${link%/*}" "$root$(readlink "$link")")" "$link" || exit; done' _ "$1" {} +"#;
+
 /// Makes the layer of a runtime base in `dir`; `driver` is a tar that is unpacked over the packages.
 pub(super) async fn mmdebstrap(
     fetcher: &Fetcher,
@@ -62,6 +67,7 @@ pub(super) async fn mmdebstrap(
         // The distribution's own ldconfig: loaders and the container toolkit find libraries through its cache.
         command.arg("--customize-hook=/usr/sbin/chroot \"$1\" /sbin/ldconfig");
     }
+    command.arg(format!("--customize-hook={RELATIVE_LINKS}"));
     // Pass the sources on standard input: without root, mmdebstrap switches to a user who cannot read files in the cache.
     command.arg(suite.as_str()).arg("-").arg("-").stdin(Stdio::piped());
     let mut running = process::start(command, "mmdebstrap", GRACE)?;
@@ -167,6 +173,37 @@ mod tests {
             bytes
         };
         assert_eq!(run("a"), run("b"));
+    }
+
+    #[test]
+    fn links_resolve_without_a_change_of_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap().join("a root");
+        let link = |target: &str, path: &str| {
+            let path = root.join(path);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::os::unix::fs::symlink(target, path).unwrap();
+        };
+        link("/etc/alternatives/nvidia-smi", "usr/bin/nvidia-smi");
+        link("/usr/lib/nvidia/current/nvidia-smi", "etc/alternatives/nvidia-smi");
+        link("/proc/self/mounts", "etc/mtab");
+        link("/run", "a link");
+        link("x86_64-linux-gnu", "usr/lib/relative");
+        let program = root.join("usr/lib/nvidia/current/nvidia-smi");
+        fs_err::create_dir_all(program.parent().unwrap()).unwrap();
+        fs_err::write(&program, "").unwrap();
+        // As mmdebstrap runs a hook.
+        let mut hook = std::process::Command::new("sh");
+        assert!(hook.args(["-c", RELATIVE_LINKS, "exec"]).arg(&root).status().unwrap().success());
+        assert_eq!(root.join("usr/bin/nvidia-smi").canonicalize().unwrap(), program);
+        for (path, target) in [
+            ("etc/alternatives/nvidia-smi", "../../usr/lib/nvidia/current/nvidia-smi"),
+            ("etc/mtab", "../proc/self/mounts"),
+            ("a link", "run"),
+            ("usr/lib/relative", "x86_64-linux-gnu"),
+        ] {
+            assert_eq!(fs_err::read_link(root.join(path)).unwrap(), Path::new(target), "{path}");
+        }
     }
 
     #[test]
