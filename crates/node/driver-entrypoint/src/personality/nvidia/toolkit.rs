@@ -11,7 +11,7 @@ use crate::{error::Error, files, node::Node, signals::Signals};
 /// Usage text of `ocp_dtk_entrypoint`.
 pub(crate) const USAGE: &str = "\
 usage: ocp_dtk_entrypoint nv-ctr-run-with-dtk        nvidia-driver init
-       ocp_dtk_entrypoint gds-ctr-run-with-dtk       nvidia-gds-driver install
+       ocp_dtk_entrypoint nv-fs-ctr-run-with-dtk     nvidia-gds-driver install
        ocp_dtk_entrypoint gdrcopy-ctr-run-with-dtk   nvidia-gdrcopy-driver install
        ocp_dtk_entrypoint dtk-build-driver           for the container of the driver toolkit: waits, because there is nothing to compile";
 
@@ -24,7 +24,7 @@ const PROGRAM: &str = "/proc/self/exe";
 pub(crate) fn role_arguments(arguments: &[&str]) -> Result<Option<[&'static str; 2]>, String> {
     Ok(match *arguments {
         ["nv-ctr-run-with-dtk"] => Some(["nvidia-driver", "init"]),
-        ["gds-ctr-run-with-dtk"] => Some(["nvidia-gds-driver", "install"]),
+        ["nv-fs-ctr-run-with-dtk"] => Some(["nvidia-gds-driver", "install"]),
         ["gdrcopy-ctr-run-with-dtk"] => Some(["nvidia-gdrcopy-driver", "install"]),
         ["dtk-build-driver"] => None,
         _ => return Err(USAGE.to_owned()),
@@ -86,7 +86,13 @@ mod tests {
 
     #[test]
     fn roles_are_those_of_the_operator() {
-        assert_eq!(role_arguments(&["nv-ctr-run-with-dtk"]), Ok(Some(["nvidia-driver", "init"])));
+        for (role, arguments) in [
+            ("nv-ctr-run-with-dtk", ["nvidia-driver", "init"]),
+            ("nv-fs-ctr-run-with-dtk", ["nvidia-gds-driver", "install"]),
+            ("gdrcopy-ctr-run-with-dtk", ["nvidia-gdrcopy-driver", "install"]),
+        ] {
+            assert_eq!(role_arguments(&[role]), Ok(Some(arguments)));
+        }
         assert_eq!(role_arguments(&["dtk-build-driver"]), Ok(None));
         for wrong in [&[][..], &["nv-ctr-run-with-dtk", "x"], &["build"]] {
             assert!(role_arguments(wrong).is_err(), "{wrong:?}");
