@@ -8,7 +8,7 @@
 mod module;
 mod version;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -123,6 +123,7 @@ fn driver_section(resource: &ResourceFacts) -> Result<&Map<String, Value>, HoldR
     let off = |detail: &str| HoldReason::DriverOff { detail: detail.to_owned() };
     let section = section(resource);
     let flag = |field: &str| section.and_then(|section| section.get(field)).and_then(Value::as_bool);
+    let driver_type = resource.spec["driverType"].as_str().unwrap_or("gpu");
     match resource.kind {
         OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => {
             section.ok_or_else(|| off("spec.ofedDriver is absent"))
@@ -134,6 +135,10 @@ fn driver_section(resource: &ResourceFacts) -> Result<&Map<String, Value>, HoldR
             Err(off("spec.driver.useNvidiaDriverCRD is true, so NVIDIADriver resources define the driver"))
         }
         OperatorResource::ClusterPolicy => section.ok_or_else(|| off("spec.driver is absent")),
+        OperatorResource::NvidiaDriver if driver_type != "gpu" => {
+            let detail = format!("spec.driverType is {driver_type}, and farrier's images are for gpu");
+            Err(HoldReason::Fixed { detail })
+        }
         OperatorResource::NvidiaDriver if flag("usePrecompiled") == Some(true) => {
             section.ok_or_else(|| off("spec is absent"))
         }
@@ -231,6 +236,7 @@ fn desired_fields<'a>(
     kind: OperatorResource,
     kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
+    check_systems(kind, kernels)?;
     let CommonVersion { version, reference, required_images } =
         match common_version(context, kind, kernels, None)? {
             VersionChoice::Ready(common) => common,
@@ -247,6 +253,16 @@ fn desired_fields<'a>(
     }
     let version = format!("version {version}");
     Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), required_images })
+}
+
+/// Checks that the GPU Operator looks for a tag that each node has. It takes the operating system of a ClusterPolicy's tags from
+/// one of the nodes (`getGPUNodeOSInfo` in `controllers/state_manager.go`).
+fn check_systems(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Result<(), HoldReason> {
+    let systems: BTreeSet<String> = kernels.keys().map(|kernel| kernel.os_tag()).collect();
+    if kind != OperatorResource::ClusterPolicy || systems.len() < 2 {
+        return Ok(());
+    }
+    Err(HoldReason::MixedSystems { systems: systems.into_iter().collect() })
 }
 
 /// Whether this name already points to the cell's image.

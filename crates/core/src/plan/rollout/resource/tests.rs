@@ -206,6 +206,7 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         gpu(|w| set_spec(w, json!({"driver": {"enabled": false}}))),
         gpu(|w| set_spec(w, json!({"driver": {"useNvidiaDriverCRD": true}}))),
         driver(|w| set_spec(w, json!({"usePrecompiled": false}))),
+        driver(|w| set_spec(w, json!({"usePrecompiled": true, "driverType": "vgpu"}))),
         gpu(|w| set_spec(w, json!({"driver": {}, "gds": {"enabled": true}}))),
         driver(|w| set_spec(w, json!({"usePrecompiled": true, "gdrcopy": {"enabled": true}}))),
         driver(|w| {

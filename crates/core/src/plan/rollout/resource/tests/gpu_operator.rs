@@ -49,6 +49,26 @@ fn an_nvidia_driver_of_an_older_gpu_operator_has_the_minor_version_of_rhel_9_in_
     assert!(change(&world.plan()).required_images.iter().any(|name| name.to_string().ends_with("-rhel9")));
 }
 
+/// The operator takes the operating system of all tags of a ClusterPolicy from one node (`getGPUNodeOSInfo`).
+#[test]
+fn nodes_of_two_operating_systems_cannot_share_a_cluster_policy() {
+    for (kind, is_held) in [(OperatorResource::ClusterPolicy, true), (OperatorResource::NvidiaDriver, false)]
+    {
+        let mut world = world(kind);
+        label(&mut world, 1, crate::plan::OS_VERSION_LABEL, "13");
+        world.publish(Verdict::Loads);
+        let decision = decision(&world);
+        let held = matches!(decision, RolloutDecision::Hold(HoldReason::MixedSystems { .. }));
+        assert_eq!(held, is_held, "{kind:?}: {decision:?}");
+        assert!(held || matches!(decision, RolloutDecision::Steps { .. }), "{decision:?}");
+    }
+    let mut world = world(OperatorResource::ClusterPolicy);
+    label(&mut world, 1, crate::plan::OS_VERSION_LABEL, "13");
+    world.publish(Verdict::Loads);
+    insta::assert_snapshot!(hold(&world), @"the GPU Operator looks for the tag of one operating system, whichever node it sees first, and the nodes have debian12, debian13; use NVIDIADriver resources (spec.driver.useNvidiaDriverCRD: true)");
+    assert!(world.plan().has_failures());
+}
+
 fn gpu_cluster() -> ResourceFacts {
     resource(OperatorResource::GpuCluster, "gpu-cluster", json!({"draDriver": {}}))
 }
