@@ -24,7 +24,7 @@ const REQUIRED: [&str; 2] = ["nvidia", "nvidia_uvm"];
 const MODESET: &str = "nvidia_modeset";
 
 /// Loaded only on request.
-const DRM: &str = "nvidia_drm";
+pub(crate) const DRM: &str = "nvidia_drm";
 
 /// Modules to unload, in this order. `nv_peer_mem`, `nvidia_fs` and `gdrdrv` have separate containers, which nothing
 /// else would stop. `nvidia_drm` may have been loaded by the host's driver.

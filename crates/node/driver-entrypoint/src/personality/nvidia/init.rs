@@ -18,6 +18,7 @@ use crate::{
         load::Loader,
         loaded::Loaded,
         parameters::Parameters,
+        unload,
         versions::{self, Driver},
     },
     mounts,
@@ -103,6 +104,8 @@ fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) ->
 /// The order matters: if the driver is in use and stays loaded, its user space must also stay.
 fn stop(node: &Node<'_>) -> Result<(), Error> {
     state::set_not_ready(node)?;
+    // The operator's driver manager, which unloads a driver that was in use, does not unload this module.
+    node.log.warn_of(unload::unload(node, driver::DRM));
     driver::check_users(node, &daemons::processes(&node.paths))?;
     daemons::stop(node)?;
     driver::unload(node)?;

@@ -482,6 +482,19 @@ fn nvidia_drm_is_loaded_where_it_is_asked_for() {
     assert!(!bench.calls().iter().any(|call| call.contains("nvidia_drm")));
 }
 
+/// The operator's driver manager evicts the pods and unloads the driver, but not `nvidia_drm`.
+#[test]
+fn a_refused_stop_unloads_nvidia_drm() {
+    let bench = bench();
+    bench.image_module("nvidia_drm", "nvidia_modeset");
+    let settings = Settings { drm: true, ..Settings::default() };
+    let mut hold = || bench.set_references("nvidia", 1);
+    run(&bench.node(), &settings, &mut EndsWhenReady(&mut hold)).unwrap_err();
+    let loaded = bench.loaded_versions();
+    assert!(loaded.contains(&"image-nvidia_modeset".to_owned()), "{loaded:?}");
+    assert!(!loaded.contains(&"image-nvidia_drm".to_owned()), "{loaded:?}");
+}
+
 #[test]
 fn an_image_for_computing_alone_needs_no_modeset() {
     let bench = bench();
