@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     error::Error,
-    files::{entries, program, text},
+    files::{self, entries, program, text},
     node::{Node, Paths},
 };
 
@@ -45,6 +45,9 @@ pub(crate) enum StartResult {
     Failed(&'static str, String),
 }
 
+/// Configuration of the fabric manager.
+const FABRIC_CONFIG: &str = "/usr/share/nvidia/nvswitch/fabricmanager.cfg";
+
 /// Program that sets up the switches between this machine's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FabricManager {
@@ -55,11 +58,8 @@ pub(crate) struct FabricManager {
 }
 
 /// For switches that the NVIDIA driver itself drives.
-const NVSWITCH_MANAGER: FabricManager = FabricManager {
-    program: "nv-fabricmanager",
-    arguments: &["-c", "/usr/share/nvidia/nvswitch/fabricmanager.cfg"],
-    needs_infiniband: false,
-};
+const NVSWITCH_MANAGER: FabricManager =
+    FabricManager { program: "nv-fabricmanager", arguments: &["-c", FABRIC_CONFIG], needs_infiniband: false };
 
 /// For switches of the fifth NVLink generation; also starts their subnet manager.
 const INFINIBAND_MANAGER: FabricManager = FabricManager {
@@ -68,7 +68,7 @@ const INFINIBAND_MANAGER: FabricManager = FabricManager {
         "--mode",
         "start",
         "--fm-config-file",
-        "/usr/share/nvidia/nvswitch/fabricmanager.cfg",
+        FABRIC_CONFIG,
         "--fm-pid-file",
         "/var/run/nvidia-fabricmanager/nv-fabricmanager.pid",
         "--nvlsm-config-file",
@@ -87,6 +87,28 @@ impl FabricManager {
     pub(crate) fn start(self, paths: &Paths) -> StartResult {
         run(paths, self.program, self.arguments)
     }
+
+    /// Resets the GPUs if these fields require it: GPUs of the fifth NVLink generation keep partitions of another fabric mode. The
+    /// operators' images do the same.
+    pub(crate) fn reset_gpus(self, paths: &Paths, fields: &[(String, String)]) -> Option<StartResult> {
+        let is_partitioned = fields.iter().any(|(field, value)| field == "FABRIC_MODE" && value == "1");
+        (self.needs_infiniband && is_partitioned).then(|| run(paths, "nvidia-smi", &["-r"]))
+    }
+}
+
+/// Sets these fields in the fabric manager's configuration.
+pub(crate) fn configure_fabric_manager(node: &Node<'_>, fields: &[(String, String)]) -> Result<(), Error> {
+    if fields.is_empty() {
+        return Ok(());
+    }
+    let mut lines = files::lines(node, FABRIC_CONFIG);
+    for (field, value) in fields {
+        lines.retain(|line| line.split_once('=').is_none_or(|(name, _)| name.trim() != field));
+        lines.push(format!("{field}={value}"));
+        node.log.step(format!("configured the fabric manager: {field}={value}"));
+    }
+    lines.push(String::new());
+    files::write(node, FABRIC_CONFIG, &lines.join("\n"))
 }
 
 /// Starts the tools that the image has, in order. A failure does not prevent the next one from starting.

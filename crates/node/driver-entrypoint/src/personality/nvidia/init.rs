@@ -93,7 +93,7 @@ fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) ->
     driver::load(loader, settings.drm)?;
     signals.check()?;
     load_peer_memory(loader, settings)?;
-    start_daemons(node, signals)?;
+    start_daemons(node, settings, signals)?;
     signals.check()?;
     mounts::expose(node, "/", state::ROOT)?;
     label_devices(node);
@@ -165,7 +165,7 @@ fn has_mellanox_device(node: &Node<'_>) -> bool {
 
 /// Starts the optional tools and the fabric manager. Only the fabric manager is essential, for GPUs behind switches.
 /// Its failure ends the start, as with the operators' images.
-fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
+fn start_daemons(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     for result in daemons::start_tools(&node.paths) {
         match result {
             StartResult::Success(name) => node.log.step(format!("started {name}")),
@@ -176,11 +176,20 @@ fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error
         }
     }
     let Some(manager) = daemons::fabric_manager(&node.paths) else { return Ok(()) };
-    if manager.needs_infiniband && manager.is_installed(&node.paths) {
-        wait_for_infiniband(node, signals)?;
+    if manager.is_installed(&node.paths) {
+        if manager.needs_infiniband {
+            wait_for_infiniband(node, signals)?;
+        }
+        daemons::configure_fabric_manager(node, &settings.fabric_fields)?;
     }
     match manager.start(&node.paths) {
-        StartResult::Success(name) => node.log.step(format!("started {name}")),
+        StartResult::Success(name) => {
+            node.log.step(format!("started {name}"));
+            let reset = manager.reset_gpus(&node.paths, &settings.fabric_fields);
+            if let Some(StartResult::Failed(name, error)) = reset {
+                node.log.warn(format!("continuing without a reset of the GPUs by {name}: {error}"));
+            }
+        }
         StartResult::Absent(name) => node.log.warn(format!(
             "this node has NVSwitches and the image has no {name}: without a fabric manager CUDA does not start here"
         )),

@@ -1,6 +1,6 @@
 //! `nvidia-driver`: the containers of the GPU driver and of nvidia-peermem.
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
 use crate::{
     error::Error,
@@ -31,7 +31,8 @@ pub(crate) fn main(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<ExitCode, String> {
     let command = Command::parse(arguments).map_err(|error| format!("{error}\n{USAGE}"))?;
-    let settings = Settings::from(variable);
+    let fabric_fields = options::fabric_fields(env::vars_os());
+    let settings = Settings { fabric_fields, ..Settings::from(variable) };
     Ok(personality::run(|node, signals| match &command {
         Command::Init => init::run(node, &settings, signals),
         Command::Update(kernel) => update(node, kernel.as_deref()),

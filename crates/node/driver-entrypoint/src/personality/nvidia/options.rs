@@ -1,5 +1,7 @@
 //! Command line and environment variables of `nvidia-driver`.
 
+use std::ffi::OsString;
+
 /// Usage text of `nvidia-driver`.
 pub(crate) const USAGE: &str = "\
 usage: nvidia-driver COMMAND [OPTION...]
@@ -91,6 +93,17 @@ pub(crate) struct Settings {
     pub(crate) host_ofed: bool,
     /// `LOAD_NVIDIA_DRM`: also load nvidia-drm, which the operators' images never load. For GPUs with a display.
     pub(crate) drm: bool,
+    /// `NVFM_CONFIG_<FIELD>`: fields of the fabric manager's configuration, with their values.
+    pub(crate) fabric_fields: Vec<(String, String)>,
+}
+
+/// Returns the fabric manager's fields among the variables of the environment.
+pub(crate) fn fabric_fields(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<(String, String)> {
+    let field = |(name, value): (OsString, OsString)| {
+        let field = name.to_str()?.strip_prefix("NVFM_CONFIG_").filter(|field| !field.is_empty())?;
+        Some((field.to_owned(), value.into_string().ok()?))
+    };
+    variables.filter_map(field).collect()
 }
 
 impl Settings {
@@ -103,6 +116,7 @@ impl Settings {
             rdma: is_set("GPU_DIRECT_RDMA_ENABLED"),
             host_ofed: is_set("USE_HOST_MOFED"),
             drm: is_set("LOAD_NVIDIA_DRM"),
+            fabric_fields: Vec::new(),
         }
     }
 }
@@ -149,9 +163,18 @@ mod tests {
             _ => None,
         });
         let expected =
-            Settings { config_digest: Some("1234".into()), rdma: true, host_ofed: false, drm: true };
+            Settings { config_digest: Some("1234".into()), rdma: true, drm: true, ..Settings::default() };
         assert_eq!(settings, expected);
         let empty = Settings::from(|_| Some(String::new()));
         assert_eq!(empty, Settings::default());
+    }
+
+    #[test]
+    fn fields_of_the_fabric_manager_are_found_by_their_prefix() {
+        let variables = [("NVFM_CONFIG_FABRIC_MODE", "1"), ("NVFM_CONFIG_", "2"), ("PATH", "/bin")];
+        let fields = fabric_fields(
+            variables.map(|(name, value)| (OsString::from(name), OsString::from(value))).into_iter(),
+        );
+        assert_eq!(fields, [("FABRIC_MODE".to_owned(), "1".to_owned())]);
     }
 }

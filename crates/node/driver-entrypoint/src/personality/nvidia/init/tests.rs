@@ -411,6 +411,32 @@ fn gpus_behind_switches_need_their_fabric_manager() {
     assert!(bench.log().contains("INFO  started nv-fabricmanager"), "{}", bench.log());
 }
 
+#[test]
+fn the_fabric_manager_gets_the_fields_of_the_environment() {
+    let bench = bench();
+    bench.write("/sys/class/infiniband/mlx5_0/device/vpd", "SW_MNG");
+    for name in ["mlx5_core", "ib_umad"] {
+        bench.host_module(name, "");
+        bench.load_from_host(&[name]);
+    }
+    let file = "/usr/share/nvidia/nvswitch/fabricmanager.cfg";
+    bench.write(file, "LOG_LEVEL=4\n# FABRIC_MODE=2\nFABRIC_MODE=0\nDAEMONIZE=1\n");
+    let config = bench.at(file).display().to_string();
+    bench.program("nvidia-fabricmanager-start.sh", &format!("grep -qx FABRIC_MODE=1 {config}"));
+    bench.program("nvidia-smi", &format!("test \"$*\" = -r && touch {config}.reset"));
+    let fields = [("FABRIC_MODE", "1"), ("LOG_FILE_NAME", "/var/log/fm.log")];
+    let fabric_fields = fields.map(|(field, value)| (field.to_owned(), value.to_owned())).to_vec();
+    start_and_stop(&bench, &Settings { fabric_fields, ..Settings::default() }).unwrap();
+    let expected =
+        "LOG_LEVEL=4\n# FABRIC_MODE=2\nDAEMONIZE=1\nFABRIC_MODE=1\nLOG_FILE_NAME=/var/log/fm.log\n";
+    assert_eq!(bench.read(file).unwrap(), expected);
+    assert!(bench.read(&format!("{file}.reset")).is_some(), "{}", bench.log());
+    std::fs::remove_file(bench.at(&format!("{file}.reset"))).unwrap();
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert_eq!(bench.read(file).unwrap(), expected, "kept without variables");
+    assert_eq!(bench.read(&format!("{file}.reset")), None);
+}
+
 /// Makes a process the fabric manager, which has a GPU open.
 fn fabric_manager(bench: &Bench, process: u32) {
     bench.write("/run/nvidia-fabricmanager/nv-fabricmanager.pid", &process.to_string());
