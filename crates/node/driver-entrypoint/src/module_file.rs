@@ -114,6 +114,8 @@ pub(crate) struct ModuleInfo {
     pub(crate) build_id: Vec<u8>,
     /// Patterns of the PCI devices that the module drives.
     pub(crate) aliases: Vec<String>,
+    /// Names of the module's parameters.
+    pub(crate) parameters: Vec<String>,
     /// Imported symbols with the versions that the module expects; empty if it was built without modversions.
     pub(crate) versions: Vec<(String, u32)>,
 }
@@ -163,6 +165,7 @@ impl ModuleInfo {
                     info.depends.extend(names.map(kernel_name));
                 }
                 "alias" if value.starts_with("pci:") => info.aliases.push(value.to_owned()),
+                "parmtype" => info.parameters.extend(value.split(':').next().map(str::to_owned)),
                 "softdep" => info.soft.add(value),
                 "srcversion" => value.trim().clone_into(&mut info.source_version),
                 _ => {}
@@ -210,7 +213,7 @@ mod tests {
     use super::*;
     use crate::testing::elf_module;
 
-    const INFO: &str = "license=GPL\0depends=ib-core,mlx_compat\0softdep=pre: crc32c post: mlx5-ib\0\
+    const INFO: &str = "license=GPL\0parmtype=debug_mask:uint\0depends=ib-core,mlx_compat\0softdep=pre: crc32c post: mlx5-ib\0\
                         srcversion=ABC123\0version=25.10\0";
 
     fn expected() -> ModuleInfo {
@@ -218,6 +221,7 @@ mod tests {
             depends: vec!["ib_core".into(), "mlx_compat".into()],
             soft: SoftDependencies { before: vec!["crc32c".into()], after: vec!["mlx5_ib".into()] },
             source_version: "ABC123".into(),
+            parameters: vec!["debug_mask".into()],
             ..ModuleInfo::default()
         }
     }

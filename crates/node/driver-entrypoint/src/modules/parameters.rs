@@ -73,6 +73,11 @@ impl Parameters {
         self.options.entry(kernel_name(module)).or_default().extend(options);
     }
 
+    /// Adds a parameter that a module gets unless another source sets it: the kernel takes the last value.
+    pub(crate) fn add_default(&mut self, module: &str, option: &str) {
+        self.options.entry(kernel_name(module)).or_default().insert(0, option.to_owned());
+    }
+
     /// Formats the parameters of a module as for `insmod`.
     pub(crate) fn of(&self, module: &str) -> String {
         self.options.get(&kernel_name(module)).map(|options| options.join(" ")).unwrap_or_default()

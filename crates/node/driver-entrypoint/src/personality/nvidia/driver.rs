@@ -9,8 +9,8 @@ use crate::{
     disruption::Allowed,
     error::Error,
     forecast,
-    module_file::Origin,
-    modules::{index::Index, load::Loader, loaded::Loaded, unload},
+    module_file::{ModuleFile, Origin},
+    modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     node::Node,
 };
 
@@ -68,6 +68,21 @@ pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
     let info = file.info()?;
     // Modules without an identity count as the same, because the operator's digest has not changed.
     Ok(info.identity().is_none() || loaded.matches_file(&node.paths, "nvidia", &info))
+}
+
+/// Parameter by which the memory of coherent GPUs (GH200, GB200) stays with the driver. By default, drivers since 580 make it memory
+/// of the node, and the kubelet counts it. The operators' images set it, too.
+const COHERENT_MEMORY: (&str, &str) = ("NVreg_CoherentGPUMemoryMode", "driver");
+
+/// Reads the parameters of the driver's modules, with this image's defaults.
+pub(crate) fn parameters(node: &Node<'_>, index: &Index) -> Result<Parameters, Error> {
+    let mut parameters = Parameters::read(&node.paths);
+    let info = index.image_file("nvidia").map(ModuleFile::info).transpose()?;
+    let (name, value) = COHERENT_MEMORY;
+    if info.is_some_and(|info| info.parameters.iter().any(|parameter| parameter == name)) {
+        parameters.add_default("nvidia", &format!("{name}={value}"));
+    }
+    Ok(parameters)
 }
 
 /// Checks that everything the driver needs exists. An image for another kernel, or one with broken modules, must not

@@ -6,7 +6,7 @@ use std::{
 use rustix::io::Errno;
 
 use super::*;
-use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE};
+use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE, elf_module};
 
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 const MOUNTS: &str =
@@ -139,6 +139,21 @@ fn parameters_go_to_their_module() {
     assert!(calls.iter().any(|call| call == nvidia), "{calls:?}");
     assert!(calls.iter().any(|call| call == "load nvidia_uvm of the image uvm_debug_prints=1"), "{calls:?}");
     assert!(!bench.at(FIRMWARE.host_path).exists(), "no firmware is copied");
+}
+
+#[test]
+fn memory_of_coherent_gpus_stays_with_the_driver_unless_configured() {
+    let bench = bench();
+    let info = "depends=\0srcversion=image-nvidia\0parmtype=NVreg_CoherentGPUMemoryMode:charp\0";
+    let file = format!("/lib/modules/{RELEASE}/updates/nvidia.ko");
+    std::fs::write(bench.at(&file), elf_module(info)).unwrap();
+    let default = "load nvidia of the image NVreg_CoherentGPUMemoryMode=driver";
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert_eq!(bench.calls()[2], default);
+    bench.write("/drivers/nvidia.conf", "NVreg_CoherentGPUMemoryMode=numa");
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    let calls = bench.calls();
+    assert!(calls.contains(&format!("{default} NVreg_CoherentGPUMemoryMode=numa")), "{calls:?}");
 }
 
 #[test]
