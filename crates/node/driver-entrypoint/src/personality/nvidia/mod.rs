@@ -8,6 +8,7 @@ use crate::{
     modules::{index::Index, loaded::Loaded},
     node::Node,
     personality,
+    signals::Signals,
 };
 
 pub(crate) mod companion;
@@ -33,8 +34,18 @@ pub(crate) fn main(
     let command = Command::parse(arguments).map_err(|error| format!("{error}\n{USAGE}"))?;
     let fabric_fields = options::fabric_fields(env::vars_os());
     let settings = Settings { fabric_fields, ..Settings::from(variable) };
-    Ok(personality::run(|node, signals| match &command {
-        Command::Init => init::run(node, &settings, signals),
+    Ok(personality::run_with_message(|node, signals| run(node, &command, &settings, signals)))
+}
+
+/// Runs a command. The operator runs the probe in a running container, whose termination message is for the container's own error.
+fn run(
+    node: &Node<'_>,
+    command: &Command,
+    settings: &Settings,
+    signals: &mut dyn Signals,
+) -> Result<(), Error> {
+    let result = match command {
+        Command::Init => init::run(node, settings, signals),
         Command::Update(kernel) => update(node, kernel.as_deref()),
         Command::ReloadPeermem => {
             let ofed = Ofed::of(settings.host_ofed);
@@ -44,12 +55,12 @@ pub(crate) fn main(
                 ready_file: None,
                 ofed,
             };
-            parameters::check(node, &["nvidia-peermem"])?;
             // The GPU driver's container, in the same pod, unloads the module.
-            peer_memory.run(node, signals)
+            parameters::check(node, &["nvidia-peermem"]).and_then(|()| peer_memory.run(node, signals))
         }
-        Command::ProbePeermem => probe(node),
-    }))
+        Command::ProbePeermem => return probe(node),
+    };
+    result.inspect_err(|error| personality::write_termination_message(node, error))
 }
 
 /// Reports whether this image has the driver for a kernel. Other images compile the driver for a newly installed kernel
@@ -85,7 +96,20 @@ fn probe(node: &Node<'_>) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Bench;
+    use crate::testing::{Bench, EndsNow};
+
+    #[test]
+    fn the_probe_leaves_the_termination_message_to_the_container() {
+        let bench = Bench::new();
+        bench.set_loaded_modules(&["mlx5_core"]);
+        bench.write(personality::TERMINATION_MESSAGE, "");
+        let fails = |command| {
+            run(&bench.node(), &command, &Settings::default(), &mut EndsNow).unwrap_err();
+            bench.read(personality::TERMINATION_MESSAGE).unwrap()
+        };
+        assert_eq!(fails(Command::ProbePeermem), "");
+        assert!(fails(Command::Update(None)).starts_with("this image has no NVIDIA driver for kernel "));
+    }
 
     #[test]
     fn the_probe_fails_only_where_ofed_is_and_peer_memory_is_not() {
