@@ -116,6 +116,8 @@ pub(crate) struct ModuleInfo {
     pub(crate) aliases: Vec<String>,
     /// Names of the module's parameters.
     pub(crate) parameters: Vec<String>,
+    /// License, such as `GPL`; the open GPU driver has `Dual MIT/GPL`, the proprietary one `NVIDIA`.
+    pub(crate) license: String,
     /// Imported symbols with the versions that the module expects; empty if it was built without modversions.
     pub(crate) versions: Vec<(String, u32)>,
 }
@@ -165,6 +167,7 @@ impl ModuleInfo {
                     info.depends.extend(names.map(kernel_name));
                 }
                 "alias" if value.starts_with("pci:") => info.aliases.push(value.to_owned()),
+                "license" => value.clone_into(&mut info.license),
                 "parmtype" => info.parameters.extend(value.split(':').next().map(str::to_owned)),
                 "softdep" => info.soft.add(value),
                 "srcversion" => value.trim().clone_into(&mut info.source_version),
@@ -222,6 +225,7 @@ mod tests {
             soft: SoftDependencies { before: vec!["crc32c".into()], after: vec!["mlx5_ib".into()] },
             source_version: "ABC123".into(),
             parameters: vec!["debug_mask".into()],
+            license: "GPL".into(),
             ..ModuleInfo::default()
         }
     }

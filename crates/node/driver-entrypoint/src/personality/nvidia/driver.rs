@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::options::Settings;
 use crate::{
     devices::{self, Gpu},
     disruption::Allowed,
@@ -74,13 +75,23 @@ pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
 /// of the node, and the kubelet counts it. The operators' images set it, too.
 const COHERENT_MEMORY: (&str, &str) = ("NVreg_CoherentGPUMemoryMode", "driver");
 
-/// Reads the parameters of the driver's modules, with this image's defaults.
-pub(crate) fn parameters(node: &Node<'_>, index: &Index) -> Result<Parameters, Error> {
+/// Returns the parameters of the driver's modules, with this image's defaults. Warns if the operator asks for other modules.
+pub(crate) fn parameters(node: &Node<'_>, index: &Index, settings: &Settings) -> Result<Parameters, Error> {
     let mut parameters = Parameters::read(&node.paths);
-    let info = index.image_file("nvidia").map(ModuleFile::info).transpose()?;
+    let Some(info) = index.image_file("nvidia").map(ModuleFile::info).transpose()? else {
+        return Ok(parameters);
+    };
     let (name, value) = COHERENT_MEMORY;
-    if info.is_some_and(|info| info.parameters.iter().any(|parameter| parameter == name)) {
+    if info.parameters.iter().any(|parameter| parameter == name) {
         parameters.add_default("nvidia", &format!("{name}={value}"));
+    }
+    let is_open = info.license.contains("GPL");
+    if settings.open_modules.is_some_and(|open| open != is_open) {
+        let (asked, own) = if is_open { ("proprietary", "open") } else { ("open", "proprietary") };
+        node.log.warn(format!(
+            "kernelModuleType is {asked}, and this image has the {own} modules, which are used: name the image with the \
+             {asked} ones, or set kernelModuleType to {own}"
+        ));
     }
     Ok(parameters)
 }
@@ -160,8 +171,8 @@ fn explain_missing_gpu(node: &Node<'_>, error: Error) -> Error {
     let loaded = Loaded::read(&node.paths).unwrap_or_default();
     let others: Vec<&str> = OTHER_DRIVERS.into_iter().filter(|name| loaded.contains(name)).collect();
     let hint = if others.is_empty() {
-        "check that the node has an NVIDIA GPU that this driver supports (lspci -d 10de:), and that its \
-         firmware or the hypervisor exposes it; see dmesg for the kernel's messages"
+        "check that the node has an NVIDIA GPU that this driver supports (lspci -d 10de:; the open modules: \
+         Turing and newer), and that its firmware or the hypervisor exposes it; see dmesg for the kernel's messages"
             .to_owned()
     } else {
         format!(

@@ -44,7 +44,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
     parameters::check(node, &parameters::FILES)?;
     let index = driver::index(node, None)?;
-    let loader = Loader { node, index: &index, parameters: &driver::parameters(node, &index)? };
+    let loader = Loader { node, index: &index, parameters: &driver::parameters(node, &index, settings)? };
     driver::check(&loader, settings.drm)?;
     let is_same = has_same_configuration(node, &loader, settings)?;
     if !is_same {

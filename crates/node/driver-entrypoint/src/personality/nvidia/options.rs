@@ -93,6 +93,8 @@ pub(crate) struct Settings {
     pub(crate) host_ofed: bool,
     /// `LOAD_NVIDIA_DRM`: also load nvidia-drm, which the operators' images never load. For GPUs with a display.
     pub(crate) drm: bool,
+    /// `KERNEL_MODULE_TYPE`: whether the open modules are asked for, or the proprietary ones.
+    pub(crate) open_modules: Option<bool>,
     /// `NVFM_CONFIG_<FIELD>`: fields of the fabric manager's configuration, with their values.
     pub(crate) fabric_fields: Vec<(String, String)>,
 }
@@ -116,6 +118,11 @@ impl Settings {
             rdma: is_set("GPU_DIRECT_RDMA_ENABLED"),
             host_ofed: is_set("USE_HOST_MOFED"),
             drm: is_set("LOAD_NVIDIA_DRM"),
+            open_modules: match variable("KERNEL_MODULE_TYPE").as_deref() {
+                Some("open") => Some(true),
+                Some("proprietary") => Some(false),
+                _ => None,
+            },
             fabric_fields: Vec::new(),
         }
     }
@@ -160,10 +167,16 @@ mod tests {
             "DRIVER_CONFIG_DIGEST" => Some("1234".into()),
             "GPU_DIRECT_RDMA_ENABLED" | "LOAD_NVIDIA_DRM" => Some("true".into()),
             "USE_HOST_MOFED" => Some("yes".into()),
+            "KERNEL_MODULE_TYPE" => Some("proprietary".into()),
             _ => None,
         });
-        let expected =
-            Settings { config_digest: Some("1234".into()), rdma: true, drm: true, ..Settings::default() };
+        let expected = Settings {
+            config_digest: Some("1234".into()),
+            rdma: true,
+            drm: true,
+            open_modules: Some(false),
+            ..Settings::default()
+        };
         assert_eq!(settings, expected);
         let empty = Settings::from(|_| Some(String::new()));
         assert_eq!(empty, Settings::default());

@@ -157,6 +157,25 @@ fn memory_of_coherent_gpus_stays_with_the_driver_unless_configured() {
 }
 
 #[test]
+fn modules_of_another_type_than_the_operator_asks_for_are_named() {
+    for (license, open_modules, is_named) in [
+        ("Dual MIT/GPL", Some(false), true),
+        ("NVIDIA", Some(true), true),
+        ("Dual MIT/GPL", Some(true), false),
+        ("NVIDIA", Some(false), false),
+        ("NVIDIA", None, false),
+    ] {
+        let bench = bench();
+        let info = format!("depends=\0srcversion=image-nvidia\0license={license}\0");
+        let file = format!("/lib/modules/{RELEASE}/updates/nvidia.ko");
+        std::fs::write(bench.at(&file), elf_module(&info)).unwrap();
+        start_and_stop(&bench, &Settings { open_modules, ..Settings::default() }).unwrap();
+        let is_warned = bench.log().contains("WARN  kernelModuleType is ");
+        assert_eq!(is_warned, is_named, "{license} {open_modules:?}: {}", bench.log());
+    }
+}
+
+#[test]
 fn bad_parameters_end_the_start_before_the_old_driver_goes() {
     let bench = bench();
     start_and_kill(&bench, &digest("1"));
