@@ -44,7 +44,8 @@ pub fn unfinished_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
         | Outcome::Conflict { .. }
         | Outcome::Unknown { .. } => true,
         Outcome::UpToDate { .. } => rewritten.contains(&planned.image),
-        Outcome::Waiting { .. } | Outcome::Skipped { .. } => false,
+        skipped @ Outcome::Skipped { .. } => skipped.is_unbuildable(),
+        Outcome::Waiting { .. } => false,
     };
     let run_by_nodes = plan.cells.iter().filter(|planned| planned.nodes > 0);
     run_by_nodes.filter(is_unresolved).map(|planned| planned.target.clone()).collect()
@@ -87,4 +88,26 @@ fn unfinished_upgrade(upgrade: &PlannedUpgrade) -> Option<(RolloutWait, String)>
     });
     let done = upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.stage == UpgradeStage::Done).count();
     is_in_progress.then(|| (RolloutWait::Unfinished, format!("nodes done: {done}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            HeaderState,
+            fixtures::{K47, World},
+        },
+        *,
+    };
+
+    #[test]
+    fn a_kernel_whose_image_cannot_be_built_is_unfinished() {
+        let mut world = World::new(&[K47]);
+        let target = world.plan().cells[0].target.clone();
+        world.observed.headers.insert(target.clone(), HeaderState::Missing("package".to_owned()));
+        assert_eq!(unfinished_kernels(&world.plan()), BTreeSet::from([target]));
+        // No definition is meant for this kernel.
+        world.definitions.families.clear();
+        assert_eq!(unfinished_kernels(&world.plan()), BTreeSet::new());
+    }
 }
