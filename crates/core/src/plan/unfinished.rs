@@ -52,7 +52,7 @@ pub fn unfinished_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
 }
 
 /// Returns the rollouts that still have work to do or cannot continue. Excludes rollouts that a person paused or rolled back, and
-/// rollouts without an image, because the kernel itself is then reported as unfinished.
+/// rollouts without an image: [`unfinished_kernels`] has their kernels.
 pub fn unfinished_rollouts(plan: &Plan) -> BTreeSet<UnfinishedRollout> {
     let unfinished = |rollout: &PlannedRollout| {
         let (state, progress) = match &rollout.decision {
@@ -70,10 +70,21 @@ pub fn unfinished_rollouts(plan: &Plan) -> BTreeSet<UnfinishedRollout> {
     plan.rollouts.iter().filter_map(unfinished).collect()
 }
 
-/// Whether the hold needs intervention, as opposed to one that is expected to end soon without it.
+/// Whether the hold needs intervention, unlike a hold by a person, by the operator, or that ends without a change.
 fn is_stuck(why: &HoldReason) -> bool {
-    why.is_failure()
-        || matches!(why, HoldReason::TooOften | HoldReason::Disruption { .. } | HoldReason::NotSynced { .. })
+    !matches!(
+        why,
+        HoldReason::NoNodes
+            | HoldReason::NoImage { .. }
+            | HoldReason::Deleting
+            | HoldReason::RolledBack { .. }
+            | HoldReason::CopiesRolledBack
+            | HoldReason::Paused
+            | HoldReason::Proposed { .. }
+            | HoldReason::DriverOff { .. }
+            | HoldReason::UpgradeInProgress { .. }
+            | HoldReason::Chain { .. }
+    )
 }
 
 /// Returns the state of an upgrade that stopped because a node failed, or that is in progress. Nodes that wait for a

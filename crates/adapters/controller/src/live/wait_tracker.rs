@@ -92,6 +92,11 @@ mod tests {
         }
         for (why, is_open) in [
             (HoldReason::Paused, false),
+            (HoldReason::NoNodes, false),
+            (HoldReason::MixedKernels { kernels: BTreeMap::new(), not_ready: None }, true),
+            (HoldReason::Affinity { detail: "no".to_owned() }, true),
+            (HoldReason::NotPullable, true),
+            (HoldReason::ReachDiffers { cluster: "a".to_owned(), manifest: "b".to_owned() }, true),
             (HoldReason::Disruption { detail: "no".to_owned() }, true),
             (HoldReason::NotSynced { found: "another".to_owned() }, true),
             (HoldReason::Proposed { branch: "b".to_owned() }, false),
