@@ -244,16 +244,12 @@ impl Live {
         if let Some(due) = self.lookup_cache.repositories_due() {
             self.timer.schedule(due);
         }
-        self.consecutive_failures = match outcome {
-            ReconcileOutcomeLabel::Done => 0,
-            ReconcileOutcomeLabel::Unreachable | ReconcileOutcomeLabel::Failed => {
-                self.consecutive_failures.saturating_add(1)
-            }
-        };
+        let is_done = outcome == ReconcileOutcomeLabel::Done;
+        self.consecutive_failures = if is_done { 0 } else { self.consecutive_failures.saturating_add(1) };
         let next = now + retry::reconcile_delay(self.consecutive_failures, fastrand::f64());
         match outcome {
             ReconcileOutcomeLabel::Done => {}
-            ReconcileOutcomeLabel::Unreachable => self.timer.schedule(next),
+            ReconcileOutcomeLabel::Unreachable | ReconcileOutcomeLabel::Refused => self.timer.schedule(next),
             ReconcileOutcomeLabel::Failed => self.timer.hold(next),
         }
     }
@@ -288,15 +284,21 @@ impl Live {
         if let Some(wait) = until_deadline {
             self.timer.schedule(now + wait);
         }
-        let unreachable = planned.unreachable
-            || rollouts.iter().any(|report| report.error.is_some())
+        let was_refused = rollouts.iter().any(|report| report.error.is_some())
             || targets.iter().any(|report| matches!(report, TargetReport::Failed { .. }));
+        let outcome = if planned.unreachable {
+            ReconcileOutcomeLabel::Unreachable
+        } else if was_refused {
+            ReconcileOutcomeLabel::Refused
+        } else {
+            ReconcileOutcomeLabel::Done
+        };
         // The leader logs state changes; a standby does not.
         if self.may_act() {
             self.states.log(&planned.plan, &self.builds.activity().snapshot());
         }
         self.show(planned, rollouts);
-        Ok(if unreachable { ReconcileOutcomeLabel::Unreachable } else { ReconcileOutcomeLabel::Done })
+        Ok(outcome)
     }
 
     /// Observes and plans, retrying failed lookups. Returns `None` on cancellation.

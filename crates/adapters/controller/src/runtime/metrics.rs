@@ -68,6 +68,8 @@ pub enum RewriteOutcomeLabel {
 pub enum ReconcileOutcomeLabel {
     /// Everything could be observed.
     Done,
+    /// Everything could be observed, and a write was refused or failed.
+    Refused,
     /// A source could not be reached.
     Unreachable,
     /// The reconcile did not complete.

@@ -195,6 +195,22 @@ async fn a_refused_eviction_is_retried_and_holds_no_other_rollout() {
     live.stop().await;
 }
 
+/// Everything can be observed, so other kernels and rollouts continue.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_refused_write_is_no_unreachable_server() {
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        state.refused.insert("a".to_owned(), ApiError::Rejected("denied by a policy".to_owned()));
+    });
+    let live = Running::start(published_bench().await, fleet, true);
+    live.fleet.until(|state| state.snapshots_taken >= 6).await;
+    let metrics_text = live.metrics.text().unwrap();
+    assert!(metrics_text.contains("farrier_reconciles_total{outcome=\"unreachable\"} 0"), "{metrics_text}");
+    assert!(!metrics_text.contains("farrier_reconciles_total{outcome=\"refused\"} 0"), "{metrics_text}");
+    live.stop().await;
+}
+
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_slow_reconcile_is_no_hang() {
     let fleet = Fleet::new(|state| {
