@@ -47,8 +47,8 @@ pub struct ServiceArgs {
     /// Namespace of the lease [default: farrier's own]
     #[arg(long, value_name = "NAMESPACE")]
     pub lease_namespace: Option<String>,
-    /// Address that answers /metrics, /healthz and /readyz and shows the fleet at /, or `off` [default:
-    /// 0.0.0.0:8080 in a pod with --cluster kube, else off]
+    /// Address that answers /metrics, /healthz and /readyz and shows the fleet at /, or `off` [default: port
+    /// 8080 of all addresses in a pod with --cluster kube, else off]
     #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
     pub listen: Option<String>,
     /// Accept header sets that nodes send to the --listen address (`farrier headers collect --to`); the
@@ -63,9 +63,9 @@ pub struct ServiceArgs {
 
 /// Interval at which the definitions on disk are compared with the ones in use.
 const DEFINITIONS_INTERVAL: Duration = Duration::from_secs(3);
-/// Default address of the HTTP server in a pod.
+/// Default address of the HTTP server in a pod: IPv4 and IPv6.
 const LISTEN_IN_POD: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8080);
+    SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 8080);
 
 /// Runs the loop until a signal arrives. Returns [`Exit::Done`] after SIGTERM, the signal that stops a service.
 pub async fn serve(

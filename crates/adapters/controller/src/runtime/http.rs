@@ -1,7 +1,7 @@
 //! The HTTP server for probes and metrics, and for routes of other crates.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
 };
 
@@ -69,7 +69,7 @@ impl HttpServer {
         limits: Limits,
     ) -> Result<Self, HttpError> {
         let permits = Arc::new(Semaphore::new(limits.requests));
-        let listener = TcpListener::bind(address).await.map_err(|source| HttpError { address, source })?;
+        let listener = listen(address).await.map_err(|source| HttpError { address, source })?;
         let mut router = Router::new()
             .route("/metrics", get(metrics_text))
             .route("/healthz", get(liveness))
@@ -96,6 +96,15 @@ impl HttpServer {
             () = connections::serve(listener, router, limits) => {}
         }
     }
+}
+
+/// Listens on an address. `[::]` includes IPv4, and is IPv4 alone on a machine without IPv6.
+async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    if listener.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
+        return TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    }
+    listener
 }
 
 /// Whether a request's host is a loopback name. With DNS rebinding, where a foreign host name resolves to 127.0.0.1, a web page
@@ -189,6 +198,22 @@ mod tests {
         );
         assert_eq!(get_local(address, "/else").await.0, 404);
 
+        cancel.cancel();
+        task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_unspecified_address_includes_both_families() {
+        let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
+        let any_port = (Ipv6Addr::UNSPECIFIED, 0).into();
+        let server = HttpServer::bind(any_port, health, metrics, Router::new()).await.unwrap();
+        let (port, cancel) = (server.address().unwrap().port(), CancellationToken::new());
+        let task = tokio::spawn(server.serve(cancel.clone()));
+        assert_eq!(get_local((Ipv4Addr::LOCALHOST, port).into(), "/healthz").await.0, 200);
+        // Containers often have no IPv6.
+        if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).await.is_ok() {
+            assert_eq!(get_local((Ipv6Addr::LOCALHOST, port).into(), "/healthz").await.0, 200);
+        }
         cancel.cancel();
         task.await.unwrap();
     }
