@@ -1,9 +1,10 @@
 """Prints the objects of standard input in a comparable form.
 
 Sorts the objects by kind, namespace and name, and each list of items with a `name` by that name. Quantities and strings stay
-unchanged.
+unchanged, except for the digits of the chart's Jobs, which stand for their settings.
 """
 
+import re
 import sys
 
 import yaml
@@ -31,7 +32,11 @@ class Dumper(yaml.SafeDumper):
 
 Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(
     "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None))
-items = sorted((item for item in yaml.safe_load_all(sys.stdin) if item), key=place)
+items = [item for item in yaml.safe_load_all(sys.stdin) if item]
+for item in items:
+    if item["kind"] == "Job":
+        item["metadata"]["name"] = re.sub("-[0-9a-f]{8}$", "", item["metadata"]["name"])
+items.sort(key=place)
 names = [place(item) for item in items]
 twice = {name for name in names if names.count(name) > 1}
 if twice:
