@@ -424,4 +424,14 @@ mod tests {
         assert!(memory.is_some_and(|bytes| (MIN_MEMORY..64 << 30).contains(&bytes)), "{memory:?}");
         assert_eq!([processes, disk, inodes], [Some(8 << 10), Some(32 << 30), Some(2_000_000)]);
     }
+
+    /// The kubelet evicts farrier, and with it all builds, when the volume has more than its limit.
+    #[test]
+    fn a_sandboxed_build_fits_into_the_volume_of_the_cache() {
+        let overlay = include_str!("../../../../deploy/kustomize/overlays/sandbox/deployment.yaml");
+        let limit = overlay.split_once("sizeLimit: ").unwrap().1.split_once("Gi}").unwrap().0;
+        let limit: u64 = limit.parse().unwrap();
+        let farrier_core::site::Storage { cache, logs, .. } = farrier_core::site::Storage::default();
+        assert!(limit << 30 >= MAX_DISK + cache.bytes() + logs.bytes(), "{limit} GiB");
+    }
 }

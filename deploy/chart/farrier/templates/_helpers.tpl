@@ -34,10 +34,12 @@ farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 {{- if has .Values.engine (list "kubernetes" "none") }}true{{ end }}
 {{- end }}
 
-{{/* Settings of the engine: farrier's name for it, socket, requests and limits. */}}
+{{/* Settings of the engine: farrier's name for it, socket, size of the cache, requests and limits. */}}
 {{- define "farrier.engine" -}}
 {{- if eq .Values.engine "sandbox" }}
 name: sandbox
+# A build writes up to 32Gi into the cache.
+cache: 64Gi
 resources: {requests: {cpu: 250m, memory: 1Gi}, limits: {memory: 8Gi}}
 capabilities: [CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETFCAP, SETGID, SETUID, SYS_CHROOT]
 {{- else if eq .Values.engine "none" }}
