@@ -15,9 +15,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 {{- end }}
 
-{{/* Location of the registry. It has no default. */}}
+{{/* Location of the registry, without a slash at its end. It has no default. */}}
 {{- define "farrier.registry" -}}
-{{ required "registry.location: say where driver images are published, such as registry.example.com/drivers" .Values.registry.location }}
+{{ required "registry.location: say where driver images are published, such as registry.example.com/drivers" (regexReplaceAll "/+$" .Values.registry.location "") }}
 {{- end }}
 
 {{/* Namespaces that farrier may write to, separated by commas, or `*`. */}}
