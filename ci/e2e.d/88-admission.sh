@@ -69,6 +69,10 @@ refused "an image from a pod's message" "images of its own registry" patch ds so
 # An attempt to merge two names in a record.
 k patch ds solo -n "$drivers" --type merge -p "$(record '"replaced":"replaced":"evil.example/root:1"')" > /dev/null
 refused "an image between two names" "images of its own registry" patch ds solo "$(container evil.example/root:1)"
+k patch ds solo -n "$drivers" --type json \
+    -p "[{\"op\":\"add\",\"path\":\"/spec/template/spec/containers/-\",\"value\":{\"name\":\"metrics\",\"image\":\"$vendor\"}}]" > /dev/null
+moved="$(k get ds solo -n "$drivers" -o json | jq -c '.spec.template.spec | {spec: {template: {spec: {initContainers: [.containers[1]], containers: [.containers[0]]}}}}')"
+refused "a container among the init containers" "nothing of a container but its image" patch ds solo "$moved"
 
 # A realistic driver that is fenced off and avoids some nodes. `fleet` is one of the originals that the installation names.
 k patch ds fleet -n "$drivers" --type merge -p "$(affinity "[{\"matchExpressions\":[$zone,$fence]}]")" > /dev/null
@@ -158,7 +162,7 @@ build() {
                 containers: [{name: "build", image: $image, command: ["/.farrier/runner", "pod"],
                     securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: ["ALL"]}},
                     resources: {requests: {cpu: "1", memory: "1Gi"}, limits: {cpu: "1", memory: "2Gi"}}}]}}}}
-        | .spec.template.spec |= ('"${1:-.}"')' | as_account create -n "$builds" -f -
+        | .spec.template.metadata.annotations = '"${annotations:-null}"' | .spec.template.spec |= ('"${1:-.}"')' | as_account create -n "$builds" -f -
 }
 wait=30 refused "a build with another image" "one of the builds of farrier's registry" build ".containers[0].image = \"$image_a\""
 refused "a build's image by its tag" "by digest" build ".containers[0].image = \"$registry/builds:any\""
@@ -185,6 +189,7 @@ a_capability no_capability .containers[0].securityContext.capabilities.add = ["S
 set-id_programs no_capability del(.containers[0].securityContext.allowPrivilegeEscalation)
 all_system_calls seccomp_profile .securityContext.seccompProfile.type = "Unconfined"
 TEXT
+annotations='{"k8s.v1.cni.cncf.io/networks":"any"}' refused "a build with another network" "no annotation" build
 k create -n "$builds" -f - > /dev/null <<YAML
 apiVersion: batch/v1
 kind: Job
@@ -225,10 +230,12 @@ check() {
                 envFrom: [{configMapRef: {name: "any"}}], volumeMounts: [{name: "scratch", mountPath: "/scratch"}],
                 securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: ["ALL"]}, seccompProfile: {type: "RuntimeDefault"}},
                 resources: {limits: {"e2e.farrier.dev/device": "1"}}}]}}}}
-        | .spec.template.spec |= ('"${2:-.}"')' | as_account create -f -
+        | .spec.template.metadata.annotations = '"${annotations:-null}"' | .spec.template.spec |= ('"${2:-.}"')' | as_account create -f -
 }
 wait=30 allowed "a check" check farrier-check-1
 refused "a check of another name" "no Jobs but its builds" check any
+annotations='{"site.example/any":"x","container.apparmor.security.beta.kubernetes.io/smoke":"runtime/default"}' allowed "a check with annotations" check farrier-check-1
+annotations='{"container.apparmor.security.beta.kubernetes.io/smoke":"unconfined"}' refused "a check with an AppArmor annotation" "lifts none" check farrier-check-1
 while read -r what words filter; do refused "a check with ${what//_/ }" "${words//_/ }" check farrier-check-1 "$filter"; done <<'TEXT'
 a_privileged_container not_privileged .containers[0].securityContext = {privileged: true}
 a_privileged_init_container not_privileged .initContainers[0].securityContext = {privileged: true}

@@ -110,9 +110,24 @@ fn a_check_has_no_secret_no_token_and_no_capability() {
         "['configMapKeyRef', 'fieldRef', 'resourceFieldRef']",
         "!variables.isCheck || variables.pod.?automountServiceAccountToken.orValue(true) == false",
         "(variables.isForecast || size(c.?securityContext.capabilities.add.orValue([])) == 0)",
+        "!k.startsWith('container.apparmor.security.beta.kubernetes.io/')",
     ] {
         assert!(rules.contains(wanted), "{wanted} is not in {rules}");
     }
+}
+
+/// A container that moves to another list, or a mapping that takes another's place, runs at another time or for other kernels.
+#[test]
+fn containers_stay_in_their_list_and_mappings_in_their_place() {
+    let rules = policy("farrier-daemonsets")["spec"]["validations"].to_string();
+    assert!(rules.contains(
+        "[[variables.pod.containers, variables.oldPod.containers], [variables.pod.?initContainers"
+    ));
+    let rules = policy("farrier-resources")["spec"]["validations"].to_string();
+    let keys =
+        |list: &str| format!("variables.{list}.map(m, [m.?regexp.orValue(''), m.?literal.orValue('')])");
+    let wanted = format!("{} == {}", keys("mappings"), keys("oldMappings"));
+    assert!(rules.contains(&wanted), "{wanted} is not in {rules}");
 }
 
 /// Overlays and the chart enable these variables by index or by name.
