@@ -14,7 +14,7 @@ use super::{
     version::{CommonVersion, VersionChoice, common_version},
 };
 use crate::{
-    image::{OperatorResource, Output},
+    image::{DriverImageSpec, OperatorResource, Output, RuntimeBase},
     kernel::{KernelTarget, Pattern},
 };
 
@@ -31,10 +31,9 @@ pub(super) fn desired_fields<'a>(
     container: &Map<String, Value>,
     kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
-    let image = context.inputs.definitions().images.get(context.image);
     let mut mappings: Vec<Value> =
         container.get(MAPPINGS).and_then(Value::as_array).cloned().unwrap_or_default();
-    check_loadable(container, &mappings, image.is_none_or(|image| image.spec.output == Output::Payload))?;
+    check_loadable(context, container, &mappings)?;
     // Kernels by the mapping that has their image; `None` stands for the container's image.
     let mut groups: BTreeMap<Option<usize>, NodesByKernel<'_>> = BTreeMap::new();
     for (kernel, nodes) in kernels {
@@ -87,11 +86,11 @@ pub(super) fn desired_fields<'a>(
     Ok(DesiredField::Fields { fields: fields.into(), version, kernels: count, required_images })
 }
 
-/// Fails if KMM builds or signs images itself, or looks for modules in another directory than that of farrier's images.
+/// Fails if KMM builds or signs images itself, or looks for files where farrier's images have none.
 fn check_loadable(
+    context: &Context<'_>,
     container: &Map<String, Value>,
     mappings: &[Value],
-    is_payload: bool,
 ) -> Result<(), HoldReason> {
     let path = field_path(OperatorResource::Module);
     let not_editable = |detail: String| Err(HoldReason::Fixed { detail });
@@ -107,14 +106,42 @@ fn check_loadable(
             "KMM would build or sign the image itself; remove `{key}` from {path} and its {MAPPINGS}"
         ));
     }
-    let directory =
-        container.get("modprobe").and_then(|modprobe| modprobe["dirName"].as_str()).unwrap_or("/opt");
-    if is_payload && !directory.trim_end_matches('/').is_empty() {
+    let definitions = context.inputs.definitions();
+    let spec = definitions.images.get(context.image).map(|image| &image.spec);
+    let Some(spec) = spec.filter(|spec| spec.output == Output::Payload) else { return Ok(()) };
+    let modprobe = |key: &str| container.get("modprobe").and_then(|modprobe| modprobe[key].as_str());
+    let directory = modprobe("dirName").unwrap_or("/opt");
+    if !directory.trim_end_matches('/').is_empty() {
         return not_editable(format!(
             "{path}.modprobe.dirName is {directory:?}, and farrier's images have their modules below \"/\"; set it to /"
         ));
     }
+    let template = definitions.templates.get(spec.template.as_str()).map_or("", String::as_str);
+    for (key, hint) in [
+        ("firmwarePath", "list the files in `firmware` of the definition, and set it to /lib/firmware"),
+        ("modprobedDir", "remove it, or use a template that puts the files below /out"),
+    ] {
+        let directory = modprobe(key).unwrap_or_default().trim_end_matches('/');
+        if !directory.is_empty() && !may_have_files(spec, template, directory) {
+            return not_editable(format!(
+                "{path}.modprobe.{key} is {directory:?}, and farrier's image has no files there; {hint}"
+            ));
+        }
+    }
     Ok(())
+}
+
+/// Whether the image may have files in the directory, which KMM copies before it loads modules. KMM's pod fails if the
+/// directory is absent or empty.
+fn may_have_files(spec: &DriverImageSpec, template: &str, directory: &str) -> bool {
+    let is_firmware = directory.starts_with("/lib/firmware");
+    let in_base = match &spec.runtime.base {
+        // The content of these images is not known here.
+        Some(RuntimeBase::Image(_) | RuntimeBase::Need(_)) => true,
+        Some(RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_)) => is_firmware,
+        Some(RuntimeBase::Minimal(_)) | None => false,
+    };
+    in_base || is_firmware && !spec.firmware.is_empty() || template.contains(&format!("/out{directory}"))
 }
 
 /// Returns the index of the first mapping for a kernel.

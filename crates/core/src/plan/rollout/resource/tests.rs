@@ -550,6 +550,9 @@ fn a_module_that_could_not_load_the_image_is_held() {
         held(&|container| container["kernelMappings"][0]["build"] = json!({})),
         held(&|container| container["sign"] = json!({})),
         held(&|container| container["modprobe"] = json!({"moduleName": "mod"})),
+        held(&|container| container["modprobe"]["firmwarePath"] = "/firmware".into()),
+        held(&|container| container["modprobe"]["firmwarePath"] = "/lib/firmware".into()),
+        held(&|container| container["modprobe"]["modprobedDir"] = "/etc/modprobe.d".into()),
         held(&|container| container["kernelMappings"] = json!([{"literal": "5.1"}])),
         held(&|container| container["kernelMappings"] = json!([{"regexp": "(?=x)"}])),
     ];
@@ -557,9 +560,37 @@ fn a_module_that_could_not_load_the_image_is_held() {
     its image cannot be set: KMM would build or sign the image itself; remove `build` from spec.moduleLoader.container and its kernelMappings
     its image cannot be set: KMM would build or sign the image itself; remove `sign` from spec.moduleLoader.container and its kernelMappings
     its image cannot be set: spec.moduleLoader.container.modprobe.dirName is "/opt", and farrier's images have their modules below "/"; set it to /
+    its image cannot be set: spec.moduleLoader.container.modprobe.firmwarePath is "/firmware", and farrier's image has no files there; list the files in `firmware` of the definition, and set it to /lib/firmware
+    its image cannot be set: spec.moduleLoader.container.modprobe.firmwarePath is "/lib/firmware", and farrier's image has no files there; list the files in `firmware` of the definition, and set it to /lib/firmware
+    its image cannot be set: spec.moduleLoader.container.modprobe.modprobedDir is "/etc/modprobe.d", and farrier's image has no files there; remove it, or use a template that puts the files below /out
     the operator's driver is disabled: no entry of kernelMappings matches 6.1.0-47-amd64, 6.1.0-48-amd64
     its image cannot be set: kernelMappings[0].regexp is not understood: "(?=x)"
     "#);
+}
+
+#[test]
+fn a_module_with_firmware_gets_an_image_that_has_some() {
+    let is_written = |path: &str, change: &dyn Fn(&mut World)| {
+        let mut world = module();
+        change(&mut world);
+        world.publish(Verdict::Loads);
+        set_container(&mut world, |container| container["modprobe"]["firmwarePath"] = path.into());
+        written(&world)["containerImage"].is_string()
+    };
+    assert!(is_written("", &|_| ()));
+    assert!(is_written("/lib/firmware/", &|world| {
+        world.image("mft").spec.firmware = vec![serde_json::from_value(json!({"source": "mft"})).unwrap()];
+    }));
+    assert!(is_written("/lib/firmware", &|world| {
+        let base = json!({"bootstrap": {"suite": "bookworm", "include": ["firmware-nvidia-gsp"]}});
+        world.image("mft").spec.runtime.base = Some(serde_json::from_value(base).unwrap());
+        let resolved = world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap();
+        resolved.base_identity = Some("base-1".to_owned());
+    }));
+    assert!(is_written("/firmware", &|world| {
+        let template = world.definitions.templates.get_mut("mft").unwrap();
+        *template = template.replace("RUN make", "COPY sources/mft/fw/ /out/firmware/\nRUN make");
+    }));
 }
 
 /// Fields that farrier owns stay named when other kernels are reached: an apply would remove them.
