@@ -55,6 +55,8 @@ pub struct Drafted {
     pub drafts: Vec<Draft>,
     /// Texts of the other files, by their paths below the directory.
     files: BTreeMap<String, String>,
+    /// Images whose definition comes from an operator's resource.
+    from_resources: BTreeSet<String>,
     /// Counterparts of the forms' fields.
     pub remarks: Vec<Remark>,
     /// Manual steps, each with the time when it has to be done.
@@ -182,18 +184,45 @@ impl Drafted {
         Ok(())
     }
 
+    /// Adds the definition of an operator's resource. If another resource has the same definition, adds only the rollout.
+    fn add_resource(
+        &mut self,
+        name: &str,
+        text: &str,
+        rollout: &Value,
+        context: &Context,
+    ) -> Result<(), String> {
+        let path = format!("images/{name}.yaml");
+        let is_first = self.from_resources.insert(name.to_owned());
+        let earlier = self.files.get(&path).cloned().filter(|_| !is_first);
+        self.add_image(name, text, Some(rollout), context)?;
+        let (Some(mut joined), Some(new)) = (earlier, self.files.get_mut(&path)) else { return Ok(()) };
+        if joined.split("  rollout:\n").next() != new.split("  rollout:\n").next() {
+            return Err(two_drivers(name));
+        }
+        let line = new.lines().last().unwrap_or_default();
+        if !joined.lines().any(|other| other == line) {
+            joined.extend([line, "\n"]);
+        }
+        *new = joined;
+        Ok(())
+    }
+
     /// Returns the texts of all files, by their paths below the directory.
     pub fn files(&self) -> Result<BTreeMap<String, String>, String> {
         let mut files = self.files.clone();
         files.insert("site.yaml".to_owned(), include_str!("forms/site.yaml").to_owned());
         for draft in &self.drafts {
             if files.insert(format!("images/{}.yaml", draft.name), draft.text()?).is_some() {
-                let hint = "pass them with --from, each to a separate directory";
-                return Err(format!("two drivers would be the image {}: {hint}", draft.name));
+                return Err(two_drivers(&draft.name));
             }
         }
         Ok(files)
     }
+}
+
+fn two_drivers(image: &str) -> String {
+    format!("two drivers would be the image {image}: pass them with --from, each to a separate directory")
 }
 
 /// Derives a valid image name from any text.

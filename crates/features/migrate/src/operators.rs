@@ -56,7 +56,7 @@ pub fn draft(
                     .into();
         }
         let text = shipped_image(image).unwrap_or_default();
-        drafted.add_image(image, text, Some(&rollout), context)?;
+        drafted.add_resource(image, text, &rollout, context)?;
         drafted.remarks.extend(remarks);
         return Ok(true);
     }
@@ -69,9 +69,10 @@ pub fn draft(
         let (before, after) = text.split_once("  version: ").unwrap_or_default();
         let after = after.split_once('\n').unwrap_or_default().1;
         text = format!("{before}  version: {}\n{after}", quoted(&version));
-        drafted.by_hand.push(format!("put {archive} where images/mofed.yaml looks for it"));
+        let step = format!("put {archive} where images/mofed.yaml looks for it");
+        drafted.by_hand.extend((!drafted.by_hand.contains(&step)).then_some(step));
     }
-    drafted.add_image("mofed", &text, Some(&rollout), context)?;
+    drafted.add_resource("mofed", &text, &rollout, context)?;
     Ok(true)
 }
 

@@ -214,6 +214,38 @@ fn the_operators_resources() {
     assert_eq!(read(&off), Ok(false));
 }
 
+/// Resources for separate pools of nodes share a definition if it is the same for all of them.
+#[test]
+fn several_resources_of_one_kind() {
+    let gpu = |name: &str, driver: &str| {
+        format!(
+            "---\napiVersion: nvidia.com/v1alpha1\nkind: NVIDIADriver\nmetadata: {{name: {name}}}\nspec: {{nodeSelector: {{pool: {name}}}, {driver}}}\n"
+        )
+    };
+    let open = "version: 580.95.05";
+    let text = ["gold", "silver", "gold"].map(|name| gpu(name, open)).concat();
+    let both = drafted(&text, "").unwrap();
+    let rollout = format!("{:?}", load(&both).unwrap().images["nvidia-gpu"].spec.rollout);
+    assert!(rollout.contains("\"gold\"") && rollout.contains("\"silver\""), "{rollout}");
+    assert_eq!(rollout.matches("CustomResource").count(), 2, "{rollout}");
+    // The definition that another one needs is replaced by that of a resource.
+    let with_peermem = drafted(&[gpu("gold", "rdma: {enabled: true}"), gpu("silver", open)].concat(), "");
+    let rollout = format!("{:?}", load(&with_peermem.unwrap()).unwrap().images["nvidia-gpu"].spec.rollout);
+    assert!(rollout.contains("\"silver\"") && !rollout.contains("PublishOnly"), "{rollout}");
+
+    let policy = |name: &str| {
+        NIC.replace("NicClusterPolicy", "NicNodePolicy")
+            .replace("name: nic-cluster-policy", &format!("name: {name}"))
+    };
+    let same = drafted(&[policy("a"), policy("b")].join("---\n"), "").unwrap();
+    assert_eq!(same.by_hand.len(), 1, "{:?}", same.by_hand);
+    let newer = policy("b").replace("25.07-0.9.7.0-2", "25.10-1.2.8.0-0");
+    assert_eq!(
+        drafted(&[policy("a"), newer].join("---\n"), "").unwrap_err(),
+        "two drivers would be the image mofed: pass them with --from, each to a separate directory"
+    );
+}
+
 /// The only DaemonSet that runs the image is rewritten, in one copy per kernel if its nodes run several
 /// kernels. A DaemonSet with an owner is not rewritten.
 #[test]
