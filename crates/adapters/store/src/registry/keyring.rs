@@ -111,7 +111,7 @@ fn more_specific(earlier: Match, later: Match) -> Match {
     }
 }
 
-/// Docker Hub's key in `auths` and for credential helpers.
+/// Docker Hub's key in Docker's `auths` and for credential helpers.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 
 /// A credentials file such as `~/.docker/config.json` or `${XDG_RUNTIME_DIR}/containers/auth.json`.
@@ -146,8 +146,8 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
     let config: Value =
         serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
     let key = key_for(&config, host, path);
-    // Docker Hub's key is a URL.
-    let rank = if key == HUB_KEY { host.len() } else { key.len() };
+    let has_path = key.contains('/') && key != HUB_KEY;
+    let rank = if has_path { key.len() } else { host.len() };
     match docker_credential::get_credential_from_reader(text, &key) {
         Ok(DockerCredential::UsernamePassword(user, password)) => {
             Ok(Some((rank, Credential::Password { user, password })))
@@ -170,9 +170,8 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
 
 /// Most specific key in the file: keys of Podman's file may include a part of the repository's path.
 fn key_for(config: &Value, host: &str, path: &str) -> String {
-    if is_docker_hub(host) {
-        return HUB_KEY.to_owned();
-    }
+    let is_hub = is_docker_hub(host);
+    let host = if is_hub { "docker.io" } else { host };
     let has = |key: &str| ["auths", "credHelpers"].iter().any(|map| config[map].get(key).is_some());
     let mut candidate = format!("{host}/{path}");
     while candidate.len() > host.len() {
@@ -181,7 +180,12 @@ fn key_for(config: &Value, host: &str, path: &str) -> String {
         }
         candidate.truncate(candidate.rfind('/').unwrap_or(0));
     }
-    host.to_owned()
+    if !is_hub {
+        return host.to_owned();
+    }
+    // Docker and its helpers name Docker Hub by the URL, Podman and many pull secrets by a host.
+    let keys = [HUB_KEY, host, "index.docker.io", "registry-1.docker.io"];
+    keys.into_iter().find(|key| has(key)).unwrap_or(HUB_KEY).to_owned()
 }
 
 #[cfg(test)]
@@ -266,6 +270,21 @@ mod tests {
         assert_eq!(entry(ENTRIES, "docker.io", "library/debian").unwrap(), Some(pair("hub", "x")));
         assert_eq!(entry(ENTRIES, "t.example", "x").unwrap(), Some(pair("<token>", "refresh")));
         assert_eq!(entry(ENTRIES, "r.example", "x").unwrap(), None);
+    }
+
+    /// Podman names Docker Hub by its host.
+    #[test]
+    fn each_name_of_docker_hub_is_found() {
+        let found = |config: &str, path: &str| entry(config, "docker.io", path).unwrap();
+        for key in ["docker.io", "index.docker.io", "registry-1.docker.io", "docker.io/library"] {
+            let config = format!(r#"{{"auths": {{"{key}": {{"auth": "bjpx"}}}}}}"#);
+            assert_eq!(found(&config, "library/debian"), Some(pair("n", "q")), "{key}");
+        }
+        let both = r#"{"auths": {"https://index.docker.io/v1/": {"auth": "dTpwOnc="}, "docker.io/acme": {"auth": "bjpx"}}}"#;
+        assert_eq!(found(both, "library/debian"), Some(pair("u", "p:w")));
+        assert_eq!(found(both, "acme/base"), Some(pair("n", "q")));
+        let helper = r#"{"credHelpers": {"docker.io": "farrier-no-such-helper"}}"#;
+        assert!(entry(helper, "docker.io", "library/debian").is_err());
     }
 
     #[test]
