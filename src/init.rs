@@ -327,9 +327,12 @@ fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> 
         let tree = canonical(path).map_err(|reason| CliError::usage(format!("--source {text}: {reason}")))?;
         let (template, directory) = detect_build(&tree)
             .ok_or_else(|| invalid("found no Makefile or Kbuild with obj-m, and no dkms.conf".to_owned()))?;
-        let build_dir = tree.join(&directory);
+        // `components` drops the `.` of a build file at the top.
+        let build_dir: PathBuf = tree.join(&directory).components().collect();
         if template == "dkms" {
-            read(drafted, &build_dir.join("dkms.conf"), context)?;
+            let conf = read_text(&build_dir.join("dkms.conf"));
+            let conf = conf.map_err(|error| invalid(format!("dkms.conf: {error}")))?;
+            drafted.add_dkms(name, &conf, &build_dir, context);
             continue;
         }
         let files = ["Kbuild", "Makefile"].map(|name| read_text(&build_dir.join(name)).unwrap_or_default());

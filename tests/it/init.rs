@@ -162,6 +162,12 @@ fn a_kbuild_directory_needs_no_other_file() {
 
     fs::write(source.join("Makefile"), "all:\n").unwrap();
     init(&site, &["other", "--source", "./hello"]).exits(2).line("found no Makefile or Kbuild with obj-m");
+
+    let conf = "PACKAGE_NAME=acme-dkms\nPACKAGE_VERSION=1.0\nBUILT_MODULE_NAME[0]=farrier_hello\n";
+    fs::write(source.join("dkms.conf"), conf).unwrap();
+    init(&site, &["fifth", "--source", "ticker=./hello"]).exits(0);
+    let text = fs::read_to_string(site.path("fifth/images/ticker.yaml")).unwrap();
+    assert!(text.contains("template: dkms") && text.contains("from: {path: {path: ../hello}}"), "{text}");
 }
 
 #[test]

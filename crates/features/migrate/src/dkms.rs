@@ -25,12 +25,13 @@ pub fn is_conf(text: &str) -> bool {
     text.lines().any(|line| line.starts_with("PACKAGE_NAME="))
 }
 
-/// Drafts the definition of a `dkms.conf` in `directory`, which also holds the driver's sources.
-pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Context) {
+/// Drafts the definition of a `dkms.conf` in `directory`, which also holds the driver's sources. Without `name`, the image is
+/// named after the package.
+pub fn draft(drafted: &mut Drafted, name: Option<&str>, conf: &str, directory: &Path, context: &Context) {
     let values = values(conf);
     let value = |name: &str| values.get(&(name.to_owned(), 0)).cloned().flatten();
     let package = value("PACKAGE_NAME");
-    let name = name_for(package.as_deref().unwrap_or_default());
+    let name = name_for(name.or(package.as_deref()).unwrap_or_default());
     let origin = format!("dkms.conf {name}");
     let mut draft = context.draft(&origin, name);
     draft.template = "dkms";

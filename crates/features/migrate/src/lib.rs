@@ -69,7 +69,7 @@ impl Drafted {
     /// describes a driver.
     pub fn read(&mut self, text: &str, path: &Path, context: &Context) -> Result<bool, String> {
         if dkms::is_conf(text) {
-            dkms::draft(self, text, path.parent().unwrap_or(path), context);
+            self.add_dkms(None, text, path.parent().unwrap_or(path), context);
             return Ok(true);
         }
         let with_position = |YamlError { position, message }| {
@@ -142,6 +142,11 @@ impl Drafted {
         draft.modules = modules;
         self.add(draft, context);
         Ok(())
+    }
+
+    /// Drafts the definition of a `dkms.conf` in a directory of sources. Without `name`, the image is named after the package.
+    pub fn add_dkms(&mut self, name: Option<&str>, conf: &str, directory: &Path, context: &Context) {
+        dkms::draft(self, name, conf, directory, context);
     }
 
     /// Adds a draft, with remarks if its container loads the modules, but no DaemonSet for a rollout is known.

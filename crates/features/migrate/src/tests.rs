@@ -152,6 +152,17 @@ fn a_dkms_conf() {
     insta::assert_snapshot!(shown(&drafted(CONF, "").unwrap()));
 }
 
+/// Two source trees may have the same package name.
+#[test]
+fn a_given_name_is_the_image_of_a_dkms_conf() {
+    let mut drafted = Drafted::default();
+    for name in ["first", "second"] {
+        drafted.add_dkms(Some(name), CONF, Path::new("/src/strange"), &Context::default());
+    }
+    let definitions = load(&drafted).unwrap();
+    assert!(definitions.images.contains_key("first") && definitions.images.contains_key("second"));
+}
+
 /// Returns the message of the first mistake in a definition.
 fn mistake(text: &str) -> Result<(), String> {
     let directory = tempfile::tempdir().unwrap();
