@@ -39,7 +39,7 @@ pub struct PlanCommandArgs {
     #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
     pub matrix: Option<MatrixForm>,
     /// Exit with 1 if something needs attention: a conflict, a failed build, an image that cannot be built, a skipped node
-    /// or a rollout on hold
+    /// or, without --matrix, a rollout on hold
     #[arg(long)]
     pub exit_code: bool,
 }
@@ -100,7 +100,9 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     let (services, cluster) = session.services_and_cluster(&plan).await?;
     let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&services, cluster.as_ref()).await?;
     warn_of_no_nodes(&snapshot, cluster.as_ref());
-    let attention = if exit_code && plan.needs_attention() { Exit::Failed } else { Exit::Done };
+    // Jobs of a matrix build, and do not roll out.
+    let needs_attention = if matrix.is_some() { plan.has_blocked_builds() } else { plan.needs_attention() };
+    let attention = if exit_code && needs_attention { Exit::Failed } else { Exit::Done };
     let exit = if unreachable { Exit::Unreachable } else { attention };
     let Some(form) = matrix else {
         warn_of_secure_boot(&services, &plan).await;

@@ -2,8 +2,9 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use crate::support::{published::publish_planned, site::Site};
@@ -40,17 +41,31 @@ impl Pipeline {
     }
 
     /// Runs a template's script in a shell with the given variables, as the CI system does.
-    fn play(&self, script: &str, variables: &BTreeMap<String, String>) -> String {
+    fn run(&self, script: &str, variables: &BTreeMap<String, String>) -> Output {
         let farrier = Path::new(env!("CARGO_BIN_EXE_farrier")).parent().unwrap();
         let path = format!("{}:{}", farrier.display(), std::env::var("PATH").unwrap());
         let settings = self.site.command::<&str>(&[]);
         let mut shell = Command::new("sh");
         shell.args(["-euc", script]).current_dir(self.site.path("")).env("PATH", path);
         shell.envs(settings.get_envs().filter_map(|(key, value)| Some((key, value?)))).envs(variables);
-        let output = shell.output().unwrap();
+        shell.output().unwrap()
+    }
+
+    /// Runs a script that must succeed, and returns what it prints.
+    fn play(&self, script: &str, variables: &BTreeMap<String, String>) -> String {
+        let output = self.run(script, variables);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{script}\n{stderr}");
         format!("{}{stderr}", String::from_utf8_lossy(&output.stdout))
+    }
+
+    /// Asserts that a script succeeds while every image can be built, and fails when a node's kernel has no headers.
+    fn checks(&self, script: &str, variables: &BTreeMap<String, String>) {
+        self.play(script, variables);
+        self.site.manifest("edge-1.yaml", "6.1.0-999-amd64");
+        let output = self.run(script, variables);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && stderr.contains("6.1.0-999-amd64"), "{script}\n{stderr}");
     }
 
     /// Publishes stand-ins for the planned images, so that each build finds its image and needs no engine.
@@ -116,6 +131,7 @@ fn github_actions() {
     let said = fs::read_to_string(&output).unwrap();
     let empty = said.lines().last().unwrap().strip_prefix("matrix=").unwrap();
     assert_eq!(text(&jobs["build"]["if"]), format!("needs.plan.outputs.matrix != '{empty}'"));
+    pipeline.checks(text(&step(&jobs["check"], "farrier plan")["run"]), &given);
 }
 
 #[test]
@@ -135,6 +151,7 @@ fn gitlab_ci() {
     pipeline.builds(&script(&child["build"]), &entries.iter().map(strings).collect::<Vec<_>>());
     // GitLab merges the two jobs key by key, and the later file takes precedence.
     pipeline.play(&script(&matrix()["build"]), &BTreeMap::new());
+    pipeline.checks(&script(&parent["check"]), &BTreeMap::new());
 }
 
 #[test]
@@ -144,13 +161,23 @@ fn tekton() {
     let named = |name: &str| documents.iter().find(|found| found["metadata"]["name"] == name).unwrap();
     let step = |task: &str| named(task)["spec"]["steps"][0]["script"].as_str().unwrap().to_owned();
     let result = pipeline.site.path("result");
-    pipeline.play(&step("farrier-plan"), &[("MATRIX".to_owned(), result.display().to_string())].into());
+    let given = |options: &str| -> BTreeMap<String, String> {
+        let result = result.display().to_string();
+        [("MATRIX".to_owned(), result), ("OPTIONS".to_owned(), options.to_owned())].into()
+    };
+    pipeline.play(&step("farrier-plan"), &given(""));
     let array: Vec<String> = serde_json::from_str(&fs::read_to_string(&result).unwrap()).unwrap();
     let variables = |build: String| BTreeMap::from([("BUILD".to_owned(), build)]);
     pipeline.builds(&step("farrier-build"), &array.into_iter().map(variables).collect::<Vec<_>>());
 
+    let tasks = |list: &str| named("driver-images")["spec"][list].as_array().unwrap();
+    let [check] = &tasks("finally")[..] else { panic!("one task") };
+    let mut parameters = check["params"].as_array().unwrap().iter();
+    let options = parameters.find(|parameter| parameter["name"] == "options").unwrap();
+    pipeline.checks(&step(text(&check["taskRef"]["name"])), &given(text(&options["value"])));
+
     // The pipeline passes every parameter that its tasks declare.
-    for task in named("driver-images")["spec"]["tasks"].as_array().unwrap() {
+    for task in tasks("tasks").iter().chain([check]) {
         let spec = &named(text(&task["taskRef"]["name"]))["spec"];
         let declared = |list: &Value| -> Vec<String> {
             let parameters = list.as_array().map(Vec::as_slice).unwrap_or_default().iter();
@@ -167,17 +194,35 @@ fn tekton() {
 #[test]
 fn lines_are_for_a_shell() {
     let pipeline = Pipeline::new();
-    let each = "farrier plan --matrix lines | while read -r image kernel os version arch; do\n\
-                farrier build \"$image\" --kernel \"$kernel\" --os \"$os\" --os-version \"$version\" --arch \"$arch\" --push\n\
-                done";
-    let page = fs::read_to_string(templates().join("../../docs/pipelines.md")).unwrap();
-    let said: String = page.lines().flat_map(|line| [line.trim(), "\n"]).collect();
-    assert!(said.contains(each), "docs/pipelines.md does not say what is tested:\n{each}");
     let lines = pipeline.play("farrier plan --matrix lines", &BTreeMap::new());
     assert_eq!(lines.lines().count(), KERNELS.len(), "{lines}");
     pipeline.publish();
     // When nothing is left to build, the loop does nothing.
-    assert_eq!(pipeline.play(each, &BTreeMap::new()), "");
+    assert_eq!(pipeline.play(&shell_loop(), &BTreeMap::new()), "");
+}
+
+/// Returns the loop in docs/pipelines.md.
+fn shell_loop() -> String {
+    let page = fs::read_to_string(templates().join("../../docs/pipelines.md")).unwrap();
+    let (_, block) = page.split_once("Any other system can loop:\n\n").unwrap();
+    block.lines().map_while(|line| line.strip_prefix("    ")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_shell_loop_fails_with_a_build_and_with_the_plan() {
+    let directory = tempfile::tempdir().unwrap();
+    let stand_in = directory.path().join("farrier");
+    let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap());
+    for (plan, build, wanted) in
+        [("echo a k; echo b k", 0, 0), ("echo a k; echo b k", 4, 4), ("exit 3", 0, 3)]
+    {
+        let text = format!("#!/bin/sh\ncase \"$1 $2\" in plan*) {plan} ;; 'build a') exit {build} ;; esac\n");
+        fs::write(&stand_in, text).unwrap();
+        fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &shell_loop()]).current_dir(directory.path()).env("PATH", &path);
+        assert_eq!(shell.status().unwrap().code(), Some(wanted), "{plan}");
+    }
 }
 
 #[test]

@@ -50,7 +50,12 @@ impl Plan {
     /// Whether something waits for a person: a tag conflict, a failed build, an image that cannot be built, a skipped node or a
     /// held rollout.
     pub fn needs_attention(&self) -> bool {
-        self.has_stuck_cells() || !self.skipped_nodes.is_empty() || self.held_rollouts().next().is_some()
+        self.has_blocked_builds() || self.held_rollouts().next().is_some()
+    }
+
+    /// Whether an image cannot be built without a person, or the kernel of a node is unknown.
+    pub fn has_blocked_builds(&self) -> bool {
+        self.has_stuck_cells() || !self.skipped_nodes.is_empty()
     }
 
     /// Returns the rollouts on hold.
@@ -61,7 +66,7 @@ impl Plan {
     /// Whether a list of builds ([`ci_matrix`](super::ci_matrix())) omits a problem: a cell that cannot be built, a skipped node,
     /// or a plan without cells.
     pub fn matrix_hides_reasons(&self) -> bool {
-        self.cells.is_empty() || self.has_stuck_cells() || !self.skipped_nodes.is_empty()
+        self.cells.is_empty() || self.has_blocked_builds()
     }
 
     fn has_stuck_cells(&self) -> bool {
