@@ -119,10 +119,22 @@ async fn images(
     let snapshot = connection.cluster.snapshot().await?;
     let KernelTarget { os, os_version, release: _, arch } = target.clone();
     let platform = Platform { os, os_version, arch };
-    let images = platforms_with_images(definitions, &snapshot).remove(&platform).unwrap_or_default();
+    let mut platforms = platforms_with_images(definitions, &snapshot);
+    let wanted = words(&platform);
+    let Some(images) = platforms.remove(&platform) else {
+        let existing: Vec<String> = platforms.keys().map(words).collect();
+        let existing = if existing.is_empty() { "none".to_owned() } else { existing.join("; ") };
+        return Err(CliError::hinted(
+            format!("no node of the cluster is {wanted}; platforms of its nodes: {existing}"),
+            "pass --os, --os-version and --arch of nodes, or choose the images with --image",
+        ));
+    };
     if images.is_empty() {
-        let Platform { os, os_version, arch } = &platform;
-        output::message(&format!("no node of {os} {os_version}, {arch}, calls for a driver image"));
+        output::message(&format!("no node of {wanted}, calls for a driver image"));
     }
     Ok(images)
+}
+
+fn words(Platform { os, os_version, arch }: &Platform) -> String {
+    format!("{os} {os_version}, {arch}")
 }

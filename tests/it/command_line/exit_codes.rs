@@ -64,6 +64,17 @@ fn exit_code_1_says_that_a_plan_needs_attention() {
 }
 
 #[test]
+fn a_prebuild_for_a_platform_without_nodes_ends_with_2() {
+    let site = Site::new();
+    site.canary("6.1.0-901-amd64");
+    let kernel = ["--kernel", "5.14.0-570.12.1.el9_6.x86_64", "--arch", "amd64"];
+    let platform = ["--os", "rhel", "--os-version", "9.6"];
+    let run = site.farrier(&[&["prebuild"][..], &kernel, &platform].concat()).exits(2);
+    run.line("error: no node of the cluster is rhel 9.6, amd64; platforms of its nodes: debian 12, amd64");
+    run.line("hint: pass --os, --os-version and --arch of nodes, or choose the images with --image");
+}
+
+#[test]
 fn an_empty_matrix_gives_its_reasons_on_standard_error() {
     let site = Site::with_stand_in();
     let full = site.farrier(&["plan", "--matrix", "lines"]).exits(0);
