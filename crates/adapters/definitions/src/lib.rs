@@ -218,17 +218,25 @@ fn template_name(file: &str) -> Option<&str> {
     file.strip_prefix("templates/")?.strip_suffix(".Dockerfile.hbs")
 }
 
-/// Reads the files of one directory in file-name order; `None` if the directory does not exist.
+/// Reads the files of one directory in file-name order; `None` if the directory does not exist. Reports other files that hold
+/// definitions.
 fn read_directory(
     root: &Path,
     name: &str,
     extensions: &[&str],
     errors: &mut Vec<DefinitionError>,
 ) -> Option<Vec<File>> {
-    match names_in(&root.join(name), extensions) {
+    match names_in(&root.join(name)) {
         Ok(names) => {
-            let files = names.iter().filter_map(|file| read_file(root, &format!("{name}/{file}"), errors));
-            Some(files.collect())
+            let mut files = Vec::new();
+            for path in names.iter().map(|file| format!("{name}/{file}")) {
+                if has_extension(&path, extensions) {
+                    files.extend(read_file(root, &path, errors));
+                } else {
+                    report_unread(root, &path, errors);
+                }
+            }
+            Some(files)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
@@ -238,13 +246,12 @@ fn read_directory(
     }
 }
 
-/// Returns the sorted names with one of the extensions. Hidden files are skipped.
-fn names_in(directory: &Path, extensions: &[&str]) -> io::Result<Vec<String>> {
+/// Returns the sorted names in a directory. Hidden files are skipped.
+fn names_in(directory: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
         let Ok(name) = entry?.file_name().into_string() else { continue };
-        let extension = Path::new(&name).extension().and_then(|extension| extension.to_str());
-        if !name.starts_with('.') && extension.is_some_and(|extension| extensions.contains(&extension)) {
+        if !name.starts_with('.') {
             names.push(name);
         }
     }
@@ -252,10 +259,33 @@ fn names_in(directory: &Path, extensions: &[&str]) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+fn has_extension(name: &str, extensions: &[&str]) -> bool {
+    let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Reports definitions in a file or directory that farrier does not read.
+fn report_unread(root: &Path, path: &str, errors: &mut Vec<DefinitionError>) {
+    let Ok(metadata) = fs::symlink_metadata(root.join(path)) else { return };
+    if metadata.is_dir() {
+        for name in names_in(&root.join(path)).unwrap_or_default() {
+            report_unread(root, &format!("{path}/{name}"), errors);
+        }
+    } else if has_extension(path, &["yaml", "yml", "json"])
+        && let Ok(Some(text)) = read_text(root, path)
+        && text.contains("apiVersion")
+        && text.contains("farrier.dev/")
+    {
+        let message = "is not read: definitions are the files *.yaml and *.yml directly in images/, kernels/ and announced/";
+        errors.push(DefinitionError::of_file(path, message.to_owned()));
+    }
+}
+
 /// Reports definitions outside the directories that farrier reads. Without an error, farrier would silently use the built-in
 /// ones.
 fn report_misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
-    for name in names_in(root, &["yaml", "yml"]).unwrap_or_default() {
+    let names = names_in(root).unwrap_or_default();
+    for name in names.into_iter().filter(|name| has_extension(name, &["yaml", "yml"])) {
         // An unreadable file is not a definition.
         let Ok(Some(text)) = read_text(root, &name) else { continue };
         if name != SITE && text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
@@ -290,6 +320,11 @@ fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionE
     let mut definitions = Vec::new();
     let mut mistakes = Vec::new();
     match yaml::documents(&file.text).and_then(check_size) {
+        // Every setting of a site is optional.
+        Ok(documents) if documents.is_empty() && ![SITE, MOUNTED_SITE].contains(&file.name.as_str()) => {
+            let message = "holds no definition: write one, or delete the file".to_owned();
+            errors.push(DefinitionError::of_file(&file.name, message));
+        }
         Ok(documents) => {
             for document in documents {
                 match yaml::decode(&document) {

@@ -118,6 +118,39 @@ fn deeply_nested_definitions_are_refused_at_their_line() {
     assert!(told.starts_with("error: templates/deep.Dockerfile.hbs:2:1: "), "{told}");
 }
 
+/// A definition that farrier does not read would otherwise disappear without a word.
+#[test]
+fn a_definition_that_is_not_read_is_a_mistake() {
+    let told = |path: &str, text: &str| mistakes(&[("images/a.yaml", IMAGE), (path, text)]);
+    let json = r#"{"apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage"}"#;
+    for (path, text) in [
+        ("images/team/b.yaml", IMAGE),
+        ("images/team/gpu/b.yml", IMAGE),
+        ("images/b.json", json),
+        ("kernels/own/a.yaml", FAMILY),
+    ] {
+        let error = told(path, text);
+        assert!(
+            error.starts_with(&format!("error: {path}: is not read: definitions are the files")),
+            "{error}"
+        );
+    }
+    for path in ["images/b.yaml", "kernels/b.yaml", "announced/b.yaml"] {
+        for text in ["", "# nothing\n", "---\n"] {
+            let error = told(path, text);
+            assert!(error.starts_with(&format!("error: {path}: holds no definition")), "{error}");
+        }
+    }
+    load_files(&[
+        ("images/a.yaml", IMAGE),
+        ("images/..data/b.yaml", IMAGE),
+        ("images/notes/values.yaml", "a: b\n"),
+        ("images/README.md", IMAGE),
+        ("site.yaml", "# nothing\n"),
+    ])
+    .unwrap();
+}
+
 /// Files beside the directories of definitions are ignored.
 #[test]
 fn other_files_beside_the_definitions_are_left_alone() {
