@@ -15,7 +15,9 @@ use super::{Context, Drafted, fields, name_for, source};
 /// Matches an assignment: directive, index, value.
 static ASSIGNMENT: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"^\s*(?:export\s+)?([A-Za-z_]{1,80})(?:\[(\d{1,3})\])?=(.*)$").ok());
-static VARIABLE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\$\{?([A-Za-z_]+)\}?").ok());
+/// Matches `$NAME` and `${NAME}`. Other expansions keep their `$`.
+static VARIABLE: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"\$(?:\{([A-Za-z0-9_]+)\}|([A-Za-z0-9_]+))").ok());
 
 /// Values of directives by name and index; `None` where only bash could evaluate the value.
 type Values = BTreeMap<(String, usize), Option<String>>;
@@ -90,7 +92,8 @@ fn word(text: &str, values: &Values) -> Option<String> {
         return Some(text.to_owned());
     }
     let replaced = VARIABLE.as_ref()?.replace_all(text, |captures: &Captures<'_>| {
-        let value = values.get(&(captures[1].to_owned(), 0)).cloned().flatten();
+        let name = captures.get(1).or_else(|| captures.get(2)).map_or("", |name| name.as_str());
+        let value = values.get(&(name.to_owned(), 0)).cloned().flatten();
         // A remaining `$` marks an unknown variable.
         value.unwrap_or_else(|| "$".to_owned())
     });

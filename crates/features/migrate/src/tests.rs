@@ -152,6 +152,25 @@ fn a_dkms_conf() {
     insta::assert_snapshot!(shown(&drafted(CONF, "").unwrap()));
 }
 
+#[test]
+fn an_expansion_that_only_bash_evaluates_is_named() {
+    for word in [
+        "${BUILT_MODULE_NAME[0]}",
+        "${PACKAGE_NAME%-dkms}",
+        "${PACKAGE_NAME:-x}",
+        "$PACKAGE_NAME2",
+        "${PACKAGE_NAME/a/b}",
+    ] {
+        let conf =
+            format!("PACKAGE_NAME=foo-dkms\nBUILT_MODULE_NAME[0]=foo\nDEST_MODULE_NAME[0]=\"{word}\"\n");
+        let drafted = drafted(&conf, "").unwrap();
+        let files = &drafted.drafts[0].files;
+        assert!(files.is_empty(), "{word}: {files:?}");
+        let remark = drafted.remarks.iter().find(|remark| remark.field == "DEST_MODULE_NAME").unwrap();
+        assert!(remark.says.starts_with("it cannot be converted automatically"), "{word}: {remark:?}");
+    }
+}
+
 /// Two source trees may have the same package name.
 #[test]
 fn a_given_name_is_the_image_of_a_dkms_conf() {
