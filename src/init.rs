@@ -438,7 +438,7 @@ fn next_commands(directory: &Path, cluster: &str, registry: &str, definitions: &
     if kube_options(cluster).is_some() {
         let rollouts = definitions.images.values().flat_map(|image| &image.spec.rollout);
         let namespaces: BTreeSet<&str> =
-            rollouts.filter_map(|rollout| Some(rollout.daemon_set()?.namespace.as_str())).collect();
+            rollouts.filter_map(|rollout| Some(rollout.namespace()?.as_str())).collect();
         let namespaces = Vec::from_iter(namespaces).join(",");
         let _ = write!(
             run,

@@ -368,7 +368,7 @@ fn a_live_cluster_says_which_drivers_it_has() {
         "{driver}"
     );
     let next = report["next"].to_string();
-    assert!(next.contains(" --write-namespaces drivers"), "{next}");
+    assert!(next.contains(" --write-namespaces kmm\""), "{next}");
 
     // A DaemonSet runs the image of this name on nodes with two kernels.
     live.api.create(objects::daemon_set("other", "mstflint", "registry.example/mstflint:1"));

@@ -349,6 +349,12 @@ impl RolloutSpec {
         }
     }
 
+    /// Namespace of the target, if it has one.
+    pub fn namespace(&self) -> Option<&DnsLabel> {
+        let in_resource = || self.resource()?.namespace.as_ref();
+        self.daemon_set().map(|target| &target.namespace).or_else(in_resource)
+    }
+
     /// Prefix of the branches that farrier pushes for pull requests.
     pub fn proposals(&self) -> Option<&str> {
         match self {

@@ -456,13 +456,12 @@ fn decide_by_strategy(
     (decided, Vec::new())
 }
 
-/// Returns the namespace of a live DaemonSet, if this farrier must not write there.
+/// Returns the namespace of a live target, if this farrier must not write there.
 fn unwritable_namespace(context: &Context<'_>) -> Option<String> {
     if ManifestLocation::of(context.spec).is_some() {
         return None;
     }
-    let in_resource = || context.spec.resource()?.namespace.as_ref();
-    let namespace = context.spec.daemon_set().map(|name| &name.namespace).or_else(in_resource)?.to_string();
+    let namespace = context.spec.namespace()?.to_string();
     (!context.inputs.snapshot.writable.contains(&namespace)).then_some(namespace)
 }
 
