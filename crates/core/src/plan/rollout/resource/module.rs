@@ -33,7 +33,7 @@ pub(super) fn desired_fields<'a>(
 ) -> Result<DesiredField<'a>, HoldReason> {
     let mut mappings: Vec<Value> =
         container.get(MAPPINGS).and_then(Value::as_array).cloned().unwrap_or_default();
-    check_loadable(context, container, &mappings)?;
+    check_loadable(context, container, &mappings, kernels)?;
     // Kernels by the mapping that has their image; `None` stands for the container's image.
     let mut groups: BTreeMap<Option<usize>, NodesByKernel<'_>> = BTreeMap::new();
     for (kernel, nodes) in kernels {
@@ -91,6 +91,7 @@ fn check_loadable(
     context: &Context<'_>,
     container: &Map<String, Value>,
     mappings: &[Value],
+    kernels: &NodesByKernel<'_>,
 ) -> Result<(), HoldReason> {
     let path = field_path(OperatorResource::Module);
     let not_editable = |detail: String| Err(HoldReason::Fixed { detail });
@@ -115,6 +116,16 @@ fn check_loadable(
         return not_editable(format!(
             "{path}.modprobe.dirName is {directory:?}, and farrier's images have their modules below \"/\"; set it to /"
         ));
+    }
+    for kernel in kernels.keys() {
+        let release = kernel.release.as_str();
+        let Some(directory) = release.strip_suffix('+') else { continue };
+        if mapping_of(mappings, kernel)?.is_some() {
+            return not_editable(format!(
+                "on {release} KMM looks for modules below /lib/modules/{directory}, and farrier's image has them below \
+                 /lib/modules/{release}; exclude such nodes with the Module's selector"
+            ));
+        }
     }
     let template = definitions.templates.get(spec.template.as_str()).map_or("", String::as_str);
     for (key, hint) in [

@@ -568,6 +568,14 @@ fn a_module_that_could_not_load_the_image_is_held() {
     "#);
 }
 
+/// KMM ignores a final `+` of the kernel's release.
+#[test]
+fn a_module_whose_directory_kmm_would_not_find_is_held() {
+    let mut world = module();
+    world.snapshot.nodes[0] = node("n0", "6.1.0-47-amd64+");
+    insta::assert_snapshot!(hold(&world), @"its image cannot be set: on 6.1.0-47-amd64+ KMM looks for modules below /lib/modules/6.1.0-47-amd64, and farrier's image has them below /lib/modules/6.1.0-47-amd64+; exclude such nodes with the Module's selector");
+}
+
 #[test]
 fn a_module_with_firmware_gets_an_image_that_has_some() {
     let is_written = |path: &str, change: &dyn Fn(&mut World)| {
