@@ -120,6 +120,9 @@ const SOURCE: &str = r#"#include <linux/module.h>
 #ifndef CONFIGURED
 #error "configure has not run"
 #endif
+#if !defined(FIRST) || !defined(SECOND)
+#error "makeArgs has lost its quotes"
+#endif
 static int __init strange_init(void) { return 0; }
 static void __exit strange_exit(void) {}
 module_init(strange_init);
@@ -133,6 +136,8 @@ const PATCH: &str = "--- a/src/Makefile\n+++ b/src/Makefile\n@@ -1 +1,2 @@\n obj
 fn strange() -> Site {
     let site = Site::new();
     define_from(&site, "strange", "'1.0'", "{path: {path: sources/strange}}", "  check: {boot: true}\n");
+    // Quotes as docs/dkms.md describes them.
+    site.edit("images/strange.yaml", "makeArgs: ''", r#"makeArgs: 'KCFLAGS=\"-DFIRST -DSECOND\"'"#);
     // The script checks its arguments and the directory that dkms(8) guarantees.
     let configure = "#!/bin/sh -e\n[ \"$1 $2 $#\" = \"--kernel=$kernelver --module=strange-1.0 2\" ]\n\
                      [ \"$PWD\" = /var/lib/dkms/strange/1.0/build ]\n[ ../source/dkms.conf -ef /usr/src/strange-1.0/dkms.conf ]\n\
