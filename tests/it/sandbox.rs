@@ -113,6 +113,19 @@ async fn a_greedy_step_is_stopped_and_told_why() {
     assert!(outcome.is_err() && lines.iter().any(|line| line.contains("fork")), "{lines:?}");
 }
 
+/// The programs of another build may have used up the user's processes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_cannot_start_for_lack_of_processes_is_tried_again() {
+    let work = tempfile::tempdir().unwrap();
+    tree(work.path());
+    // Enough for the two processes of the runner and the thread that measures, but for no step.
+    let limits = Limits { processes: Some(3), ..Limits::default() };
+    let (_, outcome) = in_sandbox(work.path(), vec![run("true")], limits, Vec::new()).await;
+    let error = outcome.unwrap_err();
+    let why = format!("{error} {:?}", std::error::Error::source(&error));
+    assert!(error.is_transient() && why.contains("start /bin/sh"), "{why}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_copied_as_docker_copies_them() {
     // A directory that, like root's home, no other user can search, including the sandbox's user.

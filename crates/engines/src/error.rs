@@ -21,9 +21,9 @@ pub enum EngineError {
     /// A step exceeded the memory limit: which step, and the limit. Permanent.
     #[error("build step stopped: {0}")]
     Limit(String),
-    /// A step exceeded a limit of files: which step, and which limit. Permanent.
+    /// A step exceeded a limit of files or processes: which step, and which limit. Permanent.
     #[error("build step stopped: {0}")]
-    DiskLimit(String),
+    FixedLimit(String),
     /// The pod of a build exceeded its deadline. Permanent.
     #[error("build step stopped: {0}")]
     Deadline(String),
@@ -97,7 +97,7 @@ impl EngineError {
             Self::Limit(_) => {
                 Some("raise build.memory in the definition if the build needs more".to_owned())
             }
-            Self::DiskLimit(_) => Some("write less in the build: this limit is fixed".to_owned()),
+            Self::FixedLimit(_) => Some("use less in the build: this limit is fixed".to_owned()),
             Self::Deadline(_) => {
                 Some("raise build.deadline in the definition if the build needs more time".to_owned())
             }

@@ -114,8 +114,8 @@ impl RunnerSession<'_> {
             Outcome::Limit { step, why } => {
                 Err(EngineError::Limit(format!("{}: {why}", shortened(self.text(step)))))
             }
-            Outcome::DiskLimit { step, why } => {
-                Err(EngineError::DiskLimit(format!("{}: {why}", shortened(self.text(step)))))
+            Outcome::FixedLimit { step, why } => {
+                Err(EngineError::FixedLimit(format!("{}: {why}", shortened(self.text(step)))))
             }
             Outcome::DiskFull { step, why } => {
                 let action = format!("run {}", shortened(self.text(step)));

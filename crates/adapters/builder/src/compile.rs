@@ -51,9 +51,9 @@ const KILLED_PROCESS: [&str; 5] = [
     "] Error 137",
 ];
 
-/// Advice for a build that exceeded a limit of files.
-const DISK_ADVICE: &str =
-    "this limit is fixed: write less in the build; farrier does not retry until an input changes";
+/// Advice for a build that exceeded a limit of files or processes.
+const FIXED_LIMIT_ADVICE: &str =
+    "this limit is fixed: use less in the build; farrier does not retry until an input changes";
 
 /// Runs the engine and returns the payload that the engine produced.
 pub(super) async fn compile(
@@ -231,7 +231,7 @@ fn explain(
             step_failed(log, message, is_killed, own_trees, &build.cell.image, &build.cell.target.release)
         }),
         EngineError::Limit(message) => over_limit(log, &message, &memory_advice()).into(),
-        EngineError::DiskLimit(message) => over_limit(log, &message, DISK_ADVICE).into(),
+        EngineError::FixedLimit(message) => over_limit(log, &message, FIXED_LIMIT_ADVICE).into(),
         EngineError::Deadline(message) => deadline_exceeded(log, &message).into(),
         EngineError::Tampered(_) => tampered(log, &error).into(),
         other => BuildError::Engine(other),

@@ -44,7 +44,7 @@ const TRIES: u32 = 30;
 /// Mechanism that enforces each limit of a pod.
 const LIMITS: [(&str, &str); 3] = [
     ("memory", "the container's limit, and the runner's own measurement"),
-    ("processes", "the runner's resource limit, and the kubelet's limit for the pod"),
+    ("processes", "the runner's own measurement, and the kubelet's limit for the pod"),
     ("disk", "the container's ephemeral-storage limit"),
 ];
 

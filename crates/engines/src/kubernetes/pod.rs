@@ -142,7 +142,7 @@ fn finished(name: &str, status: &PodStatus) -> PodState {
         }
         (Some("Evicted"), _) if exceeds_disk_limit(status) => {
             let message = status.message.as_deref().unwrap_or_default().trim_end();
-            PodState::Ended(EngineError::DiskLimit(format!("pod {name} was evicted: {message}")))
+            PodState::Ended(EngineError::FixedLimit(format!("pod {name} was evicted: {message}")))
         }
         (Some(reason), _) if DISRUPTIONS.contains(&reason) => {
             ended(End::Transient, name, Some(reason), status.message.as_deref())
@@ -271,7 +271,7 @@ mod tests {
         else {
             panic!("it does not end")
         };
-        assert_eq!(error.hint().unwrap(), "write less in the build: this limit is fixed");
+        assert_eq!(error.hint().unwrap(), "use less in the build: this limit is fixed");
     }
 
     #[test]

@@ -54,6 +54,9 @@ use crate::{
 const SOCKET: &[u8] = b"farrier-runner";
 /// Time without progress after which a follower counts as disconnected.
 const FOLLOWER_TIMEOUT: Duration = Duration::from_mins(1);
+/// Resource limit of processes, as a multiple of the build's limit. The kernel counts all processes of a user on the node, which
+/// all builds share. The monitor enforces the limit of each build.
+const BUILDS_PER_NODE: u64 = 8;
 
 /// Runs the build, and then waits until farrier has fetched the result and deletes the pod. Fails if the pod still runs after
 /// [`RESULT_TTL`].
@@ -80,7 +83,8 @@ pub fn run() -> io::Result<()> {
 fn build(messages: &Messages) -> io::Result<Outcome> {
     let plan: Plan =
         fs::read(PLAN).and_then(|bytes| decode(&bytes)).map_err(|error| with_context(PLAN, error))?;
-    let landlock = confine(plan.limits.processes, &Restrictions::BOTH)?;
+    let processes = plan.limits.processes.map(|limit| limit.saturating_mul(BUILDS_PER_NODE));
+    let landlock = confine(processes, &Restrictions::BOTH)?;
     messages.send(&Message::Canary(Canary { refused: canary::attempt_all(true)?, landlock }))?;
     steps::run(
         messages,

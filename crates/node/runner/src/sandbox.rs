@@ -49,9 +49,6 @@ use crate::{
     sys,
 };
 
-/// Default limit of concurrent processes. Limits of the node apply in addition.
-const DEFAULT_MAX_PROCESSES: u64 = 16 << 10;
-
 /// Runs the outer process. Returns `None` if process 1 has already sent the outcome.
 pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<Outcome>> {
     // This process must die with farrier.
@@ -242,8 +239,9 @@ pub fn confine(processes: Option<u64>, enabled: &Restrictions) -> io::Result<u32
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
     lower_limit(Resource::Core, 0).map_err(|error| with_context("forbid core dumps", error))?;
-    lower_limit(Resource::Nproc, processes.unwrap_or(DEFAULT_MAX_PROCESSES))
-        .map_err(|error| with_context("limit processes", error))?;
+    if let Some(processes) = processes {
+        lower_limit(Resource::Nproc, processes).map_err(|error| with_context("limit processes", error))?;
+    }
     // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let landlock = if enabled.landlock { landlock_rules::restrict()? } else { 0 };

@@ -27,7 +27,7 @@ use rustix::{
 
 use crate::{
     copy,
-    messages::Messages,
+    messages::{Messages, with_context},
     payload,
     rooted::{self, Root},
     usage_monitor::{StopReason, UsageMonitor},
@@ -76,7 +76,7 @@ pub fn run(messages: &Messages, plan: &Plan, paths: &BuildPaths<'_>) -> io::Resu
 fn stop_outcome(monitor: &UsageMonitor, step: u32) -> Option<Outcome> {
     Some(match monitor.stopped()? {
         StopReason::Limit(why) => Outcome::Limit { step, why },
-        StopReason::DiskLimit(why) => Outcome::DiskLimit { step, why },
+        StopReason::FixedLimit(why) => Outcome::FixedLimit { step, why },
         StopReason::HiddenFiles(why) => Outcome::Broken(why),
         StopReason::DiskFull(why) => Outcome::DiskFull { step, why },
     })
@@ -105,7 +105,7 @@ fn write_script(root: &Root, script: &str) -> io::Result<String> {
 }
 
 /// Runs a command, forwards its output, and kills the processes that it leaves behind. The inner error is a failure of the
-/// command, the outer error one of the runner, which cannot read or send the output.
+/// command, the outer error one of the runner, which cannot start a process, or read or send the output.
 fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(), String>> {
     let Run { argv, env, workdir, script } = run;
     let (program, arguments) = match (script, argv.split_first()) {
@@ -131,6 +131,10 @@ fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result
     drop(command);
     let mut child = match child {
         Ok(child) => child,
+        // No process of an earlier step is left: other programs of the same user, or of the machine, use up the limit of processes.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {
+            return Err(with_context(&format!("start {program}"), error));
+        }
         Err(error) => return Ok(Err(format!("{program} cannot be started: {error}"))),
     };
     let status = thread::scope(|scope| {

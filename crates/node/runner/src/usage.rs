@@ -33,7 +33,7 @@ pub struct DiskUsage {
 /// Counts the entries below a directory while steps write to it. Every hard link counts. Stops once `is_enough` returns true, so
 /// that the limits of the build also bound the time of the count.
 ///
-/// A step that replaces a directory with a link during the count can only increase the sum.
+/// A step that replaces a directory with a link during the count can only increase the sum. A step that moves a file can hide it.
 pub fn disk_usage(top: &Path, is_enough: impl Fn(&DiskUsage) -> bool) -> DiskUsage {
     let mut sum = DiskUsage::default();
     for entry in WalkDir::new(top).min_depth(1).max_depth(MAX_DEPTH).max_open(MAX_DEPTH) {
@@ -77,9 +77,11 @@ fn add_files_of_thread(
     counted: &mut BTreeSet<(u64, u64)>,
     sum: &mut DiskUsage,
 ) -> io::Result<()> {
-    for descriptor in fs::read_dir(thread.join("fd"))? {
-        let metadata = match fs::metadata(descriptor?.path()) {
-            // The thread has closed the file.
+    let descriptors = fs::read_dir(thread.join("fd"))?.map(|entry| entry.map(|entry| entry.path()));
+    // The kernel keeps the file of a running program as well.
+    for file in descriptors.chain([Ok(thread.join("exe"))]) {
+        let metadata = match fs::metadata(file?) {
+            // The thread has closed the file, or has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             metadata => metadata?,
         };
@@ -104,7 +106,12 @@ fn maps_unlinked_file(line: &str) -> bool {
 
 /// Whether a thread has memory. A thread that is ending has none, and denies access to its descriptors, which are closed next.
 fn has_memory(thread: &Path) -> bool {
-    fs::read_to_string(thread.join("status")).is_ok_and(|status| status.contains("\nVmSize:"))
+    read_status(thread).is_some_and(|status| status.contains("\nVmSize:"))
+}
+
+/// Reads the status of a process or thread, which may have ended.
+fn read_status(process: &Path) -> Option<String> {
+    fs::read_to_string(process.join("status")).ok()
 }
 
 /// Returns the directories of all processes in `proc` except process 1.
@@ -120,25 +127,45 @@ fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// Returns the bytes of private memory (resident or swapped) of all processes except process 1, plus shared memory.
-pub fn memory() -> u64 {
-    // A process that ends during the count uses nothing.
-    let statuses =
-        processes(Path::new("/proc")).filter_map(|process| fs::read_to_string(process.join("status")).ok());
-    statuses.map(|status| process_memory(&status)).sum::<u64>() + shared_memory()
+/// Memory and number of a build's processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessUsage {
+    /// Bytes of private memory (resident or swapped), plus shared memory.
+    pub memory: u64,
+    /// Processes and threads.
+    pub threads: u64,
 }
 
-/// Returns the sum of `RssAnon` and `VmSwap` in `/proc/PID/status` in bytes. Neither counts shared memory: the seccomp filter
-/// refuses anonymous shared memory, and files of shared memory are in `/dev/shm`.
-fn process_memory(status: &str) -> u64 {
-    let fields = status.lines().filter_map(|line| {
-        let text = line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("VmSwap:"))?;
-        text.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-    });
-    fields.sum::<u64>() << 10
+/// Measures all processes in `proc` except process 1. Does not include shared memory.
+pub fn process_usage(proc: &Path) -> ProcessUsage {
+    let mut sum = ProcessUsage::default();
+    for process in processes(proc) {
+        // A process that ends during the count uses nothing.
+        let Some(status) = read_status(&process) else { continue };
+        // A process that waits for its parent has no thread left, but counts as one.
+        sum.threads += field(&status, "Threads:").unwrap_or_default().max(1);
+        // Threads share their memory. The process itself shows none after its main thread has ended.
+        let memory_of_thread = |thread: PathBuf| private_memory(&read_status(&thread)?);
+        let memory =
+            private_memory(&status).or_else(|| entries(&process.join("task")).find_map(memory_of_thread));
+        sum.memory += memory.unwrap_or_default();
+    }
+    sum
 }
 
-fn shared_memory() -> u64 {
+/// Returns the sum of `RssAnon` and `VmSwap` in `/proc/PID/status` in bytes, or `None` without memory. Neither counts shared memory:
+/// the seccomp filter refuses anonymous shared memory, and files of shared memory are in `/dev/shm`.
+fn private_memory(status: &str) -> Option<u64> {
+    Some((field(status, "RssAnon:")? + field(status, "VmSwap:").unwrap_or_default()) << 10)
+}
+
+fn field(status: &str, name: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().trim_end_matches(" kB").parse().ok()
+}
+
+/// Returns the bytes of shared memory.
+pub fn shared_memory() -> u64 {
     let Ok(statistics) = statvfs("/dev/shm") else { return 0 };
     statistics.f_blocks.saturating_sub(statistics.f_bfree).saturating_mul(statistics.f_frsize)
 }
@@ -161,6 +188,11 @@ impl FreeSpace {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::Write as _,
+        os::{fd::AsRawFd as _, unix::fs::symlink},
+    };
+
     use rustix::{
         fs::{Mode, OFlags, mkdirat, open, openat},
         process::{Resource, Rlimit, getrlimit, setrlimit},
@@ -174,7 +206,7 @@ mod tests {
         fs::create_dir_all(dir.path().join("a/b")).unwrap();
         fs::write(dir.path().join("a/b/full"), vec![1; 1 << 20]).unwrap();
         fs::File::create(dir.path().join("a/hole")).unwrap().set_len(5 << 30).unwrap();
-        std::os::unix::fs::symlink("/", dir.path().join("a/link")).unwrap();
+        symlink("/", dir.path().join("a/link")).unwrap();
         let found = disk_usage(dir.path(), |_| false);
         assert_eq!((found.inodes, found.is_too_deep), (5, false));
         assert!((1 << 20..2 << 20).contains(&found.bytes), "{found:?}");
@@ -215,6 +247,38 @@ mod tests {
     #[test]
     fn private_memory_is_the_sum_of_rss_anon_and_swap() {
         let status = "Name:\tcc1\nVmSwap:\t      8 kB\nRssAnon:\t    1024 kB\nRssFile:\t 512 kB\n";
-        assert_eq!(process_memory(status), 1032 << 10);
+        assert_eq!(private_memory(status), Some(1032 << 10));
+    }
+
+    /// The other threads of a process keep its memory after the end of the main thread.
+    #[test]
+    fn a_process_without_its_main_thread_uses_memory() {
+        let proc = tempfile::tempdir().unwrap();
+        let zombie = "Name:\ta\nState:\tZ (zombie)\nThreads:\t2\n";
+        let alive = "Name:\ta\nRssAnon:\t    1024 kB\nVmSwap:\t       0 kB\nThreads:\t2\n";
+        for (path, status) in
+            [("2", zombie), ("2/task/2", zombie), ("2/task/3", alive), ("4", "Threads:\t0\n")]
+        {
+            fs::create_dir_all(proc.path().join(path)).unwrap();
+            fs::write(proc.path().join(path).join("status"), status).unwrap();
+        }
+        assert_eq!(process_usage(proc.path()), ProcessUsage { memory: 1 << 20, threads: 3 });
+    }
+
+    /// The kernel keeps the file of a running program, even without a descriptor or mapping of it.
+    #[test]
+    fn the_unlinked_file_of_a_running_program_counts() {
+        let proc = tempfile::tempdir().unwrap();
+        let thread = proc.path().join("2/task/2");
+        fs::create_dir_all(thread.join("fd")).unwrap();
+        fs::write(thread.join("maps"), "").unwrap();
+        let mut program = tempfile::tempfile().unwrap();
+        program.write_all(&vec![1; 1 << 20]).unwrap();
+        program.sync_all().unwrap();
+        symlink(format!("/proc/self/fd/{}", program.as_raw_fd()), thread.join("exe")).unwrap();
+        let mut sum = DiskUsage::default();
+        add_unlinked_files(proc.path(), &mut sum);
+        assert_eq!((sum.inodes, sum.is_incomplete), (1, false));
+        assert!(sum.bytes >= 1 << 20, "{sum:?}");
     }
 }

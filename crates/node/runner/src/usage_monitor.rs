@@ -1,5 +1,5 @@
-//! Enforces limits that no resource limit of the kernel covers: the memory of all processes of a sandbox together, and the bytes
-//! and inodes that they have written.
+//! Enforces limits that no resource limit of the kernel covers: the memory and number of all processes of a build together, and
+//! the bytes and inodes that they have written.
 
 use std::{
     io,
@@ -12,7 +12,9 @@ use std::{
 use runner::plan::{Limits, MIN_FREE};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::usage::{DiskUsage, FreeSpace, add_unlinked_files, disk_usage, memory};
+use crate::usage::{
+    DiskUsage, FreeSpace, ProcessUsage, add_unlinked_files, disk_usage, process_usage, shared_memory,
+};
 
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -31,8 +33,8 @@ pub struct UsageMonitor {
 pub enum StopReason {
     /// The build exceeded its memory limit.
     Limit(String),
-    /// The build exceeded a limit of its files.
-    DiskLimit(String),
+    /// The build exceeded a limit of files or processes.
+    FixedLimit(String),
     /// The build may have exceeded a limit with files that cannot be counted.
     HiddenFiles(String),
     /// The disk is full, whether or not the build filled it.
@@ -43,7 +45,7 @@ impl UsageMonitor {
     /// Starts the measurements. `written` is the directory that receives everything that the build writes. With `None`, the
     /// container runtime limits the disk usage.
     pub fn start(limits: Limits, written: Option<&Path>) -> io::Result<Self> {
-        let disk = written.map(|directory| DiskMeter::open(directory, limits)).transpose()?;
+        let disk = written.map(|directory| DiskMeter::open(directory, limits, signal_all)).transpose()?;
         let stopped = Arc::new(Mutex::new(None));
         let shared = Arc::clone(&stopped);
         thread::Builder::new().name("watch".to_owned()).spawn(move || monitor(limits, disk, &shared))?;
@@ -54,7 +56,8 @@ impl UsageMonitor {
     /// full disk before the next measurement.
     pub fn stopped(&self) -> Option<StopReason> {
         let shared = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        shared.or_else(|| stop_reason(self.limits, 0, DiskUsage::default(), free_bytes()))
+        shared
+            .or_else(|| stop_reason(self.limits, ProcessUsage::default(), DiskUsage::default(), free_bytes()))
     }
 }
 
@@ -62,13 +65,19 @@ fn monitor(limits: Limits, mut disk: Option<DiskMeter>, shared: &Mutex<Option<St
     loop {
         // If a measurement fails, the next round repeats it.
         let disk_usage = disk.as_mut().map(DiskMeter::disk_usage).unwrap_or_default();
-        if let Some(why) = stop_reason(limits, memory(), disk_usage, free_bytes()) {
+        let mut processes = process_usage(Path::new("/proc"));
+        processes.memory += shared_memory();
+        if let Some(why) = stop_reason(limits, processes, disk_usage, free_bytes()) {
             shared.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
-            // All processes except this one, which is process 1.
-            let _ = kill_process_group(Pid::INIT, Signal::KILL);
+            signal_all(Signal::KILL);
         }
         thread::sleep(INTERVAL);
     }
+}
+
+/// Sends a signal to all processes except this one, which is process 1.
+fn signal_all(signal: Signal) {
+    let _ = kill_process_group(Pid::INIT, signal);
 }
 
 /// Returns the free bytes on the build's file system.
@@ -81,6 +90,8 @@ struct DiskMeter {
     top: PathBuf,
     /// Directory of the build's processes.
     proc: PathBuf,
+    /// Sends a signal to the build's processes.
+    signal: Box<dyn Fn(Signal) + Send>,
     limits: Limits,
     last: DiskUsage,
     free_at_start: FreeSpace,
@@ -90,11 +101,12 @@ struct DiskMeter {
 }
 
 impl DiskMeter {
-    fn open(top: &Path, limits: Limits) -> io::Result<Self> {
+    fn open(top: &Path, limits: Limits, signal: impl Fn(Signal) + Send + 'static) -> io::Result<Self> {
         let free = FreeSpace::at(Path::new("/"))?;
         Ok(Self {
             top: top.to_owned(),
             proc: "/proc".into(),
+            signal: Box::new(signal),
             limits,
             last: DiskUsage::default(),
             free_at_start: free,
@@ -112,15 +124,26 @@ impl DiskMeter {
             || decrease(self.free.inodes, free.inodes) > remaining(self.limits.inodes, self.last.inodes);
         let started = Instant::now();
         if may_exceed || started >= self.next_count {
+            let lost_bytes = decrease(self.free_at_start.bytes, free.bytes);
+            let lost_inodes = decrease(self.free_at_start.inodes, free.inodes);
+            // A step can move files and descriptors past the count. Stop its processes if that could hide an exceeded limit.
+            let is_stopped =
+                lost_bytes > remaining(self.limits.disk, 0) || lost_inodes > remaining(self.limits.inodes, 0);
+            if is_stopped {
+                (self.signal)(Signal::STOP);
+            }
             let exceeds = |sum: &DiskUsage| exceeded(self.limits, *sum).is_some();
             self.last = disk_usage(&self.top, exceeds);
             add_unlinked_files(&self.proc, &mut self.last);
+            if is_stopped {
+                (self.signal)(Signal::CONT);
+            }
             // Counted files that exceed a limit are proof enough.
             self.last.is_incomplete &= !exceeds(&self.last);
             if self.last.is_incomplete {
                 // Charge the build everything that the file system has lost, because a part of its files may not be counted.
-                self.last.bytes = self.last.bytes.max(decrease(self.free_at_start.bytes, free.bytes));
-                self.last.inodes = self.last.inodes.max(decrease(self.free_at_start.inodes, free.inodes));
+                self.last.bytes = self.last.bytes.max(lost_bytes);
+                self.last.inodes = self.last.inodes.max(lost_inodes);
             }
             self.free = free;
             self.next_count = Instant::now() + started.elapsed() * RECOUNT_FACTOR;
@@ -133,12 +156,23 @@ fn remaining(limit: Option<u64>, used: u64) -> u64 {
     limit.map_or(u64::MAX, |limit| limit.saturating_sub(used))
 }
 
-fn stop_reason(limits: Limits, memory: u64, disk_usage: DiskUsage, free: u64) -> Option<StopReason> {
+fn stop_reason(
+    limits: Limits,
+    processes: ProcessUsage,
+    disk_usage: DiskUsage,
+    free: u64,
+) -> Option<StopReason> {
+    let ProcessUsage { memory, threads } = processes;
     if let Some(limit) = limits.memory.filter(|limit| memory > *limit) {
         return Some(StopReason::Limit(format!(
             "the build's processes use {} MiB of memory; the limit is {} MiB",
             mib(memory),
             mib(limit)
+        )));
+    }
+    if let Some(limit) = limits.processes.filter(|limit| threads > *limit) {
+        return Some(StopReason::FixedLimit(format!(
+            "the build runs {threads} processes and threads; the limit is {limit}"
         )));
     }
     match exceeded(limits, disk_usage) {
@@ -149,7 +183,7 @@ fn stop_reason(limits: Limits, memory: u64, disk_usage: DiskUsage, free: u64) ->
                 disk_usage.inodes
             )));
         }
-        Some(why) => return Some(StopReason::DiskLimit(why)),
+        Some(why) => return Some(StopReason::FixedLimit(why)),
         None => {}
     }
     (free < MIN_FREE).then(|| {
@@ -189,18 +223,23 @@ mod tests {
     use super::*;
 
     const LIMITS: Limits =
-        Limits { memory: Some(64 << 20), processes: None, disk: Some(100 << 20), inodes: Some(1000) };
+        Limits { memory: Some(64 << 20), processes: Some(8), disk: Some(100 << 20), inodes: Some(1000) };
     const PLENTY: u64 = 1 << 40;
 
     fn mib_and_inodes(mib: u64, inodes: u64) -> DiskUsage {
         DiskUsage { bytes: mib << 20, inodes, ..DiskUsage::default() }
     }
 
+    fn processes(memory: u64, threads: u64) -> ProcessUsage {
+        ProcessUsage { memory, threads }
+    }
+
     #[test]
     fn an_exceeded_limit_is_reported_with_the_usage() {
         let memory_limit = |why: &str| Some(StopReason::Limit(why.to_owned()));
-        let disk_limit = |why: &str| Some(StopReason::DiskLimit(why.to_owned()));
-        let reason = |memory: u64, disk_usage| stop_reason(LIMITS, memory << 20, disk_usage, PLENTY);
+        let fixed_limit = |why: &str| Some(StopReason::FixedLimit(why.to_owned()));
+        let reason =
+            |memory: u64, disk_usage| stop_reason(LIMITS, processes(memory << 20, 8), disk_usage, PLENTY);
         assert_eq!(reason(64, mib_and_inodes(100, 1000)), None);
         assert_eq!(
             reason(65, mib_and_inodes(0, 0)),
@@ -208,18 +247,23 @@ mod tests {
         );
         assert_eq!(
             reason(0, mib_and_inodes(101, 0)),
-            disk_limit("the build wrote 101 MiB; the limit is 100 MiB")
+            fixed_limit("the build wrote 101 MiB; the limit is 100 MiB")
         );
         assert_eq!(
             reason(0, mib_and_inodes(0, 1001)),
-            disk_limit("the build created more than 1000 files and directories")
+            fixed_limit("the build created more than 1000 files and directories")
         );
         let deep = DiskUsage { is_too_deep: true, ..DiskUsage::default() };
         assert_eq!(
             reason(0, deep),
-            disk_limit("the build created a path of more than 500 directories or 4,096 bytes")
+            fixed_limit("the build created a path of more than 500 directories or 4,096 bytes")
         );
-        assert_eq!(stop_reason(Limits::default(), 1 << 50, mib_and_inodes(1 << 20, 1 << 40), PLENTY), None);
+        assert_eq!(
+            stop_reason(LIMITS, processes(0, 9), mib_and_inodes(0, 0), PLENTY),
+            fixed_limit("the build runs 9 processes and threads; the limit is 8")
+        );
+        let huge = processes(1 << 50, 1 << 20);
+        assert_eq!(stop_reason(Limits::default(), huge, mib_and_inodes(1 << 20, 1 << 40), PLENTY), None);
     }
 
     /// Other programs may have filled the disk: the same build succeeds where there is space.
@@ -227,7 +271,7 @@ mod tests {
     fn a_full_disk_is_not_a_limit_of_the_build() {
         let why = "the disk has 1 MiB left, less than the reserve of 512 MiB; the build wrote 7 MiB";
         assert_eq!(
-            stop_reason(Limits::default(), 0, mib_and_inodes(7, 1), 1 << 20),
+            stop_reason(Limits::default(), processes(0, 0), mib_and_inodes(7, 1), 1 << 20),
             Some(StopReason::DiskFull(why.to_owned()))
         );
     }
@@ -243,17 +287,40 @@ mod tests {
         let _socket = UnixListener::bind(thread.join("fd/3")).unwrap();
         fs::write(own.join("a"), vec![1; 1 << 20]).unwrap();
         let reason = |limits: Limits| {
-            let mut disk = DiskMeter::open(&own, limits).unwrap();
+            let mut disk = DiskMeter::open(&own, limits, |_| {}).unwrap();
             disk.proc = dir.path().join("proc");
             disk.free_at_start.bytes = u64::MAX;
-            stop_reason(limits, 0, disk.disk_usage(), PLENTY)
+            stop_reason(limits, processes(0, 0), disk.disk_usage(), PLENTY)
         };
         assert!(matches!(reason(LIMITS), Some(StopReason::HiddenFiles(_))));
         let exceeded = reason(Limits { disk: Some(512 << 10), ..LIMITS });
         assert_eq!(
             exceeded,
-            Some(StopReason::DiskLimit("the build wrote 1 MiB; the limit is 0 MiB".to_owned()))
+            Some(StopReason::FixedLimit("the build wrote 1 MiB; the limit is 0 MiB".to_owned()))
         );
+    }
+
+    /// A step that follows the count can move its files past it, but not while it is stopped.
+    #[test]
+    fn processes_are_stopped_for_a_count_if_the_disk_has_lost_more_than_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, hidden) = (dir.path().join("own"), dir.path().join("hidden"));
+        fs::create_dir_all(&own).unwrap();
+        fs::write(&hidden, vec![1; 1 << 20]).unwrap();
+        let shown = own.join("a");
+        // The file is in the counted directory only while the processes are stopped.
+        let signal = move |signal: Signal| {
+            let (from, to) = if signal == Signal::STOP { (&hidden, &shown) } else { (&shown, &hidden) };
+            fs::rename(from, to).unwrap();
+        };
+        let mut disk = DiskMeter::open(&own, Limits::default(), signal).unwrap();
+        disk.proc = dir.path().join("proc");
+        assert_eq!(disk.disk_usage(), DiskUsage::default());
+        disk.limits.disk = Some(512 << 10);
+        disk.free_at_start.bytes = u64::MAX;
+        disk.next_count = Instant::now();
+        assert!(disk.disk_usage().bytes >= 1 << 20);
+        assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
     }
 
     /// Only files in the build's own directory count, even if other programs fill the file system.
@@ -263,7 +330,7 @@ mod tests {
         let (own, others) = (dir.path().join("own"), dir.path().join("others"));
         fs::create_dir_all(&own).unwrap();
         fs::write(&others, vec![1; 4 << 20]).unwrap();
-        let mut disk = DiskMeter::open(&own, LIMITS).unwrap();
+        let mut disk = DiskMeter::open(&own, LIMITS, |_| {}).unwrap();
         // Outside of a sandbox, `/proc` has the processes of other programs.
         disk.proc = dir.path().join("proc");
         fs::write(own.join("a"), vec![1; 1 << 20]).unwrap();

@@ -72,8 +72,8 @@ pub enum Outcome {
     Failed { step: u32, why: String },
     /// A step exceeded the memory limit: its index in the plan, and by how much.
     Limit { step: u32, why: String },
-    /// A step exceeded a limit of files: its index in the plan, and which limit by how much.
-    DiskLimit { step: u32, why: String },
+    /// A step exceeded a limit of files or processes: its index in the plan, and which limit by how much.
+    FixedLimit { step: u32, why: String },
     /// The disk ran full during a step: the step's index in the plan, and the free space. Not the build's fault.
     DiskFull { step: u32, why: String },
     /// The sandbox could not be created, or failed, or cannot tell whether the build exceeds a limit: the attempted action, and the
@@ -158,7 +158,7 @@ mod tests {
             Message::End(Outcome::Done { size: 9, sha256: [7; 32] }),
             Message::End(Outcome::Failed { step: 1, why: why() }),
             Message::End(Outcome::Limit { step: 2, why: why() }),
-            Message::End(Outcome::DiskLimit { step: 2, why: why() }),
+            Message::End(Outcome::FixedLimit { step: 2, why: why() }),
             Message::End(Outcome::DiskFull { step: 2, why: why() }),
             Message::End(Outcome::Broken(why())),
         ]

@@ -311,7 +311,7 @@ impl BuildError {
         matches!(
             self,
             Self::Problem(_)
-                | Self::Engine(EngineError::Step(_) | EngineError::Limit(_) | EngineError::DiskLimit(_))
+                | Self::Engine(EngineError::Step(_) | EngineError::Limit(_) | EngineError::FixedLimit(_))
         )
     }
 
