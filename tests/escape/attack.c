@@ -24,6 +24,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/vm_sockets.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -240,6 +241,25 @@ static int seizes_process_1(void) { return ptrace(PTRACE_SEIZE, 1, 0, 0) == 0 ? 
 
 static int attaches_to_process_1(void) { return ptrace(PTRACE_ATTACH, 1, 0, 0) == 0 ? 0 : 1; }
 
+/* Whether a step can take the processors from process 1, which measures the build. Sets what is set already, because the other
+ * attacks need process 1. Its threads have the first numbers of the namespace. */
+static int schedules_process_1(void) {
+    struct sched_param none = {0};
+    cpu_set_t all;
+    if (sched_getaffinity(0, sizeof all, &all) != 0) return -1;
+    int any = setpriority(PRIO_USER, 0, 0) == 0;
+    for (int thread = 1; thread < 8; thread++) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/1/task/%d", thread);
+        if (access(path, F_OK) != 0) continue;
+        any |= setpriority(PRIO_PROCESS, thread, 0) == 0;
+        any |= sched_setscheduler(thread, SCHED_OTHER, &none) == 0;
+        any |= sched_setaffinity(thread, sizeof all, &all) == 0;
+        any |= syscall(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, thread, 2 << 13 | 4 /* best effort */) == 0;
+    }
+    return any ? 0 : -1;
+}
+
 static void processes(void) {
     DIR *all = opendir("/proc");
     int by_link = 0, by_descriptor = 0;
@@ -309,7 +329,7 @@ static void processes(void) {
     int taken = 0;
     for (int fd = 0; process >= 0 && fd < 64; fd++) taken |= syscall(SYS_pidfd_getfd, process, fd, 0) >= 0;
     reach("pidfd_getfd", taken);
-    touch("priority of process 1", setpriority(PRIO_PROCESS, 1, 19));
+    call("scheduling of process 1", schedules_process_1());
     struct rlimit limit;
     touch("resource limit of process 1", prlimit(1, RLIMIT_NOFILE, NULL, &limit));
     for (int number = 1; number < 64; number++)
@@ -637,6 +657,14 @@ static void rights(void) {
     reach("the caller's supplementary groups", syscall(SYS_getgroups, 0, NULL) > 0);
 }
 
+/* With a core limit of 0 the kernel starts the host's program for core dumps; with 1 it does not. */
+static int has_core_limit_of_0(void) {
+    struct rlimit limit = {0, 0};
+    if (getrlimit(RLIMIT_CORE, &limit) != 0 || limit.rlim_cur == 0) return -1;
+    limit.rlim_cur = 0;
+    return setrlimit(RLIMIT_CORE, &limit) == 0 && getrlimit(RLIMIT_CORE, &limit) == 0 && limit.rlim_cur == 0 ? 0 : -1;
+}
+
 /* A step that restricts itself must not affect other processes. */
 static int restricts_itself(void) {
     uint64_t handled[1] = {0x1fff};
@@ -646,6 +674,7 @@ static int restricts_itself(void) {
 }
 
 static void restrictions(void) {
+    call("core dump to a program", in_child(has_core_limit_of_0) ? 0 : -1);
     in_child(restricts_itself);
     reach("a restriction that stays", !opens("/bin/attack", O_RDONLY));
 }
@@ -795,6 +824,14 @@ static void no_room(int number) {
     _exit(0);
 }
 
+/* A thread that goes on after the main thread, whose end hides the memory of the process in /proc/PID/status. */
+static void *fills(void *size) {
+    char *bytes = shared_memory("private", *(size_t *)size);
+    if (bytes != MAP_FAILED) memset(bytes, 1, *(size_t *)size);
+    held("memory");
+    return NULL;
+}
+
 static void memory(const char *kind, size_t size) {
     signal(SIGBUS, no_room);
     if (strcmp(kind, "small") == 0) {
@@ -808,6 +845,8 @@ static void memory(const char *kind, size_t size) {
         held("memory");
         return;
     }
+    pthread_t thread;
+    if (strcmp(kind, "thread") == 0 && pthread_create(&thread, NULL, fills, &size) == 0) syscall(SYS_exit, 0);
     char *bytes = shared_memory(kind, size);
     if (bytes == MAP_FAILED) return report("memory", DENIED);
     memset(bytes, 1, size);

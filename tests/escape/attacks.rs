@@ -208,7 +208,9 @@ fn stopped(player: &Player, attack: &str, outcome: &Played, why: &str) -> Row {
 async fn limits(player: &Player) -> Vec<Row> {
     let mut rows = Vec::new();
     let memory = Limits { memory: Some(64 * MIB), ..Limits::default() };
-    for kind in ["private", "shared", "zero", "memfd", "unmapped", "secret", "sysv", "dev-shm", "small"] {
+    for kind in
+        ["private", "shared", "zero", "memfd", "unmapped", "secret", "sysv", "dev-shm", "small", "thread"]
+    {
         let steps = vec![run(&format!("attack memory {kind} 300"))];
         let outcome = player.build(steps, memory).await;
         rows.push(stopped(player, &format!("memory, {kind}"), &outcome, "of memory"));

@@ -238,7 +238,8 @@ pub fn confine(processes: Option<u64>, enabled: &Restrictions) -> io::Result<u32
         let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
-    lower_limit(Resource::Core, 0).map_err(|error| with_context("forbid core dumps", error))?;
+    // With a limit of 0 the kernel still starts a program that the host has for core dumps; with 1 it does not (core(5)).
+    lower_limit(Resource::Core, 1).map_err(|error| with_context("forbid core dumps", error))?;
     if let Some(processes) = processes {
         lower_limit(Resource::Nproc, processes).map_err(|error| with_context("limit processes", error))?;
     }
