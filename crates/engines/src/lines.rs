@@ -20,7 +20,8 @@ impl LineSplitter {
         for &byte in chunk {
             match byte {
                 b'\n' => self.flush(&mut line),
-                b'\r' if self.pending.is_empty() => {}
+                // A run of carriage returns ends a line once, and must not fill the memory.
+                b'\r' if self.pending.is_empty() || self.pending.ends_with(b"\r") => {}
                 b'\r' => self.pending.push(byte),
                 _ => {
                     if self.pending.last() == Some(&b'\r') || self.pending.len() >= MAX_LINE {
@@ -102,6 +103,10 @@ mod tests {
     fn a_line_without_end_is_bounded() {
         let huge = vec![b'x'; 3 * MAX_LINE];
         assert!(lines(&[&huge]).iter().all(|line| line.len() <= MAX_LINE));
+        let mut splitter = LineSplitter::default();
+        splitter.feed(b"a", |_| {});
+        splitter.feed(&vec![b'\r'; 3 * MAX_LINE], |_| {});
+        assert_eq!(splitter.pending, b"a\r");
     }
 
     proptest! {
