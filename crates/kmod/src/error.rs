@@ -63,6 +63,13 @@ impl ModuleError {
         Self::damaged(format!("cannot decompress the module: {reason}"))
     }
 
+    /// The uncompressed module is larger than `limit` bytes.
+    pub fn too_large(limit: u64) -> Self {
+        let remedy =
+            "strip its debug information (strip --strip-debug), and look for data behind the ELF file";
+        Self::refused(format!("the module is larger than {} MiB", limit >> 20), remedy)
+    }
+
     /// Whether the kernel refuses such a file (`refused`) or only this parser cannot read it (`unknown`).
     pub fn verdict(&self) -> Verdict {
         self.verdict

@@ -16,7 +16,8 @@ use super::error::{PayloadError, Result};
 /// Maximum size of all decompressed modules of one check, in bytes. Each read of a module counts, up to four times with signing
 /// and a boot check. The largest known payload with debug information has 600 MB.
 const MAX_BYTES: u64 = 4 << 30;
-/// Maximum size of one decompressed module in bytes. The largest known one has 185 MB with debug information.
+/// Maximum size of one module in bytes, decompressed. Signing reads the module into memory. The largest known one has 185 MB with
+/// debug information.
 const MAX_MODULE: u64 = 1 << 30;
 /// Time limit of a check without a definition, and thus without `build.deadline`.
 const WITHOUT_BUILD: Period = Period::seconds(600);
@@ -62,7 +63,7 @@ impl DecompressionBudget {
     }
 
     /// Opens a module file. Decompresses a compressed module into an unnamed temporary file. `module` is the file's name in
-    /// messages. The outer error concerns the disk or the budget, the inner error the compressed data.
+    /// messages. The outer error concerns the disk or the budget, the inner error the compressed data, or the size of the module.
     pub(super) fn open(
         &self,
         path: &Path,
@@ -71,7 +72,13 @@ impl DecompressionBudget {
     ) -> Result<Result<File, ModuleError>> {
         let file = fs_err::File::open(path)?;
         if compression == Compression::None {
-            return Ok(Ok(file.into_parts().0));
+            let limit = self.limits.bytes_per_module;
+            let is_too_large = file.metadata()?.len() > limit;
+            return Ok(if is_too_large {
+                Err(ModuleError::too_large(limit))
+            } else {
+                Ok(file.into_parts().0)
+            });
         }
         let mut reader = compression.reader(file)?;
         // Decompress into a file, not into memory: a module with debug information can be larger than all other data of farrier.

@@ -42,7 +42,8 @@ pub fn read_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<P
 }
 
 /// Opens a module file; returns `None` if the file does not have a module's name. A compressed one is decompressed into an
-/// unnamed temporary file. The outer error concerns the disk or the budget, the inner error the compressed data.
+/// unnamed temporary file. The outer error concerns the disk or the budget, the inner error the compressed data, or the size of the
+/// module.
 pub fn open_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<Result<File, ModuleError>>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Compression::of(&name).map(|compression| budget.open(path, path, compression)).transpose()
@@ -139,6 +140,20 @@ mod tests {
             "{error}"
         );
         assert!(!error.contains('/'), "{error}");
+    }
+
+    /// A hole takes no disk space, but signing would read it into memory.
+    #[test]
+    fn a_module_with_a_huge_hole_is_the_modules_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.ko"), ModuleFile::named("m").build()).unwrap();
+        let file = fs::File::options().write(true).open(dir.path().join("a.ko")).unwrap();
+        file.set_len(1 << 30).unwrap();
+        assert!(read(dir.path())[0].module.is_ok());
+        file.set_len((1 << 30) + 1).unwrap();
+        let error = read(dir.path()).remove(0).module.unwrap_err();
+        assert_eq!(error.to_string(), "the module is larger than 1024 MiB");
+        assert_eq!(error.verdict(), kmod::Verdict::Refused);
     }
 
     #[test]

@@ -143,7 +143,9 @@ fn add_image(kernel: &mut KernelFacts, path: &Path) -> Result<()> {
 fn read_module(path: &str) -> Result<PayloadModule> {
     let compression = Compression::of(path).unwrap_or(Compression::None);
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
-    let module = if compression == Compression::None {
+    let module = if compression == Compression::None && file.metadata()?.len() > MAX_MODULE {
+        Err(ModuleError::too_large(MAX_MODULE))
+    } else if compression == Compression::None {
         Module::parse(&CachedFile::new(file))
     } else {
         let mut decompressed = Vec::new();
