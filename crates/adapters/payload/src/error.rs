@@ -25,6 +25,9 @@ pub enum PayloadError {
     /// An exposed entry is a device, socket or FIFO.
     #[error("exposed entry {} is neither a file, a directory nor a symbolic link", .0.display())]
     ExposedKind(PathBuf),
+    /// The symbol tables in the exposed trees are too large: the table that exceeds the limit, and the limit in MiB.
+    #[error("symbol table {}: all exposed tables together are larger than {mib} MiB", .table.display())]
+    SymbolTables { table: PathBuf, mib: u64 },
     /// The payload contains a device, socket or FIFO.
     #[error("payload entry {0:?} is neither a file, a directory nor a symbolic link")]
     Kind(PathBuf),
@@ -100,6 +103,9 @@ impl PayloadError {
             }
             Self::Link { .. } => "make the template link to a path inside the payload, or copy the target",
             Self::Merged(_) => "make the template install it below /out/usr instead",
+            Self::SymbolTables { .. } => {
+                "expose fewer symbol tables, with nothing but the driver's own symbols"
+            }
             Self::Conflict { .. } | Self::HidesBase(_) => "make the template install below /out/usr instead",
             Self::NoEntrypoint(_) => {
                 "build it with `cargo build --profile entrypoint` in crates/node/driver-entrypoint/, and put it \
@@ -131,6 +137,7 @@ impl PayloadError {
             | Self::Link { .. }
             | Self::Merged(_)
             | Self::ExposedKind(_)
+            | Self::SymbolTables { .. }
             | Self::DecompressionBytes { .. } => true,
             _ => self.is_caused_by_deadline(),
         }

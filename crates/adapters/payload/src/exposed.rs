@@ -19,6 +19,8 @@ use super::{
 
 /// File name of a symbol table, anywhere in an exposed tree.
 const SYMBOL_TABLE: &str = "Module.symvers";
+/// Maximum size of all symbol tables of an image in bytes, which farrier reads into memory. A kernel's own table has 2 MB.
+const MAX_TABLES: u64 = 64 << 20;
 /// Directory in which templates create the payload. An absolute link target in this directory refers to the payload's root.
 const OUT: &str = "out";
 /// Maximum number of names listed when an exposed path is missing.
@@ -82,9 +84,9 @@ pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), Un
 
 /// Returns the symbol tables in an exposed tree, with their text. Blocks.
 pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>> {
-    let mut tables = Vec::new();
+    let (mut tables, mut size) = (Vec::new(), 0);
     each_entry(tree, Path::new(""), |path, metadata| {
-        if metadata.is_file() && is_symbol_table(path) {
+        if is_symbol_table(path, metadata, &mut size)? {
             let path_on_disk = tree.join(path);
             // Bytes that are not UTF-8 cannot be part of a symbol; the table's parser rejects them.
             let text = fs::read(&path_on_disk)?;
@@ -95,8 +97,16 @@ pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>> {
     Ok(tables)
 }
 
-fn is_symbol_table(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == SYMBOL_TABLE)
+/// Whether an entry is a symbol table. Adds its size to `size`, which must stay below [`MAX_TABLES`].
+fn is_symbol_table(path: &Path, metadata: &Metadata, size: &mut u64) -> Result<bool> {
+    let is_table = metadata.is_file() && path.file_name().is_some_and(|name| name == SYMBOL_TABLE);
+    if is_table {
+        *size = size.saturating_add(metadata.len());
+        if *size > MAX_TABLES {
+            return Err(PayloadError::SymbolTables { table: path.to_owned(), mib: MAX_TABLES >> 20 });
+        }
+    }
+    Ok(is_table)
 }
 
 /// Whether a path of the payload matches the pattern or is below a match.
@@ -204,7 +214,7 @@ fn make_link_relative(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Resul
 }
 
 fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed> {
-    let (mut entries, mut tables) = (layer::Tree::new(), Vec::new());
+    let (mut entries, mut tables, mut size) = (layer::Tree::new(), Vec::new(), 0);
     for path in &paths {
         each_entry(tree, path, |path, metadata| {
             // Modes that survive packing and unpacking on any machine.
@@ -213,7 +223,7 @@ fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed> {
                 mode if metadata.is_dir() || mode & 0o111 != 0 => 0o755,
                 _ => 0o644,
             };
-            if metadata.is_file() && is_symbol_table(path) {
+            if is_symbol_table(path, metadata, &mut size)? {
                 tables.push(path.to_owned());
             }
             let mut entry = layer::Entry::of(&tree.join(path), metadata)?;
