@@ -11,11 +11,15 @@
 //! kills every other process in the PID namespace.
 
 use std::{
-    fs,
-    io::{self, Read as _, Write as _},
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+    fs::{self, File, Permissions},
+    io::{self, Read, Seek as _, Write as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+        unix::fs::PermissionsExt as _,
+    },
     path::{Path, PathBuf},
     process::{self, Child, Command, Stdio},
+    time::{Duration, SystemTime},
 };
 
 use nix::sched::{CloneFlags, unshare};
@@ -201,7 +205,8 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, enabled: &Restrict
     let trees: Vec<_> = (0..lowers).map(|number| lower_path(&scratch_path, number)).collect();
     root::pivot(&scratch_path, &trees)?;
     drop(scratch);
-    unpack(Path::new(root::CONTEXT)).map_err(|error| with_context("unpack the build context", error))?;
+    unpack(StandardInput, Path::new(root::CONTEXT))
+        .map_err(|error| with_context("unpack the build context", error))?;
     root::seal()?;
     drop_capabilities().map_err(|error| with_context("drop all capabilities", error))?;
     let requires_all = enabled.filter;
@@ -257,14 +262,14 @@ fn open_directory(path: &str) -> io::Result<OwnedFd> {
     open(path, flags, Mode::empty()).map_err(|error| with_context(&format!("open {path}"), error))
 }
 
-/// Unpacks the build context from standard input. Does not check paths, because farrier wrote the archive, no step has run yet,
-/// and nothing outside of the root is mounted.
-fn unpack(context: &Path) -> io::Result<()> {
-    let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, StandardInput));
+/// Unpacks the build context. Does not check paths, because farrier wrote the archive, no step has run yet, and nothing outside of
+/// the root is mounted.
+fn unpack(archive: impl Read, context: &Path) -> io::Result<()> {
+    let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, archive));
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
     archive.set_preserve_ownerships(false);
-    let mut directories = Vec::new();
+    let (mut directories, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = context.join(entry.path()?);
@@ -274,7 +279,11 @@ fn unpack(context: &Path) -> io::Result<()> {
             continue;
         }
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
-        entry.unpack(&path)?;
+        if entry.header().entry_type().is_file() {
+            unpack_file(&mut entry, &path, &mut buffer)?;
+        } else {
+            entry.unpack(&path)?;
+        }
     }
     // Set the modes and times of directories last, innermost directories first, because a directory may be read-only, and writes
     // change its modification time.
@@ -282,4 +291,58 @@ fn unpack(context: &Path) -> io::Result<()> {
         directory.unpack(&path)?;
     }
     Ok(())
+}
+
+/// Unpacks a file. Zeros become holes, because a small source archive can contain a file of many GiB of zeros.
+fn unpack_file(entry: &mut tar::Entry<'_, impl Read>, path: &Path, buffer: &mut [u8]) -> io::Result<()> {
+    let mut file = File::create_new(path)?;
+    let mut remaining = entry.size();
+    while remaining > 0 {
+        let length = usize::try_from(remaining).unwrap_or(usize::MAX).min(buffer.len());
+        let chunk = &mut buffer[..length];
+        entry.read_exact(chunk)?;
+        remaining -= length as u64;
+        if chunk.iter().all(|byte| *byte == 0) {
+            file.seek_relative(i64::try_from(length).map_err(io::Error::other)?)?;
+        } else {
+            file.write_all(chunk)?;
+        }
+    }
+    file.set_len(entry.size())?;
+    file.set_permissions(Permissions::from_mode(entry.header().mode()?))?;
+    // A time before 1970 is a huge number in the header. Some tools take 0 for a missing time.
+    let modified = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(entry.header().mtime()?.max(1)));
+    modified.map_or(Ok(()), |modified| file.set_modified(modified))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_context_is_unpacked_with_holes_modes_and_times() {
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut add = |path: &str, mode: u32, content: &[u8]| {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_mode(mode);
+            header.set_mtime(1_700_000_000);
+            tar.append_data(&mut header, path, content).unwrap();
+        };
+        let mut content = vec![0; 16 << 20];
+        content[5 << 20] = 1;
+        add("sources/x/hole", 0o444, &content);
+        add("sources/x/run.sh", 0o755, b"#!/bin/sh\n");
+        let tar = tar.into_inner().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        unpack(tar.as_slice(), dir.path()).unwrap();
+        let [hole, script] = ["hole", "run.sh"].map(|name| dir.path().join("sources/x").join(name));
+        assert!(fs::read(&hole).unwrap() == content);
+        assert!(hole.metadata().unwrap().blocks() * 512 <= 1 << 20);
+        let metadata = script.metadata().unwrap();
+        assert_eq!((metadata.mode() & 0o7777, metadata.mtime()), (0o755, 1_700_000_000));
+        assert!(unpack(&tar[..1 << 20], tempfile::tempdir().unwrap().path()).is_err());
+    }
 }
