@@ -25,7 +25,8 @@ pub use tree::UnpackMode;
 /// Limits on the content of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of entries, including directories that only occur in the names of others.
+    /// Maximum number of entries, including directories that only occur in the names of others. An entry counts once more for each
+    /// 256 bytes of its name, because farrier keeps names in memory.
     pub entries: u64,
     /// Maximum total size of all files, unpacked, in bytes.
     pub bytes: u64,
@@ -209,7 +210,7 @@ fn unpack_within_limits(reader: impl Read, dest: &Path, options: &Options<'_>) -
             bytes = add_bytes(limits, bytes, entry.size())?;
         }
         let linked_bytes = unpack_entry(&mut tree, &names, &mut entry)?;
-        entries += tree.take_implied_directories();
+        entries += tree.take_implied_directories() + names.path.len() as u64 / 256;
         check_entries(limits, entries)?;
         bytes = add_bytes(limits, bytes, linked_bytes)?;
     }

@@ -139,6 +139,27 @@ fn hard_links_stay_inside() {
     assert!(matches!(result, Err(UnpackError::Io(_))), "{result:?}");
 }
 
+/// Names are kept in memory, and have up to 4 KB each.
+#[test]
+fn long_names_count_as_several_entries() {
+    let unpacked = |directory: &str, entries: u64| {
+        let mut builder = tar::Builder::new(Vec::new());
+        for number in 0..10 {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            header.set_mode(0o644);
+            builder.append_data(&mut header, format!("{directory}/{number}"), std::io::empty()).unwrap();
+        }
+        let tar = builder.into_inner().unwrap();
+        unpack_tar(&tar[..], tempfile::tempdir().unwrap().path(), &Limits { entries, ..Limits::default() })
+    };
+    // Each file has an entry for its long name, and the directories count once.
+    unpacked(&"d".repeat(200), 21).unwrap();
+    let long = ["d", "e", "f"].map(|name| name.repeat(200)).join("/");
+    assert!(matches!(unpacked(&long, 23), Err(UnpackError::Limit(_))));
+    unpacked(&long, 43).unwrap();
+}
+
 #[test]
 fn special_files_are_refused() {
     for (kind, name) in [(EntryType::Fifo, "FIFO"), (EntryType::Char, "device"), (EntryType::Block, "device")]
