@@ -117,6 +117,16 @@ fn split_digest(image: &str) -> Result<(&str, &str), &'static str> {
 }
 
 impl ImageField {
+    /// Returns the file and the byte offset of the value that farrier edits.
+    pub(super) fn place(&self) -> Option<(PathBuf, usize)> {
+        let scalar = match &self.value {
+            ImageValue::Whole(scalar) => scalar.as_ref(),
+            ImageValue::Entry(entry) => entry.version.as_ref().map(|(_, value)| value),
+            ImageValue::Split(values) => Some(&values.repository),
+        };
+        Some((self.file.path.clone(), scalar?.bytes.start))
+    }
+
     /// Returns the text of the file with another image.
     pub(super) fn replaced(&self, image: &str) -> Result<String, String> {
         let mut edits = self.edits(image)?;

@@ -60,26 +60,32 @@ impl Kustomizations<'_> {
                 all.extend(targets);
             }
         }
-        for Resource { facts, file, .. } in &mut all.resources {
-            if !file.path.starts_with(self.root) {
-                let reason = format!(
-                    "{} is outside of the rollout's path; name its directory in `path`",
-                    file.path.display()
-                );
-                facts.why_not_editable.insert(String::new(), reason);
-            }
+        let users = users_of(all.resources.iter().map(|resource| (resource.place(), resource.object())));
+        for resource in &mut all.resources {
+            let path = &resource.file.path;
+            let reason = if path.starts_with(self.root) {
+                why_shared(users.get(&resource.place()), &resource.object())
+            } else {
+                let path = path.display();
+                Some(format!("{path} is outside of the rollout's path; name its directory in `path`"))
+            };
+            resource.facts.why_not_editable.extend(reason.map(|reason| (String::new(), reason)));
         }
-        for DaemonSet { facts, images } in &mut all.daemon_sets {
-            // Other overlays may share such a file.
-            let outside = |image: &ImageField| !image.file.path.starts_with(self.root);
-            let images = facts.containers.iter_mut().zip(images);
-            for (container, image) in
-                images.filter(|(container, image)| container.why_not_editable.is_none() && outside(image))
-            {
-                let (file, name) = (image.file.path.display(), split(&container.image).0);
-                container.why_not_editable = Some(format!(
-                    "{file} is outside of the rollout's path; add {name} to `images` of the kustomization there"
-                ));
+        let users = users_of(all.daemon_sets.iter().flat_map(|daemon_set| {
+            daemon_set.images.iter().map(move |image| (image.place(), daemon_set.object()))
+        }));
+        for daemon_set in &mut all.daemon_sets {
+            let name = daemon_set.object();
+            for (container, image) in daemon_set.facts.containers.iter_mut().zip(&daemon_set.images) {
+                let reason = if image.file.path.starts_with(self.root) {
+                    why_shared(users.get(&image.place()), &name)
+                } else {
+                    let (file, name) = (image.file.path.display(), split(&container.image).0);
+                    Some(format!(
+                        "{file} is outside of the rollout's path; add {name} to `images` of the kustomization there"
+                    ))
+                };
+                container.why_not_editable = container.why_not_editable.take().or(reason);
             }
         }
         all
@@ -143,6 +149,23 @@ impl Kustomizations<'_> {
             |path: &PathBuf| path.starts_with(self.boundary) && (path.is_file() || path.is_dir());
         fs::canonicalize(path).ok().filter(is_readable)
     }
+}
+
+/// Returns the names of the objects that the value at each place sets. A missing value has no place.
+fn users_of<P: Ord>(
+    uses: impl Iterator<Item = (Option<P>, String)>,
+) -> BTreeMap<Option<P>, BTreeSet<String>> {
+    let mut users = BTreeMap::<_, BTreeSet<String>>::new();
+    for (place, name) in uses.filter(|(place, _)| place.is_some()) {
+        users.entry(place).or_default().insert(name);
+    }
+    users
+}
+
+/// Returns the reason not to edit the value of an object: the value also sets another object, whose nodes may need another image.
+fn why_shared(users: Option<&BTreeSet<String>>, name: &str) -> Option<String> {
+    let other = users?.iter().find(|user| *user != name)?;
+    Some(format!("its value also sets {other}: give each of the two a value of its own"))
 }
 
 /// Applies a kustomization to objects.

@@ -13,7 +13,7 @@ use farrier_core::{
         is_hardware_label,
     },
 };
-use farrier_yaml::{Node, Scalar, Value, YamlError, documents};
+use farrier_yaml::{Node, Position, Scalar, Value, YamlError, documents};
 use granit_parser::ScalarStyle;
 
 use super::{
@@ -55,12 +55,30 @@ pub(super) struct Resource {
     pub(super) section: Option<Node>,
 }
 
+impl Resource {
+    pub(super) fn object(&self) -> String {
+        format!("{} {}", self.facts.kind, self.facts.name)
+    }
+
+    /// Returns file, line and column of the section.
+    pub(super) fn place(&self) -> Option<(PathBuf, usize, usize)> {
+        let Position { line, column } = self.section.as_ref()?.position;
+        Some((self.file.path.clone(), line, column))
+    }
+}
+
 /// A DaemonSet and the positions of its containers' images.
 #[derive(Clone, Debug)]
 pub(super) struct DaemonSet {
     pub(super) facts: DaemonSetFacts,
     /// The image of each of `facts.containers`, in the same order.
     pub(super) images: Vec<ImageField>,
+}
+
+impl DaemonSet {
+    pub(super) fn object(&self) -> String {
+        format!("DaemonSet {}/{}", self.facts.namespace, self.facts.name)
+    }
 }
 
 /// Reads a file. Invalid YAML and an invalid node are errors. Other invalid objects are skipped.

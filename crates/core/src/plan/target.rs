@@ -7,7 +7,9 @@ use std::{
 
 use serde::Serialize;
 
-use crate::image::{ChartImage, DaemonSetContainer, GitLocation, ResourceName, RolloutSpec, Strategy};
+use crate::image::{
+    ChartImage, ChartValue, DaemonSetContainer, GitLocation, ResourceName, RolloutSpec, Strategy,
+};
 
 /// Object that a rollout rewrites.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -68,24 +70,39 @@ impl ManifestLocation {
         }
     }
 
+    /// Returns the path of the manifests, without `.` parts.
+    fn path(&self) -> PathBuf {
+        match self {
+            Self::Local { path, .. } => without_dots(path),
+            Self::Git(location) => {
+                let path = location.path.as_ref().map(ToString::to_string).unwrap_or_default();
+                without_dots(Path::new(path.trim_start_matches('/')))
+            }
+        }
+    }
+
     /// Whether both locations may contain the same file.
     fn overlaps(&self, other: &Self) -> bool {
-        let are_nested = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
-        match (self, other) {
-            (Self::Local { path: one, .. }, Self::Local { path: other, .. }) => {
-                are_nested(&without_dots(one), &without_dots(other))
-            }
+        let is_same_tree = match (self, other) {
+            (Self::Local { .. }, Self::Local { .. }) => true,
             (Self::Git(one), Self::Git(other)) => {
-                let paths = [one, other].map(|location| {
-                    let path = location.path.as_ref().map(ToString::to_string).unwrap_or_default();
-                    without_dots(Path::new(path.trim_start_matches('/')))
-                });
                 let [first, second] =
                     [one, other].map(|location| normalized_address(location.repository.as_ref()));
-                (first, &one.branch) == (second, &other.branch) && are_nested(&paths[0], &paths[1])
+                (first, &one.branch) == (second, &other.branch)
             }
             _ => false,
-        }
+        };
+        let [path, other_path] = [self, other].map(Self::path);
+        is_same_tree && (path.starts_with(&other_path) || other_path.starts_with(&path))
+    }
+
+    /// Returns the file and the path of the chart value that holds the image, if any.
+    fn chart_value(&self) -> Option<(PathBuf, &str)> {
+        let values = match self {
+            Self::Local { values, .. } | Self::Git(GitLocation { values, .. }) => values.as_ref(),
+        };
+        let ChartValue { file, path } = &values?.value;
+        Some((without_dots(&self.path().join(&**file)), &**path))
     }
 }
 
@@ -133,16 +150,19 @@ impl RolloutTarget {
 
     /// Whether two rollouts may write the same field, whatever their strategies.
     pub(crate) fn may_share_field(&self, other: &Self) -> bool {
-        self.object != RolloutObject::Nothing {}
-            && self.object == other.object
-            && match (&self.location, &other.location) {
-                (None, None) => true,
-                (Some(one), Some(other)) => one.overlaps(other),
-                // The object in a Git repository is applied to the cluster.
-                (None, Some(location)) | (Some(location), None) => {
-                    matches!(location, ManifestLocation::Git(_))
-                }
+        let is_same_object = self.object == other.object && self.object != RolloutObject::Nothing {};
+        match (&self.location, &other.location) {
+            (None, None) => is_same_object,
+            (Some(one), Some(other)) => {
+                let shares_value =
+                    || one.chart_value().is_some_and(|value| other.chart_value() == Some(value));
+                one.overlaps(other) && (is_same_object || shares_value())
             }
+            // The object in a Git repository is applied to the cluster.
+            (None, Some(location)) | (Some(location), None) => {
+                is_same_object && matches!(location, ManifestLocation::Git(_))
+            }
+        }
     }
 }
 

@@ -165,6 +165,66 @@ fn a_base_that_other_overlays_share_is_not_edited() {
     assert!(directory.read().unwrap().daemon_sets.is_empty());
 }
 
+/// The other DaemonSet may reach nodes that need another image.
+#[test]
+fn a_value_that_sets_several_daemon_sets_is_not_edited() {
+    let second = BASE.replace("mofed}", "mofed-56}").replace("pool: a", "pool: b");
+    let text = |images: &str| format!("resources: [../../base, ds2.yaml]\nimages: [{images}]\n");
+    let entry = "{name: vendor/mofed, newTag: '1'}";
+    let base = "resources: [../base]\nnamePrefix: ";
+    let overlays = [
+        ("base/kustomization.yaml", "resources: [ds.yaml]\n".to_owned()),
+        ("base/ds.yaml", BASE.to_owned()),
+        ("prod/kustomization.yaml", format!("{base}prod-\n")),
+        ("staging/kustomization.yaml", format!("{base}staging-\n")),
+    ];
+    let overlays: Vec<_> = overlays.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    let overlays = tree(&overlays);
+    let (_root, shared) = overlay(&text(entry), &[("overlays/a/ds2.yaml", &second)]);
+    for (directory, name, other) in [
+        (shared, "mofed", "DaemonSet default/mofed-56"),
+        (Directory::open(overlays.path()).unwrap(), "prod-mofed", "DaemonSet default/staging-mofed"),
+    ] {
+        let read = directory.read().unwrap();
+        assert!(
+            read.daemon_sets.iter().all(|facts| facts.containers[0].why_not_editable.is_some()),
+            "{read:?}"
+        );
+        let facts = read.daemon_sets.iter().find(|facts| facts.name == name).unwrap();
+        let change = ImageChange {
+            namespace: facts.namespace.clone(),
+            daemon_set: name.to_owned(),
+            container: "driver".to_owned(),
+            expected: facts.containers[0].image.clone(),
+            to: format!("vendor/mofed@{DIGEST}"),
+        };
+        let error = directory.set_image(&change).unwrap_err().to_string();
+        assert!(error.contains(&format!("its value also sets {other}")), "{error}");
+        assert_eq!(directory.read().unwrap(), read, "nothing is written");
+    }
+    // Each image has its own entry.
+    let second = second.replace("vendor/mofed", "vendor/mofed-56");
+    let entries = format!("{entry}, {}", entry.replace("mofed", "mofed-56"));
+    let (_root, directory) = overlay(&text(&entries), &[("overlays/a/ds2.yaml", &second)]);
+    let read = directory.read().unwrap().daemon_sets;
+    assert!(read.len() == 2 && read.iter().all(|facts| facts.containers[0].why_not_editable.is_none()));
+}
+
+#[test]
+fn a_resource_of_several_overlays_is_not_edited() {
+    let overlay = "resources: [../base/policy.yaml]\nnamePrefix: ";
+    let [prod, staging] = ["prod-", "staging-"].map(|prefix| format!("{overlay}{prefix}\n"));
+    let root = tree(&[
+        ("base/policy.yaml", POLICY),
+        ("prod/kustomization.yaml", &prod),
+        ("staging/kustomization.yaml", &staging),
+    ]);
+    let resources = Directory::open(root.path()).unwrap().read().unwrap().resources;
+    let why = &resources[0].why_not_editable[""];
+    assert!(why.contains("also sets NicClusterPolicy staging-policy"), "{why}");
+    assert!(resources[1].why_not_editable[""].contains("also sets NicClusterPolicy prod-policy"));
+}
+
 #[test]
 fn a_patch_of_the_nodes_or_the_image_is_named() {
     let unsupported =

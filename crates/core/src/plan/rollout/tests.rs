@@ -165,6 +165,23 @@ fn a_place_that_is_written_in_two_ways_is_one_place() {
     assert!(!file("prod").may_share_field(&file("test")));
 }
 
+/// A chart can make two DaemonSets from one value. The rollouts would take turns in overwriting it.
+#[test]
+fn two_daemon_sets_do_not_share_a_chart_value() {
+    let of = |path: &str, file: &str, value: &str, daemon_set: &str| {
+        let rollout = serde_json::json!({
+            "strategy": "file", "path": path, "values": {"file": file, "path": value},
+            "namespace": "n", "daemonSet": daemon_set, "container": "c",
+        });
+        RolloutTarget::of(&serde_json::from_value(rollout).unwrap())
+    };
+    let one = of("apps/mofed", "values.yaml", "driver.image", "d47");
+    assert!(one.may_share_field(&of("./apps/mofed", "values.yaml", "driver.image", "d56")));
+    assert!(one.may_share_field(&of("apps", "mofed/values.yaml", "driver.image", "d56")));
+    assert!(!one.may_share_field(&of("apps/mofed", "values.yaml", "other.image", "d56")));
+    assert!(!one.may_share_field(&of("apps/mofed", "other.yaml", "driver.image", "d56")));
+}
+
 /// Whatever their strategies, two rollouts would take turns in overwriting the same field.
 #[test]
 fn two_strategies_do_not_share_a_field() {
