@@ -5,7 +5,7 @@ use std::{
     fs,
     net::TcpListener,
     os::unix::fs::PermissionsExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -58,14 +58,21 @@ impl Forge {
 
     /// Pushes a commit by another writer.
     fn commit(&self, files: &[(&str, &str)], message: &str) {
+        self.commit_with(message, |clone| {
+            for (file, text) in files {
+                let path = clone.join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+        });
+    }
+
+    /// Pushes a commit of what `change` does to a clone.
+    fn commit_with(&self, message: &str, change: impl FnOnce(&Path)) {
         let clone = tempfile::tempdir().unwrap();
         let inside = |arguments: &[&str]| git(clone.path(), arguments);
         inside(&["clone", "--quiet", &self.url(), "."]);
-        for (file, text) in files {
-            let path = clone.path().join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
+        change(clone.path());
         inside(&["add", "--all"]);
         inside(&["commit", "--quiet", "--message", message]);
         inside(&["push", "--quiet", "origin", "HEAD:main"]);
@@ -164,6 +171,24 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
     live.api.patch_as("argocd", "daemonsets.apps", NAMESPACE, DRIVER, &synced);
     assert_eq!(rollout(&live)["decision"], "already-set");
     run_once(&live).exits(0).line("nothing to do");
+}
+
+#[test]
+fn the_file_behind_a_symbolic_link_is_committed() {
+    let forge = Forge::new();
+    forge.commit_with("links", |clone| {
+        std::os::unix::fs::symlink("prod/drivers", clone.join("live")).unwrap();
+    });
+    // The path is a link, or leads through one.
+    for path in ["live", "live/driver.yaml"] {
+        let rollout = format!("git, repository: \"{}\", branch: main, path: {path}", forge.url());
+        let live = Live::at(Site::new(), [node("n0", KERNEL)], &rollout);
+        let image = live.publish().remove(KERNEL).expect("the plan builds an image");
+        run_once(&live).exits(0).line("rewrote");
+        assert_eq!(forge.image("main"), image, "{path}");
+        assert_eq!(forge.git(&["diff", "--name-only", "main~1", "main"]), format!("{MANIFEST}\n"));
+        forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");
+    }
 }
 
 /// The base of an overlay serves other clusters, too: only the overlay is changed.

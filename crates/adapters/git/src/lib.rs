@@ -142,7 +142,9 @@ impl<'a> Repository<'a> {
 
     /// Commits the working tree on top of `tip`. Returns `None` when there is nothing to commit.
     async fn commit(&self, tip: &str, message: &str) -> Result<Option<String>> {
-        self.run(&["add", "--update", "--", self.path()], "commit").await?;
+        // The path may be a symbolic link, and git stages files only by their real path.
+        let path = fs::canonicalize(self.tree().join(self.path()))?;
+        self.run(&["add", "--update", "--", &path.to_string_lossy()], "commit").await?;
         let tree = self.run(&["write-tree"], "commit").await?;
         let before = self.run(&["rev-parse", &format!("{tip}^{{tree}}")], "commit").await?;
         if tree == before {
