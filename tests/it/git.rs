@@ -239,6 +239,35 @@ fn a_branch_that_moves_meanwhile_gets_the_commit_on_top() {
     assert_eq!(forge.image("main"), image);
 }
 
+/// A power failure or a kill can leave empty files, or a repository without its objects.
+#[test]
+fn a_damaged_repository_in_the_cache_is_replaced() {
+    let forge = Forge::new();
+    let (live, image) = cluster(&forge.url(), "");
+    let cached = || {
+        let mut entries = fs::read_dir(live.site.cache().join("git")).unwrap();
+        let entry = entries.next().expect("a repository is cached").unwrap().path();
+        assert!(entries.next().is_none(), "one repository");
+        entry
+    };
+    let empty_files: &dyn Fn(&Path) = &|repository| {
+        let entries: Vec<_> = walkdir::WalkDir::new(repository).into_iter().map(Result::unwrap).collect();
+        for file in entries.iter().filter(|entry| entry.file_type().is_file()) {
+            fs::remove_file(file.path()).unwrap();
+            fs::write(file.path(), "").unwrap();
+        }
+    };
+    let no_objects: &dyn Fn(&Path) = &|repository| fs::remove_dir_all(repository.join("objects")).unwrap();
+    let stale_lock: &dyn Fn(&Path) = &|repository| fs::write(repository.join("shallow.lock"), "").unwrap();
+    run_once(&live).exits(0).line("rewrote");
+    for damage in [empty_files, no_objects, stale_lock] {
+        damage(&cached());
+        forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");
+        run_once(&live).exits(0).line("rewrote");
+        assert_eq!(forge.image("main"), image);
+    }
+}
+
 #[test]
 fn a_push_that_the_server_refuses_is_told_in_its_words() {
     let forge = Forge::new();

@@ -5,7 +5,12 @@
 //! its users are ignored.
 #![forbid(unsafe_code)]
 
-use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet,
+    mem,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use farrier_builder::services::{BuildServices, Result};
 use farrier_cluster::{Cluster, Directory};
@@ -27,8 +32,6 @@ use url::Url;
 
 /// Cache entry kind of the repositories.
 const KIND: &str = "git";
-/// Lock files that a killed git leaves behind. The next git call would fail on them.
-const STALE_LOCKS: [&str; 3] = ["shallow.lock", "packed-refs.lock", "refs/farrier/tip.lock"];
 /// Timeout of one git command, so that a server that does not answer cannot delay a reconcile for longer.
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 /// Maximum number of attempts to commit and push. A further attempt follows only if the branch moved.
@@ -41,10 +44,9 @@ pub async fn read(
     location: &GitLocation,
     proposals: &[&str],
 ) -> Result<ManifestFacts> {
-    let repository = Repository::open(services, location).await?;
+    let mut repository = Repository::open(services, location).await?;
     repository.fetch().await?;
-    let ClusterSnapshot { daemon_sets, resources, skipped, .. } =
-        repository.check_out().await?.snapshot().await?;
+    let ClusterSnapshot { daemon_sets, resources, skipped, .. } = repository.directory()?.snapshot().await?;
     Ok(ManifestFacts { daemon_sets, resources, skipped, proposals: repository.branches(proposals).await? })
 }
 
@@ -54,9 +56,9 @@ pub async fn mentions(
     location: &GitLocation,
     images: &Candidates,
 ) -> Result<BTreeSet<String>> {
-    let repository = Repository::open(services, location).await?;
+    let mut repository = Repository::open(services, location).await?;
     repository.fetch().await?;
-    Ok(repository.check_out().await?.mentions(images).await?)
+    Ok(repository.directory()?.mentions(images).await?)
 }
 
 /// Commits a change on top of the branch's current tip and pushes the commit without force. Does nothing when
@@ -67,10 +69,10 @@ pub async fn write(
     change: &Change,
     commit: &GitCommit,
 ) -> Result<()> {
-    let repository = Repository::open(services, location).await?;
+    let mut repository = Repository::open(services, location).await?;
     for _ in 0..MAX_ATTEMPTS {
         let tip = repository.fetch().await?;
-        repository.check_out().await?.apply(change).await?;
+        repository.directory()?.apply(change).await?;
         let Some(new_commit) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
         services.process.ensure_may_write()?;
         if repository.push(&new_commit, &commit.branch).await? {
@@ -86,7 +88,7 @@ pub async fn write(
 struct Repository<'a> {
     services: &'a BuildServices,
     location: &'a GitLocation,
-    directory: PathBuf,
+    git_directory: PathBuf,
     /// Holds the working tree, the index and the keys of this use.
     scratch: Scratch,
     environment: Environment,
@@ -104,40 +106,62 @@ impl<'a> Repository<'a> {
         let access = git_access(services.fetcher.net(), &url).await.map_err(FetchError::from)?;
         let key = hex::encode(&Sha256::digest(address)[..16]);
         let lock = services.cache.lock(KIND, &key, LockMode::Exclusive).await?;
-        let (directory, scratch) = (services.cache.entry_path(KIND, &key)?, services.cache.scratch()?);
+        let (git_directory, scratch) = (services.cache.entry_path(KIND, &key)?, services.cache.scratch()?);
         let environment = environment(&access, scratch.path(), "https:http:ssh:file", &[])?;
-        let repository = Self { services, location, directory, scratch, environment, _lock: lock };
-        if !repository.directory.join("HEAD").exists() {
-            fs::create_dir_all(&repository.directory)?;
-            repository.run(&["init", "--quiet", "--bare", "."], "prepare").await?;
-        }
-        for lock_file in STALE_LOCKS.map(|name| repository.directory.join(name)) {
-            if lock_file.exists() {
-                fs::remove_file(lock_file)?;
-            }
-        }
         services.cache.hold(KIND, &key)?;
-        Ok(repository)
+        Ok(Self { services, location, git_directory, scratch, environment, _lock: lock })
     }
 
-    /// Fetches the tip of the branch and returns its commit.
-    async fn fetch(&self) -> Result<String> {
+    /// Fetches the tip of the branch, checks it out, and returns its commit. A kill or a power failure can damage the cached
+    /// repository. After a failure other than a timeout, a new repository is tried, and replaces the cached one if it works.
+    async fn fetch(&mut self) -> Result<String> {
+        let started = Instant::now();
+        if self.git_directory.exists() {
+            let fetched = self.fetch_and_check_out().await;
+            if fetched.is_ok() || started.elapsed() >= COMMAND_TIMEOUT {
+                return fetched;
+            }
+        }
+        let (new, quarantine) = (self.scratch.path().join("repository"), self.services.cache.quarantine());
+        quarantine.remove(&new)?;
+        // `git init --bare` refuses a working tree.
+        quarantine.remove(&self.tree())?;
+        fs::create_dir(&new)?;
+        let cached = mem::replace(&mut self.git_directory, new);
+        let fetched = self.initialize_and_fetch().await;
+        let new = mem::replace(&mut self.git_directory, cached);
+        if fetched.is_ok() {
+            quarantine.remove(&self.git_directory)?;
+            fs::create_dir_all(self.git_directory.parent().unwrap_or(&new))?;
+            fs::rename(new, &self.git_directory)?;
+        }
+        fetched
+    }
+
+    async fn initialize_and_fetch(&self) -> Result<String> {
+        self.run(&["init", "--quiet", "--bare", "."], "prepare").await?;
+        self.fetch_and_check_out().await
+    }
+
+    async fn fetch_and_check_out(&self) -> Result<String> {
         let branch = format!("+refs/heads/{}:refs/farrier/tip", self.location.branch);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
         let arguments: Vec<&str> =
             arguments.into_iter().chain([&*self.location.repository, &branch]).collect();
         self.run(&arguments, "fetch").await?;
-        Ok(self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned())
-    }
-
-    /// Checks out the last fetched commit, and opens the rollout's path. A kustomization may name any file of the repository.
-    async fn check_out(&self) -> Result<Directory> {
+        let tip = self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned();
         let tree = self.tree();
         self.services.cache.quarantine().remove(&tree)?;
         fs::create_dir(&tree)?;
-        self.run(&["read-tree", "refs/farrier/tip"], "read").await?;
-        self.run(&["checkout", "--quiet", "--force", "refs/farrier/tip", "--", "."], "check out").await?;
-        Ok(Directory::within(&tree, &tree.join(self.path()))?.with_chart(self.location.values.as_ref()))
+        self.run(&["read-tree", &tip], "read").await?;
+        self.run(&["checkout", "--quiet", "--force", &tip, "--", "."], "check out").await?;
+        Ok(tip)
+    }
+
+    /// Opens the rollout's path in the working tree. A kustomization may name any file of the repository.
+    fn directory(&self) -> Result<Directory> {
+        let directory = Directory::within(&self.tree(), &self.tree().join(self.path()))?;
+        Ok(directory.with_chart(self.location.values.as_ref()))
     }
 
     /// Commits the working tree on top of `tip`. Returns `None` when there is nothing to commit.
@@ -239,8 +263,8 @@ impl<'a> Repository<'a> {
             command.env(format!("GIT_{role}_NAME"), name).env(format!("GIT_{role}_EMAIL"), email);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value.as_str())));
-        command.env("GIT_DIR", &self.directory).env("GIT_INDEX_FILE", self.scratch.path().join("index"));
-        command.args(arguments).current_dir(&self.directory);
+        command.env("GIT_DIR", &self.git_directory).env("GIT_INDEX_FILE", self.scratch.path().join("index"));
+        command.args(arguments).current_dir(&self.git_directory);
         if self.tree().exists() {
             command.env("GIT_WORK_TREE", self.tree()).current_dir(self.tree());
         }
