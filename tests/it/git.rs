@@ -329,6 +329,10 @@ fn the_loop_commits_and_notices_what_others_do() {
     forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");
     live.until("another commit", |_| forge.commits("main") == 4);
     assert_eq!(forge.image("main"), image);
+    // Another program that reverts each commit would go on for ever.
+    forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert again");
+    live.until("the hold", |live| live.log().contains("another writer reverted the field 2 times"));
+    assert_eq!(forge.commits("main"), 5);
 }
 
 #[test]

@@ -44,6 +44,7 @@ mod planner;
 mod reach;
 mod readiness;
 mod reasons;
+mod repeated_writes;
 pub mod retry;
 pub mod reuse;
 mod rewrite_rate_limiter;
@@ -108,6 +109,7 @@ pub use planner::Plan;
 pub use reach::{Exclusion, NodeReach, Placement, ReachingObject, Taint, Toleration};
 pub use readiness::{Blocker, BootReadiness, NextKernel, PlannedNode, Readiness, RequiredImage};
 pub use reasons::{BuildReason, HoldReason, NotReadyNode};
+pub use repeated_writes::RepeatedWrites;
 pub use rewrite_rate_limiter::RewriteRateLimiter;
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,

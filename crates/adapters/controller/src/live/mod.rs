@@ -26,8 +26,8 @@ use farrier_core::{
     image::Definitions,
     kernel::KernelTarget,
     plan::{
-        Change, ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RewriteRateLimiter,
-        SnapshotScope, UnfinishedRollout, retry, unfinished_kernels, unfinished_rollouts,
+        Change, ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RepeatedWrites,
+        RewriteRateLimiter, SnapshotScope, UnfinishedRollout, retry, unfinished_kernels, unfinished_rollouts,
     },
     site::ignore_nodes,
 };
@@ -112,9 +112,10 @@ pub struct Live {
     /// Nodes that were recently handed over or uncordoned.
     handovers: NodeWriteLimiter,
     rewrite_rate_limiter: RewriteRateLimiter,
+    repeated_writes: RepeatedWrites,
     /// Earliest time of the next eviction after a refusal, by rollout target or by pod.
     evictions: BTreeMap<String, Instant>,
-    /// Reference point for `rewrite_rate_limiter` and the handovers.
+    /// Reference point for `rewrite_rate_limiter`, `repeated_writes` and the handovers.
     started: Instant,
     /// Number of consecutive reconciles with a fault.
     consecutive_failures: u32,
@@ -154,6 +155,7 @@ impl Live {
             labels: NodeLabeler::new(now),
             handovers: NodeWriteLimiter::default(),
             rewrite_rate_limiter: RewriteRateLimiter::default(),
+            repeated_writes: RepeatedWrites::default(),
             evictions: BTreeMap::new(),
             started: now,
             consecutive_failures: 0,

@@ -90,6 +90,7 @@ impl Live {
         }
         let Err(error) = self.write(&rollout).await else {
             self.handovers.record_writes(&rollout.changes, self.started.elapsed());
+            self.repeated_writes.record(&rollout, self.started.elapsed());
             self.log(snapshot, &rollout, None);
             return Ok(Some(RolloutReport { planned: rollout, error: None }));
         };
@@ -132,7 +133,7 @@ impl Live {
         outcome
     }
 
-    /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, or too many rewrites.
+    /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, reverts, or too many rewrites.
     fn hold_reason(&mut self, rollout: &PlannedRollout, snapshot: &ClusterSnapshot) -> Option<HoldReason> {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
@@ -145,6 +146,9 @@ impl Live {
         }
         if !rollout.is_rewrite(snapshot) {
             return None;
+        }
+        if let Some(why) = self.repeated_writes.hold_reason(rollout, self.started.elapsed()) {
+            return Some(why);
         }
         let next = self.rewrite_rate_limiter.retry_at(&rollout.target, self.started.elapsed())?;
         self.timer.schedule(self.started + next);
