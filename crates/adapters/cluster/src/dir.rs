@@ -47,7 +47,7 @@ const BEING_WRITTEN: &str = "a file that another program is writing";
 /// A directory of manifests, or a single file.
 ///
 /// All `*.yaml`, `*.yml` and `*.json` files below the directory are read. Hidden files and directories are skipped, and so are
-/// symbolic links that lead outside the directory.
+/// symbolic links that lead nowhere or outside the directory.
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
@@ -232,12 +232,13 @@ impl Directory {
                 continue;
             }
             let path = if entry.path_is_symlink() {
-                // A mounted ConfigMap consists of links to hidden files in the same directory.
-                let target = fs::canonicalize(entry.path())?;
-                if !target.starts_with(&self.root) {
-                    tracing::warn!(path = %entry.path().display(), "skipping a symbolic link that leads outside the directory");
+                // A mounted ConfigMap consists of links to hidden files in the same directory. An update replaces the target
+                // between two steps of a lookup, so look again.
+                let target = fs::canonicalize(entry.path()).or_else(|_| fs::canonicalize(entry.path()));
+                let Some(target) = target.ok().filter(|target| target.starts_with(&self.root)) else {
+                    tracing::debug!(path = %entry.path().display(), "skipping a symbolic link that leads nowhere or outside the directory");
                     continue;
-                }
+                };
                 target
             } else {
                 entry.into_path()

@@ -89,6 +89,16 @@ fn files_that_are_no_manifests_are_skipped_with_a_reason() {
     assert!(matches!(Directory::open(root.path()).unwrap().read(), Err(ClusterError::Manifest { .. })));
 }
 
+/// A link into a submodule leads nowhere, because farrier checks out no submodules.
+#[test]
+fn a_link_that_leads_nowhere_is_skipped() {
+    let root = tree(&[("ds.yaml", BASE)]);
+    for (link, target) in [("values.yaml", "../vendor/values.yaml"), ("loop.yaml", "loop.yaml")] {
+        std::os::unix::fs::symlink(target, root.path().join(link)).unwrap();
+    }
+    assert_eq!(only(&Directory::open(root.path()).unwrap()).name, "mofed");
+}
+
 /// <https://github.com/fluxcd/image-automation-controller/issues/566>: an edit of a template broke it.
 #[test]
 fn a_value_that_a_template_fills_in_is_not_edited() {
