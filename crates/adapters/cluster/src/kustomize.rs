@@ -14,7 +14,7 @@ use fs_err as fs;
 use super::{
     dir::read_bytes,
     image_field::{ImageField, ImageValue, ImagesEntry},
-    manifest::{DaemonSet, Manifest, Resource, Targets, field, sequence, why_not_editable},
+    manifest::{DaemonSet, Manifest, Resource, Targets, field, json, sequence, why_not_editable},
 };
 
 const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
@@ -22,6 +22,8 @@ const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kusto
 pub(super) const MAX_REFERENCES: usize = 10_000;
 /// Maximum number of kustomizations between an overlay and a manifest.
 const MAX_DEPTH: usize = 16;
+/// Pattern that matches every kind.
+const ANY_KIND: &str = ".*";
 /// Fields that decide which nodes a pod runs on.
 const PLACEMENT: [&str; 5] = ["nodeSelector", "affinity", "tolerations", "nodeName", "hostNetwork"];
 
@@ -122,25 +124,46 @@ impl Kustomizations<'_> {
         all
     }
 
-    /// Reads the patches of a kustomization. A patch that cannot be read has no words.
+    /// Reads the entries of a kustomization that may change any field.
     fn patches(&self, directory: &Path, kustomization: &Node) -> Vec<Patch> {
-        let lists = ["patches", "patchesJson6902", "patchesStrategicMerge"]
-            .map(|key| sequence(kustomization, key).unwrap_or_default());
-        let patch = |item: &Node| {
-            let (inline, path) = match item.scalar().map(|scalar| scalar.text.clone()) {
-                Some(text) if text.contains('\n') => (Some(text), None),
-                path => (text(item, "patch"), path.or_else(|| text(item, "path"))),
-            };
-            let file = path.as_ref().and_then(|path| self.canonical(&directory.join(path)));
-            self.referenced.borrow_mut().extend(file.clone());
-            let from_file = || file.and_then(|file| read_bytes(&file).ok()).unwrap_or_default();
-            let content = inline.unwrap_or_else(|| String::from_utf8_lossy(&from_file()).into_owned());
-            let words = content.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned);
-            let words: BTreeSet<String> = words.collect();
-            let kind = field(item, "target").and_then(|target| text(&target, "kind"));
-            Patch { path: path.unwrap_or_else(|| "inline".to_owned()), words, kind }
+        let keys = ["patches", "patchesJson6902", "patchesStrategicMerge", "replacements", "transformers"]
+            .into_iter();
+        let entries = keys.flat_map(|key| {
+            let items = sequence(kustomization, key).unwrap_or_default();
+            items.into_iter().map(move |item| (key, item))
+        });
+        entries.map(|(key, item)| self.patch(directory, key, &item)).collect()
+    }
+
+    fn patch(&self, directory: &Path, key: &str, item: &Node) -> Patch {
+        let (inline, path) = match item.scalar().map(|scalar| scalar.text.clone()) {
+            Some(text) if text.contains('\n') => (Some(text), None),
+            path => (text(item, "patch"), path.or_else(|| text(item, "path"))),
         };
-        lists.iter().flatten().map(patch).collect()
+        let file = path.as_ref().and_then(|path| self.canonical(&directory.join(path)));
+        self.referenced.borrow_mut().extend(file.clone());
+        let from_file = || file.and_then(|file| read_bytes(&file).ok());
+        let content = inline.or_else(|| Some(String::from_utf8_lossy(&from_file()?).into_owned()));
+        let kind_of = |target: &Node| text(target, "kind").unwrap_or_else(|| ANY_KIND.to_owned());
+        let name = format!("an entry of `{key}`");
+        let (name, content, kind) = match key {
+            // A transformer can be any program.
+            "transformers" => (name, None, Some(ANY_KIND.to_owned())),
+            "replacements" if path.is_none() => {
+                let targets = sequence(item, "targets").unwrap_or_default();
+                let selected = |target: &Node| field(target, "select").as_ref().map(kind_of);
+                let kinds: Vec<String> = targets.iter().filter_map(selected).collect();
+                (name, Some(json(item, false).to_string()), Some(kinds.join("|")))
+            }
+            "replacements" => (name, content, Some(ANY_KIND.to_owned())),
+            _ => {
+                let name = format!("the patch {}", path.unwrap_or_else(|| "inline".to_owned()));
+                (name, content, field(item, "target").as_ref().map(kind_of))
+            }
+        };
+        let words = content
+            .map(|content| content.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned).collect());
+        Patch { name, words, kind }
     }
 
     /// Returns the real path of a file or directory that may be read.
@@ -175,16 +198,15 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
         ["namePrefix", "nameSuffix"].map(|key| text(kustomization, key).unwrap_or_default());
     let new_namespace = text(kustomization, "namespace");
     for Resource { facts, .. } in &mut all.resources {
-        for Patch { path, words, .. } in patches.iter().filter(|patch| patch.may_be_for(facts.kind.kind())) {
+        for patch in patches.iter().filter(|patch| patch.may_be_for(facts.kind.kind())) {
+            let reason = format!(
+                "{} may change the resource, and farrier does not apply patches: set the field only in the manifest",
+                patch.name
+            );
             // Each word may be a field's name. If a word names a placement field, no field is editable: the empty name means all.
-            let placement =
-                RESOURCE_PLACEMENT.iter().filter(|field| words.contains(**field)).map(|_| String::new());
-            for field in words.iter().cloned().chain(placement) {
-                let reason = format!(
-                    "the patch {path} may change the resource, and farrier does not apply patches: set the field only in the manifest"
-                );
-                facts.why_not_editable.insert(field, reason);
-            }
+            let names_placement = RESOURCE_PLACEMENT.iter().any(|field| patch.may_name(field));
+            let fields = patch.words.iter().flatten().cloned().chain(names_placement.then(String::new));
+            facts.why_not_editable.extend(fields.map(|field| (field, reason.clone())));
         }
         let (namespace, name) = facts.split_name();
         let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
@@ -193,15 +215,16 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
         facts.name = format!("{}{prefix}{name}{suffix}", namespace.unwrap_or_default());
     }
     for DaemonSet { facts, images } in &mut all.daemon_sets {
-        for Patch { path: patch, words, .. } in patches.iter().filter(|patch| patch.may_be_for("DaemonSet")) {
-            if PLACEMENT.iter().any(|field| words.contains(*field)) {
+        for patch in patches.iter().filter(|patch| patch.may_be_for("DaemonSet")) {
+            let name = &patch.name;
+            if PLACEMENT.iter().any(|field| patch.may_name(field)) {
                 facts.placement.affinity = NodeAffinity::Unsupported(format!(
-                    "the patch {patch} may change its nodes, and farrier does not apply patches: create the DaemonSet in the cluster first"
+                    "{name} may change its nodes, and farrier does not apply patches: create the DaemonSet in the cluster first"
                 ));
             }
-            for container in facts.containers.iter_mut().filter(|_| words.contains("image")) {
+            for container in facts.containers.iter_mut().filter(|_| patch.may_name("image")) {
                 container.why_not_editable =
-                    Some(format!("the patch {patch} may set the image: set the image only in `images`"));
+                    Some(format!("{name} may set the image: set the image only in `images`"));
                 // Clear the unknown image, so that no entry of `images` matches.
                 container.image.clear();
             }
@@ -257,20 +280,28 @@ pub(super) fn split(image: &str) -> (&str, &str) {
     image.split_at(end)
 }
 
-/// A patch of a kustomization.
+/// An entry of a kustomization that may change any field.
 struct Patch {
-    /// File of the patch, or `inline`.
-    path: String,
-    /// Words of the patch's text. The text is not parsed, so each word may be a field, a kind or a value.
-    words: BTreeSet<String>,
-    /// Kind in the patch's `target`.
+    /// Name for messages.
+    name: String,
+    /// Words of the patch's text; `None` if the text is unknown. The text is not parsed, so each word may be a field, a kind or
+    /// a value.
+    words: Option<BTreeSet<String>>,
+    /// Pattern of the kinds in the patch's `target`.
     kind: Option<String>,
 }
 
 impl Patch {
+    /// Whether the patch may be for objects of a kind. Kustomize takes the target's kind for a regular expression; here, anything
+    /// but alternatives counts as every kind.
     fn may_be_for(&self, kind: &str) -> bool {
-        let names_kind = !self.words.contains("kind") || self.words.contains(kind);
-        self.kind.as_ref().map_or(names_kind, |target| target == kind)
+        let Some(pattern) = &self.kind else { return !self.may_name("kind") || self.may_name(kind) };
+        let mut alternatives = pattern.trim_matches(['(', ')']).split('|');
+        alternatives.any(|other| other == kind || !other.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+    }
+
+    fn may_name(&self, word: &str) -> bool {
+        self.words.as_ref().is_none_or(|words| words.contains(word))
     }
 }
 

@@ -9,11 +9,11 @@ use std::{
 use farrier_core::{
     image::OperatorResource,
     plan::{
-        Container, DaemonSetFacts, NodeFacts, Owner, Placement, ResourceFacts, Taint, has_pause_annotation,
-        is_hardware_label,
+        Container, DaemonSetFacts, NodeAffinity, NodeFacts, Owner, Placement, ResourceFacts, Taint,
+        has_pause_annotation, is_hardware_label,
     },
 };
-use farrier_yaml::{Node, Position, Scalar, Value, YamlError, documents};
+use farrier_yaml::{Node, Position, Value, YamlError, documents};
 use granit_parser::ScalarStyle;
 
 use super::{
@@ -243,11 +243,15 @@ fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, Yaml
 /// Returns the reason why an image value cannot be edited in place, if there is one.
 pub(super) fn why_not_editable(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
-    let is_template = |scalar: &Scalar| ["{{", "${", "$("].iter().any(|start| scalar.text.contains(start));
     let reason =
         "the value is filled in by another tool; name the file and the path of its value in `values`";
-    let filled = image.scalar().is_some_and(is_template);
+    let filled = image.scalar().is_some_and(|scalar| has_placeholder(&scalar.text));
     why_not_in_place(image).or_else(|| filled.then(|| format!("{reason} (line {})", image.position.line)))
+}
+
+/// Whether another tool fills in a part of the text: Helm, Flux, or `vars` of Kustomize.
+fn has_placeholder(text: &str) -> bool {
+    ["{{", "${", "$("].iter().any(|start| text.contains(start))
 }
 
 /// Returns the reason why the text of a value cannot be replaced, if there is one.
@@ -278,11 +282,19 @@ fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {
 fn placement(pod: &Node) -> Result<Placement, YamlError> {
     let fields = ["nodeName", "affinity", "tolerations"];
     let rules = fields.iter().filter_map(|key| Some(((*key).to_owned(), json(&field(pod, key)?, false))));
-    Ok(Placement {
-        node_selector: strings(pod, "nodeSelector")?,
+    let rules: serde_json::Value = rules.collect();
+    let node_selector = strings(pod, "nodeSelector")?;
+    let mut placement = Placement {
         host_network: field(pod, "hostNetwork").is_some_and(|value| value.is_true()),
-        ..Placement::of_pod(&rules.collect())
-    })
+        ..Placement::of_pod(&rules)
+    };
+    if has_placeholder(&rules.to_string()) || node_selector.values().any(|value| has_placeholder(value)) {
+        placement.affinity = NodeAffinity::Unsupported(
+            "another tool fills in a value of its placement: create the DaemonSet in the cluster first"
+                .to_owned(),
+        );
+    }
+    Ok(Placement { node_selector, ..placement })
 }
 
 /// Returns a value as JSON. Scalars become strings. If `typed`, plain `true` and `false` become booleans.

@@ -110,6 +110,14 @@ fn a_value_that_a_template_fills_in_is_not_edited() {
             "{facts:?}"
         );
     }
+    for (from, to) in [
+        ("pool: a", "pool: '${POOL}'"),
+        ("nodeSelector:", "tolerations: [{key: $(KEY)}]\n      nodeSelector:"),
+    ] {
+        let root = tree(&[("ds.yaml", &BASE.replace(from, to))]);
+        let facts = only(&Directory::open(root.path()).unwrap());
+        assert!(matches!(facts.placement.affinity, NodeAffinity::Unsupported(_)), "{facts:?}");
+    }
 }
 
 /// <https://github.com/fluxcd/flagger/issues/769>: `images` of a kustomization decide, and only where the name is the same.
@@ -259,6 +267,29 @@ fn a_patch_of_the_nodes_or_the_image_is_named() {
     let target = |kind: &str| format!("patches: [{{path: patch.yaml, target: {{kind: {kind}}}}}]\n");
     assert_eq!(patched(&target("DaemonSet"), json), (true, false));
     assert_eq!(patched(&target("Deployment"), json), (false, false));
+    // A kind is a regular expression.
+    assert_eq!(patched(&target("'Deployment|DaemonSet'"), json), (true, false));
+    assert_eq!(patched(&target("'(Deployment|StatefulSet)'"), json), (false, false));
+    assert_eq!(patched(&target("'.*Set'"), json), (true, false));
+    let by_name = "patches: [{path: patch.yaml, target: {name: mofed}}]\n";
+    assert_eq!(patched(by_name, &other), (true, false), "the kind of the patch does not matter");
+    assert_eq!(patched("patches: [{path: missing.yaml}]\n", ""), (true, true), "an unreadable patch");
+    // Replacements and transformers come after `images`.
+    let replacement = |kind: &str, path: &str| {
+        format!(
+            "replacements:\n- source: {{kind: ConfigMap, name: v, fieldPath: data.image}}\n  \
+             targets: [{{select: {{kind: {kind}}}, fieldPaths: [{path}]}}]\n"
+        )
+    };
+    let field = "spec.template.spec.containers.0.image";
+    assert_eq!(patched(&replacement("DaemonSet", field), ""), (false, true));
+    assert_eq!(patched(&replacement("Deployment", field), ""), (false, false));
+    let pool = replacement("DaemonSet", "spec.template.spec.nodeSelector.pool");
+    assert_eq!(patched(&pool.replace("data.image", "data.pool"), ""), (true, false));
+    let file = "targets: [{select: {kind: DaemonSet}, fieldPaths: [spec.template.spec.nodeSelector.pool]}]\n";
+    assert_eq!(patched("replacements: [{path: patch.yaml}]\n", file), (true, false));
+    assert_eq!(patched("transformers: [patch.yaml]\n", "kind: Labels\n"), (true, true));
+    let file = "patches: [{path: patch.yaml}]\n";
     // The patch comes first, so an entry of `images` for the base's image may not apply.
     let image = ours("{containers: [{name: driver, image: x}]}");
     assert_eq!(patched(file, &image), (false, true));
