@@ -60,6 +60,7 @@ fn upgrade(untrusted: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade 
             cordoned: false,
             unchecked: false,
             why: (stage == UpgradeStage::Failed).then(|| untrusted.to_owned()),
+            others: Vec::new(),
         });
         PlannedNodeUpgrade {
             node: node.clone(),

@@ -49,7 +49,7 @@ pub fn past_upgrades(
     if selected.peek().is_none() && object.is_some() {
         return Err(HoldReason::NOT_FOUND);
     }
-    let notes: Vec<UpgradeNote> = snapshot.nodes.iter().filter_map(|node| UpgradeNote::of(node)).collect();
+    let notes: Vec<UpgradeNote> = snapshot.nodes.iter().flat_map(|node| UpgradeNote::all(node)).collect();
     let mut past = Vec::new();
     for (object, live) in selected {
         for (container, record) in RewriteRecord::of(&live.annotations)?.0 {

@@ -41,21 +41,24 @@ fn has_failed(node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
 impl Upgrade<'_> {
     /// Determines the stage of a node by itself, regardless of other nodes.
     pub(super) fn stage_of(&self, node: &UpgradeNode<'_>) -> PlannedNodeUpgrade {
-        let (note, rollout) = (UpgradeNote::of(node.facts), self.rollout());
+        let rollout = self.rollout();
+        let note = UpgradeNote::of(node.facts);
+        let is_own = |note: &UpgradeNote| note.rollout == rollout;
+        let ended = || UpgradeNote::all(node.facts).into_iter().find(is_own);
+        let own_note = note.clone().filter(is_own).or_else(ended);
         let node_upgrade = |stage, waits| PlannedNodeUpgrade {
             node: node.facts.name.clone(),
             to: node.target.to_owned(),
             stage,
-            note: note.clone().filter(|note| note.rollout == rollout),
+            note: own_note.clone(),
             waits,
             changes: Vec::new(),
         };
-        let own_note = note.as_ref().filter(|note| note.rollout == rollout);
-        if let Some(note) = own_note.filter(|note| note.state.is_in_progress()) {
+        if let Some(note) = own_note.as_ref().filter(|note| note.state.is_in_progress()) {
             let UpgradeStep { changes, waits } = self.next(node, note);
             return PlannedNodeUpgrade { changes, ..node_upgrade(UpgradeStage::UnderWay, waits) };
         }
-        if own_note.is_some_and(|note| has_failed(node, note)) {
+        if own_note.as_ref().is_some_and(|note| has_failed(node, note)) {
             return node_upgrade(UpgradeStage::Failed, None);
         }
         let has_target = match node.running_pod() {
@@ -66,16 +69,22 @@ impl Upgrade<'_> {
         if node.hand_over.is_none() && has_target {
             return node_upgrade(UpgradeStage::Done, None);
         }
-        let waits = self.own_wait(node, note.as_ref());
+        let waits = self.own_wait(node, note.as_ref(), own_note.as_ref());
         let is_skipped = waits.as_ref().is_some_and(UpgradeWait::is_skip);
         node_upgrade(if is_skipped { UpgradeStage::Skipped } else { UpgradeStage::Waits }, waits)
     }
 
-    /// Returns the reason why the node cannot start, regardless of the other nodes of the upgrade.
-    fn own_wait(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
+    /// Returns the reason why the node cannot start, regardless of the other nodes of the upgrade. `note` is the node's current
+    /// note, and `own_note` the last one of this upgrade.
+    fn own_wait(
+        &self,
+        node: &UpgradeNode<'_>,
+        note: Option<&UpgradeNote>,
+        own_note: Option<&UpgradeNote>,
+    ) -> Option<UpgradeWait> {
         let facts = node.facts;
-        // A node can hold only one note. A second upgrade would overwrite the other driver's failure, and the upgrade of
-        // the other driver would continue.
+        // A node can hold only one note that has not ended, or has failed. A second upgrade would hide the other driver's
+        // failure, and the upgrade of the other driver would continue.
         let is_other =
             |note: &&UpgradeNote| note.state.blocks_other_upgrades() && note.rollout != self.rollout();
         if let Some(other) = note.filter(is_other) {
@@ -98,7 +107,8 @@ impl Upgrade<'_> {
         if node.is_target_pending {
             return Some(if self.paused { UpgradeWait::Paused } else { UpgradeWait::Image });
         }
-        let note = note.filter(|note| note.state == UpgradeState::NotDrained && note.to == node.target)?;
+        let note =
+            own_note.filter(|note| note.state == UpgradeState::NotDrained && note.to == node.target)?;
         let until = note.since.checked_add(seconds(self.spec.timeout)).ok()?;
         // Ignore a time in the future: it comes from a clock that jumped.
         (note.since <= self.now && self.now < until)
@@ -178,6 +188,8 @@ impl Upgrade<'_> {
     /// Returns the first write to a node.
     fn first_write(&self, node: &UpgradeNode<'_>) -> Change {
         let is_drained = self.spec.drain != Drain::None;
+        let mut others = UpgradeNote::all(node.facts);
+        others.retain(|note| note.rollout != self.rollout());
         let note = UpgradeNote {
             by: self.by.to_owned(),
             rollout: self.rollout(),
@@ -188,6 +200,7 @@ impl Upgrade<'_> {
             cordoned: is_drained,
             unchecked: false,
             why: None,
+            others,
         };
         set_note(node.facts, Some(&note), is_drained.then_some(true))
     }

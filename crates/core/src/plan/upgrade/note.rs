@@ -87,12 +87,23 @@ pub struct UpgradeNote {
     /// Reason why the driver failed, why the node was not drained, or why farrier waits for an operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// Last notes of the upgrades of the node's other drivers. They have ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<UpgradeNote>,
 }
 
 impl UpgradeNote {
     /// Reads the note of a node. A note that cannot be parsed counts as none, and the node's cordon as another actor's.
     pub fn of(node: &NodeFacts) -> Option<Self> {
         node.annotations.get(UPGRADE).and_then(|text| serde_json::from_str(text).ok())
+    }
+
+    /// Reads the last note of each driver's upgrade, the current one last.
+    pub(in crate::plan) fn all(node: &NodeFacts) -> Vec<Self> {
+        let Some(mut note) = Self::of(node) else { return Vec::new() };
+        let mut notes = std::mem::take(&mut note.others);
+        notes.push(note);
+        notes
     }
 
     /// Reads the note of a node whose upgrade is in progress.
@@ -117,10 +128,16 @@ impl UpgradeNote {
     }
 }
 
-/// Returns the change that sets a node's note and the matching label; without a note, both are removed. A single write
-/// sets note and cordon, so that farrier cannot be killed between them.
+/// Returns the change that sets a node's note and the matching label. Without a note, that of another driver's upgrade takes its
+/// place, or both are removed. A single write sets note and cordon, so that farrier cannot be killed between them.
 pub(super) fn set_note(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<bool>) -> Change {
-    let text = note.and_then(|note| serde_json::to_string(note).ok());
+    let of_other = || {
+        let mut others = UpgradeNote::of(node)?.others;
+        let last = others.pop()?;
+        Some(UpgradeNote { others, ..last })
+    };
+    let note = note.cloned().or_else(of_other);
+    let text = note.as_ref().and_then(|note| serde_json::to_string(note).ok());
     let state = note.map(|note| note.state.as_str().to_owned());
     Change::Node(NodeChange {
         name: node.name.clone(),

@@ -45,6 +45,8 @@ pub(super) struct Pod {
 pub(super) struct Fleet {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) spec: UpgradeSpec,
+    /// Name of the DaemonSet.
+    pub(super) daemon_set: &'static str,
     /// Image of the DaemonSet.
     pub(super) image: String,
     /// Kernels that each image has modules for. An image without an entry has modules for all kernels.
@@ -77,6 +79,7 @@ impl Fleet {
         let mut fleet = Self {
             nodes: BTreeMap::new(),
             spec: serde_json::from_value(upgrade).unwrap(),
+            daemon_set: "mft",
             image: "v1".to_owned(),
             modules: BTreeMap::new(),
             broken: BTreeSet::new(),
@@ -315,7 +318,7 @@ impl Fleet {
         let upgrade = Upgrade {
             by: "farrier",
             namespace: "drivers",
-            daemon_set: "mft",
+            daemon_set: self.daemon_set,
             spec: &self.spec,
             deadline: SignedDuration::from_secs(120),
             stable_for: SignedDuration::from_secs(30),

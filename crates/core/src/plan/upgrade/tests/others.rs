@@ -54,6 +54,31 @@ fn the_failure_of_another_driver_is_kept_until_nobody_is_about_it() {
     assert_eq!(fleet.settle().forecast.done, 1);
 }
 
+/// Otherwise the first driver's upgrade would forget its canary, and the time between two nodes.
+#[test]
+fn the_end_of_an_upgrade_is_kept_when_another_driver_is_upgraded() {
+    let mut fleet = Fleet::new(3, json!({"canary": 1, "between": "1h"}));
+    fleet.settle_until(|fleet| fleet.state("n0") == "uncordoned");
+    let ended = fleet.nodes["n0"].facts.annotations[UPGRADE].clone();
+    (fleet.daemon_set, fleet.image) = ("gpu", "v3".to_owned());
+    fleet.reconcile(usize::MAX);
+    assert_eq!(fleet.state("n0"), "drained");
+
+    (fleet.daemon_set, fleet.image) = ("mft", "v2".to_owned());
+    let plan = fleet.plan();
+    assert!(waits(&plan, "n1").starts_with("the next node starts at"), "{}", waits(&plan, "n1"));
+    assert_eq!((plan.forecast.done, plan.forecast.seconds_per_node.is_some()), (1, true));
+
+    let facts = [fleet.nodes["n0"].facts.clone()];
+    for change in release_uncovered(&facts, |_, _| false) {
+        fleet.make(&change);
+    }
+    assert_eq!(
+        fleet.nodes["n0"].facts.annotations[UPGRADE], ended,
+        "nobody is about the other driver any more"
+    );
+}
+
 #[test]
 fn an_operator_that_begins_meanwhile_is_left_to_it() {
     for state in ["cordoned", "drained", "driver-restarted", "checked"] {
