@@ -30,7 +30,7 @@ use walkdir::WalkDir;
 use super::{
     edit,
     error::ClusterError,
-    image_field::{ImageField, ImageValue, SourceFile, SplitImage, value_at},
+    image_field::{ImageField, ImageValue, SourceFile, SplitImage, values_at},
     kustomize::{Kustomizations, MAX_REFERENCES, is_kustomization},
     manifest::{self, DaemonSet, Manifest, Resource, Targets, why_not_editable},
     source::Cluster,
@@ -138,9 +138,15 @@ impl Directory {
         }
         let source = Rc::new(SourceFile { text: read_text(&values_file)?, path: values_file });
         let documents = documents(&source.text).map_err(|error| manifest_error(&source.path, error))?;
-        let value = documents.iter().find_map(|document| value_at(document, path));
+        let values = values_at(documents, path);
+        if values.len() > 1 {
+            let reason =
+                format!("{file} has {} values at {path}: put each into a file of its own", values.len());
+            return Err(refused(target, reason));
+        }
         let name = target.container.to_string();
-        let Some((container, value)) = value.and_then(|value| read_chart_image(name, &value)) else {
+        let value = values.first().and_then(|value| read_chart_image(name, value));
+        let Some((container, value)) = value else {
             let reason =
                 format!("{file} has no image at {path}: neither a text, nor a mapping with `repository`");
             return Err(refused(target, reason));

@@ -162,23 +162,24 @@ impl ImageField {
     }
 }
 
-/// Returns the value at a path such as `driver.image` or `spec.source.helm.parameters[name=driver.image].value`.
-pub(super) fn value_at(document: &Node, path: &str) -> Option<Node> {
-    let mut node = document.clone();
+/// Returns the values at a path such as `driver.image` or `spec.source.helm.parameters[name=driver.image].value`.
+pub(super) fn values_at(mut nodes: Vec<Node>, path: &str) -> Vec<Node> {
     let mut remaining = path;
     while !remaining.is_empty() {
         let end;
         if let Some(inner) = remaining.strip_prefix('[') {
-            end = remaining.find(']')? + 1;
-            let (key, text) = inner[..end - 2].split_once('=')?;
+            let Some((key, text)) = inner.split_once(']').and_then(|(item, _)| item.split_once('=')) else {
+                return Vec::new();
+            };
+            end = key.len() + text.len() + "[=]".len();
             let has_text = |value: Node| value.scalar().is_some_and(|scalar| scalar.text == text);
-            let item = node.items()?.find(|item| field(item, key).is_some_and(has_text));
-            node = item?;
+            let items = nodes.iter().filter_map(Node::items).flatten();
+            nodes = items.filter(|item| field(item, key).is_some_and(has_text)).collect();
         } else {
             end = remaining.find(['.', '[']).unwrap_or(remaining.len());
-            node = field(&node, &remaining[..end])?;
+            nodes = nodes.iter().filter_map(|node| field(node, &remaining[..end])).collect();
         }
         remaining = remaining[end..].strip_prefix('.').unwrap_or(&remaining[end..]);
     }
-    Some(node)
+    nodes
 }

@@ -350,6 +350,10 @@ fn the_values_of_a_chart_are_edited() {
     };
     assert!(error("a.b", "a: {c: 1}\n").contains("values.yaml has no image at a.b"));
     assert!(error("a", "a: {name: x, tag: '1'}\n").contains("nor a mapping with `repository`"));
+    // Which of them is meant, for example of the Applications of two clusters?
+    assert!(error("a.b", "a: {b: x}\n---\na: {b: y}\n").contains("values.yaml has 2 values at a.b"));
+    let twice = "a: [{name: n, value: x}, {name: n, value: y}]\n";
+    assert!(error("a[name=n].value", twice).contains("has 2 values at a[name=n].value"));
 }
 
 /// The form that most charts have: <https://helm.sh/docs/chart_template_guide/values_files/>, Bitnami's with `registry`.
