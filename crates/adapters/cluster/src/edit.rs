@@ -37,9 +37,12 @@ fn collect(node: &Node, value: &Value, edits: &mut Vec<(Scalar, Edit)>) -> Resul
                     Some(inner) => collect(&inner, value, edits)?,
                     None if value.is_null() => {}
                     None => {
-                        let first = entries.first().and_then(|(first, _)| first.scalar());
-                        let first =
-                            first.ok_or_else(|| format!("add `{key}: {value}` to the empty mapping"))?;
+                        // A merged key is in the mapping of its anchor.
+                        let mut own = entries.iter().filter(|(_, value)| !value.shared);
+                        let first = own.next().and_then(|(first, _)| first.scalar());
+                        let first = first.ok_or_else(|| {
+                            format!("add `{key}: {value}` to the mapping in line {}", node.position.line)
+                        })?;
                         let edit = Edit::Insert { key: key.clone(), value: value.clone() };
                         edits.push((first.clone(), edit));
                     }
@@ -209,6 +212,12 @@ mod tests {
             );
         }
         assert!(set("d: {}\n", serde_json::json!({"v": "1"})).unwrap_err().contains("add `v: "));
+        // The keys of a merge are in another mapping.
+        let merged = "c: &c {x: 1}\nd: {<<: *c}\n";
+        let why = set(merged, serde_json::json!({"v": "1"})).unwrap_err();
+        assert_eq!(why, "add `v: \"1\"` to the mapping in line 2");
+        let after = set("c: &c {x: 1}\nd: {<<: *c, y: 2}\n", serde_json::json!({"v": "1"}));
+        assert_eq!(after.as_deref(), Ok("c: &c {x: 1}\nd: {<<: *c, v: \"1\", y: 2}\n"));
         assert!(set("d: {v: [a]}\n", serde_json::json!({"v": "1"})).unwrap_err().contains("another type"));
     }
 
