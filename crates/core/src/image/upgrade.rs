@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp, fmt::temporal::DateTimeParser, tz::TimeZone};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -227,9 +227,19 @@ impl Window {
     /// four years.
     pub fn next(&self, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
         let duration = SignedDuration::try_from(self.duration.duration()).ok()?;
-        let schedule = cronexpr::parse_crontab(&self.opens).ok()?;
-        let opens = schedule.find_next(now.checked_sub(duration).ok()?).ok()?.timestamp();
-        Some((opens, opens.checked_add(duration).ok()?))
+        let (fields, zone) = self.opens.rsplit_once(' ')?;
+        let zone = DateTimeParser::new().parse_time_zone(zone).ok()?;
+        // Find the clock time first: cronexpr skips a time that daylight saving time leaves out, and finds a repeated one twice.
+        let schedule = cronexpr::parse_crontab(&format!("{fields} UTC")).ok()?;
+        let start = now.checked_sub(duration).ok()?;
+        let mut clock = TimeZone::UTC.to_timestamp(zone.to_datetime(start)).ok()?;
+        loop {
+            clock = schedule.find_next(clock).ok()?.timestamp();
+            let opens = zone.to_timestamp(TimeZone::UTC.to_datetime(clock)).ok()?;
+            if opens > start {
+                return Some((opens, opens.checked_add(duration).ok()?));
+            }
+        }
     }
 }
 
@@ -301,6 +311,16 @@ mod tests {
         assert_eq!(opens("2026-01-10T22:59:59Z").0, at("2026-01-10T21:00:00Z"), "the window is open");
         assert_eq!(opens("2026-01-10T23:00:00Z").0, at("2026-01-11T21:00:00Z"), "the window has just closed");
         assert_eq!(opens("2026-07-10T12:00:00Z").0, at("2026-07-10T20:00:00Z"), "daylight saving time");
+        // New York leaves out 02:00 to 03:00 on 14 March, and repeats 01:00 to 02:00 on 7 November.
+        let sunday = |opens: &str| Window {
+            opens: format!("{opens} * * 0 America/New_York").parse().unwrap(),
+            duration: Period::seconds(3600),
+        };
+        let opens = |text: &str, now: &str| sunday(text).next(at(now)).unwrap().0;
+        assert_eq!(opens("0 2", "2027-03-14T06:00:00Z"), at("2027-03-14T07:00:00Z"));
+        assert_eq!(opens("0 2", "2027-03-14T08:00:00Z"), at("2027-03-21T06:00:00Z"), "the next one");
+        assert_eq!(opens("30 1", "2027-11-07T05:00:00Z"), at("2027-11-07T05:30:00Z"));
+        assert_eq!(opens("30 1", "2027-11-07T06:30:00Z"), at("2027-11-14T06:30:00Z"), "once");
         let never = Window { opens: "0 0 30 2 * UTC".parse().unwrap(), duration: Period::seconds(60) };
         assert_eq!(never.next(at("2026-01-10T12:00:00Z")), None);
     }
