@@ -335,6 +335,28 @@ fn the_loop_commits_and_notices_what_others_do() {
     assert_eq!(forge.commits("main"), 5);
 }
 
+/// A large repository takes many seconds to check out.
+#[test]
+fn an_unchanged_branch_is_not_checked_out_again() {
+    let forge = Forge::new();
+    let (live, _) = cluster(&forge.url(), ", proposals: farrier/");
+    let paused = forge.file("main", MANIFEST).replace(
+        &format!("namespace: {NAMESPACE}}}"),
+        &format!("namespace: {NAMESPACE}, annotations: {{farrier.dev/paused: \"true\"}}}}"),
+    );
+    forge.commit(&[(MANIFEST, &paused)], "pause");
+    let trace = live.site.path("git-trace");
+    let mut command = live.command(&["run"]);
+    command.env("FARRIER_LISTEN", "off").env("GIT_TRACE", &trace);
+    let _farrier = Server(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let calls = |name: &str| {
+        let trace = fs::read_to_string(&trace).unwrap_or_default();
+        trace.matches(&format!("built-in: git {name} ")).count()
+    };
+    live.until("the second read", |_| calls("ls-remote") > 1);
+    assert_eq!((calls("fetch") > 1, calls("checkout")), (true, 1));
+}
+
 #[test]
 fn over_http_with_a_password() {
     let forge = Forge::new();

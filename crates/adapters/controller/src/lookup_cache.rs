@@ -153,6 +153,11 @@ impl LookupCache {
         self.repositories.values().map(|(read_at, _)| *read_at + REPOSITORY_READ_INTERVAL).min()
     }
 
+    /// Returns the contents of a Git repository at the last read, if it succeeded.
+    pub(super) fn last_read(&self, repository: &GitLocation) -> Option<ManifestFacts> {
+        self.repositories.get(repository)?.1.clone().ok()
+    }
+
     /// Returns the cached contents of a Git repository, unless they are stale.
     pub(super) fn repository(&self, repository: &GitLocation) -> Option<&Result<ManifestFacts, String>> {
         let (read_at, contents) = self.repositories.get(repository)?;

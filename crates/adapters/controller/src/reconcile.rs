@@ -333,7 +333,8 @@ async fn read_repository(
     if let Some(found) = lookup_cache.repository(location) {
         return found.clone();
     }
-    let found = git::read(services, location, proposals).await.map_err(|error| with_hint(&error));
+    let known = lookup_cache.last_read(location);
+    let found = git::read(services, location, proposals, known).await.map_err(|error| with_hint(&error));
     lookup_cache.record_repository(location.clone(), found.clone());
     found
 }

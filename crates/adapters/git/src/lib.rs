@@ -38,16 +38,22 @@ const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 const MAX_ATTEMPTS: u32 = 5;
 
 /// Reads the rollout targets at a location, or the image in its chart value. Also lists the branches whose names begin with one
-/// of `proposals`.
+/// of `proposals`. Reads only these if the branch still has the commit of `known`.
 pub async fn read(
     services: &BuildServices,
     location: &GitLocation,
     proposals: &[&str],
+    known: Option<ManifestFacts>,
 ) -> Result<ManifestFacts> {
     let mut repository = Repository::open(services, location).await?;
-    repository.fetch().await?;
+    let known_commit = known.as_ref().map(|known| known.commit.as_str());
+    let commit = repository.fetch(known_commit).await?;
+    let proposals = repository.branches(proposals).await?;
+    if let Some(known) = known.filter(|known| known.commit == commit) {
+        return Ok(ManifestFacts { proposals, ..known });
+    }
     let ClusterSnapshot { daemon_sets, resources, skipped, .. } = repository.directory()?.snapshot().await?;
-    Ok(ManifestFacts { daemon_sets, resources, skipped, proposals: repository.branches(proposals).await? })
+    Ok(ManifestFacts { daemon_sets, resources, skipped, proposals, commit })
 }
 
 /// Returns which of `images` the manifests at a location mention.
@@ -57,7 +63,7 @@ pub async fn mentions(
     images: &Candidates,
 ) -> Result<BTreeSet<String>> {
     let mut repository = Repository::open(services, location).await?;
-    repository.fetch().await?;
+    repository.fetch(None).await?;
     Ok(repository.directory()?.mentions(images).await?)
 }
 
@@ -71,7 +77,7 @@ pub async fn write(
 ) -> Result<()> {
     let mut repository = Repository::open(services, location).await?;
     for _ in 0..MAX_ATTEMPTS {
-        let tip = repository.fetch().await?;
+        let tip = repository.fetch(None).await?;
         repository.directory()?.apply(change).await?;
         let Some(new_commit) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
         services.process.ensure_may_write()?;
@@ -112,12 +118,13 @@ impl<'a> Repository<'a> {
         Ok(Self { services, location, git_directory, scratch, environment, _lock: lock })
     }
 
-    /// Fetches the tip of the branch, checks it out, and returns its commit. A kill or a power failure can damage the cached
-    /// repository. After a failure other than a timeout, a new repository is tried, and replaces the cached one if it works.
-    async fn fetch(&mut self) -> Result<String> {
+    /// Fetches the tip of the branch, checks it out unless it is `known`, and returns its commit. A kill or a power failure can
+    /// damage the cached repository. After a failure other than a timeout, a new repository is tried, and replaces the cached one
+    /// if it works.
+    async fn fetch(&mut self, known: Option<&str>) -> Result<String> {
         let started = Instant::now();
         if self.git_directory.exists() {
-            let fetched = self.fetch_and_check_out().await;
+            let fetched = self.fetch_and_check_out(known).await;
             if fetched.is_ok() || started.elapsed() >= COMMAND_TIMEOUT {
                 return fetched;
             }
@@ -128,7 +135,7 @@ impl<'a> Repository<'a> {
         quarantine.remove(&self.tree())?;
         fs::create_dir(&new)?;
         let cached = mem::replace(&mut self.git_directory, new);
-        let fetched = self.initialize_and_fetch().await;
+        let fetched = self.initialize_and_fetch(known).await;
         let new = mem::replace(&mut self.git_directory, cached);
         if fetched.is_ok() {
             quarantine.remove(&self.git_directory)?;
@@ -138,18 +145,21 @@ impl<'a> Repository<'a> {
         fetched
     }
 
-    async fn initialize_and_fetch(&self) -> Result<String> {
+    async fn initialize_and_fetch(&self, known: Option<&str>) -> Result<String> {
         self.run(&["init", "--quiet", "--bare", "."], "prepare").await?;
-        self.fetch_and_check_out().await
+        self.fetch_and_check_out(known).await
     }
 
-    async fn fetch_and_check_out(&self) -> Result<String> {
+    async fn fetch_and_check_out(&self, known: Option<&str>) -> Result<String> {
         let branch = format!("+refs/heads/{}:refs/farrier/tip", self.location.branch);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
         let arguments: Vec<&str> =
             arguments.into_iter().chain([&*self.location.repository, &branch]).collect();
         self.run(&arguments, "fetch").await?;
         let tip = self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned();
+        if known == Some(tip.as_str()) {
+            return Ok(tip);
+        }
         let tree = self.tree();
         self.services.cache.quarantine().remove(&tree)?;
         fs::create_dir(&tree)?;

@@ -335,6 +335,8 @@ pub struct ManifestFacts {
     pub skipped: Vec<String>,
     /// Branches of the Git repository with changes that wait for a pull request.
     pub proposals: BTreeSet<String>,
+    /// Commit of the Git repository; empty for files on this machine.
+    pub commit: String,
 }
 
 /// Content of each location that `file` and `git` rollouts name, or the reason why the location could not be read.
