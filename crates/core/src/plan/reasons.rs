@@ -348,7 +348,13 @@ impl HoldReason {
 const SEVERAL_KERNELS: &str = "use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel";
 
 fn did_you_mean(nearest: Option<&str>) -> String {
-    nearest.map(|nearest| format!("; did you mean {nearest}?")).unwrap_or_default()
+    let Some(nearest) = nearest else { return String::new() };
+    let without_namespace = if nearest.starts_with("default/") {
+        " A manifest without a namespace counts as `default`: name the namespace in the manifest"
+    } else {
+        ""
+    };
+    format!("; did you mean {nearest}?{without_namespace}")
 }
 
 /// Formats a node that is not ready, to append to another text.

@@ -104,6 +104,18 @@ fn the_cluster_is_watched_until_it_has_what_was_committed() {
     assert!(matches!(planned(&world).decision, RolloutDecision::AlreadySet { .. }));
 }
 
+/// Argo CD and Flux can add the namespace. farrier does not read their objects.
+#[test]
+fn a_manifest_without_a_namespace_is_said() {
+    let mut world = world(None, None);
+    "default".clone_into(&mut repository(&mut world).daemon_sets[0].namespace);
+    let why = held(&world);
+    assert!(
+        why.contains("did you mean default/mft? A manifest without a namespace counts as `default`"),
+        "{why}"
+    );
+}
+
 #[test]
 fn a_change_is_proposed_once() {
     let mut world = world(Some("{image} {to}: {daemonSet}, {container}, {what} {"), Some("farrier/"));
