@@ -106,12 +106,15 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         }
         for (index, section) in self.headers.iter().enumerate().skip(1) {
             let kind = section.sh_type.get(LE);
-            if kind == elf::SHT_NULL || kind == elf::SHT_NOBITS {
+            let is_allocated = section.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0;
+            // `move_module` also copies loaded sections without a type.
+            let is_copied = is_allocated && section.sh_size.get(LE) > 0;
+            if kind == elf::SHT_NOBITS || kind == elf::SHT_NULL && !is_copied {
                 continue;
             }
             self.check_range(index, section, length)?;
-            let is_allocated = section.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0;
-            if is_allocated && section.sh_name.get(LE) as usize >= self.names.len() {
+            let is_named = (section.sh_name.get(LE) as usize) < self.names.len();
+            if kind != elf::SHT_NULL && is_allocated && !is_named {
                 return Err(ModuleError::header("the name of a section lies outside the section names"));
             }
         }
@@ -160,7 +163,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     pub fn strings(&self, index: usize) -> Result<&'d [u8]> {
         let (Some(start), size) = (self.file_offset(index), self.size(index)) else { return Ok(&[]) };
         let remaining = self.data.len().unwrap_or_default().saturating_sub(start);
-        let bytes = self.read_table(index, start, remaining.min(size + MAX_NAME as u64))?;
+        let bytes = self.read_table(index, start, remaining.min(size.saturating_add(MAX_NAME as u64)))?;
         let last = usize::try_from(size).unwrap_or(usize::MAX).saturating_sub(1);
         let end = bytes.iter().skip(last).position(|&byte| byte == 0).map_or(bytes.len(), |more| last + more);
         Ok(bytes.get(..end).unwrap_or_default())

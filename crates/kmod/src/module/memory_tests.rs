@@ -4,8 +4,8 @@ use std::{fs, io::Cursor};
 
 use super::*;
 use crate::{
-    CachedFile, Verdict,
-    testing::{ModuleFile, SH_OFFSET, SH_SIZE, patch, section_header},
+    CachedFile, CheckRequest, Verdict, check,
+    testing::{ModuleFile, SH_OFFSET, SH_SIZE, SH_TYPE, kernel, patch, section_header},
 };
 
 /// Peak memory of this process (`VmHWM`), in bytes.
@@ -137,4 +137,30 @@ fn overlapping_tables_are_refused() {
     }
     let error = too_much(&file);
     assert!(error.ends_with("has 1048576 bytes, more than farrier reads of a module"), "{error}");
+}
+
+/// The loader ignores the type of such sections when it copies them.
+#[test]
+fn sections_without_a_type_have_the_size_that_they_claim() {
+    let mut module = ModuleFile::named("m");
+    module.more.push((".text", 0, 6, "", Vec::new()));
+    module.more.push((".rela.text", 4, 0, ".text", vec![0; 24]));
+    let file = module.build();
+    assert!(parse(&file).is_ok());
+    for (section, flags, offset, size) in
+        [(count(&file) - 3, 6_u64, 0, 1 << 50), (count(&file) - 3, 6, u64::MAX - 3, 8), (2, 2, 0, u64::MAX)]
+    {
+        let mut file = file.clone();
+        let header = section_header(&file, section);
+        patch(&mut file, header + SH_TYPE, &[0; 4]);
+        patch(&mut file, header + 8, &flags.to_le_bytes());
+        patch(&mut file, header + SH_OFFSET, &offset.to_le_bytes());
+        patch(&mut file, header + SH_SIZE, &size.to_le_bytes());
+        let error = parse(&file).unwrap_err();
+        assert_eq!(error.verdict(), Verdict::Refused);
+        assert!(error.to_string().contains(" lies outside the file: "), "{error}");
+        // Without a flag, the loader does not copy the section.
+        patch(&mut file, header + 8, &[0; 8]);
+        let _ = parse(&file);
+    }
 }
