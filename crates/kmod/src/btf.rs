@@ -168,10 +168,10 @@ impl SplitBtf {
             let name = offset.checked_sub(first_own_string).and_then(|own| strings.get(to_index(own)..));
             name.is_some_and(|name| offset != 0 && !is_identifier(name))
         };
-        for own_type in Types::of(types) {
-            // Without strings of its own, all names of the module are names of the kernel.
-            split.has_bad_name |= !strings.is_empty() && own_type?.identifier_offsets().any(is_bad);
-        }
+        let mut own_types = Types::of(types).filter_map(Result::ok);
+        // Without strings of its own, all names of the module are names of the kernel.
+        split.has_bad_name =
+            !strings.is_empty() && own_types.any(|own_type| own_type.identifier_offsets().any(is_bad));
         Ok(split)
     }
 
@@ -272,15 +272,14 @@ struct Type<'a> {
 /// Whether a name that ends with a zero byte is an identifier (`btf_name_valid_identifier`). The kernel's letters include those
 /// of Latin-1 (`lib/ctype.c`).
 fn is_identifier(name: &[u8]) -> bool {
-    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    // Many types may have the same long name.
+    let end = name.iter().take(MAX_NAME + 1).position(|&byte| byte == 0);
     let is_letter =
         |byte: u8| byte.is_ascii_alphabetic() || matches!(byte, 0xc0..=0xd6 | 0xd8..=0xf6 | 0xf8..);
     let may_begin = |byte: u8| is_letter(byte) || matches!(byte, b'_' | b'.');
-    match name.get(..end) {
+    match end.and_then(|end| name.get(..end)) {
         Some([first, rest @ ..]) => {
-            rest.len() < MAX_NAME
-                && may_begin(*first)
-                && rest.iter().all(|&byte| may_begin(byte) || byte.is_ascii_digit())
+            may_begin(*first) && rest.iter().all(|&byte| may_begin(byte) || byte.is_ascii_digit())
         }
         _ => false,
     }

@@ -46,6 +46,27 @@ fn letters_of_names_are_those_of_the_kernel() {
     }
 }
 
+/// 4 MiB of types, which all have the same name of 4 MiB. Takes minutes if the name is read for each of them.
+#[test]
+fn names_are_read_up_to_the_maximum_length() {
+    const LENGTH: u32 = 4 << 20;
+    let forward = |name: u32| [name, FWD << 24, 0];
+    // The highest name is the last string, so that the strings follow those of the base.
+    let types: Vec<_> = (0..LENGTH / 12).map(|_| forward(BASE.strings)).collect();
+    let words = [types.concat(), forward(BASE.strings + LENGTH + 1).to_vec()].concat();
+    let of_names = |first: &[u8]| {
+        let strings = [first, b"\0x\0"].concat();
+        SplitBtf::read(&btf(&words, &strings)).unwrap().fit(BASE)
+    };
+    let bad = Fit::Rejected("has names that are not identifiers");
+    let mut name = vec![b'a'; LENGTH as usize];
+    assert_eq!(of_names(&name), bad);
+    name[MAX_NAME + 1] = 0;
+    assert_eq!(of_names(&name), bad);
+    name[MAX_NAME] = 0;
+    assert_eq!(of_names(&name), Fit::Matches);
+}
+
 /// Linux 7.2 has such modules, whose names are all names of the kernel.
 #[test]
 fn a_module_without_strings_of_its_own_matches() {
