@@ -320,7 +320,8 @@ impl Type<'_> {
             }
             FWD => self.count == 0 && self.size == 0 && is_named,
             TYPEDEF => is_plain && is_named && self.size <= MAX_TYPE,
-            FUNC => is_named && self.count <= 2 && !self.flag,
+            // Static or global.
+            FUNC => is_named && self.count <= 1 && !self.flag,
             FUNC_PROTO => !is_named && !self.flag,
             VAR => is_plain && is_named && is_type(self.size) && word(0) <= 1,
             DATASEC => self.size != 0 && !self.flag && is_named && self.has_valid_variables(),

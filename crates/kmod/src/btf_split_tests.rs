@@ -137,8 +137,8 @@ fn types_that_the_kernel_rejects_are_rejected() {
     assert!(!accepts(&[1, 6 << 24 | 1, 3, 1, 7]));
     // A function, its prototype, a variable and a section of variables.
     assert!(
-        accepts(&[1, FUNC << 24 | 2, 1])
-            && !accepts(&[1, FUNC << 24 | 3, 1])
+        accepts(&[1, FUNC << 24 | 1, 1])
+            && !accepts(&[1, FUNC << 24 | 2, 1])
             && !accepts(&[0, FUNC << 24, 1])
     );
     assert!(accepts(&[0, FUNC_PROTO << 24, 0]) && !accepts(&[1, FUNC_PROTO << 24, 0]));
