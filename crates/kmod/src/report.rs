@@ -1,6 +1,9 @@
 //! Report of a check, for people and programs.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,6 +15,8 @@ use crate::Architecture;
 
 /// Reference of the loader's checks, with a section about each rule.
 const LOADER: &str = include_str!("../LOADER.md");
+/// Maximum length in characters of a value that a module has. A long field would otherwise be repeated for each symbol.
+const MAX_FOUND: usize = 512;
 
 /// Predicted answer of the kernel's module loader. Ordered from best to worst, so the maximum of several verdicts is
 /// the worst.
@@ -180,8 +185,8 @@ impl Finding {
         Self { unproven: true, ..self }
     }
 
-    pub(crate) fn found(self, found: impl Into<String>) -> Self {
-        Self { found: Some(found.into()), ..self }
+    pub(crate) fn found(self, found: impl AsRef<str>) -> Self {
+        Self { found: Some(found.as_ref().chars().take(MAX_FOUND).collect()), ..self }
     }
 
     pub(crate) fn wanted(self, wanted: impl Into<String>) -> Self {
@@ -287,19 +292,18 @@ impl CheckReport {
 
     /// Indexes into `modules` in load order. Modules that cannot be ordered are omitted.
     pub fn load_order_indices(&self) -> Vec<usize> {
-        let index = |name: &String| self.modules.iter().position(|module| module.name == *name);
-        self.load_order.iter().filter_map(index).collect()
+        let mut indices = HashMap::new();
+        for (index, module) in self.modules.iter().enumerate() {
+            indices.entry(&module.name).or_insert(index);
+        }
+        self.load_order.iter().filter_map(|name| indices.get(name).copied()).collect()
     }
 
     /// Remedies for the findings of one verdict, without duplicates, in the report's order.
     pub fn remedies(&self, verdict: Verdict) -> Vec<String> {
-        let mut remedies: Vec<String> = Vec::new();
-        for finding in self.all_findings().filter(|finding| finding.verdict == verdict) {
-            if !remedies.contains(&finding.remedy) {
-                remedies.push(finding.remedy.clone());
-            }
-        }
-        remedies
+        let mut seen = BTreeSet::new();
+        let findings = self.all_findings().filter(|finding| finding.verdict == verdict);
+        findings.map(|finding| &finding.remedy).filter(|remedy| seen.insert(*remedy)).cloned().collect()
     }
 
     /// Shortest form of the report: `5 modules: loads`.

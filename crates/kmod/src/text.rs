@@ -1,7 +1,7 @@
 //! Formats a check report for people.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
 };
 
@@ -167,12 +167,11 @@ pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
 /// Formats one entry for each kind of finding, worst kinds first. The first finding of a kind represents all.
 fn grouped_findings<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
     let mut kinds: Vec<(&Finding, usize)> = Vec::new();
+    let mut indices = HashMap::new();
     for finding in findings {
-        let is_same_kind = |kind: &&mut (&Finding, usize)| {
-            let (first, _) = kind;
-            (first.rule, first.verdict, &first.remedy) == (finding.rule, finding.verdict, &finding.remedy)
-        };
-        match kinds.iter_mut().find(is_same_kind) {
+        let kind = (finding.rule, finding.verdict, &finding.remedy);
+        let index = *indices.entry(kind).or_insert(kinds.len());
+        match kinds.get_mut(index) {
             Some((_, count)) => *count += 1,
             None => kinds.push((finding, 1)),
         }

@@ -139,6 +139,23 @@ fn overlapping_tables_are_refused() {
     assert!(error.ends_with("has 1048576 bytes, more than farrier reads of a module"), "{error}");
 }
 
+/// Findings about each symbol have the module's license and the namespaces that it imports.
+#[test]
+fn long_fields_are_not_repeated_for_each_symbol() {
+    let names: Vec<&str> = (0..1000).map(|number| &*format!("symbol_{number}").leak()).collect();
+    let row = |name: &&str| format!("0x00000001\t{name}\tvmlinux\tEXPORT_SYMBOL_GPL\tNS\n");
+    let table: Vec<String> = names.iter().map(row).collect();
+    let long = "a".repeat(1 << 20);
+    let file = ModuleFile::named("m").info("license", &long).info("import_ns", &long);
+    let file = names.into_iter().fold(file, |file, name| file.needs(name, 1));
+    let (facts, modules) = (kernel(&[], &table.concat()), [file.payload()]);
+    let before = peak();
+    let report = check(&CheckRequest::new(&facts, &modules));
+    let taken = peak() - before;
+    assert!(taken < 32 << 20, "{} MiB", taken >> 20);
+    assert_eq!(report.modules[0].findings.len(), 2000, "{report}");
+}
+
 /// The loader ignores the type of such sections when it copies them.
 #[test]
 fn sections_without_a_type_have_the_size_that_they_claim() {

@@ -1,8 +1,10 @@
 //! The module must import the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
 //! `kernel/module/main.c`).
 
+use std::collections::BTreeSet;
+
 use super::Subject;
-use crate::{Finding, Module, Rule, Verdict};
+use crate::{Finding, Rule, Verdict, text::names};
 
 /// Prefix of a module namespace, which lists the modules that may use its symbols (since Linux 6.16).
 const MODULE_NAMESPACE: &str = "module:";
@@ -19,6 +21,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Finding::new(Rule::Namespace, Verdict::Refused, name, &message, remedy)
             .with_kernel_message("EPERM", &message)
     }));
+    let imported: BTreeSet<&str> = module.fields("import_ns").collect();
+    let found = if imported.is_empty() { "no imports".to_owned() } else { names(imported.iter().copied()) };
     for import in subject.imports {
         let Some(namespace) = import.provider.export().and_then(|export| export.namespace) else { continue };
         let name = &import.symbol.name;
@@ -37,7 +41,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                     "use a driver version that does not use this symbol".to_owned(),
                 ));
             }
-        } else if !module.fields("import_ns").any(|imported| imported == namespace) {
+        } else if !imported.contains(namespace) {
             // The argument is a string since Linux 6.13.
             let macro_call = if kernel.since(6, 13) {
                 format!("MODULE_IMPORT_NS(\"{namespace}\")")
@@ -50,15 +54,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                     "symbol {name}, exported by {exporter}, is in a namespace that the module does not import"
                 ),
                 format!("add {macro_call} to its source, or use a driver version that has it"),
-            ).found(imported(module)));
+            ).found(&found));
         }
     }
-}
-
-/// Lists the namespaces that the module imports, for people.
-fn imported(module: &Module) -> String {
-    let names: Vec<&str> = module.fields("import_ns").collect();
-    if names.is_empty() { "no imports".to_owned() } else { names.join(", ") }
 }
 
 /// Whether a comma-separated list of module names contains the module. In the list `-` equals `_`, and an entry may end
