@@ -235,6 +235,8 @@ impl Module {
             )
         })?;
         let symbols = elf.symbols()?;
+        // Before the relocations, because it limits the number of names to which they refer.
+        let (undefined, exports) = read_symbols(&elf, &symbols, &mut budget)?;
         let mut layout = Layout::read(&elf, arch, &symbols, length)?;
         layout.has_unloaded_info = loaded_info.is_none() && !info.is_empty();
         layout.this_module = ThisModule {
@@ -242,7 +244,6 @@ impl Module {
             is_unnamed: structure.get(NAME_OFFSET) == Some(&0),
             has_values: has_values(structure),
         };
-        let (undefined, exports) = read_symbols(&elf, &symbols, &mut layout, &mut budget)?;
         Ok(Self {
             name,
             arch,
@@ -338,6 +339,9 @@ impl Layout {
         let size = |name| elf.find(name).map_or(0, |index| elf.size(index));
         let table =
             |name, versions| ExportTable { size: size(name), has_versions: elf.find(versions).is_some() };
+        let is_init = |symbol: Symbol<'_>| {
+            symbol.name == b"init_module" && symbol.location != SymbolLocation::Undefined
+        };
         let mut weak_pc_relative = BTreeSet::new();
         Ok(Self {
             bad_relocation: relocation::find_bad_relocation(
@@ -363,6 +367,8 @@ impl Layout {
             misaligned: elf.misaligned(),
             targets_beyond_file: elf.targets_beyond_file(),
             oversized: elf.oversized(),
+            init_without_cfi: symbols.iter().any(is_init)
+                && !symbols.iter().any(|symbol| symbol.name.starts_with(b"__cfi_")),
             misnamed_livepatch: elf.misnamed_livepatch(),
             exports: ExportTables {
                 plain: table("__ksymtab", "__kcrctab"),
@@ -452,14 +458,16 @@ fn has_values(this_module: &[u8]) -> bool {
     this_module.iter().enumerate().any(|(offset, &byte)| byte != 0 && !is_name(offset))
 }
 
-/// Returns the `name` field (since Linux 4.13), or else the name in `struct module`. Skips a name that is not printable.
+/// Returns the `name` field (since Linux 4.13), or else the name in `struct module`. Skips a name that is not printable, or too long
+/// for `struct module`.
 fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
-    let is_printable =
-        |name: &String| !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
+    let is_valid = |name: &String| {
+        (1..NAME_LENGTH).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
+    };
     let field = info.iter().find(|(key, _)| key == "name").map(|(_, value)| value.clone());
-    field.filter(is_printable).or_else(|| {
+    field.filter(is_valid).or_else(|| {
         let bytes = this_module.get(NAME_OFFSET..NAME_OFFSET + NAME_LENGTH)?;
-        string_at(bytes, 0).map(lossy_text).filter(is_printable)
+        string_at(bytes, 0).map(lossy_text).filter(is_valid)
     })
 }
 
@@ -516,15 +524,11 @@ fn u32_le(bytes: &[u8]) -> u32 {
 fn read_symbols<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
     symbols: &Symbols<'d>,
-    layout: &mut Layout,
     budget: &mut ParseBudget,
 ) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>)> {
     let mut undefined = BTreeMap::new();
     let mut export_symbols = ExportSymbols::default();
-    let (mut has_cfi, mut has_init) = (false, false);
     for symbol in symbols.iter() {
-        has_cfi |= symbol.name.starts_with(b"__cfi_");
-        has_init |= symbol.name == b"init_module" && symbol.location != SymbolLocation::Undefined;
         match symbol.location {
             SymbolLocation::Undefined if is_ignored_undefined(elf.machine, symbol.name) => {}
             SymbolLocation::Undefined => {
@@ -548,7 +552,6 @@ fn read_symbols<'d, R: ModuleBytes<'d>>(
             SymbolLocation::Absolute | SymbolLocation::Section(_) => export_symbols.add(symbol)?,
         }
     }
-    layout.init_without_cfi = has_init && !has_cfi;
     let undefined = undefined
         .into_iter()
         .map(|(name, weak)| Ok(UndefinedSymbol { name: budget.name(name)?, weak }))

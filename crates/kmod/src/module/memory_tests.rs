@@ -81,6 +81,36 @@ fn names_may_share_their_bytes() {
     assert!(parse(&sharing(20, 500)).unwrap().undefined.len() > 9000);
 }
 
+/// Relocations of arm64 that a missing weak symbol makes impossible.
+#[test]
+fn names_of_weak_symbols_may_share_their_bytes() {
+    let mut module = ModuleFile::named("m");
+    module.machine = 183;
+    module.more.push((".text", 1, 6, "", vec![0; 8]));
+    module.more.push((".rela.text", 4, 0, ".text", Vec::new()));
+    let mut file = module.build();
+    let run = |number| format!("{number:a>500}\0");
+    let names: Vec<String> = std::iter::once("\0".to_owned()).chain((0..1500).map(run)).collect();
+    let names = names.concat();
+    let (mut symbols, mut relocations) = (vec![0; 24], Vec::new());
+    for start in 1..u32::try_from(names.len()).unwrap() {
+        symbols.extend(start.to_le_bytes());
+        // Weak and undefined.
+        symbols.extend([0x20, 0, 0, 0]);
+        symbols.extend([0; 16]);
+        relocations.extend([0; 8]);
+        // `R_AARCH64_ADR_PREL_PG_HI21`.
+        relocations.extend(275_u32.to_le_bytes());
+        relocations.extend(start.to_le_bytes());
+        relocations.extend([0; 8]);
+    }
+    let last = count(&file);
+    replace(&mut file, last - 5, &symbols);
+    replace(&mut file, last - 4, names.as_bytes());
+    replace(&mut file, last - 2, &relocations);
+    assert_eq!(too_much(&file), "the module has more names and fields than farrier reads");
+}
+
 #[test]
 fn fields_of_two_bytes() {
     let mut file = ModuleFile::named("m").build();

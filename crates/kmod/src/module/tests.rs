@@ -72,6 +72,12 @@ fn gpl_only_exports_are_read_from_tables_and_flags() {
 }
 
 #[test]
+fn a_name_that_the_kernel_cannot_store_is_skipped() {
+    assert_eq!(ModuleFile::named(&"a".repeat(55)).module().name.len(), 55);
+    assert_eq!(ModuleFile::named(&"a".repeat(56)).module().name, "from_struct");
+}
+
+#[test]
 fn a_signature_does_not_hide_the_module() {
     let mut bytes = sample().build();
     bytes.extend([0; 40]);
