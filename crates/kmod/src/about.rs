@@ -93,13 +93,13 @@ impl Taint {
 }
 
 impl ModuleAbout {
-    /// Describes a module. `files` lists all files of the payload, if known.
-    pub(super) fn of(module: &Module, kernel: &KernelFacts, files: Option<&[String]>) -> Self {
+    /// Describes a module. `present` is the firmware of the image ([`firmware_names`]), if known.
+    pub(super) fn of(module: &Module, kernel: &KernelFacts, present: Option<&BTreeSet<&str>>) -> Self {
         let field = |key| module.field(key).map(str::to_owned);
         let list = |key| module.fields(key).map(str::to_owned).collect::<Vec<_>>();
         let firmware = list("firmware");
         let missing_firmware =
-            files.map(|files| missing_firmware(&firmware, files, kernel)).unwrap_or_default();
+            present.map(|present| missing_firmware(&firmware, present)).unwrap_or_default();
         let depends = module.field("depends").unwrap_or_default();
         Self {
             version: field("version"),
@@ -146,16 +146,12 @@ fn in_tree_file(module: &Module, kernel: &KernelFacts) -> Option<String> {
     kernel.beyond_headers.in_tree.as_ref()?.value.modules.get(&module.name).cloned()
 }
 
-/// Lists firmware that the image lacks. The directories come from `fw_path` in `drivers/base/firmware_loader/main.c`,
-/// the endings from `CONFIG_FW_LOADER_COMPRESS`. A pattern counts as present if a file starts with the text before its first
-/// wildcard.
-fn missing_firmware(firmware: &[String], files: &[String], kernel: &KernelFacts) -> Vec<String> {
-    if firmware.is_empty() {
-        return Vec::new();
-    }
+/// Returns the names of the firmware among the files of an image. The directories come from `fw_path` in
+/// `drivers/base/firmware_loader/main.c`, the endings from `CONFIG_FW_LOADER_COMPRESS`.
+pub(super) fn firmware_names<'a>(files: &'a [String], kernel: &KernelFacts) -> BTreeSet<&'a str> {
     let release = kernel.release.as_str();
     let (updates_directory, release_directory) = (format!("updates/{release}/"), format!("{release}/"));
-    let present: BTreeSet<&str> = files
+    files
         .iter()
         .filter_map(|path| {
             let path = path.trim_start_matches("./").trim_start_matches('/');
@@ -164,13 +160,19 @@ fn missing_firmware(firmware: &[String], files: &[String], kernel: &KernelFacts)
             let name = directories.iter().find_map(|directory| path.strip_prefix(directory)).unwrap_or(path);
             Some([".xz", ".zst"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name))
         })
-        .collect();
+        .collect()
+}
+
+/// Lists firmware that the image lacks. A pattern counts as present if a file starts with the text before its first wildcard.
+fn missing_firmware(firmware: &[String], present: &BTreeSet<&str>) -> Vec<String> {
     let missing: BTreeSet<&String> = firmware
         .iter()
         .filter(|name| match name.find(['*', '?', '[']) {
             None => !present.contains(name.as_str()),
             Some(wildcard) => {
-                !present.iter().any(|file| file.starts_with(name.get(..wildcard).unwrap_or("")))
+                let start = name.get(..wildcard).unwrap_or("");
+                // The names with a common start follow each other.
+                !present.range::<&str, _>(start..).next().is_some_and(|file| file.starts_with(start))
             }
         })
         .collect();

@@ -1,10 +1,14 @@
 //! Predicts whether the kernel's module loader accepts the modules of a payload.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet, HashMap},
+};
 
 use super::{
     CheckReport, Finding, KernelFacts, Module, ModuleAbout, ModuleError, ModuleReport, Rule, SymbolTable,
     Verdict,
+    about::firmware_names,
     load_order::{LoadOrder, load_order},
     module_name,
     resolve::{Import, Provider, Resolver},
@@ -68,8 +72,9 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
         .collect();
     let needs: Vec<BTreeSet<usize>> = imports.iter().map(|imports| payload_needs(imports)).collect();
     let order = load_order(&needs);
-    let taints = taint::inherited(request, &imports, &order, &needs);
+    let taints = taint::inherited(request, &imports, &order);
     let exported_earlier = exported_earlier(modules, &order);
+    let firmware = files.map(|files| firmware_names(files, kernel));
 
     let mut reports: Vec<ModuleReport> = modules
         .iter()
@@ -77,9 +82,10 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
         .zip(taints.iter().zip(&exported_earlier))
         .map(|((payload, imports), (taint, exported_earlier))| match &payload.module {
             Ok(module) => {
-                let subject = Subject { kernel, module, imports, exported_earlier, taint: taint.as_ref() };
+                let (taint, agreement) = (taint.as_ref(), OnceCell::new());
+                let subject = Subject { kernel, module, imports, exported_earlier, taint, agreement };
                 let report = module_report(payload, module.name.clone(), rules::apply(&subject));
-                ModuleReport { about: ModuleAbout::of(module, kernel, files), ..report }
+                ModuleReport { about: ModuleAbout::of(module, kernel, firmware.as_ref()), ..report }
             }
             Err(error) => {
                 let unreadable =

@@ -23,13 +23,6 @@ pub(super) struct Import<'a> {
     pub provider: Provider<'a>,
 }
 
-impl Import<'_> {
-    /// Whether the payload's module of this index exports the symbol.
-    pub fn is_provided_by(&self, module: usize) -> bool {
-        matches!(self.provider, Provider::Payload { index, .. } if index == module)
-    }
-}
-
 /// Provider of a symbol.
 pub(super) enum Provider<'a> {
     /// Another module of the payload, with its index in the request.

@@ -1,7 +1,7 @@
 //! Taint of a proprietary license. A module inherits the taint from the modules whose symbols it uses (`inherit_taint` in
 //! `kernel/module/main.c`).
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{
     CheckRequest, Module, PayloadModule,
@@ -26,7 +26,6 @@ pub(super) fn inherited(
     request: &CheckRequest<'_>,
     imports: &[Vec<Import<'_>>],
     order: &LoadOrder,
-    needs: &[BTreeSet<usize>],
 ) -> Vec<Option<InheritedTaint>> {
     let mut inherited: Vec<Option<InheritedTaint>> = vec![None; request.modules.len()];
     if request.kernel.release.version() < semver::Version::new(5, 9, 0) {
@@ -39,11 +38,16 @@ pub(super) fn inherited(
     };
     for &index in &order.order {
         let imports = imports.get(index).into_iter().flatten();
-        let needed = needs.get(index).into_iter().flatten();
-        let of_payload = needed.filter_map(|&needed| {
+        // Modules of the payload that the module needs, each with whether it needs only weak symbols.
+        let mut needed = BTreeMap::new();
+        for import in imports.clone() {
+            if let Provider::Payload { index, .. } = import.provider {
+                *needed.entry(index).or_insert(true) &= import.symbol.weak;
+            }
+        }
+        let of_payload = needed.into_iter().filter_map(|(needed, weak)| {
             let taint = proprietary(needed).or_else(|| inherited.get(needed).cloned()?)?;
-            let mut symbols = imports.clone().filter(|import| import.is_provided_by(needed));
-            Some(InheritedTaint { weak: symbols.all(|import| import.symbol.weak), ..taint })
+            Some(InheritedTaint { weak, ..taint })
         });
         let mut taints: Vec<InheritedTaint> =
             of_payload.chain(imports.clone().filter_map(needed_image_taint)).collect();
@@ -71,21 +75,24 @@ fn needed_image_taint(import: &Import<'_>) -> Option<InheritedTaint> {
 /// Names the modules that pass on the taint of a proprietary license: modules with such a license, and modules that use
 /// symbols of these, directly or through others.
 pub fn proprietary_modules(modules: &[PayloadModule]) -> BTreeSet<String> {
-    let mut clean: Vec<&Module> = modules.iter().filter_map(|payload| payload.module.as_ref().ok()).collect();
-    let (mut names, mut exports) = (BTreeSet::new(), HashSet::new());
-    loop {
-        let is_clean = |module: &&Module| {
-            let inherits = || module.undefined.iter().any(|symbol| exports.contains(symbol.name.as_str()));
-            module.is_gpl_compatible() && !inherits()
-        };
-        let (still_clean, tainted): (Vec<&Module>, Vec<&Module>) = clean.into_iter().partition(is_clean);
-        if tainted.is_empty() {
-            return names;
+    let modules: Vec<&Module> =
+        modules.iter().filter_map(|payload| payload.module.as_ref().ok()).collect();
+    let mut users: HashMap<&str, Vec<&Module>> = HashMap::new();
+    for &module in &modules {
+        for symbol in &module.undefined {
+            users.entry(&symbol.name).or_default().push(module);
         }
-        for module in tainted {
-            names.insert(module.name.clone());
-            exports.extend(module.exports.iter().map(|export| export.name.as_str()));
-        }
-        clean = still_clean;
     }
+    let (mut names, mut seen) = (BTreeSet::new(), HashSet::new());
+    let mut tainted: Vec<&Module> =
+        modules.into_iter().filter(|module| !module.is_gpl_compatible()).collect();
+    while let Some(module) = tainted.pop() {
+        if seen.insert(std::ptr::from_ref(module)) {
+            names.insert(module.name.clone());
+            for export in &module.exports {
+                tainted.extend(users.remove(export.name.as_str()).unwrap_or_default());
+            }
+        }
+    }
+    names
 }

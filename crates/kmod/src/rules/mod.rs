@@ -12,7 +12,7 @@ mod symbol_version;
 mod undefined_symbol;
 mod vermagic;
 
-use std::collections::BTreeMap;
+use std::{cell::OnceCell, collections::BTreeMap};
 
 use crate::{
     Difference, Finding, KernelFacts, Module, Rule, Verdict, btf::Fit, resolve::Import, taint::InheritedTaint,
@@ -28,6 +28,8 @@ pub(crate) struct Subject<'a> {
     pub exported_earlier: &'a BTreeMap<&'a str, &'a str>,
     /// Taint of a proprietary license that the module inherits, or may inherit.
     pub taint: Option<&'a InheritedTaint>,
+    /// Result of [`Self::agrees_with_headers`], which findings about many symbols use.
+    pub agreement: OnceCell<bool>,
 }
 
 impl Subject<'_> {
@@ -59,11 +61,13 @@ impl Subject<'_> {
 
     /// Whether the module's vermagic and its version of `module_layout` are those of the header set.
     pub fn agrees_with_headers(&self) -> bool {
-        let (kernel, layout) = (self.kernel, "module_layout");
-        let header_crc = kernel.symbols.as_ref().and_then(|table| table.get(layout)).map(|symbol| symbol.crc);
-        let module_crc = self.module.versions_for(kernel).and_then(|versions| versions.get(layout).copied());
-        let magic = self.module.vermagic().map(|magic| kernel.header_vermagic().compare(magic, false));
-        magic == Some(Difference::None) && module_crc.is_some() && module_crc == header_crc
+        *self.agreement.get_or_init(|| {
+            let (kernel, module, layout) = (self.kernel, self.module, "module_layout");
+            let header_crc = kernel.symbols.as_ref().and_then(|table| table.get(layout)).map(|row| row.crc);
+            let module_crc = module.versions_for(kernel).and_then(|versions| versions.get(layout).copied());
+            let magic = module.vermagic().map(|magic| kernel.header_vermagic().compare(magic, false));
+            magic == Some(Difference::None) && module_crc.is_some() && module_crc == header_crc
+        })
     }
 
     /// Whether the module's type information continues the kernel's. `None` if no source has the kernel's type information, or if
