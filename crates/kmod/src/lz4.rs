@@ -1,7 +1,10 @@
 //! Decompresses the legacy format of LZ4 (`lz4 -l`), the only one that the kernel's build uses: blocks of at most 8 MiB, each after
 //! its compressed length (`lib/decompress_unlz4.c`).
 
-use std::io::{self, Read};
+use std::{
+    io::{self, Read},
+    ops::Range,
+};
 
 use lz4_flex::block::{decompress_into, get_maximum_output_size};
 
@@ -14,22 +17,21 @@ const MAX_BLOCK: usize = 8 << 20;
 /// four bytes of a bzImage's payload.
 pub(super) struct Lz4Reader<R> {
     compressed: R,
+    /// Buffer for one block. Not cleared between blocks, because each may have only a few bytes.
     block: Vec<u8>,
-    /// Bytes of `block` that were read.
-    read: usize,
+    /// Range of the decompressed bytes that were not read.
+    unread: Range<usize>,
 }
 
 impl<R: Read> Lz4Reader<R> {
     pub(super) fn new(mut compressed: R) -> io::Result<Self> {
         let mut magic = [0; MAGIC.len()];
         compressed.read_exact(&mut magic)?;
-        Ok(Self { compressed, block: Vec::new(), read: 0 })
+        Ok(Self { compressed, block: Vec::new(), unread: 0..0 })
     }
 
     /// Decompresses the next block; an empty one at the end.
     fn next_block(&mut self) -> io::Result<()> {
-        self.block.clear();
-        self.read = 0;
         let mut length = Vec::new();
         self.compressed.by_ref().take(4).read_to_end(&mut length)?;
         let Some(length) = length.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
@@ -45,19 +47,19 @@ impl<R: Read> Lz4Reader<R> {
         self.block.resize(MAX_BLOCK, 0);
         let size = decompress_into(&bytes, &mut self.block)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        self.block.truncate(size);
+        self.unread = 0..size;
         Ok(())
     }
 }
 
 impl<R: Read> Read for Lz4Reader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.read == self.block.len() {
+        if self.unread.is_empty() {
             self.next_block()?;
         }
-        let mut unread = self.block.get(self.read..).unwrap_or_default();
+        let mut unread = self.block.get(self.unread.clone()).unwrap_or_default();
         let count = unread.read(buffer)?;
-        self.read += count;
+        self.unread.start += count;
         Ok(count)
     }
 }

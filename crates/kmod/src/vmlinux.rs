@@ -23,6 +23,8 @@ use super::{
 
 /// Maximum size in bytes of a section that is read into memory. A distribution kernel's BTF has 6 MB.
 const MAX_SECTION: u64 = 64 << 20;
+/// Maximum number of bytes that are tried as type information in an image without sections.
+const MAX_TRIED: u64 = 4 * MAX_SECTION;
 /// Maximum number of sections of a kernel; distribution kernels have about fifty.
 const MAX_SECTIONS: u16 = 4096;
 /// Number of bytes that are searched at a time.
@@ -238,6 +240,7 @@ impl<F: Read + Seek> Vmlinux<F> {
 
     /// Searches for BTF in an image without sections, by the start of the header: magic number, version 1, no flags, size 24.
     fn find_btf(&mut self) -> Result<Option<Vec<u8>>> {
+        let mut budget = MAX_TRIED;
         self.search(0, u64::MAX, b"\x9f\xeb\x01\x00\x18\0\0\0", |vmlinux, offset| {
             let header = vmlinux.read_up_to(offset, 24)?;
             let field = |offset| u32_at(&header, offset);
@@ -249,6 +252,9 @@ impl<F: Read + Seek> Vmlinux<F> {
             if names != types || length > MAX_SECTION || offset + length > vmlinux.length {
                 return Ok(None);
             }
+            // A hostile image may have a million of such headers, each before megabytes.
+            let Some(remaining) = budget.checked_sub(length) else { return Ok(None) };
+            budget = remaining;
             let bytes = vmlinux.read(offset, length)?;
             Ok(Btf::parse(&bytes).is_ok().then_some(bytes))
         })

@@ -123,6 +123,16 @@ fn exports_are_found_in_a_raw_image() {
     assert_eq!((empty.btf().unwrap(), empty.release().unwrap()), (None, None));
 }
 
+/// Takes minutes if each of the overlapping sections is read.
+#[test]
+fn some_of_many_headers_of_type_information_are_tried() {
+    let mut header = btf()[..12].to_vec();
+    for size in [1_u32 << 20, 1 << 20, 4 << 20] {
+        header.extend(size.to_le_bytes());
+    }
+    assert_eq!(open(&header.repeat(350_000)).btf().unwrap(), None);
+}
+
 #[test]
 fn sections_outside_the_file_are_refused() {
     let file = elf(&[(".BTF", btf())]);

@@ -133,6 +133,15 @@ fn unpacking_errors_name_the_cause() {
     }
 }
 
+/// Takes minutes if the buffer of 8 MiB is cleared for each block.
+#[test]
+fn blocks_of_one_byte_are_decompressed() {
+    let blocks = [2, 0, 0, 0, 0x10, b'a'].repeat(1 << 18);
+    let mut bytes = Vec::new();
+    Lz4Reader::new(&[lz4::MAGIC, &blocks].concat()[..]).unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, b"a".repeat(1 << 18));
+}
+
 proptest! {
     #[test]
     fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
