@@ -1,7 +1,7 @@
 //! Checks that the kernel can load modules, and modules of this kind.
 
 use super::Subject;
-use crate::{Finding, KernelFacts, Rule, Verdict};
+use crate::{Architecture, Finding, KernelFacts, Rule, Verdict};
 
 /// Checks that the kernel loads modules (`CONFIG_MODULES`).
 pub(super) fn modules(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
@@ -47,10 +47,12 @@ pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 
 /// Checks that the module has type hashes for a kernel with control-flow integrity. Such a kernel calls `init_module` through a
 /// pointer and expects the hash of the function's type directly before the function. The compiler writes the hashes with
-/// `-fsanitize=kcfi`. Without a hash, the kernel panics, or warns if `CONFIG_CFI_PERMISSIVE` is set.
+/// `-fsanitize=kcfi`. Without a hash, the kernel panics, or warns if `CONFIG_CFI_PERMISSIVE` is set. On arm64, the hashes have no
+/// symbols since Linux 6.1.
 pub(super) fn control_flow(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
-    if !has_cfi(kernel) || !subject.module.layout.init_without_cfi {
+    let has_symbols = kernel.arch == Architecture::Amd64 || !kernel.since(6, 1);
+    if !has_cfi(kernel) || !has_symbols || !subject.module.layout.init_without_cfi {
         return;
     }
     let (verdict, consequence) = if kernel.config.is_set("CFI_PERMISSIVE") {

@@ -113,6 +113,16 @@ fn a_module_without_control_flow_integrity_panics_a_kernel_that_has_it() {
     assert_eq!(verdict_on("6.1.1", &["CFI_CLANG"], &file), Verdict::Refused);
     assert_eq!(verdict_on("6.18.1", &["CFI"], &file), Verdict::Refused);
     assert_eq!(verdict_on("6.1.1", &["CFI_CLANG", "CFI_PERMISSIVE"], &file), Verdict::Loads);
+    // On arm64 the hashes have no symbols. The older scheme has the symbol `__cfi_check`.
+    let mut facts = kernel(&["CFI_CLANG"], "");
+    facts.arch = crate::Architecture::Arm64;
+    let mut arm_file = file.clone();
+    arm_file.machine = 183;
+    for (release, verdict) in [("5.14.0", Verdict::Refused), ("6.1.1", Verdict::Loads)] {
+        facts.release = release.parse().unwrap();
+        let arm_file = arm_file.clone().info("vermagic", &facts.expected_vermagic().to_string());
+        assert_eq!(run(&facts, &[], &[arm_file.payload()]).verdict, verdict, "{release}");
+    }
     file.defined.push("__cfi_start");
     assert_eq!(verdict_on("6.1.1", &["CFI_CLANG"], &file), Verdict::Loads);
 }
