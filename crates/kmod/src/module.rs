@@ -209,6 +209,13 @@ impl Module {
         }
     }
 
+    /// Whether the module has exports, but no names of them. The kernel reads the names from the section with the exports, and this
+    /// parser from symbols, which `strip --strip-unneeded` removes.
+    pub(super) fn has_stripped_exports(&self) -> bool {
+        let tables = &self.layout.exports;
+        self.exports.is_empty() && (tables.plain.size > 0 || tables.gpl.size > 0)
+    }
+
     /// Reads a module's facts. `data` is the decompressed file: bytes in memory, or a [`CachedFile`](crate::CachedFile) over
     /// an open file, of which only the needed tables are read.
     ///

@@ -15,6 +15,8 @@ pub(super) struct Resolver<'a> {
     exports: HashMap<&'a str, (usize, &'a Module, &'a ModuleExport)>,
     /// Modules that replace an in-tree module of the same name, with the replacing image; `None` stands for the payload.
     replaced: BTreeMap<String, Option<&'a str>>,
+    /// Modules of the payload with exports whose names were stripped.
+    stripped: Vec<&'a Module>,
 }
 
 /// A needed symbol and its provider.
@@ -40,6 +42,8 @@ pub(super) enum Provider<'a> {
     NameOnly,
     /// Neither the payload, a needed image nor the kernel exports the symbol.
     Missing,
+    /// Nothing exports the symbol, unless this module of the payload does, whose exports have no names.
+    Stripped(&'a Module),
     /// The header set has no symbol table, so an in-tree module may export the symbol.
     Unknown,
 }
@@ -55,7 +59,7 @@ pub(super) struct Export<'a> {
 impl<'a> Resolver<'a> {
     pub fn new(request: &CheckRequest<'a>) -> Self {
         let mut exports = HashMap::new();
-        let mut replaced = BTreeMap::new();
+        let (mut replaced, mut stripped) = (BTreeMap::new(), Vec::new());
         for need in request.needs {
             let modules = need.symbols.exporters().map(super::module_name);
             replaced.extend(modules.map(|module| (module, Some(need.image.as_str()))));
@@ -63,6 +67,9 @@ impl<'a> Resolver<'a> {
         for (index, payload) in request.modules.iter().enumerate() {
             let Ok(module) = &payload.module else { continue };
             replaced.insert(module.name.clone(), None);
+            if module.has_stripped_exports() {
+                stripped.push(module);
+            }
             for export in &module.exports {
                 exports.entry(export.name.as_str()).or_insert((index, module, export));
             }
@@ -77,7 +84,7 @@ impl<'a> Resolver<'a> {
         };
         let needs = request.needs.iter().map(|need| (need, is_replacement(need))).collect();
         let image_exports = request.kernel.beyond_headers.exports.as_ref().map(|known| &known.value);
-        Self { kernel, image_exports, needs, exports, replaced }
+        Self { kernel, image_exports, needs, exports, replaced, stripped }
     }
 
     pub fn imports(&self, module: &'a Module) -> Vec<Import<'a>> {
@@ -109,11 +116,18 @@ impl<'a> Resolver<'a> {
             let is_exported = self.image_exports.is_some_and(|names| names.contains(symbol));
             return if is_exported { Provider::NameOnly } else { Provider::Unknown };
         };
-        let Some(exported) = kernel.get(symbol) else { return Provider::Missing };
-        let module = exported.module_name();
-        match self.replaced.get(&module) {
-            Some(&image) => Provider::Replaced { module, image },
-            None => Provider::Kernel(exported),
+        let exported = kernel.get(symbol);
+        let replaced = exported.and_then(|exported| {
+            let module = exported.module_name();
+            self.replaced.get(&module).map(|&image| Provider::Replaced { module, image })
+        });
+        let stripped = self.stripped.iter().find(|module| !std::ptr::eq(**module, user));
+        match (exported, replaced) {
+            (Some(exported), None) => Provider::Kernel(exported),
+            (_, replaced) => match stripped {
+                Some(&module) => Provider::Stripped(module),
+                None => replaced.unwrap_or(Provider::Missing),
+            },
         }
     }
 }
@@ -130,7 +144,9 @@ impl<'a> Provider<'a> {
             Self::Needed { symbol, .. } | Self::Kernel(symbol) => {
                 Some(Export { crc: Some(symbol.crc), gpl_only: symbol.gpl_only, namespace: symbol.namespace })
             }
-            Self::NameOnly | Self::Replaced { .. } | Self::Missing | Self::Unknown => None,
+            Self::NameOnly | Self::Replaced { .. } | Self::Missing | Self::Stripped(_) | Self::Unknown => {
+                None
+            }
         }
     }
 
@@ -143,7 +159,7 @@ impl<'a> Provider<'a> {
             Self::Kernel(symbol) if symbol.module == "vmlinux" => "the kernel".to_owned(),
             Self::Kernel(symbol) => format!("the kernel's {}", symbol.module_name()),
             Self::Replaced { module, .. } => format!("the kernel's {module}"),
-            Self::Missing | Self::Unknown => "nothing".to_owned(),
+            Self::Missing | Self::Stripped(_) | Self::Unknown => "nothing".to_owned(),
         }
     }
 }

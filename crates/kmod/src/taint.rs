@@ -75,8 +75,7 @@ fn needed_image_taint(import: &Import<'_>) -> Option<InheritedTaint> {
 /// Names the modules that pass on the taint of a proprietary license: modules with such a license, and modules that use
 /// symbols of these, directly or through others.
 pub fn proprietary_modules(modules: &[PayloadModule]) -> BTreeSet<String> {
-    let modules: Vec<&Module> =
-        modules.iter().filter_map(|payload| payload.module.as_ref().ok()).collect();
+    let modules: Vec<&Module> = modules.iter().filter_map(|payload| payload.module.as_ref().ok()).collect();
     let mut users: HashMap<&str, Vec<&Module>> = HashMap::new();
     for &module in &modules {
         for symbol in &module.undefined {

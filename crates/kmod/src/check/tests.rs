@@ -73,6 +73,24 @@ fn an_undefined_symbol_is_refused_unless_it_is_weak() {
 }
 
 #[test]
+fn exports_whose_names_were_stripped_may_be_the_ones_that_a_module_needs() {
+    let mut stripped = ModuleFile::named("acme").exports("acme_open", 1).build();
+    let symbol = b"__ksymtab_acme_open";
+    let at = stripped.windows(symbol.len()).position(|text| text == symbol).unwrap();
+    patch(&mut stripped, at, b"x");
+    let acme = PayloadModule { path: "lib/acme.ko".into(), module: Module::parse(&stripped[..]) };
+    let user = ModuleFile::named("user").needs("acme_open", 1).payload();
+    let sentence = "undefined-symbol]: nothing is known to export symbol acme_open, and the names of the exports of acme were \
+                    stripped";
+    for table in ["", "0x00000001\tacme_open\tdrivers/acme\tEXPORT_SYMBOL\t\n"] {
+        let report = run(&kernel(&[], table), &[], &[acme.clone(), user.clone()]);
+        assert_eq!(report.verdict, Verdict::Unknown);
+        assert!(report.to_string().contains(sentence), "{report}");
+    }
+    assert_eq!(run(&kernel(&[], ""), &[], &[user]).verdict, Verdict::Refused);
+}
+
+#[test]
 fn a_weak_symbol_in_another_version_is_refused() {
     let mut file = ModuleFile::named("m").needs("printk", 2);
     file.undefined[0].1 = true;

@@ -21,6 +21,15 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 unknown += 1;
                 continue;
             }
+            Provider::Stripped(exporter) => {
+                let exporter = &exporter.name;
+                let message = format!(
+                    "nothing is known to export symbol {name}, and the names of the exports of {exporter} were stripped"
+                );
+                let remedy = format!("strip {exporter} with --strip-debug, which keeps the names");
+                findings.push(Finding::new(Rule::UndefinedSymbol, Verdict::Unknown, name, message, remedy));
+                continue;
+            }
             Provider::Missing => (
                 format!("unknown symbol {name}: neither {release} nor a needed image exports it"),
                 "name the driver image that exports it in `needs`, or use a driver version for this kernel"
