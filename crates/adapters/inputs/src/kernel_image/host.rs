@@ -123,19 +123,16 @@ fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig> {
 }
 
 /// Whether the machine enforces module signatures: by `module.sig_enforce`, or by a lockdown of either kind (`security/lockdown`,
-/// `LOCKDOWN_MODULE_SIGNATURE`). Returns `None` if the machine exposes neither.
+/// `LOCKDOWN_MODULE_SIGNATURE`). Returns `None` if the machine does not show whether it is locked down: containers and other roots
+/// often lack securityfs.
 fn enforces_signatures(root: &Path) -> io::Result<Option<bool>> {
     let parameter = read(&root.join("sys/module/module/parameters/sig_enforce"))?;
     let lockdown = read(&root.join("sys/kernel/security/lockdown"))?;
-    let enforced = parameter.as_deref().map(|value| value.starts_with(b"Y"));
     let locked = lockdown.map(|value| {
         let text = String::from_utf8_lossy(&value).into_owned();
         ["[integrity]", "[confidentiality]"].iter().any(|mode| text.contains(mode))
     });
-    Ok(match (enforced, locked) {
-        (None, None) => None,
-        (enforced, locked) => Some(enforced.unwrap_or_default() || locked.unwrap_or_default()),
-    })
+    Ok(if parameter.is_some_and(|value| value.starts_with(b"Y")) { Some(true) } else { locked })
 }
 
 /// Reads a small file; returns `None` if it does not exist.

@@ -43,7 +43,7 @@ fn a_machine_without_headers_tells_what_it_runs() {
     root.write("sys/kernel/btf/vmlinux", btf());
     root.write("proc/kallsyms", "0000000000000000 r __ksymtab_module_layout\n0 r __ksymtab_x\t[m]\n");
     root.write("lib/modules/6.1.0-1-amd64/kernel/a.ko", ModuleFile::named("a").build());
-    root.write("sys/module/module/parameters/sig_enforce", "N\n");
+    root.write("sys/kernel/security/lockdown", "[none] integrity confidentiality\n");
     let facts = root.read().unwrap();
     assert_eq!(facts.release.as_str(), "6.1.0-1-amd64");
     assert!(facts.config.is_set("SMP") && facts.symbols.is_none());
@@ -60,7 +60,9 @@ fn a_machine_without_headers_tells_what_it_runs() {
 fn either_switch_enforces_signatures() {
     for (parameter, lockdown, enforced) in [
         (None, None, None),
-        (Some("N\n"), None, Some(false)),
+        (Some("N\n"), None, None),
+        (Some("N\n"), Some("[none] integrity confidentiality\n"), Some(false)),
+        (Some("Y\n"), None, Some(true)),
         (Some("Y\n"), Some("[none] integrity confidentiality\n"), Some(true)),
         (Some("N\n"), Some("none [integrity] confidentiality\n"), Some(true)),
         (None, Some("none integrity [confidentiality]\n"), Some(true)),
