@@ -139,9 +139,15 @@ impl KernelFacts {
         self.can_lock_down() && forced.iter().any(|name| self.config.is_set(name))
     }
 
-    /// Whether the kernel starts the security module that can lock it down. Distributions' kernels lock themselves down under
-    /// Secure Boot (Debian: `CONFIG_LOCK_DOWN_IN_EFI_SECURE_BOOT`).
-    pub(super) fn can_lock_down(&self) -> bool {
+    /// Whether the kernel locks itself down under Secure Boot. Linux does not, but many distributions have a patch with one of these
+    /// options (Ubuntu: without `EFI`).
+    pub(super) fn locks_down_under_secure_boot(&self) -> bool {
+        let options = ["LOCK_DOWN_IN_EFI_SECURE_BOOT", "LOCK_DOWN_IN_SECURE_BOOT"];
+        self.can_lock_down() && options.iter().any(|name| self.config.is_set(name))
+    }
+
+    /// Whether the kernel starts the security module that can lock it down.
+    fn can_lock_down(&self) -> bool {
         let starts_early = self.config.is_set("SECURITY_LOCKDOWN_LSM_EARLY");
         self.config.is_set("SECURITY_LOCKDOWN_LSM") && (starts_early || self.has_security_module("lockdown"))
     }

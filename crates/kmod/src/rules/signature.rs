@@ -23,7 +23,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let sign = "sign it with a key that the kernel trusts, after everything that changes the file";
     let enforced = kernel.enforces_signatures();
     let (verdict, because) = tolerated_problem(kernel, enforced.as_ref());
-    let may_lock_down = enforced.is_none() && kernel.can_lock_down();
+    let may_lock_down = enforced.is_none() && kernel.locks_down_under_secure_boot();
     findings.push(match &subject.module.signature {
         // Drivers are rarely signed when they are built. The report's taints already show a missing signature.
         Signature::None if verdict == Verdict::Loads && !may_lock_down => return,
@@ -97,7 +97,7 @@ fn tolerated_problem(kernel: &KernelFacts, enforced: Option<&Known<bool>>) -> (V
             (Verdict::Refused, because)
         }
         Some(Known { value: false, .. }) => (Verdict::Loads, loads.to_owned()),
-        None if kernel.can_lock_down() => {
+        None if kernel.locks_down_under_secure_boot() => {
             let unless = "under Secure Boot it locks itself down and refuses the module";
             (Verdict::Loads, format!("{loads}, but {unless}"))
         }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{KernelConfig, VermagicHeaders};
 
-const LOCKS_DOWN: [&str; 2] = ["MODULE_SIG", "SECURITY_LOCKDOWN_LSM"];
+const LOCKS_DOWN: [&str; 3] = ["MODULE_SIG", "SECURITY_LOCKDOWN_LSM", "LOCK_DOWN_IN_EFI_SECURE_BOOT"];
 
 /// Kernel without symbol versions, and a module for it.
 fn unversioned(options: &str) -> (KernelFacts, ModuleFile) {
@@ -56,6 +56,8 @@ fn unproven_verdicts_can_be_denied() {
 fn under_secure_boot_an_unsigned_module_is_refused() {
     let facts = kernel(&LOCKS_DOWN, "");
     let object = ModuleFile::named("m").build();
+    let by_hand = kernel(&LOCKS_DOWN[..2], "");
+    assert_eq!(findings(&by_hand, &object), [""; 0], "only a boot parameter locks it down");
     let warning = "the kernel loads it and taints itself, but under Secure Boot it locks itself down and refuses the module";
     assert_eq!(findings(&facts, &object), [format!("loads Signature: the module is not signed: {warning}")]);
     let signed = |file: &ModuleFile| {
@@ -74,8 +76,11 @@ fn under_secure_boot_an_unsigned_module_is_refused() {
     let mut open = facts;
     open.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
     assert_eq!(findings(&open, &object), [""; 0]);
+    let ubuntu = kernel(&["MODULE_SIG", "SECURITY_LOCKDOWN_LSM", "LOCK_DOWN_IN_SECURE_BOOT"], "");
+    assert_eq!(findings(&ubuntu, &object), [format!("loads Signature: the module is not signed: {warning}")]);
     let mut inactive = kernel(&LOCKS_DOWN, "");
-    let options = "CONFIG_MODULES=y\nCONFIG_MODVERSIONS=y\nCONFIG_MODULE_SIG=y\nCONFIG_SECURITY_LOCKDOWN_LSM=y\nCONFIG_LSM=\"yama\"\n";
+    let options = "CONFIG_MODULES=y\nCONFIG_MODVERSIONS=y\nCONFIG_MODULE_SIG=y\nCONFIG_SECURITY_LOCKDOWN_LSM=y\n\
+                   CONFIG_LOCK_DOWN_IN_EFI_SECURE_BOOT=y\nCONFIG_LSM=\"yama\"\n";
     inactive.config = KernelConfig::parse(options).unwrap();
     let file = ModuleFile::named("m").info("vermagic", &format!("{} ", inactive.expected_vermagic()));
     assert_eq!(findings(&inactive, &file.build()), [""; 0]);
