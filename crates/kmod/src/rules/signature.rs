@@ -29,8 +29,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Signature::None if verdict == Verdict::Loads && !may_lock_down => return,
         Signature::None => {
             let finding = finding(verdict, format!("the module is not signed: {because}"), sign);
-            // Under lockdown the kernel's message contains the name of the program that loads the module.
-            if verdict == Verdict::Refused && !kernel.is_locked_down() {
+            // Under lockdown the kernel's message contains the name of the program that loads the module. Before Linux 5.4, there is
+            // no message.
+            if verdict == Verdict::Refused && !kernel.is_locked_down() && kernel.since(5, 4) {
                 finding.with_kernel_message("EKEYREJECTED", "Loading of unsigned module is rejected")
             } else {
                 finding
@@ -88,6 +89,9 @@ fn tolerated_problem(kernel: &KernelFacts, enforced: Option<&Known<bool>>) -> (V
     match enforced {
         Some(Known { value: true, source }) => {
             let source = match source {
+                FactSource::Config if kernel.config.is_set("LOCK_DOWN_MANDATORY") => {
+                    "CONFIG_LOCK_DOWN_MANDATORY".to_owned()
+                }
                 FactSource::Config if kernel.is_locked_down() => "CONFIG_LOCK_DOWN_KERNEL_FORCE_*".to_owned(),
                 FactSource::Config => "CONFIG_MODULE_SIG_FORCE".to_owned(),
                 other => other.to_string(),

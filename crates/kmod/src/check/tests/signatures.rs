@@ -78,3 +78,28 @@ fn a_section_that_reaches_into_the_signature_is_outside() {
     let error = Module::parse(&file[..]).unwrap_err();
     assert!(error.to_string().starts_with("section .modinfo lies outside the file: "), "{error}");
 }
+
+#[test]
+fn kernels_before_5_4_refuse_without_a_message() {
+    let finding = |release: &str, option: &str| {
+        let mut facts = kernel(&["MODULE_SIG", option], "");
+        facts.release = release.parse().unwrap();
+        let magic = format!("{} ", facts.expected_vermagic());
+        let report = run(&facts, &[], &[ModuleFile::named("m").info("vermagic", &magic).payload()]);
+        let finding = report.modules[0].findings[0].clone();
+        (finding.verdict, finding.errno, finding.message)
+    };
+    let message = |option: &str| {
+        format!(
+            "the module is not signed: the kernel rejects it, because it enforces signatures, according to CONFIG_{option}"
+        )
+    };
+    let rhel = "4.18.0-553.66.1.el8_10";
+    for (release, option, errno) in [
+        (rhel, "MODULE_SIG_FORCE", None),
+        (rhel, "LOCK_DOWN_MANDATORY", None),
+        ("5.4.0", "MODULE_SIG_FORCE", Some("EKEYREJECTED")),
+    ] {
+        assert_eq!(finding(release, option), (Verdict::Refused, errno, message(option)), "{release}");
+    }
+}
