@@ -26,6 +26,14 @@ impl Compression {
             .find_map(|(end, compression)| name.ends_with(end).then_some(compression))
     }
 
+    /// Whether a file of this compression is an xz stream that the kernel's own decompressor (XZ Embedded) rejects because of its
+    /// check: it supports only CRC32, and streams without a check. Reads the start of the file.
+    pub fn has_unsupported_check(self, file: impl Read) -> io::Result<bool> {
+        let mut start = Vec::new();
+        file.take(8).read_to_end(&mut start)?;
+        Ok(self == Self::Xz && start.get(7).is_some_and(|&check| check > 1))
+    }
+
     /// Returns a reader of the decompressed file. Memory: at most 129 MiB. The caller has to limit the amount of output.
     pub fn reader<'r>(self, file: impl Read + 'r) -> io::Result<Box<dyn Read + 'r>> {
         Ok(match self {

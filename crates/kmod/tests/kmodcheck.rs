@@ -10,6 +10,7 @@ use std::{
 };
 
 use kmod::testing::ModuleFile;
+use liblzma::stream::{Check, Stream};
 
 const CONFIG: &str = "CONFIG_MODULES=y\nCONFIG_X86_64=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\nCONFIG_MODULE_UNLOAD=y\nCONFIG_MODVERSIONS=y\n";
 const SYMBOLS: &str =
@@ -80,6 +81,23 @@ fn the_exit_status_follows_the_verdict() {
     insta::assert_snapshot!(said);
     let (status, said) = bench.check(&["cut.ko.xz"]);
     assert!(status == Some(1) && said.contains("refused[elf]: cannot decompress the module: "), "{said}");
+}
+
+#[test]
+fn kernels_decompress_only_xz_files_with_crc32() {
+    let bench = Bench::new();
+    let module = ModuleFile::named("m").build();
+    bench.write("crc64.ko.xz", &xz(&module));
+    let stream = Stream::new_easy_encoder(1, Check::Crc32).unwrap();
+    let mut crc32 = Vec::new();
+    liblzma::read::XzEncoder::new_stream(&module[..], stream).read_to_end(&mut crc32).unwrap();
+    bench.write("crc32.ko.xz", &crc32);
+    assert_eq!(bench.check(&["crc64.ko.xz"]).0, Some(0));
+    let config = format!("{CONFIG}CONFIG_MODULE_DECOMPRESS=y\nCONFIG_MODULE_COMPRESS_XZ=y\n");
+    bench.write("6.1.0-9-amd64/build/include/config/auto.conf", config.as_bytes());
+    assert_eq!(bench.check(&["crc32.ko.xz"]).0, Some(0));
+    let (status, said) = bench.check(&["crc64.ko.xz"]);
+    assert!(status == Some(1) && said.contains("unknown[kernel]: the xz file has another check"), "{said}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub fn read_modules(payload: &Path, budget: &DecompressionBudget) -> Result<Vec<
     let mut modules = Vec::new();
     for (file, compression) in files(payload)? {
         let name = file.strip_prefix(payload).unwrap_or(&file);
-        let module = parse(budget.open(&file, name, compression)?);
+        let module = read(&file, name, compression, budget)?;
         modules.push(PayloadModule { path: name.to_string_lossy().into_owned(), module });
     }
     modules.sort_by(|a, b| a.path.cmp(&b.path));
@@ -37,8 +37,10 @@ pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>> {
 
 /// Reads one module file; returns `None` if the file does not have a module's name.
 pub fn read_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<PayloadModule>> {
-    let Some(file) = open_module(path, budget)? else { return Ok(None) };
-    Ok(Some(PayloadModule { path: path.to_string_lossy().into_owned(), module: parse(file) }))
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let Some(compression) = Compression::of(&name) else { return Ok(None) };
+    let module = read(path, path, compression, budget)?;
+    Ok(Some(PayloadModule { path: path.to_string_lossy().into_owned(), module }))
 }
 
 /// Opens a module file; returns `None` if the file does not have a module's name. A compressed one is decompressed into an
@@ -54,8 +56,19 @@ pub fn is_module_file(name: &str) -> bool {
     Compression::of(name).is_some()
 }
 
-fn parse(file: Result<File, ModuleError>) -> Result<Module, ModuleError> {
-    file.and_then(|file| Module::parse(&CachedFile::new(file)))
+/// Reads a module file, whose name in messages is `name`.
+fn read(
+    path: &Path,
+    name: &Path,
+    compression: Compression,
+    budget: &DecompressionBudget,
+) -> Result<Result<Module, ModuleError>> {
+    let file = budget.open(path, name, compression)?;
+    let mut module = file.and_then(|file| Module::parse(&CachedFile::new(file)));
+    if let Ok(module) = &mut module {
+        module.has_unsupported_check = compression.has_unsupported_check(fs_err::File::open(path)?)?;
+    }
+    Ok(module)
 }
 
 #[cfg(test)]
@@ -70,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    fn read(dir: &Path) -> Vec<PayloadModule> {
+    fn read_all(dir: &Path) -> Vec<PayloadModule> {
         read_modules(dir, &DecompressionBudget::without_build()).unwrap()
     }
 
@@ -98,11 +111,15 @@ mod tests {
         fs::write(dir.path().join("lib/readme.kore"), "no module").unwrap();
         symlink("plain.ko", dir.path().join("lib/b/link.ko")).unwrap();
         symlink("/", dir.path().join("lib/root")).unwrap();
-        let modules = read(dir.path());
+        let modules = read_all(dir.path());
         let paths: Vec<&str> = modules.iter().map(|module| module.path.as_str()).collect();
         assert_eq!(paths, ["lib/a.ko.gz", "lib/b.ko.zst", "lib/b/plain.ko", "lib/z.ko.xz"]);
-        let expected = Module::parse(&plain[..]).unwrap();
-        assert!(modules.iter().all(|module| module.module.as_ref() == Ok(&expected)));
+        let mut expected = Module::parse(&plain[..]).unwrap();
+        for module in modules {
+            // The check is CRC64.
+            expected.has_unsupported_check = module.path.ends_with(".xz");
+            assert_eq!(module.module.as_ref(), Ok(&expected), "{}", module.path);
+        }
     }
 
     #[test]
@@ -115,7 +132,8 @@ mod tests {
         fs::write(dir.path().join("c.ko.gz"), half(gzip(&plain))).unwrap();
         fs::write(dir.path().join("d.ko.xz"), "no xz at all").unwrap();
         fs::write(dir.path().join("e.ko"), "").unwrap();
-        let errors: Vec<ModuleError> = read(dir.path()).into_iter().map(|m| m.module.unwrap_err()).collect();
+        let errors: Vec<ModuleError> =
+            read_all(dir.path()).into_iter().map(|m| m.module.unwrap_err()).collect();
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(errors.last().unwrap(), "the file is not an ELF object");
         assert!(

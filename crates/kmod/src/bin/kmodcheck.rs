@@ -143,7 +143,7 @@ fn add_image(kernel: &mut KernelFacts, path: &Path) -> Result<()> {
 fn read_module(path: &str) -> Result<PayloadModule> {
     let compression = Compression::of(path).unwrap_or(Compression::None);
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
-    let module = if compression == Compression::None && file.metadata()?.len() > MAX_MODULE {
+    let mut module = if compression == Compression::None && file.metadata()?.len() > MAX_MODULE {
         Err(ModuleError::too_large(MAX_MODULE))
     } else if compression == Compression::None {
         Module::parse(&CachedFile::new(file))
@@ -158,5 +158,8 @@ fn read_module(path: &str) -> Result<PayloadModule> {
             Err(error) => Err(ModuleError::decompress(error)),
         }
     };
+    if let Ok(module) = &mut module {
+        module.has_unsupported_check = compression.has_unsupported_check(File::open(path)?)?;
+    }
     Ok(PayloadModule { path: path.to_owned(), module })
 }

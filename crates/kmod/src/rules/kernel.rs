@@ -26,6 +26,32 @@ pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
+/// Checks that the kernel can decompress the file (`module_xz_decompress` in `kernel/module/decompress.c`). `modprobe` of kmod 31 and
+/// later leaves that to the kernel. Older versions and farrier's driver containers can decompress the file themselves.
+pub(super) fn decompression(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let config = &subject.kernel.config;
+    let decompresses = config.is_set("MODULE_DECOMPRESS") && config.is_set("MODULE_COMPRESS_XZ");
+    if decompresses && subject.module.has_unsupported_check {
+        let message = "the xz file has another check than CRC32, so the kernel cannot decompress it: modprobe of kmod 31 and later fails, \
+                       older versions decompress it themselves";
+        let remedy = "compress it with xz --check=crc32 --lzma2=dict=1MiB";
+        let finding = Finding::new(Rule::Kernel, Verdict::Unknown, "xz", message, remedy);
+        findings.push(finding.with_kernel_message("EINVAL", "decompression failed with status 6"));
+    }
+}
+
+/// Checks that SUSE's `modprobe` loads the module: without the configuration below, it refuses modules that SUSE or a partner does not
+/// support. The kernel itself only taints itself.
+pub(super) fn supported(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let is_supported = matches!(subject.module.field("supported"), Some("yes" | "external"));
+    if subject.kernel.config.is_set("SUSE_KERNEL_SUPPORTED") && !is_supported {
+        let message = "the module has no field supported=external: the kernel loads it, but SUSE's modprobe refuses it on hosts";
+        let remedy = "set allow_unsupported_modules 1 in /etc/modprobe.d/10-unsupported-modules.conf of hosts; driver containers \
+                      do not need it";
+        findings.push(Finding::new(Rule::Kernel, Verdict::Loads, "supported", message, remedy));
+    }
+}
+
 /// Checks a livepatch module: the kernel must support livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`), and each
 /// livepatch relocation section must name its object.
 pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {

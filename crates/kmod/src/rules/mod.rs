@@ -94,9 +94,10 @@ impl Subject<'_> {
 type Check = fn(&Subject<'_>, &mut Vec<Finding>);
 
 /// All rules, in the loader's order.
-const RULES: [Check; 27] = [
+const RULES: [Check; 29] = [
     kernel::modules,
     kernel::load_pin,
+    kernel::decompression,
     signature::check,
     object::machine,
     object::sections,
@@ -108,6 +109,7 @@ const RULES: [Check; 27] = [
     object::module_size,
     vermagic::check,
     kernel::livepatch,
+    kernel::supported,
     layout::plts,
     layout::writable_executable,
     layout::per_cpu,

@@ -128,6 +128,19 @@ fn a_module_without_control_flow_integrity_panics_a_kernel_that_has_it() {
 }
 
 #[test]
+fn suse_supports_some_modules() {
+    let facts = kernel(&["SUSE_KERNEL_SUPPORTED"], "");
+    let file = ModuleFile::named("m");
+    assert_eq!(
+        findings(&facts, &file.build()),
+        [
+            "loads Kernel: the module has no field supported=external: the kernel loads it, but SUSE's modprobe refuses it on hosts"
+        ]
+    );
+    assert_eq!(findings(&facts, &file.info("supported", "external").build()), [""; 0]);
+}
+
+#[test]
 fn namespaces_of_modules_are_not_imported() {
     let file = ModuleFile::named("m").info("import_ns", "module:kvm");
     assert_eq!(verdict_on("6.12.1", &[], &file), Verdict::Loads);
