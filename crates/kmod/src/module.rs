@@ -204,11 +204,16 @@ pub fn module_name(path: &str) -> String {
 }
 
 impl Module {
+    /// Extended table of symbol versions, if the kernel reads it.
+    pub(super) fn extended_for(&self, kernel: &KernelFacts) -> Option<&ExtendedVersions> {
+        self.extended_versions.as_ref().filter(|_| kernel.since(6, 14))
+    }
+
     /// Symbol versions that a kernel compares: since Linux 6.14 the extended table, if the module has it. `None` if the module
     /// has no table that the kernel reads.
     pub(super) fn versions_for(&self, kernel: &KernelFacts) -> Option<&BTreeMap<String, u32>> {
-        match &self.extended_versions {
-            Some(ExtendedVersions::Complete(versions)) if kernel.since(6, 14) => Some(versions),
+        match self.extended_for(kernel) {
+            Some(ExtendedVersions::Complete(versions)) => Some(versions),
             _ => self.versions.as_ref(),
         }
     }

@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 
 use super::Subject;
-use crate::{ExtendedVersions, Finding, Rule, Verdict, btf::Fit, module::format_crc, resolve::Provider};
+use crate::{
+    ExtendedVersions, Finding, Rule, Verdict,
+    btf::Fit,
+    module::format_crc,
+    resolve::{Import, Provider},
+    text::names,
+};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, module) = (subject.kernel, subject.module);
-    let extended = module.extended_versions.as_ref().filter(|_| kernel.since(6, 14));
-    if let Some(ExtendedVersions::Broken(problem)) = extended {
+    if let Some(ExtendedVersions::Broken(problem)) = module.extended_for(kernel) {
         let message = format!("the table of extended symbol versions {problem}");
         let remedy =
             "build it again with the kernel's own makefiles, and strip nothing but debug information";
@@ -38,78 +43,94 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 
 /// Compares the version of each import with the exporter's.
 fn compare_imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, findings: &mut Vec<Finding>) {
-    let is_extended = reads_extended_versions(subject);
     let mut unversioned = Vec::new();
     for import in subject.imports {
         let Some(mut export) = import.provider.export() else { continue };
-        if let (Provider::Kernel(_), Some(in_tree)) = (&import.provider, in_tree_versions(subject)) {
-            export.crc = in_tree.get(&import.symbol.name).copied().or(export.crc);
-        }
         let name = import.symbol.name.as_str();
-        let exporter = import.provider.describe();
-        let module_crc = versions.get(name).copied();
-        let finding = |verdict, message: String| {
-            let remedy = remedy(subject, &import.provider, module_crc);
-            Finding::new(Rule::SymbolVersion, verdict, name, message, remedy)
-        };
-        if !is_extended && subject.module.layout.oversized_crcs.contains(name) {
-            let message =
-                format!("disagrees about version of symbol {name}: the module's has more than 32 bits");
-            findings
-                .push(finding(Verdict::Refused, message).with_kernel_message("EINVAL", disagreement(name)));
-            continue;
+        let is_of_kernel = matches!(import.provider, Provider::Kernel(_));
+        if let Some(in_tree) = in_tree_versions(subject).filter(|_| is_of_kernel) {
+            export.crc = in_tree.get(name).copied().or(export.crc);
         }
-        findings.push(match (module_crc, export.crc) {
-            (Some(found), Some(wanted)) if found == wanted => continue,
-            (Some(found), Some(wanted)) => {
-                let message = format!("disagrees about version of symbol {name}, exported by {exporter}");
-                let finding =
-                    finding(Verdict::Refused, message).with_kernel_message("EINVAL", disagreement(name));
-                finding.found(format_crc(found)).wanted(format_crc(wanted))
+        match (versions.get(name).copied(), export.crc) {
+            (Some(found), Some(wanted)) if found == wanted && !is_oversized(subject, name) => {}
+            // Neither side has a version, for example for an assembly function without a prototype: the kernel compares nothing.
+            (None, None) => unversioned.push(name),
+            // The exporter was built without a version for this symbol. Only Debian's kernels refuse a module that lacks such a
+            // symbol of the kernel.
+            (None, Some(0)) if !is_of_kernel || !is_debian(subject) => unversioned.push(name),
+            (module_crc, exporter_crc) => {
+                findings.push(version_finding(subject, import, module_crc, exporter_crc));
             }
-            // An export without a version, for example from assembly without a prototype, in an image without versions.
-            (None, None) => {
-                unversioned.push(name);
-                continue;
-            }
-            (None, Some(0)) if !matches!(import.provider, Provider::Kernel(_)) || !is_debian(subject) => {
-                unversioned.push(name);
-                continue;
-            }
-            (None, Some(wanted)) => {
-                let (verdict, consequence) = missing_version(subject, is_extended);
-                let message = format!("no symbol version for {name}, exported by {exporter}: {consequence}");
-                finding(verdict, message).wanted(format_crc(wanted))
-            }
-            (Some(found), None) => {
-                let message = format!("the version of symbol {name} cannot be read from {exporter}");
-                finding(Verdict::Unknown, message).found(format_crc(found))
-            }
-        });
+        }
     }
-    findings.extend(exporters_without_versions(&unversioned));
+    findings.extend(exporters_without_versions(unversioned));
+}
+
+/// Finding about an import whose version in the module is not the exporter's.
+fn version_finding(
+    subject: &Subject<'_>,
+    import: &Import<'_>,
+    module_crc: Option<u32>,
+    exporter_crc: Option<u32>,
+) -> Finding {
+    let (name, exporter) = (import.symbol.name.as_str(), import.provider.describe());
+    let finding = |verdict, message: String| {
+        let remedy = remedy(subject, &import.provider, module_crc);
+        Finding::new(Rule::SymbolVersion, verdict, name, message, remedy)
+    };
+    match (module_crc, exporter_crc) {
+        _ if is_oversized(subject, name) => {
+            let message = format!("{}: the module's has more than 32 bits", disagreement(name));
+            finding(Verdict::Refused, message).with_kernel_message("EINVAL", disagreement(name))
+        }
+        (Some(found), Some(wanted)) => {
+            let message = format!("{}, exported by {exporter}", disagreement(name));
+            let finding =
+                finding(Verdict::Refused, message).with_kernel_message("EINVAL", disagreement(name));
+            finding.found(format_crc(found)).wanted(format_crc(wanted))
+        }
+        (Some(found), None) => {
+            let message = format!("the version of symbol {name} cannot be read from {exporter}");
+            finding(Verdict::Unknown, message).found(format_crc(found))
+        }
+        (None, wanted) => {
+            let (verdict, consequence) = missing_version(subject, reads_extended_versions(subject));
+            let message = format!("no symbol version for {name}, exported by {exporter}: {consequence}");
+            Finding { wanted: wanted.map(format_crc), ..finding(verdict, message) }
+        }
+    }
+}
+
+/// Whether the version that the kernel compares has more than 32 bits.
+fn is_oversized(subject: &Subject<'_>, name: &str) -> bool {
+    !reads_extended_versions(subject) && subject.module.layout.oversized_crcs.contains(name)
 }
 
 /// Warns that the kernel compares no versions, unless the module's type information shows that the module was compiled with the
 /// kernel image.
 fn kernel_without_versions(subject: &Subject<'_>) -> Option<Finding> {
-    let message = "the kernel compares no symbol versions (CONFIG_MODVERSIONS is off): it loads a module that was compiled \
-                   with other structures, too";
+    if subject.btf_fit() == Some(Fit::Matches) {
+        return None;
+    }
+    let message = "CONFIG_MODVERSIONS is off, so the kernel also loads modules that were compiled with different structure layouts";
     let remedy = format!(
-        "build it with BTF beside the vmlinux of {} and provide the kernel image, or test the module on that kernel",
+        "build it with BTF (the build tree must contain the vmlinux of {}) and provide the kernel image, or test the module \
+         on that kernel",
         subject.kernel.release
     );
     let finding = Finding::new(Rule::SymbolVersion, Verdict::Loads, "CONFIG_MODVERSIONS", message, remedy);
-    (subject.btf_fit() != Some(Fit::Matches)).then(|| finding.unproven())
+    Some(finding.unproven())
 }
 
 /// Warns about imports whose exporters have no version.
-fn exporters_without_versions(names: &[&str]) -> Option<Finding> {
-    let (first, more) = names.split_first()?;
-    let message =
-        format!("the exporter of symbol {first} and of {} more has no versions to compare", more.len());
+fn exporters_without_versions(symbols: Vec<&str>) -> Option<Finding> {
+    let first = *symbols.first()?;
+    let message = format!(
+        "the exporters of symbols that the module needs have no versions to compare: {}",
+        names(symbols)
+    );
     let remedy = "build the exporter with CONFIG_MODVERSIONS, or test the module on this kernel";
-    Some(Finding::new(Rule::SymbolVersion, Verdict::Loads, *first, message, remedy).unproven())
+    Some(Finding::new(Rule::SymbolVersion, Verdict::Loads, first, message, remedy).unproven())
 }
 
 /// Message of the kernel about a version that differs.
@@ -124,7 +145,7 @@ fn rebuild_with_symvers(subject: &Subject<'_>) -> String {
 
 /// Whether the kernel reads the module's extended table.
 fn reads_extended_versions(subject: &Subject<'_>) -> bool {
-    subject.kernel.since(6, 14) && subject.module.extended_versions.is_some()
+    subject.module.extended_for(subject.kernel).is_some()
 }
 
 /// Whether a table of exports has no versions (`check_export_symbol_sections`). Kernels with export flags ignore the GPL table.
@@ -178,12 +199,14 @@ fn headers_of_another_build(subject: &Subject<'_>) -> Option<Finding> {
 /// Reports symbols that the kernel exports according to a source without versions, such as `System.map`.
 fn versions_unknown(subject: &Subject<'_>) -> Option<Finding> {
     let imports = subject.imports.iter().filter(|import| matches!(import.provider, Provider::NameOnly));
-    let mut symbols = imports.map(|import| &import.symbol.name);
-    let (first, more) = (symbols.next()?, symbols.count());
-    let message = format!(
-        "the kernel exports symbol {first} and {more} more that the module needs, and no source has their versions"
-    );
-    Some(subject.symvers_needed(Rule::SymbolVersion, message))
+    let symbols: Vec<&str> = imports.map(|import| import.symbol.name.as_str()).collect();
+    (!symbols.is_empty()).then(|| {
+        let message = format!(
+            "no source has the versions of symbols of the kernel that the module needs: {}",
+            names(symbols)
+        );
+        subject.symvers_needed(Rule::SymbolVersion, message)
+    })
 }
 
 /// Checks the version of `module_layout`, which covers `struct module` and related structures in every module
@@ -192,7 +215,7 @@ fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Opt
     let name = "module_layout";
     let header_crc =
         subject.kernel.symbols.as_ref().and_then(|table| table.get(name)).map(|symbol| symbol.crc);
-    let wanted = in_tree_versions(subject).and_then(|own| own.get(name).copied()).or(header_crc)?;
+    let wanted = in_tree_versions(subject).and_then(|in_tree| in_tree.get(name).copied()).or(header_crc)?;
     let Some(found) = versions.get(name).copied() else {
         let is_extended = reads_extended_versions(subject);
         let (verdict, consequence) = missing_version(subject, is_extended);
@@ -202,16 +225,18 @@ fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Opt
             Finding::new(Rule::SymbolVersion, verdict, name, message, rebuild_with_symvers(subject));
         return (wanted != 0).then(|| finding.wanted(format_crc(wanted)));
     };
-    let is_wide = !reads_extended_versions(subject) && subject.module.layout.oversized_crcs.contains(name);
+    if found == wanted && !is_oversized(subject, name) {
+        return None;
+    }
     let message = format!("disagrees about version of symbol {name}, the kernel's structure of modules");
     let finding =
         Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, subject.rebuild_remedy());
     let finding = finding.with_kernel_message("ENOEXEC", disagreement(name));
-    (found != wanted || is_wide).then(|| finding.found(format_crc(found)).wanted(format_crc(wanted)))
+    Some(finding.found(format_crc(found)).wanted(format_crc(wanted)))
 }
 
-/// Advice about a symbol. `own` is the version that the module has for the symbol.
-fn remedy(subject: &Subject<'_>, provider: &Provider<'_>, own: Option<u32>) -> String {
+/// Advice about a symbol, for which the module has this version.
+fn remedy(subject: &Subject<'_>, provider: &Provider<'_>, module_crc: Option<u32>) -> String {
     let release = &subject.kernel.release;
     match provider {
         Provider::Payload { module, .. } => {
@@ -220,9 +245,9 @@ fn remedy(subject: &Subject<'_>, provider: &Provider<'_>, own: Option<u32>) -> S
         Provider::Needed { image, .. } => {
             format!("rebuild it against the exposed headers of {image} for {release}")
         }
-        _ if own.is_none() => rebuild_with_symvers(subject),
+        _ if module_crc.is_none() => rebuild_with_symvers(subject),
         // The module agrees with the header set, so it is an in-tree module that disagrees with the header set.
-        Provider::Kernel(symbol) if own == Some(symbol.crc) => subject.rebuild_remedy(),
+        Provider::Kernel(symbol) if module_crc == Some(symbol.crc) => subject.rebuild_remedy(),
         Provider::Kernel(symbol) if symbol.module != "vmlinux" && subject.agrees_with_headers() => format!(
             "it was compiled against another {}: name the driver image that has it in `needs`, or rebuild without the \
              Module.symvers of that driver",

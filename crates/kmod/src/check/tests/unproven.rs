@@ -43,11 +43,7 @@ fn unproven_verdicts_can_be_denied() {
     let (facts, file) = unversioned("");
     let report = run(&facts, &[], &[file.payload()]).deny_unproven();
     assert_eq!((report.verdict, report.modules[0].verdict), (Verdict::Unknown, Verdict::Unknown));
-    assert!(
-        report.summary().starts_with("m: the kernel compares no symbol versions"),
-        "{}",
-        report.summary()
-    );
+    assert!(report.summary().starts_with("m: CONFIG_MODVERSIONS is off, so"), "{}", report.summary());
     let proven = run(&kernel(&[], ""), &[], &[ModuleFile::named("m").payload()]);
     assert_eq!(proven.clone().deny_unproven(), proven);
 }
