@@ -6,7 +6,7 @@ use derive_more::Display;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Btf, BtfBase, InTree, KernelConfig, SymbolTable, Vermagic, VermagicHeaders};
+use super::{Btf, BtfBase, InTree, KernelConfig, Module, SymbolTable, Vermagic, VermagicHeaders};
 use crate::{Architecture, KernelRelease};
 
 /// Facts about a kernel.
@@ -94,6 +94,16 @@ impl ExtraKernelFacts {
         let known = |value| Known { value, source: source.clone() };
         self.btf_base = Some(Known { value: btf.base(), source: source.clone() });
         self.module_size = btf.size_of_struct("module").map(known).or(self.module_size.take());
+    }
+
+    /// Adds facts from one of the kernel's own modules.
+    pub fn add_own_module(&mut self, module: Module) {
+        let source = FactSource::InTreeModule(module.name.clone());
+        let size = Known { value: module.this_module_size, source: source.clone() };
+        self.module_size.get_or_insert(size);
+        self.vermagic =
+            module.vermagic().map(|text| Known { value: text.to_owned(), source: source.clone() });
+        self.symbol_versions = module.versions.map(|value| Known { value, source });
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    io::{Read, Seek, SeekFrom},
+    io::{Read, Seek, SeekFrom, Write},
 };
 
 use object::{
@@ -18,7 +18,7 @@ use super::{
     Btf, ExtraKernelFacts, FactSource, Known, VmlinuzError,
     btf::u32_at,
     system_map::{ExportNames, MAX_EXPORTS, MAX_NAME},
-    vmlinuz::Result,
+    vmlinuz::{self, Result},
 };
 
 /// Maximum size in bytes of a section that is read into memory. A distribution kernel's BTF has 6 MB.
@@ -65,6 +65,15 @@ struct Section {
     address: u64,
     offset: u64,
     size: u64,
+}
+
+impl<F: Read + Write + Seek> Vmlinux<F> {
+    /// Decompresses the kernel of a bootable image into `scratch`, and opens it.
+    pub fn of_image(image: &mut (impl Read + Seek), mut scratch: F) -> Result<Self> {
+        let payload = vmlinuz::locate(image)?;
+        vmlinuz::unpack(&mut *vmlinuz::kernel(image, &payload)?, &mut scratch)?;
+        Self::open(scratch)
+    }
 }
 
 impl<F: Read + Seek> Vmlinux<F> {

@@ -2,17 +2,21 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _, Seek as _},
+    io::Read as _,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use kmod::{
-    Architecture, FactSource, InTree, KernelConfig, KernelFacts, KernelRelease, Known, Module, SymbolTable,
-    VermagicHeaders, Vmlinux,
+    Architecture, Compression, FactSource, InTree, KernelConfig, KernelFacts, KernelRelease, Known, Module,
+    SymbolTable, VermagicHeaders, Vmlinux,
 };
 
 use crate::{Result, elf::Object, fail};
+
+/// Maximum size of the file of a base module in bytes. The virtual machine gets many mutants of each.
+const MAX_FILE: u64 = 64 << 10;
+/// Maximum size of a decompressed base module in bytes.
+const MAX_MODULE: usize = 128 << 10;
 
 /// A kernel with its modules, and the facts that the check needs.
 pub struct Kernel {
@@ -28,7 +32,8 @@ pub struct BaseModule {
     pub name: String,
     /// Contents of the file in the kernel's package, including the signature.
     pub signed: Vec<u8>,
-    /// ELF object without the signature. Its init function does not run, because no relocation sets the pointer to it.
+    /// ELF object without the signature. The relocations of its init and exit pointers are removed, so the kernel loads the module
+    /// without running it.
     pub object: Object,
     pub module: Module,
 }
@@ -82,11 +87,7 @@ impl Kernel {
     /// Adds the facts that only the kernel image and the kernel's own modules contain.
     fn add_facts(&mut self) -> Result<()> {
         let mut image = File::open(&self.vmlinuz)?;
-        let payload = kmod::locate(&mut image).map_err(fail)?;
-        let mut decompressed = tempfile::tempfile()?;
-        io::copy(&mut kmod::kernel(&mut image, &payload).map_err(fail)?, &mut decompressed)?;
-        decompressed.rewind()?;
-        let mut vmlinux = Vmlinux::open(decompressed).map_err(fail)?;
+        let mut vmlinux = Vmlinux::of_image(&mut image, tempfile::tempfile()?).map_err(fail)?;
         let mut extra = vmlinux.facts().map_err(fail)?;
         let mut index = InTree::default();
         for file in self.module_files()? {
@@ -96,12 +97,7 @@ impl Kernel {
         extra.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
         let sample =
             self.module_files()?.into_iter().next().ok_or_else(|| fail("the kernel has no modules"))?;
-        let module = Module::parse(&read_module_file(&sample)?[..]).map_err(fail)?;
-        let source = FactSource::InTreeModule(module.name.clone());
-        extra.vermagic =
-            module.vermagic().map(|text| Known { value: text.to_owned(), source: source.clone() });
-        extra.module_size.get_or_insert(Known { value: module.this_module_size, source: source.clone() });
-        extra.symbol_versions = module.versions.map(|value| Known { value, source });
+        extra.add_own_module(Module::parse(&read_module_file(&sample)?[..]).map_err(fail)?);
         self.facts.beyond_headers = extra;
         Ok(())
     }
@@ -115,7 +111,7 @@ impl Kernel {
                 let path = entry?.path();
                 if path.is_dir() {
                     directories.push(path);
-                } else if path.to_string_lossy().contains(".ko") {
+                } else if Compression::of(&path.to_string_lossy()).is_some() {
                     files.push(path);
                 }
             }
@@ -133,10 +129,10 @@ impl Kernel {
             if without_exports.len() + exporting.len() == count {
                 break;
             }
-            let is_small = fs::metadata(&file)?.len() < 64 << 10;
-            let Some(base) = is_small.then(|| BaseModule::read(&file)).transpose()?.flatten() else {
+            if fs::metadata(&file)?.len() >= MAX_FILE {
                 continue;
-            };
+            }
+            let Some(base) = BaseModule::read(&file)? else { continue };
             let group = if base.module.exports.is_empty() { &mut without_exports } else { &mut exporting };
             if group.len() < count.div_ceil(2) {
                 group.push(base);
@@ -148,12 +144,12 @@ impl Kernel {
 }
 
 impl BaseModule {
-    /// Reads a module; returns `None` if the module is too large or depends on other modules.
+    /// Reads a module; returns `None` if the module is too large, depends on other modules, or cannot be parsed.
     fn read(file: &Path) -> Result<Option<Self>> {
         let signed = read_module_file(file)?;
         let Ok(module) = Module::parse(&signed[..]) else { return Ok(None) };
         let (object, _) = kmod::without_signature(&signed);
-        if signed.len() > 128 << 10 || module.field("depends").is_some_and(|names| !names.is_empty()) {
+        if signed.len() > MAX_MODULE || module.field("depends").is_some_and(|names| !names.is_empty()) {
             return Ok(None);
         }
         let mut object = Object::new(object.to_vec());
@@ -163,22 +159,10 @@ impl BaseModule {
     }
 }
 
-/// Reads a module file, and decompresses it if its name ends in `.xz` or `.zst`.
+/// Reads a module file, and decompresses it.
 pub fn read_module_file(file: &Path) -> Result<Vec<u8>> {
-    let program = match file.extension().and_then(|end| end.to_str()) {
-        Some("xz") => "xz",
-        Some("zst") => "zstd",
-        _ => return Ok(fs::read(file)?),
-    };
-    let mut child =
-        Command::new(program).arg("-dc").arg(file).stdout(std::process::Stdio::piped()).spawn()?;
+    let compression = Compression::of(&file.to_string_lossy()).unwrap_or(Compression::None);
     let mut bytes = Vec::new();
-    if let Some(mut output) = child.stdout.take() {
-        output.read_to_end(&mut bytes)?;
-    }
-    if child.wait()?.success() {
-        Ok(bytes)
-    } else {
-        Err(fail(format!("{program} cannot read {}", file.display())))
-    }
+    compression.reader(File::open(file)?)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -128,11 +128,7 @@ fn read_text(path: &Path) -> io::Result<Option<String>> {
 
 /// Adds the facts from a kernel image. Decompresses the image in memory.
 fn add_image(kernel: &mut KernelFacts, path: &Path) -> Result<()> {
-    let mut file = File::open(path)?;
-    let payload = kmod::locate(&mut file)?;
-    let mut decompressed = Vec::new();
-    kmod::unpack(&mut *kmod::kernel(&mut file, &payload)?, &mut decompressed)?;
-    let mut vmlinux = Vmlinux::open(Cursor::new(decompressed))?;
+    let mut vmlinux = Vmlinux::of_image(&mut File::open(path)?, Cursor::new(Vec::<u8>::new()))?;
     if let Some(release) = vmlinux.release()?.filter(|release| release != kernel.release.as_str()) {
         return Err(format!("this is the image of kernel {release}, not of {}", kernel.release).into());
     }

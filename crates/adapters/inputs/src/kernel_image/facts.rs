@@ -179,11 +179,7 @@ pub(super) fn add_modules(facts: &mut ExtraKernelFacts, directory: &Path) -> Res
         None => None,
     };
     if let Some(module) = sample {
-        let source = FactSource::InTreeModule(module.name.clone());
-        facts.module_size = Some(Known { value: module.this_module_size, source: source.clone() });
-        facts.vermagic =
-            module.vermagic().map(|text| Known { value: text.to_owned(), source: source.clone() });
-        facts.symbol_versions = module.versions.map(|value| Known { value, source });
+        facts.add_own_module(module);
     }
     if !index.is_empty() {
         facts.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
