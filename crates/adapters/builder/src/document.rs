@@ -13,12 +13,10 @@ use farrier_core::{
     },
     kernel::{Architecture, BootstrapSpec, KernelTarget, Toolchain},
     plan::{BUILD_FORMAT, FetchedInputs},
-    provenance::{
-        Distribution, Material, ModuleFile, PackageList, PackageReader, Provenance, Role, Subject, Terms,
-    },
+    provenance::{Distribution, Material, ModuleFile, PackageList, Provenance, Role, Subject, Terms},
 };
 use farrier_definitions::read_patch;
-use farrier_inputs::PackageRoot;
+use farrier_inputs::{PackageReader, PackageRoot};
 use farrier_local::blocking::blocking;
 use kmod::CheckReport;
 use oci::Hashing;
@@ -308,7 +306,7 @@ async fn packages_in(access: &ImageAccess, key: &str, layers: Vec<PathBuf>) -> R
     let packages = blocking(move || {
         let mut reader = PackageReader::default();
         for path in layers {
-            reader.layer(fs_err::File::open(&path)?)?;
+            reader.read_layer(fs_err::File::open(&path)?)?;
         }
         Ok::<_, BuildError>(reader.finish())
     })

@@ -19,6 +19,7 @@ pub mod host_tree;
 pub mod kernel_image;
 mod kernel_packages;
 mod openpgp;
+mod package_reader;
 pub mod process;
 pub mod root_fs;
 pub mod root_fs_layer;
@@ -64,6 +65,7 @@ pub use host_tree::{
 };
 pub use kernel_image::{KernelImage, KernelImageLookup, KernelImages, host::read_host};
 pub use openpgp::key_ends;
+pub use package_reader::PackageReader;
 pub use root_fs::{PackageRoot, RootFileSystems, RpmRoot};
 pub use root_fs_layer::RootFs;
 pub use source::{FetchedSource, SourceIdentity, Sources};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     plan::NamedInputs,
 };
 
-use super::{Distribution, Package, PackageList, purl};
+use super::{Distribution, purl};
 
 /// Role of a material. The documents list materials in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
@@ -93,6 +94,29 @@ pub struct Material {
     pub distribution: Option<Distribution>,
     /// Terms that the definition states for the material.
     pub terms: Terms,
+}
+
+/// A package of a root file system.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Package {
+    /// Name of the package.
+    pub name: String,
+    /// Version of the package.
+    pub version: String,
+    /// Architecture of the package.
+    pub architecture: String,
+    /// Licenses in the package's copyright file, if the file is in the machine-readable format (DEP 5).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub licenses: Vec<String>,
+}
+
+/// Packages of a root file system, by name, and its distribution.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackageList {
+    /// Empty if the root file system has no package list.
+    pub packages: Vec<Package>,
+    /// `None` if the root file system has no `os-release`.
+    pub distribution: Option<Distribution>,
 }
 
 /// Statements of a definition about software.

@@ -8,7 +8,6 @@ mod cosign;
 mod dsse;
 mod key;
 mod materials;
-mod package;
 mod purl;
 mod signers;
 mod slsa;
@@ -25,8 +24,9 @@ pub use cosign::{
 };
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyAlgorithm, KeyError, PublicKey};
-pub use materials::{Confinement, Material, ModuleFile, Provenance, Role, Subject, Terms};
-pub use package::{Package, PackageList, PackageReader, RPM_LIST, RPM_LIST_FORMAT};
+pub use materials::{
+    Confinement, Material, ModuleFile, Package, PackageList, Provenance, Role, Subject, Terms,
+};
 pub use purl::Distribution;
 pub use signers::{
     FoundSignatures, ImageSignature, NamedKey, RequiredSigners, SignerCheck, TooFewKeys, Trust,

@@ -37,7 +37,7 @@ impl Distribution {
     }
 
     /// Parses `os-release`.
-    pub(super) fn parse(os_release: &str) -> Option<Self> {
+    pub fn parse(os_release: &str) -> Option<Self> {
         let field = |name: &str| {
             let mut values =
                 os_release.lines().filter_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));

@@ -7,10 +7,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use farrier_core::{
-    kernel::{AptSuites, Architecture, BootstrapSpec},
-    provenance::{RPM_LIST, RPM_LIST_FORMAT},
-};
+use farrier_core::kernel::{AptSuites, Architecture, BootstrapSpec};
 use farrier_local::{
     archive::{self, Options, UnpackMode},
     blocking::stoppable,
@@ -20,7 +17,12 @@ use farrier_payload as payload;
 use fs_err as fs;
 
 use super::{LEVEL, MTIME, effects, excluded::is_excluded, packages::RpmRoot};
-use crate::{FetchError, Fetcher, Result, TREE, apt::AptArchive, root_fs_layer as layer, rpm};
+use crate::{
+    FetchError, Fetcher, Result, TREE,
+    apt::AptArchive,
+    package_reader::{RPM_LIST, RPM_LIST_FORMAT},
+    root_fs_layer as layer, rpm,
+};
 
 /// dpkg's list of installed packages, from which bills of materials are made.
 const STATUS: &str = "var/lib/dpkg/status";
@@ -134,11 +136,10 @@ fn output_of(program: &'static str, arguments: &[&str], packages: &[PathBuf]) ->
 mod tests {
     use std::{fs::Permissions, io::Read as _, os::unix::fs::PermissionsExt as _};
 
-    use farrier_core::provenance::PackageReader;
     use oci::LayerReader;
 
     use super::*;
-    use crate::root_fs_layer::RootFs;
+    use crate::{PackageReader, root_fs_layer::RootFs};
 
     /// Makes a package with `dpkg-deb`, with a script that would leave a trace.
     fn package(dir: &Path, name: &str, files: &[(&str, u32)]) -> PathBuf {
@@ -218,7 +219,7 @@ mod tests {
         assert!(found.contains_key("usr/share/doc/bb/copyright"));
         assert!(!found.contains_key("usr/share/man/man1/gcc.1"));
         let mut reader = PackageReader::default();
-        reader.layer(&bytes[..]).unwrap();
+        reader.read_layer(&bytes[..]).unwrap();
         let packages: Vec<_> = reader.finish().packages.into_iter().map(|p| (p.name, p.version)).collect();
         assert_eq!(packages, [("aa".to_owned(), "1:2-3".to_owned()), ("bb".to_owned(), "1:2-3".to_owned())]);
     }

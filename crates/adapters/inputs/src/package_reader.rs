@@ -8,44 +8,23 @@ use std::{
     path::Path,
 };
 
-use serde::{Deserialize, Serialize};
+use deb822_fast::{Deb822, Paragraph};
+use farrier_core::{
+    provenance::{Distribution, Package, PackageList},
+    text,
+};
+use oci::{LayerReader, each_entry, plain_path};
 
-use super::Distribution;
-use crate::oci::{LayerReader, each_entry, plain_path};
-
-/// Size limit of a status or copyright file in bytes. A status with every package of Debian would have 70 MB.
+/// Number of bytes that are read of a package list or copyright file; the rest is ignored. The status of 900 packages has 0.8 MB.
 const MAX_FILE: u64 = 32 << 20;
 /// Path of the list of RPM packages in Azure Linux' distroless images. Scanners read the list there (Syft, Trivy).
-pub const RPM_LIST: &str = "var/lib/rpmmanifest/container-manifest-2";
+pub(crate) const RPM_LIST: &str = "var/lib/rpmmanifest/container-manifest-2";
 /// Format of a line in that list, as rpm's `--queryformat`.
-pub const RPM_LIST_FORMAT: &str = r"%{NAME}\t%{VERSION}-%{RELEASE}\t%{INSTALLTIME}\t%{BUILDTIME}\t%{VENDOR}\t%{EPOCH}\t%{SIZE}\t%{ARCH}\t%{EPOCHNUM}\t%{SOURCERPM}\n";
+pub(crate) const RPM_LIST_FORMAT: &str = r"%{NAME}\t%{VERSION}-%{RELEASE}\t%{INSTALLTIME}\t%{BUILDTIME}\t%{VENDOR}\t%{EPOCH}\t%{SIZE}\t%{ARCH}\t%{EPOCHNUM}\t%{SOURCERPM}\n";
 /// Paths of `os-release(5)`. A symbolic link is not followed, because its target is the other path.
 const OS_RELEASE: [&str; 2] = ["etc/os-release", "usr/lib/os-release"];
-/// Maximum number of licenses of one package. The parts of the kernel's headers have about 20.
+/// Maximum number of licenses of one package. Debian's kernel header packages have about 20.
 const MAX_LICENSES: usize = 64;
-
-/// A package of a root file system.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Package {
-    /// Name of the package.
-    pub name: String,
-    /// Version of the package.
-    pub version: String,
-    /// Architecture of the package.
-    pub architecture: String,
-    /// Licenses in the package's copyright file, if the file is in the machine-readable format (DEP 5).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub licenses: Vec<String>,
-}
-
-/// Packages of a root file system, by name, and its distribution.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PackageList {
-    /// Empty if the root file system has no package list.
-    pub packages: Vec<Package>,
-    /// `None` if the root file system has no `os-release`.
-    pub distribution: Option<Distribution>,
-}
 
 /// Collects packages from the layers of one image, the lowest layer first.
 #[derive(Debug, Default)]
@@ -60,20 +39,20 @@ pub struct PackageReader {
 
 impl PackageReader {
     /// Reads a layer's blob.
-    pub fn layer(&mut self, blob: impl Read + Send) -> io::Result<()> {
+    pub fn read_layer(&mut self, blob: impl Read + Send) -> io::Result<()> {
         each_entry(LayerReader::new(blob)?, |names, entry| {
             let path = plain_path(Path::new(&names.path));
             let Some(path) = path.filter(|_| entry.header().entry_type().is_file()) else {
                 return Ok(ControlFlow::<()>::Continue(()));
             };
             if path == Path::new(RPM_LIST) {
-                self.package_lists.insert(RPM_LIST.to_owned(), parse_rpm_list(&text(entry)?));
+                self.package_lists.insert(RPM_LIST.to_owned(), parse_rpm_list(&read(entry)?));
             } else if let Some(file) = OS_RELEASE.into_iter().find(|file| path == Path::new(file)) {
-                self.distributions.insert(file, Distribution::parse(&text(entry)?));
+                self.distributions.insert(file, Distribution::parse(&read(entry)?));
             } else if let Some(file) = status_file(&path) {
-                self.package_lists.insert(file, parse_status(&text(entry)?));
+                self.package_lists.insert(file, parse_status(&read(entry)?));
             } else if let Some(name) = copyright_owner(&path) {
-                self.licenses.insert(name, parse_licenses(&text(entry)?));
+                self.licenses.insert(name, parse_licenses(&read(entry)?));
             }
             Ok(ControlFlow::Continue(()))
         })
@@ -94,7 +73,8 @@ impl PackageReader {
     }
 }
 
-/// Returns a path relative to `var/lib/dpkg` if it is dpkg's `status`, or in the `status.d` of distroless images without dpkg.
+/// Returns the path of a dpkg status file relative to `var/lib/dpkg`: `status`, or `status.d/PACKAGE` in distroless images. `None`
+/// for other files.
 fn status_file(path: &Path) -> Option<String> {
     let path = path.to_str()?;
     let file = path.strip_prefix("var/lib/dpkg/")?;
@@ -108,7 +88,7 @@ fn copyright_owner(path: &Path) -> Option<String> {
     (!name.contains('/')).then(|| name.to_owned())
 }
 
-fn text(file: impl Read) -> io::Result<String> {
+fn read(file: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(MAX_FILE).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -116,19 +96,17 @@ fn text(file: impl Read) -> io::Result<String> {
 
 /// Parses the installed packages in a dpkg status file (`deb-control(5)`, `dpkg(1)`).
 fn parse_status(status: &str) -> Vec<Package> {
-    let parse_paragraph = |text: &str| {
-        let field = |name: &str| {
-            let is_field =
-                |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
-            let value = text.lines().find(is_field)?.split_once(':')?.1.trim();
-            (!value.is_empty()).then(|| printable(value))
-        };
-        let installed = field("Status").is_none_or(|status| status.ends_with(" installed"));
-        let (name, version) = (field("Package")?, field("Version")?);
-        let architecture = field("Architecture").unwrap_or_default();
-        installed.then_some(Package { name, version, architecture, licenses: Vec::new() })
-    };
-    status.split("\n\n").filter_map(parse_paragraph).collect()
+    Deb822::iter_paragraphs_from_reader(status.as_bytes())
+        .filter_map(|paragraph| installed_package(&paragraph.ok()?))
+        .collect()
+}
+
+fn installed_package(paragraph: &Paragraph) -> Option<Package> {
+    let field = |name: &str| paragraph.get(name).map(printable).filter(|value| !value.is_empty());
+    let installed = field("Status").is_none_or(|status| status.ends_with(" installed"));
+    let (name, version) = (field("Package")?, field("Version")?);
+    let architecture = field("Architecture").unwrap_or_default();
+    installed.then_some(Package { name, version, architecture, licenses: Vec::new() })
 }
 
 /// Parses a package list in [`RPM_LIST_FORMAT`].
@@ -149,15 +127,14 @@ fn parse_licenses(copyright: &str) -> BTreeSet<String> {
     }
     let names = copyright.lines().filter_map(|line| {
         let (key, value) = line.split_once(':')?;
-        let value = value.trim();
-        (key.eq_ignore_ascii_case("license") && !value.is_empty()).then(|| printable(value))
+        (key.eq_ignore_ascii_case("license") && !value.trim().is_empty()).then(|| printable(value))
     });
     names.collect()
 }
 
-/// Removes control characters and truncates the text.
+/// Replaces deceptive characters and truncates the text.
 fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(200).collect()
+    text::printable(text.trim()).chars().take(200).collect()
 }
 
 #[cfg(test)]
@@ -186,7 +163,7 @@ mod tests {
         let copyright = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n\
             Files: *\nLicense: GPL-3+\n text\n\nFiles: doc/*\nLicense: GFDL-1.3+\n\nLicense: GPL-3+\n more\n";
         reader
-            .layer(
+            .read_layer(
                 &layer(&[
                     ("./var/lib/dpkg/status", STATUS),
                     ("usr/lib/os-release", "ID=debian\nVERSION_ID=\"12\"\n"),
@@ -208,7 +185,7 @@ mod tests {
         let mut reader = PackageReader::default();
         let list = "gcc\t11.5.0-2.el9\t(none)\t1700000000\tAcme\t(none)\t9\tx86_64\t0\tgcc-11.5.0-2.el9.src.rpm\n\
             perl\t5.32-1\t(none)\t1\tAcme\t4\t9\tnoarch\t4\tperl.src.rpm\ntoo\tshort\n";
-        reader.layer(&layer(&[(RPM_LIST, list)])[..]).unwrap();
+        reader.read_layer(&layer(&[(RPM_LIST, list)])[..]).unwrap();
         let found: Vec<_> =
             reader.finish().packages.into_iter().map(|p| (p.name, p.version, p.architecture)).collect();
         let of =
@@ -219,9 +196,9 @@ mod tests {
     #[test]
     fn an_upper_layer_replaces_the_status() {
         let mut reader = PackageReader::default();
-        reader.layer(&layer(&[("var/lib/dpkg/status", STATUS)])[..]).unwrap();
+        reader.read_layer(&layer(&[("var/lib/dpkg/status", STATUS)])[..]).unwrap();
         let newer = STATUS.replace("4.3-4.1", "4.4-1");
-        reader.layer(&layer(&[("var/lib/dpkg/status", &newer)])[..]).unwrap();
+        reader.read_layer(&layer(&[("var/lib/dpkg/status", &newer)])[..]).unwrap();
         let found = reader.finish().packages;
         assert_eq!((found.len(), found[1].version.as_str()), (2, "4.4-1"));
     }
@@ -229,9 +206,9 @@ mod tests {
     #[test]
     fn no_dpkg_and_hostile_names() {
         let mut reader = PackageReader::default();
-        let hostile = "Package: a\u{1b}[2J\nVersion: 1\n";
+        let hostile = "Package: a\u{1b}[2J\u{202e}\nVersion: 1\n";
         reader
-            .layer(
+            .read_layer(
                 &layer(&[
                     ("var/lib/dpkg/status.d/a", hostile),
                     ("var/lib/dpkg/status.d/a.md5sums", STATUS),
@@ -241,7 +218,7 @@ mod tests {
             .unwrap();
         let found = reader.finish().packages;
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].name, "a[2J");
+        assert_eq!(found[0].name, "a\u{fffd}[2J\u{fffd}");
         assert_eq!(PackageReader::default().finish(), PackageList::default());
     }
 }
