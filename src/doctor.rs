@@ -22,6 +22,7 @@ use farrier_core::{
         WriteNamespaces,
     },
     provenance::Confinement,
+    text::and_more,
 };
 use farrier_engines::Engine;
 use farrier_local::machine::native;
@@ -415,11 +416,6 @@ impl Diagnosis {
             }
         }
     }
-}
-
-/// Returns the words after the first of several names, such as ` and 3 more`.
-fn and_more(others: usize) -> String {
-    if others == 0 { String::new() } else { format!(" and {others} more") }
 }
 
 fn text(findings: &[Finding]) -> String {

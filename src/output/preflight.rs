@@ -2,7 +2,10 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use farrier_core::plan::{BootReadiness, NextKernel, readiness_table};
+use farrier_core::{
+    plan::{BootReadiness, NextKernel, readiness_table},
+    text::some_of,
+};
 use serde::Serialize;
 
 use super::plan::table_text;
@@ -50,10 +53,7 @@ pub fn text(report: &PreflightReport<'_>) -> String {
             BootReadiness::NoDriver => "no driver image needed",
             BootReadiness::Wait | BootReadiness::Unknown => "not ready",
         };
-        let first = nodes[..nodes.len().min(5)].join(", ");
-        let more = nodes.len().saturating_sub(5);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        texts.push(format!("{first}{more}: {verdict} for {kernel}\n{reason}"));
+        texts.push(format!("{}: {verdict} for {kernel}\n{reason}", some_of(&nodes, 5)));
     }
     texts.join("\n")
 }

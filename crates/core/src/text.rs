@@ -1,4 +1,4 @@
-//! Sanitizes untrusted text for display.
+//! Text for display: lists, and untrusted text without deceptive characters.
 
 /// Whether a character could control a terminal or mislead a reader. These are control characters, bidirectional marks
 /// and zero-width characters (Unicode's Cf, line and paragraph separators, and fillers).
@@ -50,6 +50,17 @@ pub fn printable_json(json: &str) -> String {
     text
 }
 
+/// Joins the first names, and counts the rest.
+pub fn some_of(names: &[impl AsRef<str>], most: usize) -> String {
+    let first: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
+    format!("{}{}", first.join(", "), and_more(names.len().saturating_sub(most)))
+}
+
+/// Counts the items that a message does not name, to append to the named ones: ` and 3 more`. Empty for 0.
+pub fn and_more(rest: usize) -> String {
+    if rest == 0 { String::new() } else { format!(" and {rest} more") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +79,12 @@ mod tests {
         assert_eq!(printable(PLAIN), PLAIN);
         assert_eq!(printable("a\n\tb"), "a\u{fffd}\u{fffd}b");
         assert_eq!(printable_lines("a\n\tb\r\nc\rd"), "a\n\tb\r\nc\u{fffd}d");
+    }
+
+    #[test]
+    fn a_list_names_the_first_items_and_counts_the_rest() {
+        assert_eq!(some_of(&["a", "b"], 2), "a, b");
+        assert_eq!(some_of(&["a", "b", "c", "d"], 2), "a, b and 2 more");
     }
 
     #[test]

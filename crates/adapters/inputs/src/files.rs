@@ -14,7 +14,7 @@ use fs_err::{self as fs, File, os::unix::fs::symlink};
 use super::{FetchError, Result};
 pub(super) use farrier_local::files::read_start;
 
-use farrier_core::kernel::Architecture;
+use farrier_core::{kernel::Architecture, text::some_of};
 use farrier_local::files::walk_source;
 
 /// Copies files, directories and links (as links), with modes and times. Omits version-control data.
@@ -125,10 +125,6 @@ pub(super) fn check_not_canceled(stop: &AtomicBool) -> Result<()> {
 
 /// Joins names for a message, at most twenty.
 pub(super) fn listing(names: &[OsString]) -> String {
-    let shown: Vec<_> = names.iter().take(20).map(|name| name.to_string_lossy()).collect();
-    match names.len() {
-        0 => "nothing".to_owned(),
-        count if count > 20 => format!("{} and {} more", shown.join(", "), count - 20),
-        _ => shown.join(", "),
-    }
+    let names: Vec<_> = names.iter().map(|name| name.to_string_lossy()).collect();
+    if names.is_empty() { "nothing".to_owned() } else { some_of(&names, 20) }
 }

@@ -6,7 +6,10 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use farrier_core::image::{SourceEntry, SourceOrigin, SourceSpec, is_version_control};
+use farrier_core::{
+    image::{SourceEntry, SourceOrigin, SourceSpec, is_version_control},
+    text::some_of,
+};
 use farrier_local::{archive::Format, blocking::stoppable};
 use fs_err::File;
 
@@ -81,14 +84,10 @@ fn warning(spec: &SourceSpec, suspects: &[String], advice: &str) -> Option<Strin
     if suspects.is_empty() {
         return None;
     }
-    let named = suspects.iter().take(MAX_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = match suspects.len().saturating_sub(MAX_NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     Some(format!(
-        "warning: source {} has files that look like credentials: {named}{more} ({advice})",
-        spec.name
+        "warning: source {} has files that look like credentials: {} ({advice})",
+        spec.name,
+        some_of(suspects, MAX_NAMED)
     ))
 }
 

@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use farrier_core::image::{Digest, checked::matches_glob};
+use farrier_core::{
+    image::{Digest, checked::matches_glob},
+    text::some_of,
+};
 use farrier_local::archive::{self, UnpackError, links};
 use fs_err::{self as fs, os::unix::fs::symlink};
 use oci::plain_path;
@@ -181,13 +184,10 @@ fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>> {
 fn nearby(payload: &Path, missing: &Path) -> Result<String> {
     let directory = deepest_directory(payload, missing.parent().unwrap_or(Path::new("")));
     let names = names_in(payload, &directory)?;
-    let shown = names.iter().take(NEARBY).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = names.len().saturating_sub(NEARBY);
-    Ok(match (names.len(), more) {
-        (0, _) => format!("/{} is empty", directory.display()),
-        (_, 0) => format!("/{} has {shown}", directory.display()),
-        _ => format!("/{} has {shown} and {more} more", directory.display()),
-    })
+    if names.is_empty() {
+        return Ok(format!("/{} is empty", directory.display()));
+    }
+    Ok(format!("/{} has {}", directory.display(), some_of(&names, NEARBY)))
 }
 
 /// Makes an absolute link relative. Refuses a link that would dangle elsewhere.

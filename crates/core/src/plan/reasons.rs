@@ -13,6 +13,7 @@ use crate::{
     image::{ImageName, ImageReference, InputHash},
     kmod::Verdict,
     shell::shell_word,
+    text,
 };
 
 /// Reason for building an image.
@@ -65,7 +66,7 @@ pub enum HoldReason {
         nearest: Option<String>,
     },
     /// The manifests have no such object, and some of them were skipped.
-    #[error("there is no such object; skipped: {}{}", .skipped.join(", "), and_more(*.more + 1))]
+    #[error("there is no such object; skipped: {}{}", .skipped.join(", "), text::and_more(*.more))]
     NotInManifests { skipped: Vec<String>, more: usize },
     /// There are several objects of that name.
     #[error("there are {count} objects of this name")]
@@ -383,7 +384,7 @@ fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
 
 /// Formats how many of `count` nodes follow the first one, to append to its name.
 pub(super) fn and_more(count: usize) -> String {
-    if count > 1 { format!(" and {} more", count - 1) } else { String::new() }
+    text::and_more(count.saturating_sub(1))
 }
 
 fn under_way(count: usize) -> String {

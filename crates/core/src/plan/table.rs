@@ -11,7 +11,10 @@ use super::{
     BootReadiness, HoldReason, HostDrivers, NextKernel, Outcome, Phase, Plan, PlannedCell, PlannedNode,
     PlannedRollout, PlannedSignature, Readiness, RequiredImage, RolloutDecision, RolloutObject, StatusRow,
 };
-use crate::{kmod::Verdict, text::printable_lines};
+use crate::{
+    kmod::Verdict,
+    text::{printable_lines, some_of},
+};
 
 /// Number of nodes to name; the rest is only counted.
 const NAMED_NODES: usize = 3;
@@ -324,15 +327,6 @@ fn by_reason<'a>(header: &'static str, nodes: impl Iterator<Item = (String, &'a 
         reasons.entry(why).or_default().push(node);
     }
     table(&[header, "WHY"], reasons.into_iter().map(|(why, nodes)| vec![some_of(&nodes, NAMED_NODES), why]))
-}
-
-/// Joins the first names, and counts the rest.
-pub(super) fn some_of(names: &[&str], most: usize) -> String {
-    let first = names[..names.len().min(most)].join(", ");
-    match names.len().saturating_sub(most) {
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
 }
 
 pub(super) fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<String>>) -> Table {

@@ -7,11 +7,12 @@ use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
     ReachingObject, ResourceFacts, RolloutDecision, RolloutObject, RolloutTarget, RolloutWarning,
     StatusEntry, is_hardware_label, node_target, status_entries,
-    table::{decided_below_images, missing_images, some_of},
+    table::{decided_below_images, missing_images},
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, commit_in},
     kernel::{KernelFamily, KernelRelease, KernelTarget, describe_sources, match_family},
+    text::some_of,
 };
 
 /// Number of nodes to name; the rest is only counted.

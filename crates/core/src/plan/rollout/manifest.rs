@@ -7,7 +7,10 @@ use super::{
     Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::target_container, image,
     reached::check_supported, resource,
 };
-use crate::plan::{Placement, ReachingObject, table::some_of};
+use crate::{
+    plan::{Placement, ReachingObject},
+    text::some_of,
+};
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     if let Some(name) = context.spec.resource() {

@@ -34,7 +34,8 @@ use super::{
 use crate::{
     image::{Period, RolloutSpec, Watch},
     kernel::KernelTarget,
-    plan::{NodeAffinity, NotReadyNode, ObservedKind, PER_KERNEL_ANNOTATION, PlannedUpgrade, table::some_of},
+    plan::{NodeAffinity, NotReadyNode, ObservedKind, PER_KERNEL_ANNOTATION, PlannedUpgrade},
+    text::some_of,
 };
 
 pub(super) use self::{original::Original, record::OriginalRecord};
