@@ -253,8 +253,9 @@ impl<'a> RequestedRollouts<'a> {
                 (decided, rollout_unions) = decide_rollout(&context, target);
             }
             unions.extend(rollout_unions);
-            // Omit a definition that neither a node nor a DaemonSet asks for, such as a built-in one.
-            if decided.as_ref().is_err_and(HoldReason::is_absence) && cells.of(image).next().is_none() {
+            // Omit a definition that neither a node nor an object asks for, such as a built-in one.
+            let has_object = names_object && !decided.as_ref().is_err_and(HoldReason::is_absence);
+            if !has_object && cells.of(image).next().is_none() {
                 continue;
             }
             let Decided { decision, changes } =

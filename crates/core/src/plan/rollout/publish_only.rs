@@ -10,32 +10,26 @@ use crate::{
     plan::{Outcome, PlannedCell, outcome::CellState},
 };
 
-/// Checks every kernel that calls for the image, including announced kernels.
-pub(super) fn decide(
-    context: &Context<'_>,
-    operator: Option<OperatorResource>,
-) -> Result<Decided, HoldReason> {
+/// Checks every kernel target of the image, including announced kernels. The operator of a resource `kind` computes the tags.
+pub(super) fn decide(context: &Context<'_>, kind: Option<OperatorResource>) -> Result<Decided, HoldReason> {
     let Context { inputs, cells, image, .. } = *context;
-    let all: Vec<&PlannedCell> = cells.of(image).collect();
-    if all.is_empty() {
-        return Err(HoldReason::NOT_FOUND);
-    }
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    let is_skipped = |planned: &PlannedCell| planned.outcome.is_unbuildable();
-    let is_waiting = |planned: &PlannedCell| matches!(planned.outcome, Outcome::Waiting { .. });
-    let unbuildable = all.iter().find(|planned| is_skipped(planned));
-    if let Some(planned) = unbuildable.or_else(|| all.iter().find(|planned| is_waiting(planned))) {
-        let CellState::Absent(absence) = cells.state(image, &planned.target) else {
-            return Err(HoldReason::NOT_FOUND);
-        };
-        return Err(no_image(&planned.target, absence.why));
-    }
-    let mut pending = None;
-    let mut tags = 0;
-    for (planned, cell) in all.iter().filter_map(|planned| Some((planned, planned.outcome.cell()?))) {
-        if let Some(kind) = operator
+    let mut all: Vec<&PlannedCell> = cells.of(image).collect();
+    // Report kernels first for which nothing can be built now.
+    all.sort_by_key(|planned| match planned.outcome {
+        Outcome::Skipped { .. } => 0,
+        Outcome::Waiting { .. } => 1,
+        _ => 2,
+    });
+    let (mut pending, mut tags) = (None, 0);
+    for planned in all {
+        // Kernels that the definition is not meant for need no tags.
+        if matches!(&planned.outcome, Outcome::Skipped { why } if why.is_not_applicable()) {
+            continue;
+        }
+        if let (Some(kind), Some(cell)) = (kind, planned.outcome.cell())
             && operator::versions(kind, cell, context.resources()).is_empty()
         {
             return Err(tag_form(kind, cell, context.resources()));
@@ -53,7 +47,6 @@ pub(super) fn decide(
     }
     Ok(match (pending, tags) {
         (Some(on), _) => RolloutDecision::Pending { on: on.clone() },
-        // Kernels that the definition is not meant for need no tags.
         (None, 0) => return Err(HoldReason::NoNodes),
         (None, 1) => RolloutDecision::Settled { how: "1 tag published".to_owned() },
         (None, tags) => RolloutDecision::Settled { how: format!("{tags} tags published") },
