@@ -70,15 +70,19 @@ impl TagForm {
     }
 }
 
-/// Values of the version field, each with the image reference that the operator derives from the value.
-pub(super) type Versions<'a> = Vec<(Cow<'a, str>, &'a ImageReference)>;
+/// Value of the version field, with the tag that the operator derives from it.
+#[derive(Clone)]
+pub(super) struct TagVersion<'a> {
+    pub(super) value: Cow<'a, str>,
+    pub(super) tag: &'a ImageReference,
+}
 
 /// Returns the values of the version field with which the operator finds this image, in the order of the image's tags.
 pub(super) fn versions<'a>(
     kind: OperatorResource,
     cell: &'a Cell,
     resources: OperatorResources<'_>,
-) -> Versions<'a> {
+) -> Vec<TagVersion<'a>> {
     if kind == OperatorResource::Module {
         return with_variable(cell);
     }
@@ -87,23 +91,27 @@ pub(super) fn versions<'a>(
     let version = |reference: &'a ImageReference| {
         let Version::Tag(tag) = &reference.version else { return None };
         let version = tag.as_str().strip_suffix(suffix.as_str()).filter(|version| !version.is_empty())?;
-        Some((version.into(), reference))
+        Some(TagVersion { value: version.into(), tag: reference })
     };
     cell.references().filter_map(version).collect()
 }
 
 /// Returns the image's tags twice: with KMM's variable instead of the kernel, and unchanged.
-fn with_variable(cell: &Cell) -> Versions<'_> {
+fn with_variable(cell: &Cell) -> Vec<TagVersion<'_>> {
     let release = cell.target.release.as_str();
     let release = release.strip_suffix('+').unwrap_or(release);
     // As in KMM's `NormalizeVersion`.
     let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let kernel: String = release.chars().map(|c| if is_kept(c) { c } else { '_' }).collect();
-    let tags: Vec<_> =
-        cell.references().filter_map(|name| Some((name.version.tag()?.as_str(), name))).collect();
-    let filled =
-        tags.iter().map(|(tag, name)| (tag.replace(&kernel, "${KERNEL_FULL_VERSION}").into(), *name));
-    filled.chain(tags.iter().map(|(tag, name)| ((*tag).into(), *name))).collect()
+    let unchanged: Vec<_> = cell
+        .references()
+        .filter_map(|tag| Some(TagVersion { value: tag.version.tag()?.as_str().into(), tag }))
+        .collect();
+    let filled = unchanged.iter().map(|TagVersion { value, tag }| TagVersion {
+        value: value.replace(&kernel, "${KERNEL_FULL_VERSION}").into(),
+        tag,
+    });
+    filled.chain(unchanged.iter().cloned()).collect()
 }
 
 /// Returns the field that makes the operator look for precompiled drivers; `None` where it cannot be set.
