@@ -74,3 +74,27 @@ pub(super) fn with_alternatives(schema: &mut Schema) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    #[test]
+    fn containers_stand_for_one_rollout_each() {
+        let mut spec = json!([{
+            "strategy": "per-kernel", "namespace": "n", "daemonSet": "d", "containers": ["a", "b"], "retireAfter": "1h",
+        }]);
+        let rollouts = super::rollouts(&spec).unwrap();
+        let names: Vec<&str> =
+            rollouts.iter().map(|spec| spec.daemon_set().unwrap().container.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        for (containers, expected) in [(json!([]), "`containers` is empty"), (json!(["A"]), "A")] {
+            spec[0]["containers"] = containers;
+            let error = super::rollouts(&spec).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        spec[0]["containers"] = json!(["a"]);
+        spec[0]["container"] = "a".into();
+        assert!(super::rollouts(&spec).unwrap_err().to_string().contains("exclude each other"));
+    }
+}
