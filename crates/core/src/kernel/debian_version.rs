@@ -1,9 +1,10 @@
 //! Comparison of Debian version numbers (Debian Policy, 5.6.12).
 //!
-//! This module exists because the crates that compare them (`debversion`, `debian-control`) would add chrono, num-bigint and a
-//! regular expression to replace these fifty lines.
+//! There is no crate for this order here: `debversion` would add chrono, num-bigint and regular expressions for these sixty lines.
 
 use std::cmp::Ordering;
+
+use super::runs::{leading_digits, number_key, split_prefix};
 
 /// Compares two versions as dpkg does.
 pub fn compare(a: &str, b: &str) -> Ordering {
@@ -25,12 +26,6 @@ fn split(version: &str) -> (&str, &str, &str) {
     (epoch, upstream, revision)
 }
 
-/// Comparison key for a number of any length. Leading zeros are ignored.
-pub(crate) fn number_key(text: &str) -> (usize, &str) {
-    let text = text.trim_start_matches('0');
-    (text.len(), text)
-}
-
 /// Compares runs of non-digits and numbers in turn. Non-digits are compared by [`compare_text`].
 fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     while !(a.is_empty() && b.is_empty()) {
@@ -45,15 +40,6 @@ fn compare_part(mut a: &str, mut b: &str) -> Ordering {
         (a, b) = (rest_a, rest_b);
     }
     Ordering::Equal
-}
-
-/// Splits a text after its leading digits.
-pub(crate) fn leading_digits(text: &str) -> (&str, &str) {
-    split_prefix(text, |c| c.is_ascii_digit())
-}
-
-fn split_prefix(text: &str, is_in_prefix: impl Fn(char) -> bool) -> (&str, &str) {
-    text.split_at(text.find(|c| !is_in_prefix(c)).unwrap_or(text.len()))
 }
 
 /// A tilde sorts before the end of the text, the end before letters, and letters before other characters.

@@ -13,6 +13,7 @@ mod pattern;
 mod published;
 mod range;
 pub mod rpm_version;
+pub(crate) mod runs;
 mod system;
 mod target;
 mod uname;

@@ -6,7 +6,7 @@ use schemars::json_schema;
 use semver::{Comparator, VersionReq};
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 
-use super::{KernelTarget, OsId, debian_version, rpm_version};
+use super::{KernelTarget, OsId, debian_version, rpm_version, runs::leading_digits};
 use crate::definition::{ParseError, text_schema};
 
 /// Range of kernels: a list of bounds, all of which a kernel must satisfy.
@@ -77,7 +77,7 @@ fn architecture_index(release: &str) -> Option<usize> {
 fn sortable_version(release: &str) -> Cow<'_, str> {
     let version = version_part(release);
     let candidate = release.get(version.len()..).and_then(|suffix| suffix.strip_prefix("-rc"));
-    match candidate.map(|candidate| debian_version::leading_digits(candidate).0) {
+    match candidate.map(|candidate| leading_digits(candidate).0) {
         Some(number) if !number.is_empty() => format!("{version}~rc{number}").into(),
         _ => version.into(),
     }

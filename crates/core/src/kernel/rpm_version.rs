@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::debian_version::{leading_digits, number_key};
+use super::runs::{leading_digits, number_key, split_prefix};
 
 /// Compares two versions, each with an RPM release after the first `-`, as rpm does.
 pub fn compare(a: &str, b: &str) -> Ordering {
@@ -14,6 +14,7 @@ pub fn compare(a: &str, b: &str) -> Ordering {
 /// Compares versions or RPM releases by their segments of digits and of letters; other characters only separate segments. A tilde
 /// sorts before the end of the text, a caret after it but before everything else. Numbers sort after letters.
 pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
+    let is_letter = |c: char| c.is_ascii_alphabetic();
     loop {
         (a, b) = (skip_separators(a), skip_separators(b));
         match (a.strip_prefix('~'), b.strip_prefix('~')) {
@@ -43,7 +44,8 @@ pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
             (false, true) => return Ordering::Greater,
             (true, false) => return Ordering::Less,
             (true, true) => {
-                let ((text_a, rest_a), (text_b, rest_b)) = (leading_letters(a), leading_letters(b));
+                let ((text_a, rest_a), (text_b, rest_b)) =
+                    (split_prefix(a, is_letter), split_prefix(b, is_letter));
                 (text_a.cmp(text_b), (rest_a, rest_b))
             }
         };
@@ -57,10 +59,6 @@ pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
 /// Skips the characters that separate segments.
 fn skip_separators(text: &str) -> &str {
     text.trim_start_matches(|c: char| !c.is_ascii_alphanumeric() && c != '~' && c != '^')
-}
-
-fn leading_letters(text: &str) -> (&str, &str) {
-    text.split_at(text.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(text.len()))
 }
 
 #[cfg(test)]

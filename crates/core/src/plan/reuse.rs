@@ -7,7 +7,7 @@ use crate::{
     image::{Tag, Version},
     kernel::{
         KernelLabel,
-        debian_version::{leading_digits, number_key},
+        runs::{leading_digits, number_key},
     },
     kmod::Verdict,
     oci::{ImageFacts, is_referrers_tag},
