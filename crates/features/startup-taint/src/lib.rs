@@ -61,32 +61,44 @@ impl<'a> Evidence<'a> {
     /// Returns the reason why an image's driver does not count as loaded on a node.
     fn why_not_loaded(&self, image: &DriverImage, node: &NodeFacts, kernel: &KernelTarget) -> Option<String> {
         let name = &image.metadata.name;
-        let mut has_pod = false;
+        let mut pods = Vec::new();
         for target in image.spec.rollout.iter().filter_map(|spec| spec.daemon_set()) {
+            let container: &str = &target.container;
             let originals = self.snapshot.daemon_sets.iter().filter(|facts| facts.is_named(target));
-            for pod in originals.flat_map(|original| self.pods(original, node)) {
-                has_pod = true;
-                let (container, id) = (&*target.container, format!("pod {}/{}", pod.namespace, pod.name));
-                let running = pod.images.get(container).map(String::as_str).unwrap_or_default();
-                if !self.has_modules(running, name, kernel) {
-                    return Some(format!(
-                        "{id} runs {running}, which is not known to have the modules of image {name} for {kernel}"
-                    ));
-                }
-                // A pod that is older than the DaemonSet's template may lack the template's probe.
-                if !pod.probed.iter().any(|probed| probed == container) {
-                    return Some(format!(
-                        "container {container} of {id} has no readinessProbe or startupProbe, which tells that the driver is loaded"
-                    ));
-                }
-                if !pod.ready {
-                    return Some(format!("{id} is not ready"));
-                }
-            }
+            pods.extend(originals.flat_map(|original| self.pods(original, node)).map(|pod| (pod, container)));
         }
-        (!has_pod).then(|| {
-            format!("image {name} has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint")
-        })
+        if pods.is_empty() {
+            return Some(format!(
+                "image {name} has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint"
+            ));
+        }
+        pods.into_iter().find_map(|(pod, container)| self.pod_blocker(pod, container, name, kernel))
+    }
+
+    /// Returns the reason why a pod does not show that an image's driver is loaded.
+    fn pod_blocker(
+        &self,
+        pod: &PodFacts,
+        container: &str,
+        name: &ImageName,
+        kernel: &KernelTarget,
+    ) -> Option<String> {
+        let id = format!("pod {}/{}", pod.namespace, pod.name);
+        let Some(running) = pod.images.get(container) else {
+            return Some(format!("{id} has no container {container}"));
+        };
+        if !self.has_modules(running, name, kernel) {
+            return Some(format!(
+                "{id} runs {running}, which is not known to have the modules of image {name} for {kernel}"
+            ));
+        }
+        // A pod that is older than the DaemonSet's template may lack the template's probe.
+        if !pod.probed.iter().any(|probed| probed == container) {
+            return Some(format!(
+                "container {container} of {id} has no readinessProbe or startupProbe, so a ready pod does not prove that the driver is loaded"
+            ));
+        }
+        (!pod.ready).then(|| format!("{id} is not ready"))
     }
 
     /// Returns the pods of a DaemonSet and of its copies on a node, without pods of an earlier node of this name.
@@ -103,7 +115,7 @@ impl<'a> Evidence<'a> {
         self.snapshot.pods.iter().filter(is_on).filter(is_owned)
     }
 
-    /// Whether an image is a farrier image of this definition, by digest, with modules for a kernel.
+    /// Whether a pod's image reference names this definition's repository by digest, and the image has modules for a kernel.
     fn has_modules(&self, image: &str, name: &ImageName, kernel: &KernelTarget) -> bool {
         let is_of_definition = |reference: ImageReference| {
             let repository = reference.repository.to_string();
@@ -164,14 +176,14 @@ pub fn explain(definitions: &Definitions, planned: &Planned, node: &str) -> Opti
     let evidence = Evidence { definitions, snapshot, contents };
     let node = evidence.snapshot.nodes.iter().find(|facts| facts.name == node)?;
     let key = startup_taint(node)?;
-    let (says, hint) = match evidence.blocker(node) {
-        _ if !evidence.definitions.site.startup_taint => {
-            (format!("{key} stays"), "set startupTaint: true in site.yaml".to_owned())
-        }
-        Some(why) => (format!("{key} stays: {why}"), String::new()),
-        None => (format!("{key} is removed: the drivers are loaded"), String::new()),
+    let (says, hint) = if !definitions.site.startup_taint {
+        (format!("{key} stays"), "set startupTaint: true in site.yaml")
+    } else if let Some(why) = evidence.blocker(node) {
+        (format!("{key} stays: {why}"), "")
+    } else {
+        (format!("{key} is removed: the drivers are loaded"), "")
     };
-    Some(ExplanationStep { about: "startup taint".to_owned(), says, hint })
+    Some(ExplanationStep { about: "startup taint".to_owned(), says, hint: hint.to_owned() })
 }
 
 #[cfg(test)]

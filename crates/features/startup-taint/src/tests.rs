@@ -135,7 +135,7 @@ fn a_ready_pod_with_the_image_for_the_kernel_is_enough() {
 
 #[test]
 fn nothing_weaker_is_enough() {
-    let cases: [(&str, Edit); 17] = [
+    let cases: [(&str, Edit); 18] = [
         ("no pod", |world| world.snapshot.pods.clear()),
         ("a pod of another node", |world| "n1".clone_into(&mut world.snapshot.pods[0].node)),
         ("a pod that is not bound", |world| world.snapshot.pods[0].bound = false),
@@ -158,6 +158,7 @@ fn nothing_weaker_is_enough() {
             drop(world.snapshot.nodes[0].labels.remove(farrier_core::plan::KERNEL_LABEL));
         }),
         ("a node that needs no image", |world| drop(world.snapshot.nodes[0].labels.remove("pci"))),
+        ("a pod without the container", |world| world.snapshot.pods[0].images.clear()),
         ("a pod without a probe of the container", |world| {
             world.snapshot.pods[0].probed = vec!["proxy".to_owned()];
         }),
@@ -185,7 +186,8 @@ fn nothing_weaker_is_enough() {
     a vendor's image: pod kube-system/mft-1 runs vendor.example/mft:1, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
     a node without its kernel's label: kernel unknown: label feature.node.kubernetes.io/kernel-version.full is missing
     a node that needs no image: no driver image selects this node; set the taint only on nodes that need a driver
-    a pod without a probe of the container: container driver of pod kube-system/mft-1 has no readinessProbe or startupProbe, which tells that the driver is loaded
+    a pod without the container: pod kube-system/mft-1 has no container driver
+    a pod without a probe of the container: container driver of pod kube-system/mft-1 has no readinessProbe or startupProbe, so a ready pod does not prove that the driver is loaded
     an image that is rolled out to no DaemonSet: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
     ");
 }
