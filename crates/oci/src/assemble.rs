@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Base, ImageError, ImageManifest, Layer, annotations,
-    manifest::{Descriptor, write},
+    manifest::{Descriptor, to_json},
     media_type,
 };
 use crate::Digest;
@@ -61,7 +61,7 @@ pub struct Assembled {
 
 /// Writes the configuration and the manifest of an image.
 pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
-    let config = write("image configuration", &configuration(assembly))?;
+    let config = to_json("image configuration", &configuration(assembly))?;
     let config_digest = Digest::of(&config);
 
     let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();

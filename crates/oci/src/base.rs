@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{
     ImageError, ImageManifest,
-    manifest::{Descriptor, read},
+    manifest::{Descriptor, from_json},
     media_type,
 };
 use crate::Digest;
@@ -40,7 +40,7 @@ impl Base {
             let reason = format!("configuration is {actual}, but the manifest names {expected}");
             return Err(ImageError::unusable(WHAT, reason));
         }
-        let config: Map<String, Value> = read("base image's configuration", config)?;
+        let config: Map<String, Value> = from_json("base image's configuration", config)?;
         for (key, expected) in [("architecture", arch), ("os", "linux")] {
             let actual = config.get(key).and_then(Value::as_str).unwrap_or_default();
             if actual != expected {
@@ -58,7 +58,7 @@ impl Base {
 
 /// Returns the architecture in an image's configuration (untrusted bytes), in Go's spelling.
 pub fn architecture_of(config: &[u8]) -> Option<String> {
-    let mut config: Map<String, Value> = read("image configuration", config).ok()?;
+    let mut config: Map<String, Value> = from_json("image configuration", config).ok()?;
     config.remove("architecture")?.as_str().map(str::to_owned)
 }
 

@@ -27,7 +27,7 @@ pub use entry::{Extensions, MAX_NAME, NameError, Names, each_entry};
 pub use error_chain::{error_causes, error_chain};
 pub use layer::{EntryKind, Hashing, Layer, LayerError, LayerWriter, TreeDigester, compress, compress_at};
 pub use manifest::{
-    AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,
+    AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, to_json,
 };
 pub use reference::{
     Digest, ImageReference, MIRROR_PREFIX, ReferenceError, Repository, Tag, Version, is_docker_hub,

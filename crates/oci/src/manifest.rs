@@ -146,10 +146,9 @@ impl AnyManifest {
 
     /// Parses untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
-        if Shape::of("manifest", bytes)?.manifests.is_some() {
-            ImageIndex::parse(bytes).map(Self::Index)
-        } else {
-            ImageManifest::parse(bytes).map(Box::new).map(Self::Image)
+        match kind_of("manifest", bytes)? {
+            Kind::Image => ImageManifest::from_checked(bytes).map(Box::new).map(Self::Image),
+            Kind::Index => ImageIndex::from_checked(bytes).map(Self::Index),
         }
     }
 
@@ -159,41 +158,42 @@ impl AnyManifest {
         let Self::Index(index) = Self::parse(bytes)? else { return Ok(None) };
         let is_match =
             |d: &Descriptor| d.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == arch);
-        let image = index.manifests.into_iter().find(is_match);
-        let missing = || ImageError::unusable("image index", format!("contains no image for linux/{arch}"));
-        image.ok_or_else(missing).map(Some)
+        match index.manifests.into_iter().find(is_match) {
+            None => Err(ImageError::unusable("image index", format!("contains no image for linux/{arch}"))),
+            found => Ok(found),
+        }
     }
 }
 
-/// Fields that distinguish a manifest from an index.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Shape {
-    media_type: Option<String>,
-    config: Option<IgnoredAny>,
-    layers: Option<IgnoredAny>,
-    manifests: Option<IgnoredAny>,
+/// What a manifest describes.
+enum Kind {
+    Image,
+    Index,
 }
 
-impl Shape {
-    /// Rejects content that has the fields of both an image and an index, or whose media type contradicts its fields. Different
-    /// programs could read such content differently under the same digest (CVE-2021-41190).
-    fn of(what: &'static str, bytes: &[u8]) -> Result<Self, ImageError> {
-        let shape: Self = read(what, bytes)?;
-        let Self { media_type, config, layers, manifests } = &shape;
-        let is_index = manifests.is_some();
-        let contradicting = if is_index { media_type::IMAGES } else { media_type::INDEXES };
-        if is_index && (config.is_some() || layers.is_some()) {
-            let reason = "has the fields of an image and of an index";
-            return Err(ImageError::unusable(what, reason));
-        }
-        if let Some(declared) = media_type.as_deref().filter(|declared| contradicting.contains(declared)) {
-            let kind = if is_index { "an index" } else { "an image" };
-            let reason = format!("has media type {declared}, but the fields of {kind}");
-            return Err(ImageError::unusable(what, reason));
-        }
-        Ok(shape)
+/// Returns the kind of a manifest by its fields. Rejects content that has the fields of both kinds, or whose media type contradicts its
+/// fields. Different programs could read such content differently under the same digest (CVE-2021-41190).
+fn kind_of(what: &'static str, bytes: &[u8]) -> Result<Kind, ImageError> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Fields {
+        media_type: Option<String>,
+        config: Option<IgnoredAny>,
+        layers: Option<IgnoredAny>,
+        manifests: Option<IgnoredAny>,
     }
+    let Fields { media_type, config, layers, manifests } = from_json(what, bytes)?;
+    let is_index = manifests.is_some();
+    if is_index && (config.is_some() || layers.is_some()) {
+        return Err(ImageError::unusable(what, "has the fields of an image and of an index"));
+    }
+    let contradicting = if is_index { media_type::IMAGES } else { media_type::INDEXES };
+    if let Some(declared) = media_type.as_deref().filter(|declared| contradicting.contains(declared)) {
+        let kind = if is_index { "an index" } else { "an image" };
+        let reason = format!("has media type {declared}, but the fields of {kind}");
+        return Err(ImageError::unusable(what, reason));
+    }
+    Ok(if is_index { Kind::Index } else { Kind::Image })
 }
 
 impl Descriptor {
@@ -250,11 +250,16 @@ impl ImageManifest {
 
     /// Parses untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
-        Shape::of("image manifest", bytes)?;
-        let manifest: Self = read("image manifest", bytes)?;
+        kind_of("image manifest", bytes)?;
+        Self::from_checked(bytes)
+    }
+
+    /// Parses untrusted bytes after [`kind_of`].
+    fn from_checked(bytes: &[u8]) -> Result<Self, ImageError> {
+        let manifest: Self = from_json("image manifest", bytes)?;
         check_version("image manifest", manifest.schema_version)?;
         if manifest.layers.len() > MAX_LAYERS {
-            let reason = format!("{} layers, at most {MAX_LAYERS} are possible", manifest.layers.len());
+            let reason = format!("has {} layers; the limit is {MAX_LAYERS}", manifest.layers.len());
             return Err(ImageError::unusable("image manifest", reason));
         }
         Ok(manifest)
@@ -262,7 +267,7 @@ impl ImageManifest {
 
     /// Serializes the manifest. Equal manifests give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
-        write("image manifest", self)
+        to_json("image manifest", self)
     }
 }
 
@@ -279,8 +284,13 @@ impl ImageIndex {
 
     /// Parses untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
-        Shape::of("image index", bytes)?;
-        let index: Self = read("image index", bytes)?;
+        kind_of("image index", bytes)?;
+        Self::from_checked(bytes)
+    }
+
+    /// Parses untrusted bytes after [`kind_of`].
+    fn from_checked(bytes: &[u8]) -> Result<Self, ImageError> {
+        let index: Self = from_json("image index", bytes)?;
         check_version("image index", index.schema_version)?;
         Ok(index)
     }
@@ -289,8 +299,8 @@ impl ImageIndex {
     /// because other clients add entries, too.
     pub fn parse_referrers(bytes: &[u8]) -> Result<Self, ImageError> {
         const WHAT: &str = "list of referrers";
-        Shape::of(WHAT, bytes)?;
-        let mut list: Value = read(WHAT, bytes)?;
+        kind_of(WHAT, bytes)?;
+        let mut list: Value = from_json(WHAT, bytes)?;
         if let Some(Value::Array(entries)) = list.get_mut("manifests") {
             entries.retain(|entry| Descriptor::deserialize(entry).is_ok());
         }
@@ -301,7 +311,7 @@ impl ImageIndex {
 
     /// Serializes the index. Equal indexes give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
-        write("image index", self)
+        to_json("image index", self)
     }
 
     /// Whether `bytes`, from which this index was parsed, equal the output of [`Self::to_bytes`].
@@ -314,11 +324,17 @@ impl ImageIndex {
 }
 
 fn check_version(what: &'static str, version: u32) -> Result<(), ImageError> {
-    let reason = || format!("unsupported schema version {version}; expected 2");
-    if version == 2 { Ok(()) } else { Err(ImageError::unusable(what, reason())) }
+    if version == 2 {
+        return Ok(());
+    }
+    Err(ImageError::unusable(what, format!("unsupported schema version {version}; expected 2")))
 }
 
-pub(super) fn read<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) -> Result<T, ImageError> {
+/// Deserializes JSON of at most [`MAX_MANIFEST`] bytes.
+pub(super) fn from_json<'a, T: Deserialize<'a>>(
+    what: &'static str,
+    bytes: &'a [u8],
+) -> Result<T, ImageError> {
     if bytes.len() > MAX_MANIFEST {
         return Err(ImageError::TooLarge(what, bytes.len()));
     }
@@ -326,7 +342,7 @@ pub(super) fn read<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) 
 }
 
 /// Serializes a value as JSON, in the form in which farrier publishes it.
-pub fn write(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ImageError> {
+pub fn to_json(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ImageError> {
     serde_json::to_vec(value).map_err(|source| ImageError::Json(what, source))
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use kmod::{CheckReport, KernelRelease};
-use oci::{Artifact, Digest, ImageError, write};
+use oci::{Artifact, Digest, ImageError, to_json};
 
 use super::{annotations, media_type};
 
@@ -41,7 +41,7 @@ impl CheckReportDocument<'_> {
         if let Some(boot) = report.get_mut("boot").and_then(Value::as_object_mut) {
             boot.remove("milliseconds");
         }
-        write("check report", &Document { report, reused_from: self.reused_from })
+        to_json("check report", &Document { report, reused_from: self.reused_from })
     }
 
     /// Returns the check report as a referrer of the image whose manifest is `subject`.

@@ -101,7 +101,7 @@ impl Blob {
 impl BundleIndex {
     /// Serializes the index. Equal indexes give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
-        oci::write("bundle index", self)
+        oci::to_json("bundle index", self)
     }
 
     /// Blobs that the bundle contains, in the order of the file.
