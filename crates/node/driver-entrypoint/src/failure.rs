@@ -1,5 +1,5 @@
 //! Record of a replacement of drivers that failed on this node. Without it, each restart of the container would take the
-//! node's interfaces down twice. A boot removes a record below `/run`.
+//! node's interfaces down twice: for the new drivers, and to restore the old ones. A boot removes a record below `/run`.
 
 use sha2::{Digest as _, Sha256};
 
@@ -9,7 +9,7 @@ pub(crate) struct FailureRecord<'a> {
     pub(crate) node: &'a Node<'a>,
     /// File with the digest of the image that failed, and the reason.
     pub(crate) file: String,
-    /// Path of another record, which outlives a boot and also has to be removed where it exists.
+    /// Record on disk, from which the guard restores `file` after a boot. Only a person removes it.
     pub(crate) lasting_file: Option<String>,
     /// Digest of this image's modules and their parameters.
     pub(crate) image: String,
@@ -20,17 +20,15 @@ impl FailureRecord<'_> {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { node, file, lasting_file, image } = self;
         let text = files::text(node.paths.at(file)).unwrap_or_default();
-        let (with, boot) = match lasting_file {
-            Some(other) => (format!(", with {other} where it exists,"), ""),
-            None if file.starts_with("/run/") => (String::new(), ", and so does a boot"),
-            None => (String::new(), ""),
+        let remedy = match lasting_file {
+            Some(other) => format!("remove {file} and {other} on the node"),
+            None if file.starts_with("/run/") => format!("remove {file} on the node, or reboot it"),
+            None => format!("remove {file} on the node"),
         };
         match text.split_once('\n') {
             Some((failed, reason)) if failed == image => Err(Error::new(
                 format!("this image's drivers failed on this node, and are not tried again: {reason}"),
-                format!(
-                    "roll out another image, or change the parameters; the removal of {file}{with} on the node allows another try{boot}"
-                ),
+                format!("roll out another image or change the parameters; to try this image again, {remedy}"),
             )),
             _ => Ok(()),
         }
@@ -48,7 +46,7 @@ impl FailureRecord<'_> {
     }
 }
 
-/// Digest of the identity and parameters of an image's modules `names`, and of the text `extra_text`.
+/// Returns the digest of the identities and parameters of an image's modules `names`, and of `extra_text`.
 pub(crate) fn digest<'a>(
     loader: &Loader<'_>,
     names: impl IntoIterator<Item = &'a String>,

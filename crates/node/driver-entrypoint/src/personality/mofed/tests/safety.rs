@@ -103,8 +103,7 @@ fn an_image_that_failed_is_not_tried_again_until_it_changes() {
         ),
         "{again}"
     );
-    let removal =
-        "the removal of /run/mellanox/drivers/.failed on the node allows another try, and so does a boot";
+    let removal = "to try this image again, remove /run/mellanox/drivers/.failed on the node, or reboot it";
     assert!(again.ends_with(removal), "{again}");
     assert_eq!(bench.calls(), Vec::<String>::new());
     bench.kernel.load_errors.borrow_mut().clear();
