@@ -43,14 +43,16 @@ mod logind;
 mod module_file;
 #[path = "../../crates/node/driver-entrypoint/src/modules/mod.rs"]
 mod modules;
+#[path = "../../crates/node/driver-entrypoint/src/mountinfo.rs"]
+mod mountinfo;
 #[path = "../../crates/node/driver-entrypoint/src/mounts.rs"]
 mod mounts;
 #[path = "../../crates/node/driver-entrypoint/src/node.rs"]
 mod node;
 #[path = "../../crates/node/driver-entrypoint/src/personality/mod.rs"]
 mod personality;
-#[path = "../../crates/node/driver-entrypoint/src/pods.rs"]
-mod pods;
+#[path = "../../crates/node/driver-entrypoint/src/pod_interfaces.rs"]
+mod pod_interfaces;
 #[path = "../../crates/node/driver-entrypoint/src/program.rs"]
 mod program;
 #[path = "../../crates/node/driver-entrypoint/src/routes/mod.rs"]

@@ -8,19 +8,14 @@ use std::{
 
 use rustix::mount::MountPropagationFlags;
 
-use crate::{error::Error, node::Node};
+use crate::{
+    error::Error,
+    mountinfo::{self, Mount},
+    node::Node,
+};
 
 /// Maximum number of stacked mounts to unmount. Killed containers do not leave more; more means a loop.
 const MAX_DEPTH: usize = 64;
-
-/// A line of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
-    id: u64,
-    parent: u64,
-    point: PathBuf,
-    shared: bool,
-}
 
 /// Bind-mounts a directory recursively. Mounts that a killed container left at the target are removed first, because
 /// they show another image.
@@ -84,52 +79,13 @@ fn set_propagation(node: &Node<'_>, path: &str, flags: MountPropagationFlags) ->
 }
 
 fn read_mounts(node: &Node<'_>) -> Result<Vec<Mount>, Error> {
-    let path = "/proc/self/mountinfo";
-    let text = fs::read(node.paths.at(path)).map_err(Error::on("read", path))?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mount).collect())
-}
-
-/// Parses `id parent major:minor root point options [shared:N ...] - type source options`.
-fn parse_mount(line: &str) -> Option<Mount> {
-    let mut fields = line.split(' ');
-    let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    let point = PathBuf::from(unescape(fields.nth(2)?));
-    let shared = fields.skip(1).take_while(|field| *field != "-").any(|field| field.starts_with("shared:"));
-    Some(Mount { id, parent, point, shared })
-}
-
-/// Decodes octal escapes: the kernel writes space, tab, newline and backslash as three octal digits.
-fn unescape(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let mut path = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                path.push(char::from(byte));
-                path.push_str(part.get(3..).unwrap_or_default());
-            }
-            None => path.extend(["\\", part]),
-        }
-    }
-    path
+    mountinfo::read(&node.paths.at("/proc/self")).map_err(Error::on("read", "/proc/self/mountinfo"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::Bench;
-
-    #[test]
-    fn lines_of_mountinfo_are_understood() {
-        let line =
-            r"36 35 98:0 /mnt1 /run/a\040b rw,noatime shared:7 master:1 - ext3 /dev/root rw,errors=continue";
-        let expected = Mount { id: 36, parent: 35, point: "/run/a b".into(), shared: true };
-        assert_eq!(parse_mount(line), Some(expected));
-        let private = "36 35 98:0 / /x rw - tmpfs shared:9 rw";
-        assert_eq!(parse_mount(private).map(|mount| mount.shared), Some(false));
-        assert_eq!(parse_mount("36"), None);
-        assert_eq!(unescape(r"a\134b\x"), r"a\b\x");
-    }
 
     #[test]
     fn exposing_again_leaves_one_mount_and_concealing_removes_it() {

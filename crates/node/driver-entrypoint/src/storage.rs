@@ -10,6 +10,7 @@ use std::{
 use crate::{
     files::{entries, text},
     modules::users::module_of,
+    mountinfo::{self, Mount},
     node::Paths,
 };
 
@@ -29,9 +30,9 @@ pub(crate) struct StorageUse {
 
 /// Lists mounted file systems and swap space of process 1.
 pub(crate) fn uses(paths: &Paths) -> Vec<StorageUse> {
-    let mounts = fs::read_to_string(paths.at("/proc/1/mountinfo")).unwrap_or_default();
+    let mounts = mountinfo::read(&paths.at("/proc/1")).unwrap_or_default();
     let swaps = fs::read_to_string(paths.at("/proc/swaps")).unwrap_or_default();
-    let mut uses: Vec<StorageUse> = mounts.lines().filter_map(|line| parse_mount(paths, line)).collect();
+    let mut uses: Vec<StorageUse> = mounts.iter().filter_map(|mount| use_of_mount(paths, mount)).collect();
     uses.extend(swaps.lines().skip(1).filter_map(|line| {
         let device = line.split_whitespace().next()?;
         let name = device.strip_prefix("/dev/")?.rsplit('/').next()?;
@@ -42,21 +43,15 @@ pub(crate) fn uses(paths: &Paths) -> Vec<StorageUse> {
     uses
 }
 
-/// Parses a line of `mountinfo` (proc_pid_mountinfo(5)): id, parent, major:minor, root, mount point, options, optional fields,
-/// `-`, type, source, options of the file system.
-fn parse_mount(paths: &Paths, line: &str) -> Option<StorageUse> {
-    let (fields, file_system_fields) = line.split_once(" - ")?;
-    let mut fields = fields.split(' ').skip(2);
-    let (device, mount_point) = (fields.next()?, fields.nth(1)?);
-    let description = format!("the file system mounted at {mount_point}");
-    let mut file_system_fields = file_system_fields.split(' ');
-    if file_system_fields.next()?.starts_with("nfs") {
+fn use_of_mount(paths: &Paths, mount: &Mount) -> Option<StorageUse> {
+    let description = format!("the file system mounted at {}", mount.point.display());
+    if mount.file_system.starts_with("nfs") {
         // The client adds the server's address to the options.
-        let options = file_system_fields.nth(1)?;
-        let servers = options.split(',').filter_map(|option| option.strip_prefix("addr=")?.parse().ok());
-        return Some(StorageUse { description, modules: BTreeSet::new(), servers: servers.collect() });
+        let options = mount.options.split(',');
+        let servers = options.filter_map(|option| option.strip_prefix("addr=")?.parse().ok()).collect();
+        return Some(StorageUse { description, modules: BTreeSet::new(), servers });
     }
-    let device = fs::canonicalize(paths.at(&format!("/sys/dev/block/{device}"))).ok()?;
+    let device = fs::canonicalize(paths.at(&format!("/sys/dev/block/{}", mount.device))).ok()?;
     Some(use_of_device(&device, description))
 }
 
@@ -165,14 +160,14 @@ mod tests {
         let bench = Bench::new();
         bench.write(
             "/proc/1/mountinfo",
-            "30 1 0:40 / / rw shared:1 - nfs4 10.0.0.5:/root rw,vers=4.2,addr=10.0.0.5,clientaddr=10.0.0.7\n\
+            "30 1 0:40 / /srv/a\\040b rw shared:1 - nfs4 10.0.0.5:/root rw,vers=4.2,addr=10.0.0.5,clientaddr=10.0.0.7\n\
              31 1 0:5 / /dev rw - devtmpfs none rw\n",
         );
         let found = uses(&bench.node().paths);
         assert_eq!(found.len(), 1);
         assert_eq!(
             (found[0].description.as_str(), &found[0].servers[..]),
-            ("the file system mounted at /", &[IpAddr::from([10, 0, 0, 5])][..])
+            ("the file system mounted at /srv/a b", &[IpAddr::from([10, 0, 0, 5])][..])
         );
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
     personality::mofed::sriov::NetworkState,
-    pods::PodInterfaces,
+    pod_interfaces::PodInterfaces,
     routes::{Network, TrafficUse},
     storage::{self, StorageUse},
 };

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, fmt, fs, path::Path};
 
 use super::loaded::Loaded;
 use crate::{
+    devices::of_drivers,
     files::{entries, text},
     module_file::kernel_name,
     node::Paths,
@@ -57,8 +58,7 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
 /// Modules of other drivers that are bound to virtual functions of the module's devices.
 pub(crate) fn virtual_function_drivers(paths: &Paths, module: &str) -> BTreeSet<String> {
     let module = kernel_name(module);
-    let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
-    let functions = drivers.flat_map(entries).flat_map(entries).filter(|path| {
+    let functions = of_drivers(paths, &module).into_iter().flat_map(entries).filter(|path| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("virtfn"))
     });
     functions.filter_map(|function| module_of(&function)).filter(|driver| *driver != module).collect()

@@ -8,14 +8,15 @@ use std::{
 };
 
 use crate::{
+    devices,
     disruption::{Disruption, Loss},
     files::{entries, text},
     modules::users::{module_of, pod_of},
+    mountinfo,
     node::Paths,
 };
 
-/// Types of interfaces that have another interface below them, as `DEVTYPE` in their `uevent`. A veth's peer is not below
-/// it.
+/// Types (`DEVTYPE` in `uevent`) of interfaces whose `iflink` is the interface below them. A veth's `iflink` is its peer.
 const STACKED_TYPES: [&str; 3] = ["macvlan", "ipvlan", "vlan"];
 
 /// A network interface in another namespace.
@@ -43,9 +44,12 @@ impl PodInterfaces {
         let mut interfaces = Vec::new();
         for process in entries(paths.at("/proc")) {
             let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
-            // A service with a private network, or a container with the node's `/sys`, has the node's interfaces in its `/sys`.
-            let has_nodes_sys = sysfs_of(&process).is_some_and(|sys| nodes_sys.contains(&sys));
-            if has_nodes_sys || !seen.insert(namespace) {
+            // In its own network namespace, a service with a private network or a container with the node's `/sys` sees the node's
+            // interfaces in `/sys`. Another process of the namespace may see the right ones.
+            if sysfs_of(&process).is_some_and(|sys| nodes_sys.contains(&sys)) {
+                continue;
+            }
+            if !seen.insert(namespace) {
                 continue;
             }
             let pod = pod_of(&process);
@@ -72,7 +76,7 @@ impl PodInterfaces {
             .collect();
         // The directory of a device's interfaces exists while the device has an interface in any namespace, but lists only
         // the interfaces in this namespace.
-        for device in devices(paths, module) {
+        for device in devices::of_drivers(paths, module) {
             let interfaces = device.join("net");
             let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let is_away = interfaces.is_dir() && entries(&interfaces).is_empty();
@@ -84,11 +88,10 @@ impl PodInterfaces {
     }
 }
 
-/// Device number of the file system at a process's `/sys`. Each network namespace has a separate one.
+/// Returns the device number of the file system that a process sees at `/sys`. Each network namespace has its own.
 fn sysfs_of(process: &Path) -> Option<String> {
-    let mounts = text(process.join("mountinfo"))?;
-    let mut points = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    points.rfind(|fields| fields.get(4) == Some(&"/sys")).map(|fields| fields[2].to_owned())
+    let mounts = mountinfo::read(process).ok()?;
+    mounts.into_iter().rfind(|mount| mount.point == Path::new("/sys")).map(|mount| mount.device)
 }
 
 impl PodInterface {
@@ -128,13 +131,6 @@ fn driver_modules(interface: &Path) -> BTreeSet<String> {
         next.extend(lower.map(|name| interface.with_file_name(name)));
     }
     modules
-}
-
-/// Devices that are bound to a module's drivers.
-pub(crate) fn devices(paths: &Paths, module: &str) -> Vec<PathBuf> {
-    let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
-    let entries = drivers.flat_map(entries).filter(|entry| entry.is_dir() && !entry.ends_with("module"));
-    entries.collect()
 }
 
 #[cfg(test)]
