@@ -136,7 +136,7 @@ fn texts(data: &[u8]) {
     let _ = Parameters::read(&node.paths).soft_dependencies("mlx5_core");
     let _ = Index::read(RELEASE, &[(Origin::Host, tree)]);
     let _ = mounts::conceal(&node, "/run/x");
-    let _ = parameters::check(&node, &parameters::FILES);
+    let _ = parameters::check(&node, &parameters::MODULES);
     let _ = sriov::NetworkState::load_if_unloaded(&node, "/run/kept").map(|state| state.summary());
     let _ = kmsg::message(data);
     let _ = storage::uses(&node.paths);

@@ -71,8 +71,8 @@ pub fn replace_session_keyring() -> io::Result<()> {
 
 /// Restores the default action of SIGSEGV and SIGBUS, for which Rust's runtime installs handlers that report stack overflows.
 ///
-/// Process 1 receives from inside its PID namespace only those signals that it handles. With these handlers, a step could end
-/// process 1.
+/// From inside a PID namespace, process 1 receives only signals for which it has a handler. With these handlers, a step could
+/// kill process 1 with SIGSEGV.
 pub fn remove_signal_handlers() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         // SAFETY: the default action runs no code of this program.

@@ -42,7 +42,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     let _lock = Lock::take(node, state::PID_FILE)?;
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
-    parameters::check(node, &parameters::FILES)?;
+    parameters::check(node, &parameters::MODULES)?;
     let index = driver::index(node, None)?;
     let loader = Loader { node, index: &index, parameters: &driver::parameters(node, &index, settings)? };
     driver::check(&loader, settings.drm)?;

@@ -6,7 +6,7 @@ use std::fs;
 use crate::{error::Error, files::if_exists, node::Node};
 
 /// Modules with a parameter file, `/drivers/<name>.conf`.
-pub(crate) const FILES: [&str; 5] =
+pub(crate) const MODULES: [&str; 5] =
     ["nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-peermem", "nvidia-drm"];
 
 /// Maximum size of a file: the kernel accepts at most a page of parameters per module.
@@ -49,12 +49,7 @@ fn parse(text: &str) -> Result<Vec<&str>, String> {
         if line.matches('"').count() % 2 == 1 {
             return Err(format!("a quotation mark in line {number} is not closed"));
         }
-        let mut is_quoted = false;
-        let line_words = line.split(|c: char| {
-            is_quoted ^= c == '"';
-            c.is_whitespace() && !is_quoted
-        });
-        for word in line_words.filter(|word| !word.is_empty()) {
+        for word in words_of(line) {
             let name = word.split('=').next().unwrap_or_default();
             if name.is_empty()
                 || !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
@@ -67,6 +62,16 @@ fn parse(text: &str) -> Result<Vec<&str>, String> {
     Ok(words)
 }
 
+/// Splits a line at white space, except between quotation marks, as the kernel's `next_arg` does.
+fn words_of(line: &str) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    let words = line.split(move |c: char| {
+        is_quoted ^= c == '"';
+        c.is_whitespace() && !is_quoted
+    });
+    words.filter(|word| !word.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,7 +80,7 @@ mod tests {
     #[test]
     fn missing_files_mean_no_parameters() {
         let bench = Bench::new();
-        check(&bench.node(), &FILES).unwrap();
+        check(&bench.node(), &MODULES).unwrap();
         assert_eq!(bench.log(), "");
     }
 
@@ -104,7 +109,7 @@ mod tests {
         let bench = Bench::new();
         bench.write("/drivers/nvidia-uvm.conf", "");
         fs::write(bench.at("/drivers/nvidia-uvm.conf"), [0xff, 0xfe]).unwrap();
-        let error = check(&bench.node(), &FILES).unwrap_err();
+        let error = check(&bench.node(), &MODULES).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the parameters of nvidia-uvm in /drivers/nvidia-uvm.conf cannot be used: it is not UTF-8 text"
