@@ -42,9 +42,8 @@ pub enum Upstream {
     Address {
         /// Addresses; the site's mirrors come first.
         urls: Vec<Url>,
-        /// Whether the addresses are complete, so that the file must exist. An incomplete address depends on the kernel, or belongs to
-        /// a registry.
-        is_complete: bool,
+        /// Whether 404 is a failure. Of addresses with placeholders, registries and Git servers, only the host is checked.
+        must_exist: bool,
     },
 }
 
@@ -70,7 +69,7 @@ pub fn upstreams(net: &Net, definition: &impl Serialize) -> BTreeSet<Upstream> {
 /// Returns the mirrors of a rule, as separate upstreams.
 pub fn mirrors(net: &Net, rule: &MirrorRule) -> BTreeSet<Upstream> {
     let upstream_of = |to: &Prefix| match to {
-        Prefix::Address(url) => Upstream::Address { urls: vec![url.clone()], is_complete: false },
+        Prefix::Address(url) => Upstream::Address { urls: vec![url.clone()], must_exist: false },
         Prefix::Image(images) => registry(net, [images.host()]),
     };
     rule.to.iter().map(upstream_of).collect()
@@ -85,10 +84,10 @@ pub fn registry<'a>(net: &Net, hosts: impl IntoIterator<Item = &'a str>) -> Upst
         let address = |scheme| Url::parse(&format!("{scheme}://{host}/v2/")).ok();
         [address("https"), address("http").filter(|_| plain)]
     });
-    Upstream::Address { urls: urls.flatten().collect(), is_complete: false }
+    Upstream::Address { urls: urls.flatten().collect(), must_exist: false }
 }
 
-/// Adds the upstreams in a value. `names` are the name of the enclosing field and of the value's own field.
+/// Adds the upstreams in a value. `names` are the names of the enclosing field and of the value's own field.
 fn collect(
     net: &Net,
     names @ [enclosing, field]: [&str; 2],
@@ -129,23 +128,24 @@ fn repository(text: &str) -> Option<Repository> {
         return text.parse::<ImageReference>().map(|image| image.repository).ok();
     };
     let (path, _) = start.rsplit_once(['/', '@'])?;
+    // Only the host matters, so any name completes the repository.
     format!("{path}/any").parse().ok()
 }
 
 fn address(net: &Net, [enclosing, field]: [&str; 2], text: &str) -> Option<Upstream> {
-    let (start, is_complete) = match text.split_once("{{") {
+    let (start, must_exist) = match text.split_once("{{") {
         Some((start, _)) => (start.get(..=start.rfind('/')?)?, false),
         // A Git server only answers Git's own requests.
         None => (text, field != "repository" && enclosing != "git"),
     };
     let mut url = Url::parse(start).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
-    if is_complete && (enclosing, field) == ("repositories", "url") {
+    if must_exist && (enclosing, field) == ("repositories", "url") {
         url = Url::parse(&format!("{}/repodata/repomd.xml", start.trim_end_matches('/'))).ok()?;
     }
     let mut urls = net.url_candidates(&url);
     // An `.invalid` name is a placeholder; the site's mirrors have the real address (RFC 6761).
     urls.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
-    (!urls.is_empty()).then_some(Upstream::Address { urls, is_complete })
+    (!urls.is_empty()).then_some(Upstream::Address { urls, must_exist })
 }
 
 /// Checks that an upstream answers, contacting it in the same way as for fetching.
@@ -156,15 +156,13 @@ pub async fn ask(fetcher: &Fetcher, upstream: &Upstream) -> Result<Answer> {
                 let host = apt::probe(fetcher, suites, mirror.as_ref()).await?;
                 Ok(Answer { host, clock_ahead: None })
             }
-            Upstream::Address { urls, is_complete } => first_answer(&fetcher.net, urls, *is_complete).await,
+            Upstream::Address { urls, must_exist } => first_answer(&fetcher.net, urls, *must_exist).await,
         }
     };
     let timed_out = |_| {
         let what = match upstream {
             Upstream::Archive { suites, mirror: _ } => format!("suite {}", suites.join(", ")),
-            Upstream::Address { urls, is_complete: _ } => {
-                urls.first().map(Url::to_string).unwrap_or_default()
-            }
+            Upstream::Address { urls, must_exist: _ } => urls.first().map(Url::to_string).unwrap_or_default(),
         };
         let reason = format!("no answer within {} seconds", TIMEOUT.as_secs());
         FetchError::Transfer(what, Box::new(io::Error::new(io::ErrorKind::TimedOut, reason)))
@@ -172,27 +170,29 @@ pub async fn ask(fetcher: &Fetcher, upstream: &Upstream) -> Result<Answer> {
     timeout(TIMEOUT, answer).await.map_err(timed_out)?
 }
 
-async fn first_answer(net: &Net, urls: &[Url], is_complete: bool) -> Result<Answer> {
-    let mut outcome = Err(FetchError::Layout("an address".to_owned()));
-    for url in urls {
-        outcome = answer(net, url, is_complete).await;
-        if outcome.is_ok() {
-            break;
+async fn first_answer(net: &Net, urls: &[Url], must_exist: bool) -> Result<Answer> {
+    let Some((last, others)) = urls.split_last() else {
+        return Err(FetchError::Layout("a valid address of the registry".to_owned()));
+    };
+    for url in others {
+        if let Ok(answer) = answer(net, url, must_exist).await {
+            return Ok(answer);
         }
     }
-    outcome
+    answer(net, last, must_exist).await
 }
 
-async fn answer(net: &Net, url: &Url, is_complete: bool) -> Result<Answer> {
+async fn answer(net: &Net, url: &Url, must_exist: bool) -> Result<Answer> {
     let mut request = Net::request(Method::HEAD, url.clone());
     // An intermediate cache would return the time of its copy.
     request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     let response = net.execute(request, &AccessPurpose::of("look whether it answers")).await?;
     let status = response.status().as_u16();
     let answers = match status {
+        // 407 comes from a proxy, so the host was not reached.
         407 => false,
         // A server may hide a directory, and a registry may require a login.
-        401 | 403 | 404 | 410 => !is_complete,
+        401 | 403 | 404 | 410 => !must_exist,
         // Not every server supports HEAD.
         501 => true,
         status => status < 500,
@@ -229,9 +229,9 @@ mod tests {
                     mirror.map_or("the host".to_owned(), |mirror| mirror.to_string())
                 )
             }
-            Upstream::Address { urls, is_complete } => {
+            Upstream::Address { urls, must_exist } => {
                 let urls: Vec<&str> = urls.iter().map(Url::as_str).collect();
-                if is_complete { urls.join(" ") } else { format!("({})", urls.join(" ")) }
+                if must_exist { urls.join(" ") } else { format!("({})", urls.join(" ")) }
             }
         };
         upstreams(&Net::new(options).unwrap(), definition).into_iter().map(text).collect()

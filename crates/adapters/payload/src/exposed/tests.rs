@@ -8,8 +8,8 @@ use crate::write_payload_layer;
 
 const OFED: &str = "usr/src/ofa_kernel";
 
-/// OFED's layout: a tree for one kernel, and a link to the tree, as made by the build.
-fn payload(default: &str) -> tempfile::TempDir {
+/// Creates OFED's layout: a tree for one kernel, and the link `default` to it.
+fn ofed_tree(default: &str) -> tempfile::TempDir {
     let tree = tempfile::tempdir().unwrap();
     let kernel = tree.path().join(OFED).join("x86_64/6.1.0-1-amd64");
     fs::create_dir_all(kernel.join("include/rdma")).unwrap();
@@ -23,15 +23,11 @@ fn payload(default: &str) -> tempfile::TempDir {
     tree
 }
 
-fn exposes(paths: &[&str]) -> Vec<String> {
-    paths.iter().map(ToString::to_string).collect()
+fn expose_ofed(tree: &Path) -> Result<Exposed, PayloadError> {
+    expose(tree, &["/usr/src/ofa_kernel"])
 }
 
-fn exposed(tree: &Path) -> Result<Exposed, PayloadError> {
-    expose(tree, &exposes(&["/usr/src/ofa_kernel"]))
-}
-
-fn target(tree: &Path) -> PathBuf {
+fn link_target(tree: &Path) -> PathBuf {
     fs::read_link(tree.join(OFED).join("default")).unwrap()
 }
 
@@ -43,30 +39,30 @@ fn absolute_links_become_relative_to_their_place() {
         "/usr/lib/../src/ofa_kernel/./x86_64/6.1.0-1-amd64",
         "x86_64/6.1.0-1-amd64",
     ] {
-        let tree = payload(default);
-        let found = exposed(tree.path()).unwrap();
-        assert_eq!(target(tree.path()), Path::new("x86_64/6.1.0-1-amd64"), "{default}");
+        let tree = ofed_tree(default);
+        let found = expose_ofed(tree.path()).unwrap();
+        assert_eq!(link_target(tree.path()), Path::new("x86_64/6.1.0-1-amd64"), "{default}");
         assert_eq!(found.paths, [Path::new(OFED)]);
         assert_eq!(found.tables, [Path::new(OFED).join("x86_64/6.1.0-1-amd64/Module.symvers")]);
-        assert_eq!(found, read_exposed(tree.path(), &exposes(&["/usr/src/ofa_*"])).unwrap());
+        assert_eq!(found, read_exposed(tree.path(), &["/usr/src/ofa_*"]).unwrap());
     }
-    // The kernel's own build tree has the same path in a dependent's build.
-    let tree = payload("/lib/modules/6.1.0-1-amd64/build");
-    exposed(tree.path()).unwrap();
-    assert_eq!(target(tree.path()), Path::new("../../../lib/modules/6.1.0-1-amd64/build"));
+    // A link to the kernel's build tree is allowed: builds of dependents have that tree at the same path.
+    let tree = ofed_tree("/lib/modules/6.1.0-1-amd64/build");
+    expose_ofed(tree.path()).unwrap();
+    assert_eq!(link_target(tree.path()), Path::new("../../../lib/modules/6.1.0-1-amd64/build"));
 }
 
 #[test]
 fn links_out_of_the_payload_are_refused_with_their_path() {
     for default in ["/../etc/passwd", "../../../../etc/passwd"] {
-        let error = exposed(payload(default).path()).unwrap_err();
+        let error = expose_ofed(ofed_tree(default).path()).unwrap_err();
         let expected =
             format!("exposed link /{OFED}/default -> {default}: its target is outside the payload");
         assert_eq!(error.to_string(), expected);
         assert!(error.is_permanent() && error.hint().is_some());
     }
-    let tree = payload("x86_64");
-    let error = expose(tree.path(), &exposes(&["/usr/src/ofa_kernel/default"])).unwrap_err();
+    let tree = ofed_tree("x86_64");
+    let error = expose(tree.path(), &["/usr/src/ofa_kernel/default"]).unwrap_err();
     assert!(error.to_string().ends_with("the link is exposed, but its target is not"), "{error}");
 }
 
@@ -86,10 +82,9 @@ fn symbol_tables_that_are_too_large_are_not_exposed_or_read() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_what_is_there() {
-    let tree = payload("x86_64");
-    let missing =
-        |paths: &[&str]| expose(tree.path(), &exposes(paths)).map_err(|error| error.to_string()).unwrap_err();
+fn missing_paths_are_reported_with_their_neighbors() {
+    let tree = ofed_tree("x86_64");
+    let missing = |paths: &[&str]| expose(tree.path(), paths).map_err(|error| error.to_string()).unwrap_err();
     let told = [
         missing(&["/usr/src/nvidia-*", "/usr/src/ofa_kernel"]),
         missing(&["/usr/src/ofa_kernel/include", "/opt/x"]),
@@ -107,7 +102,7 @@ fn what_is_missing_is_named_with_what_is_there() {
 #[test]
 fn the_digest_is_that_of_the_exposed_content() {
     type Change = fn(&Path);
-    let first = exposed(payload("x86_64").path()).unwrap().digest;
+    let first = expose_ofed(ofed_tree("x86_64").path()).unwrap().digest;
     let same: [Change; 3] = [
         |tree| fs::write(tree.join("lib/modules/6.1.0-1-amd64/extra/a.ko"), "other").unwrap(),
         |tree| {
@@ -129,9 +124,9 @@ fn the_digest_is_that_of_the_exposed_content() {
         },
     ];
     let digest_after = |change: Change| {
-        let tree = payload("x86_64");
+        let tree = ofed_tree("x86_64");
         change(tree.path());
-        exposed(tree.path()).unwrap().digest
+        expose_ofed(tree.path()).unwrap().digest
     };
     for change in same {
         assert_eq!(digest_after(change), first);
@@ -144,17 +139,17 @@ fn the_digest_is_that_of_the_exposed_content() {
 #[test]
 fn a_layer_gives_the_exposed_tree_and_nothing_else() {
     for merged in [false, true] {
-        let tree = payload("/usr/src/ofa_kernel/x86_64/6.1.0-1-amd64");
-        let digest = exposed(tree.path()).unwrap().digest;
+        let tree = ofed_tree("/usr/src/ofa_kernel/x86_64/6.1.0-1-amd64");
+        let digest = expose_ofed(tree.path()).unwrap().digest;
         let work = tempfile::tempdir().unwrap();
         let (layer, headers, modules) =
             (work.path().join("layer"), work.path().join("headers"), work.path().join("modules"));
         write_payload_layer(tree.path(), merged, &layer).unwrap();
         fs::create_dir(&headers).unwrap();
         fs::create_dir(&modules).unwrap();
-        let exposes = exposes(&["/usr/src/ofa_kernel"]);
-        unpack_exposed(&layer, &exposes, &headers).unwrap();
-        assert_eq!(read_exposed(&headers, &exposes).unwrap().digest, digest);
+        let patterns = ["/usr/src/ofa_kernel"];
+        unpack_exposed(&layer, &patterns, &headers).unwrap();
+        assert_eq!(read_exposed(&headers, &patterns).unwrap().digest, digest);
         assert!(!headers.join("lib").exists() && !headers.join("usr/lib").exists());
         let tables = read_symbol_tables(&headers).unwrap();
         assert_eq!(tables.len(), 1);
@@ -169,7 +164,7 @@ fn a_layer_gives_the_exposed_tree_and_nothing_else() {
 }
 
 #[test]
-fn what_lies_below_a_pattern_fits_it() {
+fn paths_below_a_pattern_match_it() {
     assert!(is_at_or_below(Path::new("usr/src/nvidia-1/x/y"), "/usr/src/nvidia-*"));
     assert!(!is_at_or_below(Path::new("usr/src"), "/usr/src/nvidia-*"));
 }
