@@ -178,11 +178,11 @@ impl Kustomizations<'_> {
 fn users_of<P: Ord>(
     uses: impl Iterator<Item = (Option<P>, String)>,
 ) -> BTreeMap<Option<P>, BTreeSet<String>> {
-    let mut users = BTreeMap::<_, BTreeSet<String>>::new();
+    let mut names = BTreeMap::<_, BTreeSet<String>>::new();
     for (place, name) in uses.filter(|(place, _)| place.is_some()) {
-        users.entry(place).or_default().insert(name);
+        names.entry(place).or_default().insert(name);
     }
-    users
+    names
 }
 
 /// Returns the reason not to edit the value of an object: the value also sets another object, whose nodes may need another image.

@@ -117,7 +117,7 @@ mod tests {
         let mut expected = Module::parse(&plain[..]).unwrap();
         for module in modules {
             // The check is CRC64.
-            expected.has_unsupported_check = module.path.ends_with(".xz");
+            expected.has_unsupported_check = Compression::of(&module.path) == Some(Compression::Xz);
             assert_eq!(module.module.as_ref(), Ok(&expected), "{}", module.path);
         }
     }
@@ -167,9 +167,9 @@ mod tests {
         fs::write(dir.path().join("a.ko"), ModuleFile::named("m").build()).unwrap();
         let file = fs::File::options().write(true).open(dir.path().join("a.ko")).unwrap();
         file.set_len(1 << 30).unwrap();
-        assert!(read(dir.path())[0].module.is_ok());
+        assert!(read_all(dir.path())[0].module.is_ok());
         file.set_len((1 << 30) + 1).unwrap();
-        let error = read(dir.path()).remove(0).module.unwrap_err();
+        let error = read_all(dir.path()).remove(0).module.unwrap_err();
         assert_eq!(error.to_string(), "the module is larger than 1024 MiB");
         assert_eq!(error.verdict(), kmod::Verdict::Refused);
     }

@@ -69,13 +69,13 @@ fn links_out_of_the_payload_are_refused_with_their_path() {
 /// A hole takes no disk space, but tables are read into memory.
 #[test]
 fn symbol_tables_that_are_too_large_are_not_exposed_or_read() {
-    let tree = payload("x86_64");
+    let tree = ofed_tree("x86_64");
     let table = Path::new(OFED).join("x86_64/6.1.0-1-amd64/Module.symvers");
     let file = fs::File::options().write(true).open(tree.path().join(&table)).unwrap();
     file.set_len(MAX_TABLES).unwrap();
-    exposed(tree.path()).unwrap();
+    expose_ofed(tree.path()).unwrap();
     fs::write(tree.path().join(OFED).join("Module.symvers"), "x").unwrap();
-    let error = exposed(tree.path()).unwrap_err();
+    let error = expose_ofed(tree.path()).unwrap_err();
     assert!(error.to_string().ends_with("all exposed tables together are larger than 64 MiB"), "{error}");
     assert!(error.is_permanent() && error.hint().is_some());
     assert!(matches!(read_symbol_tables(tree.path()), Err(PayloadError::SymbolTables { .. })));
