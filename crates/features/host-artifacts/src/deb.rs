@@ -20,10 +20,10 @@ pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
         size += match entry {
             Entry::Payload(file) => fs::symlink_metadata(file)?.len(),
             Entry::Text(text) => text.len() as u64,
-            Entry::Directory | Entry::Script(_) => 0,
+            Entry::Directory => 0,
         };
     }
-    let script = |action: &str| Entry::Script(script(payload.release.as_str(), action));
+    let script = |action: &str| Entry::Text(script(payload.release.as_str(), action).into_bytes());
     let control = Entries::from([
         ("control".into(), Entry::Text(control(payload, &names, size.div_ceil(1024)).into_bytes())),
         ("postinst".into(), script("configure")),
@@ -168,13 +168,13 @@ fn overrides_of(payload: &HostPayload) -> String {
 fn archive(entries: &Entries) -> Result<Vec<u8>> {
     let mut tar = LayerWriter::new(Vec::new(), 0);
     for (path, entry) in entries {
-        let mut text = |mode, mut bytes: &[u8]| {
-            tar.entry(path, mode, EntryKind::File { size: bytes.len() as u64, content: &mut bytes })
-        };
         match entry {
             Entry::Directory => tar.entry(path, 0o755, EntryKind::Directory)?,
-            Entry::Text(bytes) => text(0o644, bytes)?,
-            Entry::Script(script) => text(0o755, script.as_bytes())?,
+            Entry::Text(bytes) => {
+                let mode = if bytes.starts_with(b"#!") { 0o755 } else { 0o644 };
+                let size = bytes.len() as u64;
+                tar.entry(path, mode, EntryKind::File { size, content: &mut bytes.as_slice() })?;
+            }
             Entry::Payload(file) => {
                 let metadata = fs::symlink_metadata(file)?;
                 if metadata.is_symlink() {

@@ -14,8 +14,8 @@ pub(super) enum Entry {
     Directory,
     /// An unpacked file or symbolic link of the payload.
     Payload(PathBuf),
+    /// Content that farrier writes: a script or a text.
     Text(Vec<u8>),
-    Script(String),
 }
 
 impl HostPayload {

@@ -36,7 +36,6 @@ pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
             Entry::Directory if path == Path::new("lib") => {}
             Entry::Directory => archive.directory(&path)?,
             Entry::Text(text) => archive.bytes(&path, 0o644, &text)?,
-            Entry::Script(script) => archive.bytes(&path, 0o755, script.as_bytes())?,
             Entry::Payload(file) if fs::symlink_metadata(&file)?.is_symlink() => {
                 archive.symlink(&path, &fs::read_link(&file)?)?;
             }

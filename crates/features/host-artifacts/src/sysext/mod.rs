@@ -86,7 +86,6 @@ fn squashfs(entries: Entries) -> Result<Vec<u8>, PayloadError> {
         match entry {
             Entry::Directory => writer.push_dir(&path, header(0o755)),
             Entry::Text(text) => writer.push_file(Cursor::new(text), &path, header(0o644)),
-            Entry::Script(script) => writer.push_file(Cursor::new(script.into_bytes()), &path, header(0o755)),
             Entry::Payload(file) => {
                 let metadata = fs::symlink_metadata(&file)?;
                 if metadata.is_symlink() {
