@@ -34,39 +34,25 @@ pub(super) async fn documents(
             (blocking(move || module_files(&shared)).await?, true)
         }
     };
-    let HostPayload {
-        name,
-        version,
-        release,
-        os: (os, os_version),
-        arch,
-        image,
-        input_hash,
-        certificate,
-        ..
-    } = payload.as_ref();
     let driver_image = Material {
-        version: Some(version.clone()),
-        digest: Some(image.clone()),
-        ..Material::new(Role::DriverImage, name.as_str())
+        version: Some(payload.version.clone()),
+        digest: Some(payload.image.clone()),
+        ..Material::new(Role::DriverImage, payload.name.as_str())
     };
-    let certificate = certificate.as_ref().filter(|_| has_modules).map(Material::of_module_certificate);
-    let definition = services.definitions.images.get(name);
-    let target = KernelTarget {
-        os: os.clone(),
-        os_version: os_version.clone(),
-        release: release.clone(),
-        arch: *arch,
-    };
+    let certificate = payload.certificate.as_ref().filter(|_| has_modules);
+    let certificate = certificate.map(Material::of_module_certificate);
+    let definition = services.definitions.images.get(&payload.name);
+    let (os, os_version) = payload.os.clone();
+    let target = KernelTarget { os, os_version, release: payload.release.clone(), arch: payload.arch };
     let provenance = Provenance {
         subject: Subject {
-            name: name.to_string(),
-            version: version.clone(),
+            name: payload.name.to_string(),
+            version: payload.version.clone(),
             output: Some(output),
             digest: artifact.digest.clone(),
             target: Some(target),
-            architecture: *arch,
-            input_hash: *input_hash,
+            architecture: payload.arch,
+            input_hash: payload.input_hash,
             terms: definition
                 .map(|image| terms(image, image.spec.license.as_ref(), image.spec.redistribute))
                 .unwrap_or_default(),

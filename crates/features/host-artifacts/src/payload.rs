@@ -74,21 +74,10 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
     let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
     let image_facts = facts.and_then(|facts| {
-        let ImageFacts {
-            payload_digest: Some(_),
-            input_hash: Some(hash),
-            kernel_release,
-            driver_version,
-            module_signer,
-            os,
-            ..
-        } = facts
-        else {
-            return None;
-        };
-        let (id, version) = os.as_deref()?.split_once(' ')?;
+        facts.payload_digest?;
+        let (id, version) = facts.os.as_deref()?.split_once(' ')?;
         let os: (OsId, OsVersion) = (id.parse().ok()?, version.parse().ok()?);
-        Some((kernel_release?, driver_version?, module_signer, os, hash))
+        Some((facts.kernel_release?, facts.driver_version?, facts.module_signer, os, facts.input_hash?))
     });
     let (Some((release, version, signer, os, input_hash)), Some(name), Some(arch), Some(layer)) =
         (image_facts, name, arch, manifest.payload_layer())
@@ -109,8 +98,7 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
         expected_signer.map_or(Ok(false), |signer| is_signed_by(&dest, &signer))
     })
     .await?;
-    let signer = signer.filter(|_| is_signed);
-    let certificate = signer.map(|signer| certificate(image, &signer)).transpose()?;
+    let certificate = signer.filter(|_| is_signed).map(|signer| certificate(image, &signer)).transpose()?;
     let (files, user_space) = host_files(&tree, &name, &release)?;
     let image = stored.digest;
     let payload = HostPayload {
