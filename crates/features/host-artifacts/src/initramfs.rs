@@ -23,17 +23,20 @@ pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
     let script = script_of(payload)?.into_bytes();
     let name = &payload.name;
     // initramfs-tools and dracut source these files before udev loads the first module.
-    for path in
-        [format!("conf/conf.d/farrier-{name}"), format!("lib/dracut/hooks/pre-udev/50-farrier-{name}.sh")]
-    {
+    for path in [
+        format!("conf/conf.d/farrier-{name}"),
+        format!("lib/dracut/hooks/pre-udev/50-farrier-{name}.sh"),
+        // dracut 103 and later; to 109, the other directory of hooks is a link to this one.
+        format!("var/lib/dracut/hooks/pre-udev/50-farrier-{name}.sh"),
+    ] {
         entries.insert(path.into(), Entry::Text(script.clone()));
     }
     let mut bytes = Vec::new();
     let mut archive = CpioWriter::new(&mut bytes);
     for (path, entry) in with_directories(entries) {
         match entry {
-            // In the initramfs, /lib may be a link into /usr. A directory would replace it.
-            Entry::Directory if path == Path::new("lib") => {}
+            // In the initramfs, /lib may be a link into /usr, and the hooks a link into /var. A directory would replace the link.
+            Entry::Directory if path == Path::new("lib") || path.starts_with("lib/dracut") => {}
             Entry::Directory => archive.directory(&path)?,
             Entry::Text(text) => archive.bytes(&path, 0o644, &text)?,
             Entry::Payload(file) if fs::symlink_metadata(&file)?.is_symlink() => {
