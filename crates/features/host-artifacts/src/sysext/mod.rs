@@ -91,12 +91,9 @@ fn squashfs(entries: Entries) -> Result<Vec<u8>, PayloadError> {
                 if metadata.is_symlink() {
                     writer.push_symlink(fs::read_link(&file)?, &path, header(0o777))
                 } else {
-                    let executable = metadata.permissions().mode() & 0o111 != 0;
-                    writer.push_file(
-                        fs::File::open(&file)?,
-                        &path,
-                        header(if executable { 0o755 } else { 0o644 }),
-                    )
+                    let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
+                    // The writer opens one file at a time, and only while it writes.
+                    writer.push_file_from_path(file, &path, header(mode))
                 }
             }
         }

@@ -16,8 +16,11 @@ use farrier_core::{
 };
 use serde_json::{Value, json};
 
-use super::{disk, verity::hash_tree};
-use crate::testing::{bench_that_signs_modules, make, run};
+use super::{disk, squashfs, verity::hash_tree};
+use crate::{
+    entries::{Entries, Entry},
+    testing::{bench_that_signs_modules, make, run},
+};
 
 /// An extension, and the content of its partitions in files.
 struct Extension {
@@ -144,6 +147,25 @@ async fn the_key_of_the_modules_signs_the_root_hash() {
     bench.services.tools.module_signer = None;
     let error = make(&bench, &built.digest, HostOutput::Sysext).await.unwrap_err().to_string();
     assert!(error.contains("has modules signed with unknown certificate sha256:"), "{error}");
+}
+
+#[test]
+fn a_payload_has_more_files_than_a_process_may_open() {
+    let limit = |files: &str| {
+        let process = std::process::id().to_string();
+        run(Command::new("prlimit").args(["--pid", &process, &format!("--nofile={files}:")]));
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut entries = Entries::new();
+    for number in 0..600 {
+        let file = dir.path().join(number.to_string());
+        fs::write(&file, [0_u8; 16]).unwrap();
+        entries.insert(PathBuf::from(number.to_string()), Entry::Payload(file));
+    }
+    limit("512");
+    let image = squashfs(entries);
+    limit("1024");
+    assert!(image.is_ok());
 }
 
 /// The second partition table needs 33 sectors behind the last partition.
