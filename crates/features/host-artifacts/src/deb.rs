@@ -121,7 +121,8 @@ fn control(payload: &HostPayload, names: &Names, kibibytes: u64) -> String {
     )
 }
 
-/// Returns a script that updates the indexes of modules, and the initramfs. If the kernel is not installed, the
+/// Returns a script that updates the indexes of modules, and the initramfs. systemd-boot reads a copy of the initramfs, which a hook of
+/// `update-initramfs` replaces; dracut has no such hooks. If the kernel is not installed, the
 /// script does nothing: after the removal of a kernel, depmod would create new files.
 fn script(release: &str, action: &str) -> String {
     format!(
@@ -132,7 +133,10 @@ fn script(release: &str, action: &str) -> String {
              if [ -e /boot/initrd.img-{release} ] && command -v update-initramfs >/dev/null; then\n        \
                  update-initramfs -u -k {release}\n    \
              elif [ -e /boot/initrd.img-{release} ] && command -v dracut >/dev/null; then\n        \
-                 dracut --quiet --force /boot/initrd.img-{release} {release}\n    \
+                 dracut --quiet --force /boot/initrd.img-{release} {release}\n        \
+                 if command -v bootctl >/dev/null && bootctl is-installed --quiet; then\n            \
+                     kernel-install add {release} /boot/vmlinuz-{release} /boot/initrd.img-{release}\n        \
+                 fi\n    \
              fi\n\
          fi\n"
     )

@@ -132,6 +132,44 @@ async fn the_sites_key_signs_nothing_that_is_made_from_an_unsigned_image() {
     assert_eq!(listed(&bench, &built.digest).await, []);
 }
 
+/// Writes a program that appends its name and arguments to the file `calls`.
+fn recorder(directory: &Path, name: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let program = directory.join(name);
+    fs::write(&program, format!("#!/bin/sh\necho {name} \"$@\" >> {}/calls\n", directory.display())).unwrap();
+    fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// dracut does not copy the initramfs to the boot partition.
+#[test]
+fn systemd_boot_gets_the_initramfs_of_dracut() {
+    let root = tempfile::tempdir().unwrap();
+    let place = root.path().display().to_string();
+    fs::create_dir_all(root.path().join("lib/modules/6.1")).unwrap();
+    fs::create_dir_all(root.path().join("boot")).unwrap();
+    for file in ["lib/modules/6.1/modules.builtin", "boot/initrd.img-6.1"] {
+        fs::write(root.path().join(file), "").unwrap();
+    }
+    let text = script("6.1", "configure").replace(" /boot", &format!(" {place}/boot"));
+    let text = text.replace(" /lib", &format!(" {place}/lib"));
+    let initramfs = format!("{place}/boot/initrd.img-6.1");
+    let made = format!("depmod 6.1\ndracut --quiet --force {initramfs} 6.1\n");
+    let copied = format!(
+        "{made}bootctl is-installed --quiet\nkernel-install add 6.1 {place}/boot/vmlinuz-6.1 {initramfs}\n"
+    );
+    for (programs, expected) in
+        [(&["depmod", "dracut"][..], &made), (&["depmod", "dracut", "bootctl", "kernel-install"], &copied)]
+    {
+        for name in programs {
+            recorder(root.path(), name);
+        }
+        let mut shell = Command::new("/bin/sh");
+        run(shell.args(["-c", &text, "sh", "configure"]).env("PATH", root.path()));
+        assert_eq!(fs::read_to_string(root.path().join("calls")).unwrap(), *expected);
+        fs::remove_file(root.path().join("calls")).unwrap();
+    }
+}
+
 #[test]
 fn the_flavor_of_a_release() {
     for (release, numbers, flavor) in [
