@@ -79,13 +79,10 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     let image = images::StoredImage { services: &services, repository: &repository, digest: &digest };
     // A repository's last component is the name of a definition. An image that is named by its tag may be a copy under another name.
     let name = args.image.rsplit('/').next().filter(|_| version.is_none());
-    let requested = host::Requested { output, name, release: release.as_ref() };
+    let requested =
+        host::Requested { output, name, release: release.as_ref(), published_only: args.store.is_some() };
     let pulled = host::pull(image, requested, signers.as_ref(), args.to.as_deref()).await?;
     if let Some(store) = &args.store {
-        if !pulled.published {
-            let message = format!("{output}: {} has none in the registry to store", pulled.image);
-            return Err(CliError::absent(message, "publish it: `farrier build --push` with `outputs`"));
-        }
         let to = session.services(Some(&format!("oci:{}", store.display())), EngineChoice::Auto)?;
         host::store(image, &pulled.artifact, &to).await?;
     }

@@ -164,9 +164,10 @@ fn a_stored_extension_is_verified_without_the_registry() {
     };
     site.build("hello", &kernel, &["--push"]).exits(0);
     let refused = pull("site", &["--store", &store]).exits(1);
-    refused.line("has none in the registry to store");
+    refused.line("has no sysext in the registry to store");
     refused.line("hint: publish it");
     ask_for(&site, "[sysext]");
+    assert!(!file.exists(), "a host would make the extension again and again");
     site.build("hello", &kernel, &["--push"]).exits(0);
     let published = pull("site", &["--store", &store]).exits(0).json();
     let content = fs::read(&file).unwrap();

@@ -31,6 +31,8 @@ pub struct Requested<'a> {
     pub name: Option<&'a str>,
     /// Kernel release; `None` for any.
     pub release: Option<&'a KernelRelease>,
+    /// Whether farrier may not make the output itself.
+    pub published_only: bool,
 }
 
 impl Requested<'_> {
@@ -98,6 +100,10 @@ pub async fn pull(
     }
     let (artifact, manifest, made) = match published {
         Some(published) => published,
+        None if refused.is_empty() && requested.published_only => {
+            let hint = "publish it: `farrier build --push` with `outputs`";
+            return Err(unmet(image, &format!("has no {output} in the registry to store"), hint));
+        }
         None if refused.is_empty() => {
             if let Err(why) = verify(image, signers).await? {
                 let why = format!("is not signed with an accepted key: {why}");
