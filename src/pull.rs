@@ -10,7 +10,12 @@ use farrier_host_artifacts as host;
 use farrier_host_artifacts::Pulled;
 use indicatif::HumanBytes;
 
-use super::{CliError, Exit, Result, env_vars as vars, session::Session, settings::parse, verify};
+use super::{
+    CliError, Exit, Result, env_vars as vars,
+    session::Session,
+    settings::{host_os, parse},
+    verify,
+};
 
 #[derive(Debug, Args)]
 pub struct PullArgs {
@@ -24,6 +29,13 @@ pub struct PullArgs {
     /// Kernel release, as `uname -r` prints it [default: the image's]
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Option<String>,
+    /// Operating system id of the image, as in os-release [default: this machine's; if it has no image, another one's deb, deb-meta
+    /// or initramfs]
+    #[arg(long, value_name = "ID", requires = "os_version")]
+    pub os: Option<String>,
+    /// Operating system version of the image, as VERSION_ID in os-release [default: see --os]
+    #[arg(long, value_name = "VERSION", requires = "os")]
+    pub os_version: Option<String>,
     /// Architecture, amd64 or arm64 [default: this machine's]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
@@ -75,7 +87,13 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     } else {
         Some(images::verification_keys(&services, &args.key, 1).await?)
     };
-    let digest = host::find_image(&services, &repository, version.as_ref(), release.as_ref(), arch).await?;
+    let is_os_given = args.os.is_some();
+    let (os, os_version) = if is_os_given { (args.os.clone(), args.os_version.clone()) } else { host_os() };
+    let os = os.zip(os_version).map(|(os, version)| format!("{os} {version}"));
+    // systemd merges no extension of another operating system.
+    let is_os_required = is_os_given || output == HostOutput::Sysext;
+    let target = host::ImageTarget { release: release.as_ref(), arch, os: os.as_deref(), is_os_required };
+    let digest = host::find_image(&services, &repository, version.as_ref(), target).await?;
     let image = images::StoredImage { services: &services, repository: &repository, digest: &digest };
     // A repository's last component is the name of a definition. An image that is named by its tag may be a copy under another name.
     let name = args.image.rsplit('/').next().filter(|_| version.is_none());

@@ -157,7 +157,7 @@ pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<Im
 }
 
 /// Reads `ID` and `VERSION_ID` of this machine's os-release.
-fn host_os() -> (Option<String>, Option<String>) {
+pub fn host_os() -> (Option<String>, Option<String>) {
     let text = fs::read_to_string("/etc/os-release")
         .or_else(|_| fs::read_to_string("/usr/lib/os-release"))
         .unwrap_or_default();

@@ -23,6 +23,8 @@ const DEB: &str = "application/vnd.farrier.deb.v1";
 /// Documents of an output, as `cosign` names their types.
 const DOCUMENT_TYPES: [&str; 3] = ["cyclonedx", "spdxjson", "slsaprovenance1"];
 const MODULES: &str = "  modules: [farrier_hello]\n";
+/// Platform of the images, which may not be this machine's.
+const PLATFORM: [&str; 6] = ["--os", "debian", "--os-version", "12", "--arch", "amd64"];
 
 pub fn ask_for(site: &Site, outputs: &str) {
     site.edit("images/hello.yaml", MODULES, &format!("{MODULES}  outputs: {outputs}\n"));
@@ -49,8 +51,8 @@ pub fn pull(site: &Site, kernel: &str, args: &[&str]) -> (Run, PathBuf) {
 
 pub fn pull_output(site: &Site, output: &str, kernel: &str, args: &[&str]) -> (Run, PathBuf) {
     let file = site.path("x.deb");
-    let words = ["pull", output, "hello", "--kernel", kernel, "--arch", "amd64", "-o", "json"];
-    let run = site.farrier(&[&words[..], &["--to", file.to_str().unwrap()], args].concat());
+    let words = ["pull", output, "hello", "--kernel", kernel, "-o", "json", "--to", file.to_str().unwrap()];
+    let run = site.farrier(&[&words[..], &PLATFORM, args].concat());
     (run, file)
 }
 
@@ -158,16 +160,15 @@ fn a_stored_extension_is_verified_without_the_registry() {
     let file = site.path("x.raw");
     let pull = |key: &str, options: &[&str]| {
         let (key, file) = (site.definitions().join(format!("{key}.pem")), file.to_str().unwrap().to_owned());
-        let words =
-            ["pull", "sysext", "hello", "--kernel", &kernel, "--arch", "amd64", "-o", "json", "--to", &file];
-        site.farrier(&[&words[..], &["--key", key.to_str().unwrap()], options].concat())
+        let words = ["pull", "sysext", "hello", "--kernel", &kernel, "-o", "json", "--to", &file];
+        site.farrier(&[&words[..], &PLATFORM, &["--key", key.to_str().unwrap()], options].concat())
     };
     site.build("hello", &kernel, &["--push"]).exits(0);
     let refused = pull("site", &["--store", &store]).exits(1);
     refused.line("has no sysext in the registry to store");
     refused.line("hint: publish it");
-    ask_for(&site, "[sysext]");
     assert!(!file.exists(), "a host would make the extension again and again");
+    ask_for(&site, "[sysext]");
     site.build("hello", &kernel, &["--push"]).exits(0);
     let published = pull("site", &["--store", &store]).exits(0).json();
     let content = fs::read(&file).unwrap();
@@ -273,4 +274,6 @@ fn what_cannot_be_pulled() {
     site.farrier(&words).exits(2).line("hint: give NAME:TAG");
     let (run, _) = pull(&site, &kernel, &[]);
     run.exits(2).line("no key to verify the image with");
+    let words = ["pull", "deb", "hello", "--os", "debian"];
+    site.farrier(&words).exits(2).line("--os-version <VERSION>");
 }

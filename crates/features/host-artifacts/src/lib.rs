@@ -14,7 +14,7 @@ mod sysext;
 #[cfg(test)]
 mod testing;
 
-pub use find::find_image;
+pub use find::{ImageTarget, find_image};
 pub use pull::{Pulled, Requested, pull};
 pub use store::store;
 
