@@ -29,7 +29,7 @@ impl HostConfig {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs_err::read_to_string(path)?;
         let invalid = |why: String| Error::Config { path: path.to_owned(), why };
-        let config: Self = serde_saphyr::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+        let mut config: Self = serde_saphyr::from_str(&text).map_err(|error| invalid(error.to_string()))?;
         if config.drivers.is_empty() {
             return Err(invalid("drivers: name at least one image".to_owned()));
         }
@@ -41,6 +41,12 @@ impl HostConfig {
             |name: &&String| !name.contains('/') && !name.starts_with('.') && !name.starts_with('-');
         if let Some(name) = config.drivers.iter().find(|name| !is_name(name)) {
             return Err(invalid(format!("drivers: {name:?} is not the name of an image")));
+        }
+        config.drivers.sort();
+        config.drivers.dedup();
+        for module in &mut config.modules {
+            // The kernel's names of modules have no hyphens.
+            *module = module.replace('-', "_");
         }
         Ok(config)
     }
@@ -55,6 +61,20 @@ mod tests {
         let path = dir.path().join("host.yaml");
         std::fs::write(&path, text).unwrap();
         HostConfig::read(&path)
+    }
+
+    #[test]
+    fn modules_and_drivers_are_named_as_the_kernel_and_the_registry_name_them() {
+        let config =
+            read("drivers: [nvidia, hello, nvidia]\nkeys: [k]\nmodules: [nvidia-uvm, a_b]\n").unwrap();
+        assert_eq!(
+            (config.drivers, config.modules),
+            (names(&["hello", "nvidia"]), names(&["nvidia_uvm", "a_b"]))
+        );
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
     }
 
     #[test]
