@@ -299,7 +299,12 @@ impl NodeFacts {
     /// Returns the kernel release that the node announces, by its annotation or else by its label.
     pub fn announced_release(&self) -> Option<Cow<'_, str>> {
         let annotation = self.annotations.get(NEXT_KERNEL_ANNOTATION).map(|text| Cow::from(text.as_str()));
-        annotation.or_else(|| Some(self.labels.get(NEXT_KERNEL_LABEL)?.replace(".plus.", "+").into()))
+        annotation.or_else(|| {
+            // The value of a label cannot end with a dot.
+            let text = self.labels.get(NEXT_KERNEL_LABEL)?.replace(".plus.", "+");
+            let last = text.strip_suffix(".plus").map(|start| format!("{start}+"));
+            Some(last.unwrap_or(text).into())
+        })
     }
 
     /// Replaces the node's announcement.

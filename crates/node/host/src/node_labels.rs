@@ -41,9 +41,9 @@ fn features(decision: &Decision, loaded: &Artifacts) -> String {
     next.into_iter().chain(drivers).collect()
 }
 
-/// Returns a kernel release as the value of a label, which cannot contain `+`.
+/// Returns a kernel release as the value of a label, which can neither contain `+` nor end with a dot.
 fn label_value(release: &str) -> String {
-    release.replace('+', ".plus.")
+    release.replace('+', ".plus.").trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
@@ -67,6 +67,7 @@ mod tests {
         write(root.path(), &decision, &loaded).unwrap();
         let written = || fs::read_to_string(&path).unwrap();
         assert_eq!(written(), "farrier-next-kernel=6.12.1.plus.deb12-amd64\nfarrier-kernel-gate=held\n");
+        assert_eq!(label_value("6.1.176-Acme+"), "6.1.176-Acme.plus");
         decision.announced = Some("6.2".to_owned());
         decision.trial =
             Some(Trial { release: "6.2".to_owned(), artifacts: Artifacts::new(), armed_in: None });

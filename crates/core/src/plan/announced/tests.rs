@@ -45,9 +45,10 @@ fn a_node_announces_for_the_images_that_it_calls_for() {
 #[test]
 fn a_label_announces_like_the_annotation() {
     let mut world = World::new(&[K47]);
-    world.snapshot.nodes[0]
-        .labels
-        .insert(NEXT_KERNEL_LABEL.to_owned(), "6.12.90.plus.deb12-amd64".to_owned());
+    let node = &mut world.snapshot.nodes[0];
+    node.labels.insert(NEXT_KERNEL_LABEL.to_owned(), "6.1.176-acme.plus".to_owned());
+    assert_eq!(node.announced_release().as_deref(), Some("6.1.176-acme+"));
+    node.labels.insert(NEXT_KERNEL_LABEL.to_owned(), "6.12.90.plus.deb12-amd64".to_owned());
     assert_eq!(
         cells(&world)[1..],
         [r#"mft for 6.12.90+deb12-amd64, nodes [], announced by ["node n0"]"#.to_owned()]
