@@ -12,9 +12,7 @@ pub(crate) enum Error {
     Config { path: PathBuf, why: String },
     #[error("{program}: {why}")]
     Program { program: String, why: String },
-    #[error(
-        "no boot loader found: farrier-host needs systemd-boot, or GRUB with a grub.cfg in /boot/grub or /boot/grub2"
-    )]
+    #[error("no boot loader found: farrier-host needs systemd-boot, or GRUB with /boot/grub/grub.cfg")]
     NoBootLoader,
     #[error(
         "the boot loader's default is none of the installed kernels: with GRUB, set GRUB_DEFAULT=saved and run \

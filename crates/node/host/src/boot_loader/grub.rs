@@ -17,21 +17,12 @@ pub(super) struct Grub {
 impl Grub {
     /// Returns GRUB if it is installed.
     pub(super) fn find(root: &Path) -> Option<Self> {
-        ["boot/grub/grub.cfg", "boot/grub2/grub.cfg"]
-            .map(|path| root.join(path))
-            .into_iter()
-            .find(|path| path.exists())
-            .map(|config| Self { config })
+        let config = root.join("boot/grub/grub.cfg");
+        config.exists().then_some(Self { config })
     }
 
     fn tool(name: &str) -> Command {
-        // Fedora and its relatives add a 2 to the names of GRUB's programs.
-        let with_number = format!("grub2-{name}");
-        let exists = |program: &str| {
-            let path = std::env::var_os("PATH").unwrap_or_default();
-            std::env::split_paths(&path).any(|directory| directory.join(program).exists())
-        };
-        if exists(&with_number) { Command::new(with_number) } else { Command::new(format!("grub-{name}")) }
+        Command::new(format!("grub-{name}"))
     }
 
     /// Returns the kernel of the entry that a variable of GRUB's environment names.
