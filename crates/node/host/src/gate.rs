@@ -57,7 +57,8 @@ pub(crate) fn decide(
             };
         }
         if missing.is_empty() && !bootable.contains(release) {
-            missing = for_all_drivers("it is stored, but the boot loader has no entry for the kernel");
+            missing =
+                for_all_drivers("stored, but the kernel has no complete boot entry: see `dpkg --audit`");
         }
         if missing.is_empty() {
             decision.trial = Some(Trial { release: release.clone(), artifacts, armed_in: None });
@@ -245,7 +246,8 @@ mod tests {
         let mut stored = |_: &str, _: &str| Ok("sha256:0".to_owned());
         let decided = decide("1", &installed, &bootable, &drivers, &State::default(), &mut stored);
         assert_eq!(decided.trial.unwrap().release, "2");
-        assert_eq!(decided.held["3"]["gpu"], "it is stored, but the boot loader has no entry for the kernel");
+        let reason = "stored, but the kernel has no complete boot entry: see `dpkg --audit`";
+        assert_eq!(decided.held["3"]["gpu"], reason);
     }
 
     #[test]

@@ -119,30 +119,33 @@ fn is_read_only(file_system: &str, abstractions: &str) -> bool {
             .any(|name| name == "lvm" || name == "diskfilter" || name.starts_with("mdraid"))
 }
 
-/// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Skips entries for recovery.
+/// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Skips entries for recovery. If some
+/// entries have an initramfs, skips those without one: the installation of their kernels has failed.
 /// `10_linux` gives entries in the submenu the identifier `gnulinux-RELEASE-advanced-UUID`.
 fn entries(config: &str) -> Vec<(String, String)> {
     let identifier = |line: &str| {
         let (_, identifier) = line.split_once("$menuentry_id_option '")?;
         Some(identifier.split_once('\'')?.0.to_owned())
     };
-    let (mut submenu, mut found) = (None, Vec::new());
+    let (mut submenu, mut current, mut all, mut with_initramfs) = (None, None, Vec::new(), Vec::new());
     for line in config.lines() {
         let command = line.trim_start();
         if command.starts_with("submenu ") {
             submenu = identifier(command);
         } else if line.starts_with('}') {
             submenu = None;
-        } else if command.starts_with("menuentry ")
-            && let Some(entry) = identifier(command)
-            && let Some((release, _)) =
-                entry.strip_prefix("gnulinux-").and_then(|rest| rest.rsplit_once("-advanced-"))
-        {
-            let name = submenu.iter().cloned().chain([entry.clone()]).collect::<Vec<_>>().join(">");
-            found.push((release.to_owned(), name));
+        } else if command.starts_with("menuentry ") {
+            current = identifier(command).and_then(|entry| {
+                let (release, _) = entry.strip_prefix("gnulinux-")?.rsplit_once("-advanced-")?;
+                let name = submenu.iter().chain([&entry]).map(String::as_str).collect::<Vec<_>>().join(">");
+                Some((release.to_owned(), name))
+            });
+            all.extend(current.clone());
+        } else if command.split_whitespace().next() == Some("initrd") {
+            with_initramfs.extend(current.take());
         }
     }
-    found
+    if with_initramfs.is_empty() { all } else { with_initramfs }
 }
 
 #[cfg(test)]
@@ -173,6 +176,25 @@ menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {
         assert_eq!(entries(CONFIG), wanted);
         let flat = "menuentry 'x' $menuentry_id_option 'gnulinux-5.14.0-advanced-U' {\n}\n";
         assert_eq!(entries(flat), [("5.14.0".to_owned(), "gnulinux-5.14.0-advanced-U".to_owned())]);
+    }
+
+    /// GRUB also lists a kernel whose initramfs did not fit into `/boot`.
+    #[test]
+    fn a_kernel_without_its_initramfs_is_no_entry() {
+        let entry = |release: &str, line: &str| {
+            format!(
+                "menuentry 'x' $menuentry_id_option 'gnulinux-{release}-advanced-U' {{\n\tlinux\t/x\n\t{line}\n}}\n"
+            )
+        };
+        let config = [
+            entry("6.1.0-10-amd64", "echo 'Loading ...'"),
+            entry("6.1.0-9-amd64", "initrd\t/boot/initrd.img-6.1.0-9-amd64"),
+            "menuentry 'other' $menuentry_id_option 'osprober-gnulinux-/boot' {\n\tinitrd /other\n}\n"
+                .to_owned(),
+        ];
+        let complete = [("6.1.0-9-amd64".to_owned(), "gnulinux-6.1.0-9-amd64-advanced-U".to_owned())];
+        assert_eq!(entries(&config.concat()), complete);
+        assert_eq!(entries(&config[..1].concat()).len(), 1, "no kernel of this host has an initramfs");
     }
 
     #[test]
