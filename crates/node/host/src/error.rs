@@ -42,6 +42,8 @@ pub(crate) enum Error {
         .command.map(|command| format!(" with `{command}`")).unwrap_or_default()
     )]
     FixedDefault { place: String, command: Option<&'static str> },
+    #[error("kernel {release} is not installed: /usr/lib/modules has the installed ones")]
+    NotInstalled { release: String },
     #[error("kernel {release}: no {driver}: {why}")]
     Unavailable { release: String, driver: String, why: String },
     #[error("{why}")]
@@ -57,4 +59,6 @@ pub(crate) enum Error {
     NotLoaded { modules: String },
     #[error(transparent)]
     Io(#[from] io::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
 }

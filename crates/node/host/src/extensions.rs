@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Result,
     commands::output_of,
-    state::{Artifacts, write_durably},
+    log::print_error,
+    state::{Artifacts, lock, read_json, remove_if_exists, write_durably, write_json},
 };
 
 /// Directory in which systemd-sysext finds extensions until the next boot.
@@ -21,6 +22,10 @@ const EXTENSIONS: &str = "/run/extensions";
 const LOADED: &str = "/run/farrier-host/loaded.json";
 /// Extension with the indexes of all modules, which this program writes.
 const INDEXES: &str = "farrier-host-indexes";
+/// Below `/`: the process of the dpkg that runs without extensions. The file is removed when they are merged again.
+const DPKG: &str = "run/farrier-host/dpkg";
+/// Lock of the commands that dpkg and `reconcile` run.
+const LOCK: &str = "extensions.lock";
 
 /// Merges the extensions, and indexes the modules of the kernel and of the extensions together. Extensions contain
 /// no indexes: an overlay replaces whole files, so the kernel's indexes would be hidden. Returns an error for each extension that
@@ -36,6 +41,7 @@ pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<Vec<Error>> {
     if refresh().is_err() {
         // systemd-sysext merges none of them if it rejects one.
         clear_extensions()?;
+        hide_rejected(Path::new("/var/lib/extensions"), Path::new(EXTENSIONS), refresh)?;
         for image in images {
             symlink(image, link_of(image))?;
             if let Err(error) = refresh() {
@@ -49,26 +55,70 @@ pub(crate) fn merge(images: &[PathBuf], release: &str) -> Result<Vec<Error>> {
     Ok(rejected)
 }
 
-/// Unmerges the extensions, because `/usr` is read-only while they are merged, and packages must write there.
-pub(crate) fn unmerge() -> Result<()> {
-    if !farrier_extensions(Path::new(EXTENSIONS))?.is_empty() {
-        output_of(Command::new("systemd-sysext").arg("unmerge"))?;
+/// Hides each extension of others that systemd-sysext rejects until the next boot. systemd-sysext takes an empty directory in
+/// `/run/extensions` for the extension of that name.
+fn hide_rejected(others: &Path, hidden: &Path, refresh: impl Fn() -> Result<()>) -> Result<()> {
+    if refresh().is_ok() {
+        return Ok(());
+    }
+    let mut hiding = Vec::new();
+    for other in fs_err::read_dir(others).into_iter().flatten().flatten() {
+        let name = other.file_name().to_string_lossy().into_owned();
+        let directory = hidden.join(name.strip_suffix(".raw").unwrap_or(&name));
+        if !directory.exists() {
+            fs_err::create_dir(&directory)?;
+            hiding.push(directory);
+        }
+    }
+    refresh()?;
+    for directory in hiding {
+        fs_err::remove_dir(&directory)?;
+        if let Err(error) = refresh() {
+            fs_err::create_dir(&directory)?;
+            print_error(format!("warning: {error}: hidden until the next boot by {}", directory.display()));
+        }
     }
     Ok(())
 }
 
-/// Merges the extensions of this boot again, with new indexes: a package may have changed the kernel's modules.
-pub(crate) fn merge_again(release: &str) -> Result<()> {
+/// Unmerges the extensions, because `/usr` is read-only while they are merged, and packages must write there. `dpkg` is the process
+/// that merges them again at its end.
+pub(crate) fn unmerge(dpkg: Option<u32>) -> Result<()> {
+    let _lock = lock(LOCK)?;
     if farrier_extensions(Path::new(EXTENSIONS))?.is_empty() {
         return Ok(());
     }
-    let indexes = Path::new(EXTENSIONS).join(INDEXES);
-    if indexes.exists() {
-        fs_err::remove_dir_all(indexes)?;
+    let root = Path::new("/");
+    // A second dpkg fails while the first one runs.
+    if let Some(dpkg) = dpkg
+        && dpkg_runs(root) != Some(true)
+    {
+        write_durably(&root.join(DPKG), dpkg.to_string().as_bytes())?;
     }
+    output_of(Command::new("systemd-sysext").arg("unmerge")).map(drop)
+}
+
+/// Merges the extensions of this boot again, with new indexes: a package may have changed the kernel's modules. With
+/// `only_after_failure`, does so only if dpkg ended without its post-invoke hook, as after an error or a signal.
+pub(crate) fn merge_again(release: &str, only_after_failure: bool) -> Result<()> {
+    let _lock = lock(LOCK)?;
+    let root = Path::new("/");
+    let is_due = !only_after_failure || dpkg_runs(root) == Some(false);
+    if !is_due || farrier_extensions(Path::new(EXTENSIONS))?.is_empty() {
+        return Ok(());
+    }
+    let _ = fs_err::remove_dir_all(Path::new(EXTENSIONS).join(INDEXES));
     refresh()?;
     write_indexes(release)?;
-    refresh()
+    refresh()?;
+    Ok(remove_if_exists(&root.join(DPKG))?)
+}
+
+/// Whether the dpkg that unmerged the extensions still runs; `None` if they were merged since.
+fn dpkg_runs(root: &Path) -> Option<bool> {
+    let process = fs_err::read_to_string(root.join(DPKG)).ok()?;
+    let name = fs_err::read_to_string(root.join("proc").join(process).join("comm"));
+    Some(name.is_ok_and(|name| name.trim() == "dpkg"))
 }
 
 /// Returns farrier's extensions in a directory.
@@ -89,12 +139,7 @@ fn farrier_extensions(directory: &Path) -> Result<Vec<PathBuf>> {
 /// Removes the extensions that an earlier run in this boot left.
 fn clear_extensions() -> Result<()> {
     for extension in farrier_extensions(Path::new(EXTENSIONS))? {
-        // For a link, `is_dir` looks at the target: an image, which is a file.
-        if extension.is_dir() {
-            fs_err::remove_dir_all(extension)?;
-        } else {
-            fs_err::remove_file(extension)?;
-        }
+        fs_err::remove_file(&extension).or_else(|_| fs_err::remove_dir_all(&extension))?;
     }
     Ok(())
 }
@@ -107,9 +152,7 @@ fn refresh() -> Result<()> {
 fn write_indexes(release: &str) -> Result<()> {
     let merged = Path::new("/usr/lib/modules").join(release);
     let base = Path::new("/run/farrier-host/modules");
-    if base.exists() {
-        fs_err::remove_dir_all(base)?;
-    }
+    let _ = fs_err::remove_dir_all(base);
     let work = base.join("lib/modules").join(release);
     fs_err::create_dir_all(&work)?;
     for entry in fs_err::read_dir(&merged)? {
@@ -130,8 +173,7 @@ fn write_indexes(release: &str) -> Result<()> {
             fs_err::copy(entry.path(), indexes.join(entry.file_name()))?;
         }
     }
-    fs_err::write(release_dir.join(format!("extension-release.{INDEXES}")), "ID=_any\n")?;
-    Ok(())
+    Ok(fs_err::write(release_dir.join(format!("extension-release.{INDEXES}")), "ID=_any\n")?)
 }
 
 /// Whether depmod writes a file of this name. The kernel's package brings `modules.order` and `modules.builtin*`.
@@ -151,32 +193,31 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Reads the record of this boot; `None` unless all drivers were merged.
     pub(crate) fn read() -> Option<Self> {
-        serde_json::from_slice(&fs_err::read(LOADED).ok()?).ok()
+        read_json(Path::new(LOADED)).ok().flatten()
     }
 
     pub(crate) fn write(&self) -> Result<()> {
-        write_durably(Path::new(LOADED), &serde_json::to_vec(self).map_err(std::io::Error::other)?)
+        write_json(Path::new(LOADED), self)
     }
 }
 
 /// Returns the drivers that are not merged: systemd-sysext skips an extension for another operating system without an error.
 pub(crate) fn not_merged<'a>(root: &Path, release: &str, drivers: &'a [String]) -> Vec<&'a str> {
-    let updates = root.join("usr/lib/modules").join(release).join("updates");
-    let is_missing = |driver: &&String| !updates.join(format!("farrier-{driver}")).exists();
+    let is_missing = |driver: &&String| !driver_directory(root, release, driver).exists();
     drivers.iter().filter(is_missing).map(String::as_str).collect()
 }
 
-/// Returns the modules of the merged extensions for a kernel, each with its file.
-pub(crate) fn modules(root: &Path, release: &str) -> Result<BTreeMap<String, PathBuf>> {
-    let updates = root.join("usr/lib/modules").join(release).join("updates");
+fn driver_directory(root: &Path, release: &str, driver: &str) -> PathBuf {
+    root.join("usr/lib/modules").join(release).join("updates").join(format!("farrier-{driver}"))
+}
+
+/// Returns the modules of the merged drivers for a kernel, each with its file.
+pub(crate) fn modules(root: &Path, release: &str, drivers: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     let mut modules = BTreeMap::new();
-    if !updates.exists() {
-        return Ok(modules);
-    }
-    for entry in fs_err::read_dir(&updates)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("farrier-") && entry.file_type()?.is_dir() {
-            collect_modules(&entry.path(), &mut modules)?;
+    for driver in drivers {
+        let directory = driver_directory(root, release, driver);
+        if directory.exists() {
+            collect_modules(&directory, &mut modules)?;
         }
     }
     Ok(modules)
@@ -234,11 +275,14 @@ mod tests {
     fn modules_of_extensions_are_found_and_others_are_not() {
         let root = tempfile::tempdir().unwrap();
         let updates = root.path().join("usr/lib/modules/6.1/updates");
-        for file in ["farrier-a/extra/acme-nic.ko.xz", "farrier-b/b.ko", "farrier-b/readme", "dkms/c.ko"] {
+        // A package may have installed the modules of another driver.
+        for file in ["farrier-a/extra/acme-nic.ko.xz", "farrier-b/b.ko", "farrier-b/readme", "farrier-d/d.ko"]
+        {
             fs::create_dir_all(updates.join(file).parent().unwrap()).unwrap();
             fs::write(updates.join(file), "").unwrap();
         }
-        let modules = modules(root.path(), "6.1").unwrap();
+        let drivers = ["a", "b", "c"].map(str::to_owned);
+        let modules = modules(root.path(), "6.1", &drivers).unwrap();
         let names: Vec<String> = modules.keys().cloned().collect();
         assert_eq!(names, ["acme_nic", "b"]);
         fs::create_dir_all(root.path().join("sys/module/b")).unwrap();
@@ -246,8 +290,7 @@ mod tests {
         assert_eq!(missing(), "not loaded: acme_nic, b", "b is part of the kernel");
         fs::write(root.path().join("sys/module/b/initstate"), "live\n").unwrap();
         assert_eq!(missing(), "not loaded: acme_nic");
-        assert!(super::modules(root.path(), "6.2").unwrap().is_empty());
-        let drivers = ["a", "b", "c"].map(str::to_owned);
+        assert!(super::modules(root.path(), "6.2", &drivers).unwrap().is_empty());
         assert_eq!(not_merged(root.path(), "6.1", &drivers), ["c"]);
     }
 
@@ -263,6 +306,41 @@ mod tests {
         for (loaded, expected) in [("GNU id 1", true), ("GNU id 2", false), ("", true)] {
             fs::write(notes.join(".note.gnu.build-id"), loaded).unwrap();
             assert_eq!(ensure_own(root.path(), &modules).is_ok(), expected, "{loaded}");
+        }
+    }
+
+    #[test]
+    fn only_the_extension_that_systemd_rejects_is_hidden() {
+        let (others, hidden) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for name in ["a.raw", "b.raw", "c"] {
+            fs::write(others.path().join(name), "").unwrap();
+        }
+        let hide = |rejected: &[&str]| {
+            let refresh = || match rejected.iter().find(|name| !hidden.path().join(name).exists()) {
+                Some(name) => Err(Error::NotLoaded { modules: (*name).to_owned() }),
+                None => Ok(()),
+            };
+            let result = hide_rejected(others.path(), hidden.path(), refresh).is_ok();
+            let names = fs::read_dir(hidden.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            (result, names.map(|name| name.into_string().unwrap()).collect::<Vec<_>>())
+        };
+        assert_eq!(hide(&[]), (true, vec![]));
+        assert_eq!(hide(&["b"]), (true, vec!["b".to_owned()]));
+        assert!(!hide(&["another place"]).0);
+    }
+
+    #[test]
+    fn extensions_are_merged_again_after_a_dpkg_that_failed() {
+        let root = tempfile::tempdir().unwrap();
+        let (record, process) = (root.path().join(DPKG), root.path().join("proc/12"));
+        assert_eq!(dpkg_runs(root.path()), None);
+        fs::create_dir_all(record.parent().unwrap()).unwrap();
+        fs::write(record, "12").unwrap();
+        assert_eq!(dpkg_runs(root.path()), Some(false));
+        fs::create_dir_all(&process).unwrap();
+        for (name, expected) in [("dpkg\n", true), ("bash\n", false)] {
+            fs::write(process.join("comm"), name).unwrap();
+            assert_eq!(dpkg_runs(root.path()), Some(expected), "{name}");
         }
     }
 

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::state::{Artifacts, State, Trial};
+use crate::{
+    Error,
+    state::{Artifacts, State, Trial},
+};
 
 /// The newest kernel that the host may boot next, and the newer ones that it may not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +20,16 @@ pub(crate) struct Decision {
     /// Newest kernel whose first boot has not failed, else the newest failed one. The cluster builds drivers for it.
     #[serde(default)]
     pub(crate) announced: Option<String>,
+}
+
+impl Decision {
+    /// Holds the kernel that was to boot, because the boot loader refused it.
+    pub(crate) fn hold_trial(&mut self, why: &Error) {
+        if let Some(Trial { release, artifacts, .. }) = self.trial.take() {
+            let reasons = artifacts.into_keys().map(|driver| (driver, why.to_string()));
+            self.held.insert(release, reasons.collect());
+        }
+    }
 }
 
 /// Returns the kernel that must be the default: the first installed one of the confirmed default, the boot loader's default, and the
@@ -81,18 +94,8 @@ pub(crate) enum BootInstruction {
     BootOnce(Trial),
 }
 
-/// Compares the decision with what the boot loader would boot once (`next`). The kernel that is on trial right now is not
-/// armed again: if it fails, the default must boot.
-pub(crate) fn boot_instruction(
-    decision: &Decision,
-    state: &State,
-    next: Option<&str>,
-    running: &str,
-) -> BootInstruction {
-    // A newer kernel waits for the end of the trial: a failure must lead back to the default.
-    if state.is_on_trial(running) {
-        return BootInstruction::Nothing;
-    }
+/// Compares the decision with what the boot loader would boot once (`next`).
+pub(crate) fn boot_instruction(decision: &Decision, state: &State, next: Option<&str>) -> BootInstruction {
     match &decision.trial {
         Some(trial) => {
             let is_armed = |recorded: &Trial| {
@@ -177,51 +180,45 @@ mod tests {
             trial: Some(Trial { armed_in: armed_in.map(str::to_owned), ..trial.clone() }),
             ..State::default()
         };
-        assert_eq!(boot_instruction(&decided, &State::default(), None, "1"), boot_once);
+        assert_eq!(boot_instruction(&decided, &State::default(), None), boot_once);
         assert_eq!(
-            boot_instruction(&decided, &with(None), None, "1"),
+            boot_instruction(&decided, &with(None), None),
             boot_once,
             "it failed, or farrier-host was killed"
         );
         assert_eq!(
-            boot_instruction(&decided, &with(Some("b")), None, "1"),
+            boot_instruction(&decided, &with(Some("b")), None),
             boot_once,
             "the kernel's package was replaced"
         );
-        assert_eq!(boot_instruction(&decided, &with(Some("b")), Some("2"), "1"), BootInstruction::Nothing);
+        assert_eq!(boot_instruction(&decided, &with(Some("b")), Some("2")), BootInstruction::Nothing);
         let mut other = with(Some("b"));
         other.trial.as_mut().unwrap().artifacts.insert("gpu".to_owned(), "sha256:old".to_owned());
-        assert_eq!(
-            boot_instruction(&decided, &other, Some("2"), "1"),
-            boot_once,
-            "another build of a driver"
-        );
-        assert_eq!(
-            boot_instruction(&decided, &with(Some("a")), None, "2"),
-            BootInstruction::Nothing,
-            "it runs on trial"
-        );
-        let newer = decision(&["gpu@3", "net@3"], &State::default());
-        assert_eq!(
-            boot_instruction(&newer, &with(Some("a")), None, "2"),
-            BootInstruction::Nothing,
-            "a newer kernel waits for the end of the trial"
-        );
+        assert_eq!(boot_instruction(&decided, &other, Some("2")), boot_once, "another build of a driver");
+    }
+
+    #[test]
+    fn a_kernel_that_the_boot_loader_refuses_is_held() {
+        let mut decided = decision(&["gpu@2", "net@2"], &State::default());
+        decided.hold_trial(&Error::NoBootLoader);
+        assert_eq!((decided.trial, decided.announced.as_deref()), (None, Some("3")));
+        assert_eq!(decided.held.keys().collect::<Vec<_>>(), ["2", "3"]);
+        assert_eq!(decided.held["2"]["net"], Error::NoBootLoader.to_string());
     }
 
     #[test]
     fn without_a_trial_the_default_boots_next() {
         let decided = decision(&[], &State::default());
-        assert_eq!(boot_instruction(&decided, &State::default(), None, "1"), BootInstruction::Nothing);
-        assert_eq!(boot_instruction(&decided, &State::default(), Some("2"), "1"), BootInstruction::ClearNext);
+        assert_eq!(boot_instruction(&decided, &State::default(), None), BootInstruction::Nothing);
+        assert_eq!(boot_instruction(&decided, &State::default(), Some("2")), BootInstruction::ClearNext);
         let trial = Trial { release: "2".to_owned(), artifacts: Artifacts::new(), armed_in: None };
         let state = State { trial: Some(trial), ..State::default() };
-        assert_eq!(boot_instruction(&decided, &state, None, "1"), BootInstruction::ClearNext);
+        assert_eq!(boot_instruction(&decided, &state, None), BootInstruction::ClearNext);
     }
 
     #[test]
     fn a_kernel_whose_first_boot_failed_is_not_tried_again() {
-        let failed = FailedTrial { artifacts: Artifacts::new(), reason: "it hung".to_owned() };
+        let failed = FailedTrial { reason: "it hung".to_owned() };
         let state = State { trial: None, failed: BTreeMap::from([("3".to_owned(), failed)]) };
         let Decision { trial, held, announced } = decision(&["gpu@2", "net@2", "gpu@3", "net@3"], &state);
         assert_eq!((trial.unwrap().release.as_str(), announced.as_deref()), ("2", Some("2")));
@@ -230,9 +227,7 @@ mod tests {
 
     #[test]
     fn a_failed_kernel_is_announced_only_if_all_newer_ones_failed() {
-        let failed = |release: &str| {
-            (release.to_owned(), FailedTrial { artifacts: Artifacts::new(), reason: "it hung".to_owned() })
-        };
+        let failed = |release: &str| (release.to_owned(), FailedTrial { reason: "it hung".to_owned() });
         for (all_failed, expected) in [(&["3"][..], "2"), (&["2", "3"], "3"), (&["2"], "3")] {
             let failed = all_failed.iter().map(|release| failed(release)).collect();
             let decided = decision(&[], &State { trial: None, failed });

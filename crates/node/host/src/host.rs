@@ -1,9 +1,7 @@
 //! The steps of each command.
 
 use std::{
-    fs::Permissions,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, ExitCode},
 };
 
@@ -20,11 +18,17 @@ use crate::{
     kernels,
     log::{print, print_error},
     node_labels,
-    state::{Artifacts, State, write_durably},
+    state::{Artifacts, DIRECTORY, State, lock, read_json, write_durably, write_json},
 };
 
 const ROOT: &str = "/";
-const DIRECTORY: &str = "/var/lib/farrier-host";
+/// File with the kernel that was last confirmed as the default.
+const DEFAULT: &str = "/var/lib/farrier-host/default";
+const STATE: &str = "/var/lib/farrier-host/state.json";
+/// File with the newest decision, for `status`.
+const DECISION: &str = "/var/lib/farrier-host/decision.json";
+/// Lock that protects the state from other commands.
+const LOCK: &str = "lock";
 
 /// The host that this program runs on.
 pub(crate) struct Host {
@@ -54,11 +58,14 @@ impl Host {
 
     /// Fetches missing drivers of newer kernels, and lets the newest kernel that has all drivers boot once.
     pub(crate) fn reconcile(&self) -> Result<()> {
-        let _lock = lock()?;
+        let _lock = lock(LOCK)?;
         self.reconcile_locked()
     }
 
     fn reconcile_locked(&self) -> Result<()> {
+        if let Err(error) = extensions::merge_again(&self.running, true) {
+            print_error(format!("warning: {error}"));
+        }
         let boot_loader = boot_loader::detect(Path::new(ROOT))?;
         boot_loader.keep_default(confirmed_default().as_deref())?;
         let installed = kernels::installed(Path::new(ROOT))?;
@@ -66,7 +73,12 @@ impl Host {
         let store = self.store();
         let mut state = read_state();
         state.end_missed_trial(&self.running, &self.boot_id);
-        state.write(&state_file())?;
+        write_json(Path::new(STATE), &state)?;
+        // Until the trial ends, leave the lock to `confirm`: a registry may take minutes to answer. A failure must lead back to the
+        // default, so newer kernels wait.
+        if State::gives_way(Some(&state), &self.running, Some(default.as_str())) {
+            return Ok(());
+        }
         store.keep_only(&installed)?;
         // Also fetch the default kernel's drivers, because the next boot loads them.
         for driver in &self.config.drivers {
@@ -76,9 +88,12 @@ impl Host {
         }
         let mut look_up = |driver: &str, release: &str| store.ensure_stored(driver, release);
         let (bootable, drivers) = (boot_loader.kernels()?, &self.config.drivers);
-        let decision = decide(&default, &installed, &bootable, drivers, &state, &mut look_up);
+        let mut decision = decide(&default, &installed, &bootable, drivers, &state, &mut look_up);
         // Report the decision even if the boot loader fails.
         let instructed = self.instruct(boot_loader.as_ref(), &decision, &mut state);
+        if let Err(error) = &instructed {
+            decision.hold_trial(error);
+        }
         for (release, reasons) in &decision.held {
             for (driver, why) in reasons {
                 print(format!("kernel {release} is held: {driver}: {why}"));
@@ -88,31 +103,29 @@ impl Host {
         if let Err(error) = node_labels::write(Path::new(ROOT), &decision, &loaded_artifacts()) {
             print_error(format!("warning: no labels for NFD: {error}"));
         }
-        write_durably(&decision_file(), &serde_json::to_vec(&decision).map_err(std::io::Error::other)?)?;
+        write_json(Path::new(DECISION), &decision)?;
         instructed
     }
 
     /// Arms or disarms the boot loader according to the decision.
     fn instruct(&self, boot_loader: &dyn BootLoader, decision: &Decision, state: &mut State) -> Result<()> {
-        match boot_instruction(decision, state, boot_loader.next_kernel()?.as_deref(), &self.running) {
-            BootInstruction::Nothing => {}
+        match boot_instruction(decision, state, boot_loader.next_kernel()?.as_deref()) {
+            BootInstruction::Nothing => return Ok(()),
             BootInstruction::ClearNext => {
                 boot_loader.clear_next()?;
-                state.trial.take_if(|trial| trial.release != self.running);
-                state.write(&state_file())?;
+                state.trial = None;
             }
             BootInstruction::BootOnce(mut trial) => {
                 // Record the trial before the kernel can boot. Without `armed_in` it cannot count as missed.
                 state.trial = Some(trial.clone());
-                state.write(&state_file())?;
+                write_json(Path::new(STATE), state)?;
                 boot_loader.boot_once(&trial.release)?;
                 print(format!("kernel {} boots next, once: all of its drivers are stored", trial.release));
                 trial.armed_in = Some(self.boot_id.clone());
                 state.trial = Some(trial);
-                state.write(&state_file())?;
             }
         }
-        Ok(())
+        write_json(Path::new(STATE), state)
     }
 
     /// Verifies and merges the running kernel's extensions, and loads their modules. If the kernel is on trial, a failure ends the
@@ -121,7 +134,7 @@ impl Host {
         let mut state = read_state();
         // Load the drivers even if the disk is full: the next reconcile ends the trial as well.
         if state.end_missed_trial(&self.running, &self.boot_id)
-            && let Err(error) = state.write(&state_file())
+            && let Err(error) = write_json(Path::new(STATE), &state)
         {
             print_error(format!("warning: {error}"));
         }
@@ -136,25 +149,28 @@ impl Host {
         let loaded = Loaded::read().ok_or(Error::NotActivated);
         let checked = loaded.and_then(|loaded| extensions::ensure_loaded(Path::new(ROOT), &loaded.modules));
         // A trial also fails if its kernel leaves the disk read-only.
-        let _lock = match checked.and_then(|()| lock()) {
+        let _lock = match checked.and_then(|()| lock(LOCK)) {
             Ok(lock) => lock,
             Err(error) => return fail_boot(&self.running, &error),
         };
         let mut state = read_state();
         if state.is_on_trial(&self.running) {
             let boot_loader = boot_loader::detect(Path::new(ROOT))?;
-            write_durably(&default_file(), self.running.as_bytes())?;
+            write_durably(Path::new(DEFAULT), self.running.as_bytes())?;
             set_default(boot_loader.as_ref(), &self.running)?;
             state.trial = None;
             state.failed.remove(&self.running);
-            state.write(&state_file())?;
+            write_json(Path::new(STATE), &state)?;
             print(format!("kernel {} is the default now: its drivers are loaded", self.running));
         }
         Ok(ExitCode::SUCCESS)
     }
 
     pub(crate) fn retry(&self, release: &str) -> Result<()> {
-        let _lock = lock()?;
+        let _lock = lock(LOCK)?;
+        if !kernels::installed(Path::new(ROOT))?.iter().any(|installed| installed == release) {
+            return Err(Error::NotInstalled { release: release.to_owned() });
+        }
         for driver in &self.config.drivers {
             let unavailable =
                 |why| Error::Unavailable { release: release.to_owned(), driver: driver.clone(), why };
@@ -162,26 +178,22 @@ impl Host {
         }
         let mut state = read_state();
         state.failed.remove(release);
-        state.write(&state_file())?;
+        write_json(Path::new(STATE), &state)?;
         self.reconcile_locked()
     }
 
     pub(crate) fn import(&self, bundle: &Path) -> Result<()> {
-        let _lock = lock()?;
+        let _lock = lock(LOCK)?;
         self.store().import(bundle)?;
         self.reconcile_locked()
     }
 
     pub(crate) fn print_status(&self, json: bool) -> Result<()> {
         let default = boot_loader::detect(Path::new(ROOT))?.default_kernel()?;
-        let decision = match fs_err::read(decision_file()) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(std::io::Error::other)?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Decision::default(),
-            Err(error) => return Err(error.into()),
-        };
+        let decision = read_json(Path::new(DECISION))?.unwrap_or_default();
         let status = Status { running: &self.running, default, decision };
         if json {
-            print(serde_json::to_string_pretty(&status).map_err(std::io::Error::other)?);
+            print(serde_json::to_string_pretty(&status)?);
             return Ok(());
         }
         print(format!("running  {}", status.running));
@@ -218,7 +230,7 @@ impl Host {
         }
         let rejected = extensions::merge(&images, &self.running)?;
         missing.extend(rejected.iter().map(ToString::to_string));
-        let mut files = extensions::modules(Path::new(ROOT), &self.running)?;
+        let mut files = extensions::modules(Path::new(ROOT), &self.running, &self.config.drivers)?;
         let configured = &self.config.modules;
         loaded.modules =
             if configured.is_empty() { files.keys().cloned().collect() } else { configured.clone() };
@@ -244,7 +256,7 @@ impl Host {
 /// Reports a failure of the boot. If the running kernel is on trial, ends the trial and reboots into the default kernel.
 pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
     print_error(format!("error: {error}"));
-    let state = State::read(&state_file()).ok().flatten();
+    let state: Option<State> = read_json(Path::new(STATE)).ok().flatten();
     let boot_loader = boot_loader::detect(Path::new(ROOT));
     let default = boot_loader.as_ref().ok().and_then(|loader| loader.default_kernel().ok().flatten());
     if !State::gives_way(state.as_ref(), running, default.as_deref()) {
@@ -253,7 +265,7 @@ pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
     if let Some(mut state) = state {
         state.fail_trial(&error.to_string());
         // On a full disk, the next boot records the missed trial.
-        if let Err(error) = state.write(&state_file()) {
+        if let Err(error) = write_json(Path::new(STATE), &state) {
             print_error(format!("warning: {error}"));
         }
     }
@@ -269,13 +281,13 @@ pub(crate) fn fail_boot(running: &str, error: &Error) -> Result<ExitCode> {
 /// Makes the running kernel the default and holds later kernels. Runs when the package is installed, before a configuration
 /// exists.
 pub(crate) fn pin() -> Result<()> {
-    let _lock = lock()?;
+    let _lock = lock(LOCK)?;
     let (boot_loader, running) = (boot_loader::detect(Path::new(ROOT))?, kernels::running()?);
     boot_loader.keep_default(None)?;
     boot_loader.set_default(&running)?;
-    write_durably(&default_file(), running.as_bytes())?;
+    write_durably(Path::new(DEFAULT), running.as_bytes())?;
     let mut state = read_state();
-    if state.trial.take().is_some() { state.write(&state_file()) } else { Ok(()) }
+    if state.trial.take().is_some() { write_json(Path::new(STATE), &state) } else { Ok(()) }
 }
 
 /// Keeps the default after packages of kernels were installed or replaced.
@@ -295,7 +307,7 @@ fn default_kernel(boot_loader: &dyn BootLoader, installed: &[String]) -> Result<
         print(format!("the default is {default} now, not {found}: `farrier-host pin` changes it"));
     }
     if confirmed.as_deref() != Some(default) {
-        write_durably(&default_file(), default.as_bytes())?;
+        write_durably(Path::new(DEFAULT), default.as_bytes())?;
     }
     Ok(default.to_owned())
 }
@@ -312,8 +324,8 @@ fn set_default(boot_loader: &dyn BootLoader, release: &str) -> Result<()> {
 
 /// Reads the state. Starts from an empty one if the file is unreadable: a kernel on trial then needs another trial.
 fn read_state() -> State {
-    let state = State::read(&state_file()).unwrap_or_else(|error| {
-        print_error(format!("warning: {}: {error}", state_file().display()));
+    let state = read_json(Path::new(STATE)).unwrap_or_else(|error| {
+        print_error(format!("warning: {STATE}: {error}"));
         None
     });
     state.unwrap_or_default()
@@ -328,30 +340,22 @@ fn loaded_artifacts() -> Artifacts {
     }
 }
 
-/// Waits for the lock that protects the state from other commands. Dropping the returned file releases the lock.
-fn lock() -> Result<std::fs::File> {
-    fs_err::create_dir_all(DIRECTORY)?;
-    // Other users must not hold the lock.
-    fs_err::set_permissions(DIRECTORY, Permissions::from_mode(0o700))?;
-    let file = std::fs::File::create(Path::new(DIRECTORY).join("lock"))?;
-    file.lock()?;
-    Ok(file)
-}
-
 /// Returns the kernel that was last confirmed as the default.
 fn confirmed_default() -> Option<String> {
-    fs_err::read_to_string(default_file()).ok()
+    fs_err::read_to_string(DEFAULT).ok()
 }
 
-fn default_file() -> PathBuf {
-    Path::new(DIRECTORY).join("default")
-}
-
-fn state_file() -> PathBuf {
-    Path::new(DIRECTORY).join("state.json")
-}
-
-/// File with the newest decision, for `status`.
-fn decision_file() -> PathBuf {
-    Path::new(DIRECTORY).join("decision.json")
+#[cfg(test)]
+mod tests {
+    /// A reboot before the confirmation counts as a failed trial, and a reconcile may wait minutes for the registry.
+    #[test]
+    fn a_kernel_is_confirmed_before_the_first_reconcile() {
+        let minutes = |timer: &str| -> u32 {
+            let line = timer.lines().find_map(|line| line.strip_prefix("OnBootSec=")?.strip_suffix("min"));
+            line.unwrap().parse().unwrap()
+        };
+        let confirm = minutes(include_str!("../package/farrier-host-confirm.timer"));
+        // systemd starts a unit up to a minute late.
+        assert!(minutes(include_str!("../package/farrier-host.timer")) > confirm + 1);
+    }
 }

@@ -1,12 +1,8 @@
 //! Kernels that are installed on the host.
 
-use std::{
-    io::Write as _,
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{path::Path, process::Command};
 
-use crate::{Error, Result, commands::output_of};
+use crate::{Result, commands::output_of};
 
 /// Returns the releases of the installed kernels, oldest first.
 pub(crate) fn installed(root: &Path) -> Result<Vec<String>> {
@@ -23,19 +19,9 @@ pub(crate) fn installed(root: &Path) -> Result<Vec<String>> {
 
 /// Sorts kernel releases as `sort` does, which compares numbers as numbers.
 pub(crate) fn in_version_order(releases: &[String]) -> Result<Vec<String>> {
-    let mut command = Command::new("sort");
-    command.arg("--version-sort").env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let failed = |why: std::io::Error| Error::Program { program: "sort".to_owned(), why: why.to_string() };
-    let mut child = command.spawn().map_err(failed)?;
-    if let Some(mut input) = child.stdin.take() {
-        input.write_all(releases.join("\n").as_bytes()).map_err(failed)?;
-    }
-    let sorted = child.wait_with_output().map_err(failed)?;
-    Ok(String::from_utf8_lossy(&sorted.stdout)
-        .lines()
-        .filter(|line| !line.is_empty())
-        .map(str::to_owned)
-        .collect())
+    let sort = r#"printf '%s\n' "$@" | LC_ALL=C sort --version-sort"#;
+    let sorted = output_of(Command::new("sh").args(["-c", sort, "sh"]).args(releases))?;
+    Ok(sorted.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
 /// Returns the release of the running kernel.

@@ -51,7 +51,10 @@ enum Command {
     /// At boot: verify the running kernel's drivers, merge them into /usr and load them
     Activate,
     /// Take the drivers' files out of /usr, so that dpkg can write there; their modules stay loaded
-    Unmerge,
+    Unmerge {
+        /// Process of the dpkg that runs `merge` at its end; after its failure, `reconcile` merges the files
+        dpkg: Option<u32>,
+    },
     /// Merge the drivers' files into /usr again
     Merge,
     /// Late in the boot: make the running kernel the default if its drivers are loaded, else go back to the default
@@ -89,8 +92,8 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
         Command::Pin => host::pin()?,
         Command::KeepDefault => host::keep_default()?,
-        Command::Unmerge => extensions::unmerge()?,
-        Command::Merge => extensions::merge_again(&kernels::running()?)?,
+        Command::Unmerge { dpkg } => extensions::unmerge(dpkg)?,
+        Command::Merge => extensions::merge_again(&kernels::running()?, false)?,
         Command::Activate => return at_boot(&arguments.config, Host::activate),
         Command::Confirm => return at_boot(&arguments.config, Host::confirm),
         Command::Reconcile => host()?.reconcile()?,

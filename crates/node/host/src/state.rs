@@ -2,13 +2,18 @@
 
 use std::{
     collections::BTreeMap,
-    io::Write as _,
+    fs::{File, Permissions},
+    io::{self, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::Result;
+
+/// Directory of this program's data.
+pub(crate) const DIRECTORY: &str = "/var/lib/farrier-host";
 
 /// Digests of drivers' system extensions by the name of the driver.
 pub(crate) type Artifacts = BTreeMap<String, String>;
@@ -27,7 +32,6 @@ pub(crate) struct Trial {
 /// A kernel whose first boot did not load the drivers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FailedTrial {
-    pub(crate) artifacts: Artifacts,
     pub(crate) reason: String,
 }
 
@@ -41,15 +45,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Reads the state; `None` if it was never written, or its disk is missing.
-    pub(crate) fn read(path: &Path) -> Result<Option<Self>> {
-        match fs_err::read(path) {
-            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// Whether this kernel runs on trial.
     pub(crate) fn is_on_trial(&self, running: &str) -> bool {
         self.trial.as_ref().is_some_and(|trial| trial.release == *running)
@@ -76,26 +71,49 @@ impl State {
         missed
     }
 
-    /// Writes the state so that it survives an immediate crash of the host.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let bytes = serde_json::to_vec_pretty(self).map_err(std::io::Error::other)?;
-        write_durably(path, &bytes)
-    }
-
     /// Records that the pending trial failed.
     pub(crate) fn fail_trial(&mut self, reason: &str) {
-        if let Some(Trial { release, artifacts, armed_in: _ }) = self.trial.take() {
-            self.failed.insert(release, FailedTrial { artifacts, reason: reason.to_owned() });
+        if let Some(trial) = self.trial.take() {
+            self.failed.insert(trial.release, FailedTrial { reason: reason.to_owned() });
         }
     }
 }
 
+/// Waits for a lock that other commands take, too. Dropping the returned file releases the lock.
+pub(crate) fn lock(name: &str) -> Result<File> {
+    fs_err::create_dir_all(DIRECTORY)?;
+    // Other users must not hold the lock.
+    fs_err::set_permissions(DIRECTORY, Permissions::from_mode(0o700))?;
+    let file = File::create(Path::new(DIRECTORY).join(name))?;
+    file.lock()?;
+    Ok(file)
+}
+
 /// Removes a file, unless it does not exist.
-pub(crate) fn remove_if_exists(path: &Path) -> std::io::Result<()> {
+pub(crate) fn remove_if_exists(path: &Path) -> io::Result<()> {
     match fs_err::remove_file(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
+}
+
+/// Reads a file; `None` if it does not exist.
+pub(crate) fn read_if_exists(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs_err::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        content => content.map(Some),
+    }
+}
+
+/// Reads a JSON file; `None` if it was never written, or its disk is missing.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let content = read_if_exists(path)?;
+    Ok(content.map(|content| serde_json::from_slice(&content)).transpose()?)
+}
+
+/// Writes a JSON file so that it survives an immediate crash of the host.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    write_durably(path, &serde_json::to_vec(value)?)
 }
 
 /// Replaces a file atomically, and waits until the disk has the content.
@@ -111,8 +129,7 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs_err::rename(&temporary, path)?;
-    fs_err::File::open(directory)?.sync_all()?;
-    Ok(())
+    Ok(fs_err::File::open(directory)?.sync_all()?)
 }
 
 #[cfg(test)]
@@ -123,15 +140,15 @@ mod tests {
     fn what_is_written_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("farrier-host/state.json");
-        assert_eq!(State::read(&path).unwrap(), None);
+        assert_eq!(read_json::<State>(&path).unwrap(), None);
         let artifacts = Artifacts::from([("hello".to_owned(), "sha256:1".to_owned())]);
-        let trial = Trial { release: "6.2".to_owned(), artifacts: artifacts.clone(), armed_in: None };
+        let trial = Trial { release: "6.2".to_owned(), artifacts, armed_in: None };
         let mut state = State { trial: Some(trial), ..State::default() };
-        state.write(&path).unwrap();
-        assert_eq!(State::read(&path).unwrap().as_ref(), Some(&state));
+        write_json(&path, &state).unwrap();
+        assert_eq!(read_json::<State>(&path).unwrap().as_ref(), Some(&state));
         state.fail_trial("it hung");
         assert_eq!(state.trial, None);
-        assert_eq!(state.failed["6.2"], FailedTrial { artifacts, reason: "it hung".to_owned() });
+        assert_eq!(state.failed["6.2"], FailedTrial { reason: "it hung".to_owned() });
     }
 
     #[test]

@@ -10,7 +10,6 @@
 //! See `systemd.io/AUTOMATIC_BOOT_ASSESSMENT`. EFI variables are not written, because some firmware does not keep them.
 
 use std::{
-    io,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -18,7 +17,12 @@ use std::{
 use serde::Deserialize;
 
 use super::BootLoader;
-use crate::{Error, Result, commands::output_of, kernels, state::write_durably};
+use crate::{
+    Error, Result,
+    commands::output_of,
+    kernels,
+    state::{read_if_exists, write_durably},
+};
 
 /// GUID of the EFI variables of boot loaders (`systemd.io/BOOT_LOADER_INTERFACE`).
 const VENDOR: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
@@ -83,8 +87,7 @@ impl BootLoader for SystemdBoot {
 
     fn clear_next(&self) -> Result<()> {
         for armed in restored_entries()?.iter().filter(|entry| entry.tries_left > Some(0)) {
-            fs_err::rename(&armed.path, armed.path_with_counter("+0"))?;
-            sync_directory(&armed.path)?;
+            armed.set_counter("+0")?;
         }
         Ok(())
     }
@@ -93,10 +96,7 @@ impl BootLoader for SystemdBoot {
     /// the replacement of a kernel's package removes that mark.
     fn keep_default(&self, default: Option<&str>) -> Result<()> {
         let (tries, saved) = (self.root.join(TRIES_FILE), self.root.join(SAVED_TRIES));
-        let earlier = match fs_err::read(&tries) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            content => content?,
-        };
+        let earlier = read_if_exists(&tries)?.unwrap_or_default();
         if earlier != HOLD {
             // farrier-host's package restores the saved file when the package is removed.
             write_durably(&saved, &earlier)?;
@@ -104,11 +104,7 @@ impl BootLoader for SystemdBoot {
         }
         let entries = restored_entries()?;
         let is_default = |entry: &&Entry| default == Some(entry.version.as_str()) && entry.is_new();
-        if let Some(replaced) = entries.iter().find(is_default) {
-            fs_err::rename(&replaced.path, replaced.path_with_counter(""))?;
-            sync_directory(&replaced.path)?;
-        }
-        Ok(())
+        entries.iter().find(is_default).map_or(Ok(()), |replaced| replaced.set_counter(""))
     }
 }
 
@@ -121,6 +117,13 @@ impl Entry {
     /// Whether the entry has the counter `+0`, as `kernel-install` writes it.
     fn is_new(&self) -> bool {
         self.tries_left == Some(0) && self.tries_done.is_none()
+    }
+
+    /// Gives the entry another counter.
+    fn set_counter(&self, counter: &str) -> Result<()> {
+        fs_err::rename(&self.path, self.path_with_counter(counter))?;
+        let directory = self.path.parent().unwrap_or(Path::new("/"));
+        Ok(fs_err::File::open(directory)?.sync_all()?)
     }
 
     /// Returns the path of the entry with another counter, such as `+1`; without a counter if it is empty.
@@ -145,11 +148,7 @@ pub(super) fn started(root: &Path) -> Result<bool> {
 /// Returns the text of an EFI variable of the boot loader.
 fn variable(root: &Path, name: &str) -> Result<Option<String>> {
     let path = root.join("sys/firmware/efi/efivars").join(format!("{name}-{VENDOR}"));
-    let bytes = match fs_err::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
+    let Some(bytes) = read_if_exists(&path)? else { return Ok(None) };
     // Four bytes of attributes, then UTF-16.
     let (units, _) = bytes.get(4..).unwrap_or_default().as_chunks::<2>();
     let text =
@@ -166,11 +165,8 @@ fn ensure_no_fixed_default(root: &Path, entries: &[Entry]) -> Result<()> {
     }
     let esp = output_of(Command::new("bootctl").arg("--print-esp-path"))?;
     let config = Path::new(esp.trim()).join("loader/loader.conf");
-    let text = match fs_err::read_to_string(&config) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        text => text?,
-    };
-    if default_for_all(&text, entries) {
+    let text = read_if_exists(&config)?.unwrap_or_default();
+    if default_for_all(&String::from_utf8_lossy(&text), entries) {
         Ok(())
     } else {
         Err(Error::FixedDefault { place: config.display().to_string(), command: None })
@@ -216,7 +212,7 @@ fn entries_of(printed: &str) -> Result<Vec<Entry>> {
     }
     let mut entries = Vec::new();
     for value in serde_json::Deserializer::from_str(printed).into_iter() {
-        match value.map_err(io::Error::other)? {
+        match value? {
             Printed::All(all) => entries.extend(all),
             Printed::One(one) => entries.push(one),
         }
@@ -240,10 +236,9 @@ fn make_default(entries: &[Entry], release: &str) -> Result<()> {
     let ordered = kernels::in_version_order(&good.chain([release.to_owned()]).collect::<Vec<_>>())?;
     let newer: Vec<&String> = ordered.iter().rev().take_while(|newer| *newer != release).collect();
     for held in entries.iter().filter(|entry| entry.is_good() && newer.contains(&&entry.version)) {
-        fs_err::rename(&held.path, held.path_with_counter("+0"))?;
+        held.set_counter("+0")?;
     }
-    fs_err::rename(&entry.path, entry.path_with_counter(""))?;
-    sync_directory(&entry.path)
+    entry.set_counter("")
 }
 
 /// Lets the entry of a kernel boot once.
@@ -251,8 +246,7 @@ fn make_next(entries: &[Entry], release: &str) -> Result<()> {
     let entry = entry(entries, release)?;
     // One rename, so that there are never two entries of one kernel.
     write_durably(&entry.path, for_trial(&fs_err::read_to_string(&entry.path)?).as_bytes())?;
-    fs_err::rename(&entry.path, entry.path_with_counter("+1"))?;
-    sync_directory(&entry.path)
+    entry.set_counter("+1")
 }
 
 /// Returns the entries that `kernel-install` rewrote, as after `update-initramfs`, each with the earlier entry of its kernel.
@@ -277,11 +271,6 @@ fn with_option(entry: &str, option: &str) -> String {
     let is_options = |line: &&str| line.split_whitespace().next() == Some("options");
     let is_set = entry.lines().filter(is_options).any(|line| line.split_whitespace().skip(1).any(sets));
     if is_set { entry.to_owned() } else { format!("{}\noptions    {option}\n", entry.trim_end()) }
-}
-
-fn sync_directory(path: &Path) -> Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    Ok(fs_err::File::open(directory)?.sync_all()?)
 }
 
 #[cfg(test)]
