@@ -249,7 +249,7 @@ impl Host {
     }
 
     fn store(&self) -> ArtifactStore<'_> {
-        ArtifactStore { config: &self.config, directory: DIRECTORY.into() }
+        ArtifactStore { config: &self.config, directory: DIRECTORY.into(), farrier: "farrier".into() }
     }
 }
 
