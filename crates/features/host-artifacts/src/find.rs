@@ -42,12 +42,11 @@ pub async fn find_image(
     target: ImageTarget<'_>,
 ) -> Result<Digest> {
     let ImageTarget { release, arch, os, is_os_required } = target;
-    let versions = match version {
-        Some(version) => vec![version.clone()],
-        None => {
-            let tags = services.images.registry.tags(repository).await?.into_iter();
-            tags.filter(|tag| oci::subject_of_tag(tag).is_none()).map(Version::Tag).collect()
-        }
+    let versions = if let Some(version) = version {
+        vec![version.clone()]
+    } else {
+        let tags = services.images.registry.tags(repository).await?.into_iter();
+        tags.filter(|tag| oci::subject_of_tag(tag).is_none()).map(Version::Tag).collect()
     };
     let mut found: Vec<Found> = stream::iter(versions)
         .map(|version| look_up(services, repository, version, release, arch))
