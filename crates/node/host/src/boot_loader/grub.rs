@@ -39,7 +39,7 @@ impl Grub {
     }
 
     fn entries(&self) -> Result<Vec<(String, String)>> {
-        Ok(entries(&fs_err::read_to_string(&self.config)?))
+        Ok(entries(&fs_err::read_to_string(&self.config)?, None))
     }
 
     /// Fails if GRUB itself cannot write to the directory of its environment.
@@ -69,7 +69,8 @@ impl BootLoader for Grub {
     }
 
     fn kernels(&self) -> Result<Vec<String>> {
-        Ok(self.entries()?.into_iter().map(|(release, _)| release).collect())
+        let (config, default) = (fs_err::read_to_string(&self.config)?, Self::value_of("saved_entry")?);
+        Ok(entries(&config, default.as_deref()).into_iter().map(|(release, _)| release).collect())
     }
 
     fn set_default(&self, release: &str) -> Result<()> {
@@ -119,10 +120,10 @@ fn is_read_only(file_system: &str, abstractions: &str) -> bool {
             .any(|name| name == "lvm" || name == "diskfilter" || name.starts_with("mdraid"))
 }
 
-/// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Skips entries for recovery. If some
-/// entries have an initramfs, skips those without one: the installation of their kernels has failed.
+/// Returns the kernels of a `grub.cfg` that `grub-mkconfig` wrote, each with the name of its entry. Skips entries for recovery. If
+/// the entry `default` has an initramfs, skips those without one: the installation of their kernels has failed.
 /// `10_linux` gives entries in the submenu the identifier `gnulinux-RELEASE-advanced-UUID`.
-fn entries(config: &str) -> Vec<(String, String)> {
+fn entries(config: &str, default: Option<&str>) -> Vec<(String, String)> {
     let identifier = |line: &str| {
         let (_, identifier) = line.split_once("$menuentry_id_option '")?;
         Some(identifier.split_once('\'')?.0.to_owned())
@@ -145,7 +146,8 @@ fn entries(config: &str) -> Vec<(String, String)> {
             with_initramfs.extend(current.take());
         }
     }
-    if with_initramfs.is_empty() { all } else { with_initramfs }
+    let is_needed = with_initramfs.iter().any(|(_, name)| default == Some(name.as_str()));
+    if is_needed { with_initramfs } else { all }
 }
 
 #[cfg(test)]
@@ -173,14 +175,14 @@ menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {
         let wanted = ["6.1.0-10-amd64", "6.1.0-9-amd64"].map(|release| {
             (release.to_owned(), format!("gnulinux-advanced-UUID>gnulinux-{release}-advanced-UUID"))
         });
-        assert_eq!(entries(CONFIG), wanted);
+        assert_eq!(entries(CONFIG, None), wanted);
         let flat = "menuentry 'x' $menuentry_id_option 'gnulinux-5.14.0-advanced-U' {\n}\n";
-        assert_eq!(entries(flat), [("5.14.0".to_owned(), "gnulinux-5.14.0-advanced-U".to_owned())]);
+        assert_eq!(entries(flat, None), [("5.14.0".to_owned(), "gnulinux-5.14.0-advanced-U".to_owned())]);
     }
 
     /// GRUB also lists a kernel whose initramfs did not fit into `/boot`.
     #[test]
-    fn a_kernel_without_its_initramfs_is_no_entry() {
+    fn a_kernel_without_its_initramfs_does_not_boot_unless_the_default_has_none() {
         let entry = |release: &str, line: &str| {
             format!(
                 "menuentry 'x' $menuentry_id_option 'gnulinux-{release}-advanced-U' {{\n\tlinux\t/x\n\t{line}\n}}\n"
@@ -192,14 +194,18 @@ menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {
             "menuentry 'other' $menuentry_id_option 'osprober-gnulinux-/boot' {\n\tinitrd /other\n}\n"
                 .to_owned(),
         ];
-        let complete = [("6.1.0-9-amd64".to_owned(), "gnulinux-6.1.0-9-amd64-advanced-U".to_owned())];
-        assert_eq!(entries(&config.concat()), complete);
-        assert_eq!(entries(&config[..1].concat()).len(), 1, "no kernel of this host has an initramfs");
+        let (incomplete, complete) =
+            ("gnulinux-6.1.0-10-amd64-advanced-U", "gnulinux-6.1.0-9-amd64-advanced-U");
+        let found = entries(&config.concat(), Some(complete));
+        assert_eq!(found, [("6.1.0-9-amd64".to_owned(), complete.to_owned())]);
+        for default in [Some(incomplete), None] {
+            assert_eq!(entries(&config.concat(), default).len(), 2, "{default:?}");
+        }
     }
 
     #[test]
     fn an_entry_that_is_no_kernels_or_exists_is_not_a_removed_kernel() {
-        let entries = entries(CONFIG);
+        let entries = entries(CONFIG, None);
         for (value, expected) in [
             ("gnulinux-advanced-UUID>gnulinux-6.1.0-10-amd64-advanced-UUID", false),
             ("gnulinux-advanced-UUID>gnulinux-6.1.0-11-amd64-advanced-UUID", true),
