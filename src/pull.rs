@@ -29,8 +29,7 @@ pub struct PullArgs {
     /// Kernel release, as `uname -r` prints it [default: the image's]
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Option<String>,
-    /// Operating system id of the image, as in os-release [default: this machine's; if it has no image, another one's deb, deb-meta
-    /// or initramfs]
+    /// Operating system id of the image, as in os-release [default: this machine's; if it has no image, any]
     #[arg(long, value_name = "ID", requires = "os_version")]
     pub os: Option<String>,
     /// Operating system version of the image, as VERSION_ID in os-release [default: see --os]
@@ -87,11 +86,10 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
     } else {
         Some(images::verification_keys(&services, &args.key, 1).await?)
     };
-    let is_os_given = args.os.is_some();
-    let (os, os_version) = if is_os_given { (args.os.clone(), args.os_version.clone()) } else { host_os() };
+    let is_os_required = args.os.is_some();
+    let (os, os_version) =
+        if is_os_required { (args.os.clone(), args.os_version.clone()) } else { host_os() };
     let os = os.zip(os_version).map(|(os, version)| format!("{os} {version}"));
-    // systemd merges no extension of another operating system.
-    let is_os_required = is_os_given || output == HostOutput::Sysext;
     let target = host::ImageTarget { release: release.as_ref(), arch, os: os.as_deref(), is_os_required };
     let digest = host::find_image(&services, &repository, version.as_ref(), target).await?;
     let image = images::StoredImage { services: &services, repository: &repository, digest: &digest };

@@ -95,12 +95,7 @@ impl ArtifactStore<'_> {
 
     /// Removes what is stored for other kernels than these.
     pub(crate) fn keep_only(&self, releases: &[String]) -> Result<()> {
-        let store = self.directory.join("store");
-        if !store.exists() {
-            return Ok(());
-        }
-        for entry in fs_err::read_dir(store)? {
-            let entry = entry?;
+        for entry in fs_err::read_dir(self.directory.join("store")).into_iter().flatten().flatten() {
             if !releases.iter().any(|release| entry.file_name() == **release) {
                 fs_err::remove_dir_all(entry.path())?;
             }
@@ -211,7 +206,12 @@ impl ArtifactStore<'_> {
     ) -> Result<String> {
         let words = ["pull", "sysext", driver, "--kernel", release, "--registry", source];
         let mut command = self.farrier(&words, cache);
-        let printed = output_of(command.args(["-o", "json", "--to"]).arg(file).args(options))?;
+        // systemd merges no extension for another operating system.
+        let os = r#". /etc/os-release; [ -z "$VERSION_ID" ] || echo --os "$ID" --os-version "$VERSION_ID""#;
+        let os = output_of(Command::new("sh").args(["-c", os]))?;
+        let printed = output_of(
+            command.args(os.split_whitespace()).args(["-o", "json", "--to"]).arg(file).args(options),
+        )?;
         Ok(serde_json::from_str::<Pulled>(&printed)?.digest)
     }
 
@@ -334,5 +334,15 @@ mod tests {
         bench.ensure_stored().0.unwrap();
         let calls = fs::read_to_string(bench.path("calls")).unwrap();
         assert!(calls.lines().all(|call| call.starts_with("--no-config pull ")), "{calls}");
+    }
+
+    /// Debian testing has no version.
+    #[test]
+    fn extensions_for_other_systems_are_refused() {
+        let bench = Bench::new();
+        bench.ensure_stored().0.unwrap();
+        let has_version = fs::read_to_string("/etc/os-release").unwrap().contains("\nVERSION_ID=");
+        let calls = fs::read_to_string(bench.path("calls")).unwrap();
+        assert!(calls.lines().all(|call| call.contains(" --os-version ") == has_version), "{calls}");
     }
 }
