@@ -89,7 +89,7 @@ pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), Un
 pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>> {
     let (mut tables, mut size) = (Vec::new(), 0);
     each_entry(tree, Path::new(""), |path, metadata| {
-        if is_symbol_table(path, metadata, &mut size)? {
+        if count_symbol_table(path, metadata, &mut size)? {
             let path_on_disk = tree.join(path);
             // Bytes that are not UTF-8 cannot be part of a symbol; the table's parser rejects them.
             let text = fs::read(&path_on_disk)?;
@@ -100,8 +100,8 @@ pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>> {
     Ok(tables)
 }
 
-/// Whether an entry is a symbol table. Adds its size to `size`, which must stay below [`MAX_TABLES`].
-fn is_symbol_table(path: &Path, metadata: &Metadata, size: &mut u64) -> Result<bool> {
+/// Returns whether an entry is a symbol table. Adds the size of a table to `size`, and fails above [`MAX_TABLES`].
+fn count_symbol_table(path: &Path, metadata: &Metadata, size: &mut u64) -> Result<bool> {
     let is_table = metadata.is_file() && path.file_name().is_some_and(|name| name == SYMBOL_TABLE);
     if is_table {
         *size = size.saturating_add(metadata.len());
@@ -223,7 +223,7 @@ fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed> {
                 mode if metadata.is_dir() || mode & 0o111 != 0 => 0o755,
                 _ => 0o644,
             };
-            if is_symbol_table(path, metadata, &mut size)? {
+            if count_symbol_table(path, metadata, &mut size)? {
                 tables.push(path.to_owned());
             }
             let mut entry = layer::Entry::of(&tree.join(path), metadata)?;
