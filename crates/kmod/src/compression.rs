@@ -26,9 +26,9 @@ impl Compression {
             .find_map(|(end, compression)| name.ends_with(end).then_some(compression))
     }
 
-    /// Whether a file of this compression is an xz stream that the kernel's own decompressor (XZ Embedded) rejects because of its
-    /// check: it supports only CRC32, and streams without a check. Reads the start of the file.
-    pub fn has_unsupported_check(self, file: impl Read) -> io::Result<bool> {
+    /// Whether a file of this compression is an xz stream whose integrity check the kernel's own decompressor (XZ Embedded) does not
+    /// support. It supports CRC32, and streams without a check. Reads the start of the file.
+    pub fn has_unsupported_xz_check(self, file: impl Read) -> io::Result<bool> {
         let mut start = Vec::new();
         file.take(8).read_to_end(&mut start)?;
         Ok(self == Self::Xz && start.get(7).is_some_and(|&check| check > 1))

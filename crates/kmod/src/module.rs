@@ -63,10 +63,10 @@ pub struct Module {
     pub duplicate_sections: Vec<&'static str>,
     /// Properties of the other sections that the loader checks.
     pub layout: Layout,
-    /// Whether the file is an xz stream that the kernel's own decompressor rejects
-    /// ([`Compression::has_unsupported_check`](crate::Compression::has_unsupported_check)). Set by the caller that decompresses the
-    /// file; `false` after [`Self::parse`].
-    pub has_unsupported_check: bool,
+    /// Whether the file is an xz stream whose integrity check the kernel does not support
+    /// ([`Compression::has_unsupported_xz_check`](crate::Compression::has_unsupported_xz_check)). Set by the caller that decompresses
+    /// the file; `false` after [`Self::parse`].
+    pub has_unsupported_xz_check: bool,
 }
 
 /// Extended table of symbol versions, which allows long names (sections `__version_ext_crcs` and `__version_ext_names`).
@@ -284,7 +284,7 @@ impl Module {
                 .collect(),
             layout,
             info,
-            has_unsupported_check: false,
+            has_unsupported_xz_check: false,
         })
     }
 

@@ -86,18 +86,21 @@ fn the_exit_status_follows_the_verdict() {
 #[test]
 fn kernels_decompress_only_xz_files_with_crc32() {
     let bench = Bench::new();
+    let is_warned_of = |file: &str| {
+        let (status, said) = bench.check(&[file]);
+        assert_eq!(status, Some(0), "{said}");
+        said.contains("warning[kernel]: the kernel cannot decompress the xz file")
+    };
     let module = ModuleFile::named("m").build();
     bench.write("crc64.ko.xz", &xz(&module));
     let stream = Stream::new_easy_encoder(1, Check::Crc32).unwrap();
     let mut crc32 = Vec::new();
     liblzma::read::XzEncoder::new_stream(&module[..], stream).read_to_end(&mut crc32).unwrap();
     bench.write("crc32.ko.xz", &crc32);
-    assert_eq!(bench.check(&["crc64.ko.xz"]).0, Some(0));
+    assert!(!is_warned_of("crc64.ko.xz"));
     let config = format!("{CONFIG}CONFIG_MODULE_DECOMPRESS=y\nCONFIG_MODULE_COMPRESS_XZ=y\n");
     bench.write("6.1.0-9-amd64/build/include/config/auto.conf", config.as_bytes());
-    assert_eq!(bench.check(&["crc32.ko.xz"]).0, Some(0));
-    let (status, said) = bench.check(&["crc64.ko.xz"]);
-    assert!(status == Some(1) && said.contains("unknown[kernel]: the xz file has another check"), "{said}");
+    assert!(is_warned_of("crc64.ko.xz") && !is_warned_of("crc32.ko.xz"));
 }
 
 #[test]

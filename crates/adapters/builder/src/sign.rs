@@ -94,6 +94,8 @@ impl Signing {
         for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {
             if !self.rule.keeps(&module.signature) {
                 module.signature = Signature::By(signer.clone());
+                // Signing compresses the file again, with CRC32.
+                module.has_unsupported_xz_check = false;
             }
         }
         signer.key_id

@@ -66,7 +66,7 @@ fn read(
     let file = budget.open(path, name, compression)?;
     let mut module = file.and_then(|file| Module::parse(&CachedFile::new(file)));
     if let Ok(module) = &mut module {
-        module.has_unsupported_check = compression.has_unsupported_check(fs_err::File::open(path)?)?;
+        module.has_unsupported_xz_check = compression.has_unsupported_xz_check(fs_err::File::open(path)?)?;
     }
     Ok(module)
 }
@@ -117,7 +117,7 @@ mod tests {
         let mut expected = Module::parse(&plain[..]).unwrap();
         for module in modules {
             // The check is CRC64.
-            expected.has_unsupported_check = Compression::of(&module.path) == Some(Compression::Xz);
+            expected.has_unsupported_xz_check = Compression::of(&module.path) == Some(Compression::Xz);
             assert_eq!(module.module.as_ref(), Ok(&expected), "{}", module.path);
         }
     }

@@ -155,7 +155,7 @@ fn read_module(path: &str) -> Result<PayloadModule> {
         }
     };
     if let Ok(module) = &mut module {
-        module.has_unsupported_check = compression.has_unsupported_check(File::open(path)?)?;
+        module.has_unsupported_xz_check = compression.has_unsupported_xz_check(File::open(path)?)?;
     }
     Ok(PayloadModule { path: path.to_owned(), module })
 }

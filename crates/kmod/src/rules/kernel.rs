@@ -26,22 +26,22 @@ pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks that the kernel can decompress the file (`module_xz_decompress` in `kernel/module/decompress.c`). `modprobe` of kmod 31 and
-/// later leaves that to the kernel. Older versions and farrier's driver containers can decompress the file themselves.
+/// Warns that the kernel cannot decompress the file (`module_xz_decompress` in `kernel/module/decompress.c`). `modprobe` of kmod 31 and
+/// later leaves that to the kernel. Older versions and farrier's driver containers decompress such a file themselves.
 pub(super) fn decompression(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let config = &subject.kernel.config;
     let decompresses = config.is_set("MODULE_DECOMPRESS") && config.is_set("MODULE_COMPRESS_XZ");
-    if decompresses && subject.module.has_unsupported_check {
-        let message = "the xz file has another check than CRC32, so the kernel cannot decompress it: modprobe of kmod 31 and later fails, \
-                       older versions decompress it themselves";
-        let remedy = "compress it with xz --check=crc32 --lzma2=dict=1MiB";
-        let finding = Finding::new(Rule::Kernel, Verdict::Unknown, "xz", message, remedy);
+    if decompresses && subject.module.has_unsupported_xz_check {
+        let message = "the kernel cannot decompress the xz file, whose integrity check is not CRC32: modprobe of kmod 31 and later fails";
+        let remedy =
+            "compress it with xz --check=crc32 --lzma2=dict=1MiB; farrier's driver containers do not need it";
+        let finding = Finding::new(Rule::Kernel, Verdict::Loads, "xz", message, remedy);
         findings.push(finding.with_kernel_message("EINVAL", "decompression failed with status 6"));
     }
 }
 
-/// Checks that SUSE's `modprobe` loads the module: without the configuration below, it refuses modules that SUSE or a partner does not
-/// support. The kernel itself only taints itself.
+/// Warns that SUSE's `modprobe` refuses the module: unless it is configured otherwise, it loads only modules that SUSE or a partner
+/// supports. The kernel itself only taints itself.
 pub(super) fn supported(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let is_supported = matches!(subject.module.field("supported"), Some("yes" | "external"));
     if subject.kernel.config.is_set("SUSE_KERNEL_SUPPORTED") && !is_supported {
