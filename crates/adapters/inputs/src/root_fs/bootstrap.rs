@@ -23,9 +23,11 @@ use crate::{FetchError, Fetcher, Result, apt, process, root_fs_layer as layer};
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Hook that makes absolute links relative. The GPU Operator's validator follows links of a driver's root from its own root
-/// (`internal/driver/root.go`), and `update-alternatives` makes absolute ones.
+/// (`internal/driver/root.go`), and `update-alternatives` makes absolute ones. Under fakechroot, absolute links begin with the path of
+/// the root itself.
 const RELATIVE_LINKS: &str = r#"find "$1" -xdev -type l -lname '/*' -exec sh -c 'root=$1; shift; for link; do
-ln -snf "$(realpath -ms --relative-to="${link%/*}" "$root$(readlink "$link")")" "$link" || exit; done' _ "$1" {} +"#;
+target=$(readlink "$link") && target=$(realpath -ms --relative-to="${link%/*}" "$root${target#"$root"}") &&
+ln -snf "$target" "$link" || exit; done' _ "$1" {} +"#;
 
 /// Makes the layer of a runtime base in `dir`; `driver` is a tar that is unpacked over the packages.
 pub(super) async fn mmdebstrap(
@@ -189,6 +191,7 @@ mod tests {
         link("/proc/self/mounts", "etc/mtab");
         link("/run", "a link");
         link("x86_64-linux-gnu", "usr/lib/relative");
+        link(root.join("usr/lib").to_str().unwrap(), "of-fakechroot");
         let program = root.join("usr/lib/nvidia/current/nvidia-smi");
         fs_err::create_dir_all(program.parent().unwrap()).unwrap();
         fs_err::write(&program, "").unwrap();
@@ -201,6 +204,7 @@ mod tests {
             ("etc/mtab", "../proc/self/mounts"),
             ("a link", "run"),
             ("usr/lib/relative", "x86_64-linux-gnu"),
+            ("of-fakechroot", "usr/lib"),
         ] {
             assert_eq!(fs_err::read_link(root.join(path)).unwrap(), Path::new(target), "{path}");
         }
