@@ -209,9 +209,9 @@ pub enum HoldReason {
     /// The resource has one version, but the kernels need several: kernel targets by version.
     #[error("the resource has one version, and its kernels need several: {}", joined(.versions.iter().map(|(version, kernels)| format!("{version} for {}", kernels.join(" and ")))))]
     MixedVersions { versions: BTreeMap<String, Vec<String>> },
-    /// The GPU Operator gives all nodes of a ClusterPolicy the tag of one operating system, and the nodes have several.
+    /// The GPU Operator gives all nodes of a ClusterPolicy the tag of one operating system, and the nodes with GPUs have several.
     #[error(
-        "the GPU Operator looks for the tag of one operating system, whichever node it sees first, and the nodes have {}; use NVIDIADriver resources (spec.driver.useNvidiaDriverCRD: true)", joined(.systems)
+        "the GPU Operator looks for the tag of one operating system, whichever node it sees first, and the nodes with GPUs have {}; use NVIDIADriver resources (spec.driver.useNvidiaDriverCRD: true)", joined(.systems)
     )]
     MixedSystems { systems: Vec<String> },
     /// A field of the resource does not fit precompiled drivers, and is immutable.

@@ -25,9 +25,10 @@ use super::{
 };
 use crate::{
     image::{ImageReference, OperatorResource, ResourceName},
+    kernel::KernelTarget,
     plan::{
         Cell, NodeFacts, Placement, ReachingObject, ResourceFacts,
-        labels::{is_in_progress, stall_remedy},
+        labels::{GPU_PRESENT, is_in_progress, stall_remedy},
         operator_resources::OperatorResources,
         reach::Reach,
         reasons::and_more,
@@ -236,7 +237,7 @@ fn desired_fields<'a>(
     kind: OperatorResource,
     kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
-    check_systems(kind, kernels)?;
+    check_systems(context, kind)?;
     let CommonVersion { version, reference, required_images } =
         match common_version(context, kind, kernels, None)? {
             VersionChoice::Ready(common) => common,
@@ -255,11 +256,17 @@ fn desired_fields<'a>(
     Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), required_images })
 }
 
-/// Checks that the GPU Operator looks for a tag that each node has. It takes the operating system of a ClusterPolicy's tags from
-/// one of the nodes (`getGPUNodeOSInfo` in `controllers/state_manager.go`).
-fn check_systems(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Result<(), HoldReason> {
-    let systems: BTreeSet<String> = kernels.keys().map(|kernel| kernel.os_tag()).collect();
-    if kind != OperatorResource::ClusterPolicy || systems.len() < 2 {
+/// Checks that all nodes have the operating system of a ClusterPolicy's tags. The GPU Operator takes it from any node with a GPU, even
+/// from one that it skips (`getGPUNodeOSInfo` in `controllers/state_manager.go`).
+fn check_systems(context: &Context<'_>, kind: OperatorResource) -> Result<(), HoldReason> {
+    if kind != OperatorResource::ClusterPolicy {
+        return Ok(());
+    }
+    let has_gpu =
+        |group: &&NodeGroup<'_>| group.sample.labels.get(GPU_PRESENT).is_some_and(|value| value == "true");
+    let targets = context.groups.iter().filter(has_gpu).filter_map(|group| group.target.as_ref().ok());
+    let systems: BTreeSet<String> = targets.map(KernelTarget::os_tag).collect();
+    if systems.len() < 2 {
         return Ok(());
     }
     Err(HoldReason::MixedSystems { systems: systems.into_iter().collect() })

@@ -1,6 +1,7 @@
 //! The GPU Operator: tags of Enterprise Linux, and resources that decide together.
 
 use super::*;
+use crate::plan::labels::GPU_PRESENT;
 
 /// Returns a world whose nodes run RHEL 9.4.
 fn rhel(kind: OperatorResource) -> World {
@@ -49,24 +50,33 @@ fn an_nvidia_driver_of_an_older_gpu_operator_has_the_minor_version_of_rhel_9_in_
     assert!(change(&world.plan()).required_images.iter().any(|name| name.to_string().ends_with("-rhel9")));
 }
 
-/// The operator takes the operating system of all tags of a ClusterPolicy from one node (`getGPUNodeOSInfo`).
-#[test]
-fn nodes_of_two_operating_systems_cannot_share_a_cluster_policy() {
-    for (kind, is_held) in [(OperatorResource::ClusterPolicy, true), (OperatorResource::NvidiaDriver, false)]
-    {
-        let mut world = world(kind);
-        label(&mut world, 1, crate::plan::OS_VERSION_LABEL, "13");
-        world.publish(Verdict::Loads);
-        let decision = decision(&world);
-        let held = matches!(decision, RolloutDecision::Hold(HoldReason::MixedSystems { .. }));
-        assert_eq!(held, is_held, "{kind:?}: {decision:?}");
-        assert!(held || matches!(decision, RolloutDecision::Steps { .. }), "{decision:?}");
+/// Returns a world whose second node runs Debian 13. Both nodes have GPUs.
+fn mixed_systems(kind: OperatorResource) -> World {
+    let mut world = world(kind);
+    for node in 0..2 {
+        label(&mut world, node, GPU_PRESENT, "true");
     }
-    let mut world = world(OperatorResource::ClusterPolicy);
     label(&mut world, 1, crate::plan::OS_VERSION_LABEL, "13");
     world.publish(Verdict::Loads);
-    insta::assert_snapshot!(hold(&world), @"the GPU Operator looks for the tag of one operating system, whichever node it sees first, and the nodes have debian12, debian13; use NVIDIADriver resources (spec.driver.useNvidiaDriverCRD: true)");
+    world
+}
+
+/// The operator takes the operating system of all tags of a ClusterPolicy from one node with a GPU (`getGPUNodeOSInfo`).
+#[test]
+fn nodes_of_two_operating_systems_cannot_share_a_cluster_policy() {
+    let mut world = mixed_systems(OperatorResource::ClusterPolicy);
+    insta::assert_snapshot!(hold(&world), @"the GPU Operator looks for the tag of one operating system, whichever node it sees first, and the nodes with GPUs have debian12, debian13; use NVIDIADriver resources (spec.driver.useNvidiaDriverCRD: true)");
     assert!(world.plan().has_failures());
+    label(&mut world, 1, "nvidia.com/gpu.deploy.driver", "pre-installed");
+    assert!(
+        matches!(hold(&world), HoldReason::MixedSystems { .. }),
+        "the operator may see a node that it skips"
+    );
+    let is_changed = |world: &World| matches!(decision(world), RolloutDecision::Steps { .. });
+    assert!(is_changed(&mixed_systems(OperatorResource::NvidiaDriver)), "each node has its own tag");
+    let mut world = mixed_systems(OperatorResource::ClusterPolicy);
+    world.snapshot.nodes[1].labels.remove(GPU_PRESENT);
+    assert!(is_changed(&world), "the operator ignores nodes without GPUs");
 }
 
 fn gpu_cluster() -> ResourceFacts {
