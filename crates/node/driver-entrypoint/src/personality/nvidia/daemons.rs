@@ -96,12 +96,17 @@ impl FabricManager {
     }
 }
 
-/// Sets these fields in the fabric manager's configuration.
+/// Sets these fields in the fabric manager's configuration. Makes no new file, which would lack all other fields.
 pub(crate) fn configure_fabric_manager(node: &Node<'_>, fields: &[(String, String)]) -> Result<(), Error> {
     if fields.is_empty() {
         return Ok(());
     }
     let mut lines = files::lines(node, FABRIC_CONFIG);
+    if lines.is_empty() {
+        node.log
+            .warn(format!("the variables NVFM_CONFIG_* have no effect: the image has no {FABRIC_CONFIG}"));
+        return Ok(());
+    }
     for (field, value) in fields {
         lines.retain(|line| line.split_once('=').is_none_or(|(name, _)| name.trim() != field));
         lines.push(format!("{field}={value}"));
