@@ -145,14 +145,17 @@ fn check_loadable(
 /// Whether the image may have files in the directory, which KMM copies before it loads modules. KMM's pod fails if the
 /// directory is absent or empty.
 fn may_have_files(spec: &DriverImageSpec, template: &str, directory: &str) -> bool {
-    let is_firmware = directory.starts_with("/lib/firmware");
-    let in_base = match &spec.runtime.base {
-        // The content of these images is not known here.
-        Some(RuntimeBase::Image(_) | RuntimeBase::Need(_)) => true,
-        Some(RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_)) => is_firmware,
-        Some(RuntimeBase::Minimal(_)) | None => false,
-    };
-    in_base || is_firmware && !spec.firmware.is_empty() || template.contains(&format!("/out{directory}"))
+    // The content of other bases is not known here.
+    let in_base = !matches!(spec.runtime.base, Some(RuntimeBase::Minimal(_)) | None);
+    let of_definition = directory.starts_with("/lib/firmware") && !spec.firmware.is_empty();
+    in_base || of_definition || template.contains(directory) || has_other_outputs(template)
+}
+
+/// Whether a template puts anything into the image besides modules and headers. The image's root is `/out` in it.
+fn has_other_outputs(template: &str) -> bool {
+    let is_other = |path: &str| !["lib/modules", "usr/src"].iter().any(|known| path.starts_with(known));
+    // `DESTDIR=/out` and the like.
+    template.contains("=/out") || template.split("/out/").skip(1).any(is_other)
 }
 
 /// Returns the index of the first mapping for a kernel.

@@ -145,10 +145,14 @@ fn a_module_with_firmware_gets_an_image_that_has_some() {
         let resolved = world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap();
         resolved.base_identity = Some("base-1".to_owned());
     }));
-    assert!(is_written("/firmware", &|world| {
-        let template = world.definitions.templates.get_mut("mft").unwrap();
-        *template = template.replace("RUN make", "COPY sources/mft/fw/ /out/firmware/\nRUN make");
-    }));
+    for steps in
+        ["COPY sources/mft/fw/ /out/firmware/", "RUN make install DESTDIR=/out", "RUN cp -a root/* /out/"]
+    {
+        assert!(is_written("/firmware", &|world| {
+            let template = world.definitions.templates.get_mut("mft").unwrap();
+            *template = template.replace("RUN make", &format!("{steps}\nRUN make"));
+        }));
+    }
 }
 
 /// Fields that farrier owns stay named when other kernels are reached: an apply would remove them.
