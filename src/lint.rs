@@ -52,7 +52,7 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
 
 async fn warnings(definitions: &Definitions) -> Result<Vec<String>> {
     let Definitions { root, images, source_positions, .. } = definitions;
-    let mut warnings = Vec::new();
+    let mut warnings = definitions::unused_files(root);
     for ((_, path), position) in source_positions {
         if !root.join(path).exists() {
             let path = path.display();

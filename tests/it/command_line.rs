@@ -78,6 +78,8 @@ fn lint_validates_definitions_without_a_network() {
     site.edit("images/hello.yaml", "  template: kbuild", runtime);
     let warnings = bare(&site, &directory, &["lint", "-o", "json"]).exits(0).json()["warnings"].to_string();
     assert!(warnings.contains("image broken") && !warnings.contains("image hello"), "{warnings}");
+    site.define("images/empty.yaml", "# nothing\n");
+    bare(&site, &directory, &["lint"]).exits(0).line("warning: images/empty.yaml: has no definition");
     site.edit("images/hello.yaml", "  template: kbuild", "  tempalte: kbuild");
     let run = bare(&site, &directory, &["lint"]).exits(1);
     run.line(r#"images/hello.yaml:7:3: unknown field "tempalte"; did you mean "template"?"#);

@@ -6,6 +6,7 @@ mod error;
 mod files;
 mod needs;
 mod site;
+mod unused;
 mod validate;
 
 use std::{
@@ -25,6 +26,7 @@ use farrier_core::{
 use farrier_local::blocking::blocking;
 use farrier_yaml as yaml;
 use farrier_yaml::{Node, YamlError};
+pub use unused::unused_files;
 
 /// Size limit of a definition file in bytes. The built-in ones have about 1 KiB.
 const MAX_FILE: u64 = 1 << 20;
@@ -218,8 +220,7 @@ fn template_name(file: &str) -> Option<&str> {
     file.strip_prefix("templates/")?.strip_suffix(".Dockerfile.hbs")
 }
 
-/// Reads the files of one directory in file-name order; `None` if the directory does not exist. Reports other files that hold
-/// definitions.
+/// Reads the files of one directory in file-name order; `None` if the directory does not exist.
 fn read_directory(
     root: &Path,
     name: &str,
@@ -228,15 +229,8 @@ fn read_directory(
 ) -> Option<Vec<File>> {
     match names_in(&root.join(name)) {
         Ok(names) => {
-            let mut files = Vec::new();
-            for path in names.iter().map(|file| format!("{name}/{file}")) {
-                if has_extension(&path, extensions) {
-                    files.extend(read_file(root, &path, errors));
-                } else {
-                    report_unread(root, &path, errors);
-                }
-            }
-            Some(files)
+            let names = names.iter().filter(|file| has_extension(file, extensions));
+            Some(names.filter_map(|file| read_file(root, &format!("{name}/{file}"), errors)).collect())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
@@ -262,23 +256,6 @@ fn names_in(directory: &Path) -> io::Result<Vec<String>> {
 fn has_extension(name: &str, extensions: &[&str]) -> bool {
     let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
     extension.is_some_and(|extension| extensions.contains(&extension))
-}
-
-/// Reports definitions in a file or directory that farrier does not read.
-fn report_unread(root: &Path, path: &str, errors: &mut Vec<DefinitionError>) {
-    let Ok(metadata) = fs::symlink_metadata(root.join(path)) else { return };
-    if metadata.is_dir() {
-        for name in names_in(&root.join(path)).unwrap_or_default() {
-            report_unread(root, &format!("{path}/{name}"), errors);
-        }
-    } else if has_extension(path, &["yaml", "yml", "json"])
-        && let Ok(Some(text)) = read_text(root, path)
-        && text.contains("apiVersion")
-        && text.contains("farrier.dev/")
-    {
-        let message = "is not read: definitions are the files *.yaml and *.yml directly in images/, kernels/ and announced/";
-        errors.push(DefinitionError::of_file(path, message.to_owned()));
-    }
 }
 
 /// Reports definitions outside the directories that farrier reads. Without an error, farrier would silently use the built-in
@@ -320,11 +297,6 @@ fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionE
     let mut definitions = Vec::new();
     let mut mistakes = Vec::new();
     match yaml::documents(&file.text).and_then(check_size) {
-        // Every setting of a site is optional.
-        Ok(documents) if documents.is_empty() && ![SITE, MOUNTED_SITE].contains(&file.name.as_str()) => {
-            let message = "holds no definition: write one, or delete the file".to_owned();
-            errors.push(DefinitionError::of_file(&file.name, message));
-        }
         Ok(documents) => {
             for document in documents {
                 match yaml::decode(&document) {

@@ -118,37 +118,36 @@ fn deeply_nested_definitions_are_refused_at_their_line() {
     assert!(told.starts_with("error: templates/deep.Dockerfile.hbs:2:1: "), "{told}");
 }
 
-/// A definition that farrier does not read would otherwise disappear without a word.
+/// A definition may be disabled in this way, so it stays valid.
 #[test]
-fn a_definition_that_is_not_read_is_a_mistake() {
-    let told = |path: &str, text: &str| mistakes(&[("images/a.yaml", IMAGE), (path, text)]);
+fn files_that_define_nothing_are_warned_of() {
     let json = r#"{"apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage"}"#;
-    for (path, text) in [
-        ("images/team/b.yaml", IMAGE),
-        ("images/team/gpu/b.yml", IMAGE),
-        ("images/b.json", json),
-        ("kernels/own/a.yaml", FAMILY),
+    for (path, text, words) in [
+        ("images/team/b.yaml", IMAGE, "is not read: definitions are the files"),
+        ("images/team/gpu/b.yml", IMAGE, "is not read"),
+        ("images/b.json", json, "is not read"),
+        ("kernels/own/a.yaml", FAMILY, "is not read"),
+        ("images/b.yaml", "", "has no definition"),
+        ("kernels/b.yaml", "# nothing\n", "has no definition"),
+        ("announced/b.yaml", "---\n", "has no definition"),
     ] {
-        let error = told(path, text);
+        let directory = written(&[("images/a.yaml", IMAGE), (path, text)]);
+        load(Some(directory.path())).unwrap();
+        let warnings = unused_files(directory.path());
         assert!(
-            error.starts_with(&format!("error: {path}: is not read: definitions are the files")),
-            "{error}"
+            warnings.len() == 1 && warnings[0].starts_with(&format!("{path}: {words}")),
+            "{path}: {warnings:?}"
         );
     }
-    for path in ["images/b.yaml", "kernels/b.yaml", "announced/b.yaml"] {
-        for text in ["", "# nothing\n", "---\n"] {
-            let error = told(path, text);
-            assert!(error.starts_with(&format!("error: {path}: holds no definition")), "{error}");
-        }
-    }
-    load_files(&[
+    let directory = written(&[
         ("images/a.yaml", IMAGE),
         ("images/..data/b.yaml", IMAGE),
         ("images/notes/values.yaml", "a: b\n"),
         ("images/README.md", IMAGE),
         ("site.yaml", "# nothing\n"),
-    ])
-    .unwrap();
+    ]);
+    load(Some(directory.path())).unwrap();
+    assert!(unused_files(directory.path()).is_empty());
 }
 
 /// Files beside the directories of definitions are ignored.
