@@ -145,6 +145,7 @@ impl CredentialFile {
 fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
     let config: Value =
         serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
+    let host = if is_docker_hub(host) { "docker.io" } else { host };
     let key = key_for(&config, host, path);
     let has_path = key.contains('/') && key != HUB_KEY;
     let rank = if has_path { key.len() } else { host.len() };
@@ -170,8 +171,6 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
 
 /// Most specific key in the file: keys of Podman's file may include a part of the repository's path.
 fn key_for(config: &Value, host: &str, path: &str) -> String {
-    let is_hub = is_docker_hub(host);
-    let host = if is_hub { "docker.io" } else { host };
     let has = |key: &str| ["auths", "credHelpers"].iter().any(|map| config[map].get(key).is_some());
     let mut candidate = format!("{host}/{path}");
     while candidate.len() > host.len() {
@@ -180,7 +179,7 @@ fn key_for(config: &Value, host: &str, path: &str) -> String {
         }
         candidate.truncate(candidate.rfind('/').unwrap_or(0));
     }
-    if !is_hub {
+    if !is_docker_hub(host) {
         return host.to_owned();
     }
     // Docker and its helpers name Docker Hub by the URL, Podman and many pull secrets by a host.
@@ -283,6 +282,10 @@ mod tests {
         let both = r#"{"auths": {"https://index.docker.io/v1/": {"auth": "dTpwOnc="}, "docker.io/acme": {"auth": "bjpx"}}}"#;
         assert_eq!(found(both, "library/debian"), Some(pair("u", "p:w")));
         assert_eq!(found(both, "acme/base"), Some(pair("n", "q")));
+        // A path makes an entry more specific, whatever name of Docker Hub is asked for.
+        let rank =
+            |path: &str| find_in(both.as_bytes(), "x", "registry-1.docker.io", path).unwrap().unwrap().0;
+        assert!(rank("acme/base") > rank("library/debian"));
         let helper = r#"{"credHelpers": {"docker.io": "farrier-no-such-helper"}}"#;
         assert!(entry(helper, "docker.io", "library/debian").is_err());
     }
