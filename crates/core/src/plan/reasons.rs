@@ -81,7 +81,7 @@ pub enum HoldReason {
     #[error("its image cannot be set: {detail}")]
     Fixed { detail: String },
     /// Two rollouts of the definitions would write the same field.
-    #[error("several rollouts name this container or its value: {}", joined(.images))]
+    #[error("several rollouts name this container: {}", joined(.images))]
     ClaimedTwice { images: Vec<ImageName> },
     /// Two rollouts of the definitions would upgrade the same DaemonSet node by node.
     #[error("several rollouts of this DaemonSet have `upgrade`, but only one may: {}", joined(.images))]

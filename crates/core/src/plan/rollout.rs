@@ -273,6 +273,7 @@ impl<'a> RequestedRollouts<'a> {
             });
             contexts.push(context);
         }
+        hold_shared_values(&mut planned);
         for (index, why) in chain_holds(&planned, chain_states) {
             let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
             let cells = CellLookup { held_image: Some(context.image), ..in_complete_chains };
@@ -303,6 +304,30 @@ fn named_daemon_set<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Opti
     let RolloutObject::DaemonSet(name) = &target.object else { return None };
     let live = inputs.snapshot.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
     live.or_else(|| Some(daemon_set::target_container(inputs, target).ok()?.daemon_set))
+}
+
+/// Holds the rollouts that would write a chart's value to which another rollout needs to write another image. The two would take
+/// turns in overwriting the value.
+fn hold_shared_values(planned: &mut [PlannedRollout]) {
+    let hold = |rollout: &PlannedRollout| {
+        let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { return None };
+        let differs = |other: &&PlannedRollout| match &other.decision {
+            RolloutDecision::Rewrite { to: image, .. } | RolloutDecision::AlreadySet { image } => image != to,
+            // Without nodes, no image can be wrong.
+            decision => *decision != RolloutDecision::Hold(HoldReason::NoNodes),
+        };
+        let mut others = planned.iter().filter(|other| rollout.target.shares_chart_value(&other.target));
+        let other = &others.find(differs)?.target;
+        let detail =
+            format!("its value also sets {other}, which needs another image: give each a value of its own");
+        Some(HoldReason::Fixed { detail })
+    };
+    let holds: Vec<Option<HoldReason>> = planned.iter().map(hold).collect();
+    for (rollout, hold) in planned.iter_mut().zip(holds) {
+        if let Some(why) = hold {
+            rollout.hold(why);
+        }
+    }
 }
 
 /// Returns the rollouts, by index, that would change something while another rollout of their chain is broken, with the

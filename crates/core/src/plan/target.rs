@@ -150,19 +150,22 @@ impl RolloutTarget {
 
     /// Whether two rollouts may write the same field, whatever their strategies.
     pub(crate) fn may_share_field(&self, other: &Self) -> bool {
-        let is_same_object = self.object == other.object && self.object != RolloutObject::Nothing {};
-        match (&self.location, &other.location) {
-            (None, None) => is_same_object,
-            (Some(one), Some(other)) => {
-                let shares_value =
-                    || one.chart_value().is_some_and(|value| other.chart_value() == Some(value));
-                one.overlaps(other) && (is_same_object || shares_value())
+        self.object != RolloutObject::Nothing {}
+            && self.object == other.object
+            && match (&self.location, &other.location) {
+                (None, None) => true,
+                (Some(one), Some(other)) => one.overlaps(other),
+                // The object in a Git repository is applied to the cluster.
+                (None, Some(location)) | (Some(location), None) => {
+                    matches!(location, ManifestLocation::Git(_))
+                }
             }
-            // The object in a Git repository is applied to the cluster.
-            (None, Some(location)) | (Some(location), None) => {
-                is_same_object && matches!(location, ManifestLocation::Git(_))
-            }
-        }
+    }
+
+    /// Whether both rollouts write the same value of a chart, for example the value of several DaemonSets.
+    pub(super) fn shares_chart_value(&self, other: &Self) -> bool {
+        let (Some(one), Some(other)) = (&self.location, &other.location) else { return false };
+        one.overlaps(other) && one.chart_value().is_some_and(|value| other.chart_value() == Some(value))
     }
 }
 

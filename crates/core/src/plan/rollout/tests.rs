@@ -165,21 +165,45 @@ fn a_place_that_is_written_in_two_ways_is_one_place() {
     assert!(!file("prod").may_share_field(&file("test")));
 }
 
-/// A chart can make two DaemonSets from one value. The rollouts would take turns in overwriting it.
+/// A chart can make several DaemonSets, or several containers, from one value. Rollouts that need different images would take turns
+/// in overwriting the value.
 #[test]
-fn two_daemon_sets_do_not_share_a_chart_value() {
-    let of = |path: &str, file: &str, value: &str, daemon_set: &str| {
+fn rollouts_of_one_chart_value_need_one_image() {
+    let rollout = |path: &str, file: &str, value: &str, daemon_set: &str| -> RolloutSpec {
         let rollout = serde_json::json!({
             "strategy": "file", "path": path, "values": {"file": file, "path": value},
-            "namespace": "n", "daemonSet": daemon_set, "container": "c",
+            "namespace": "kube-system", "daemonSet": daemon_set, "container": "driver",
         });
-        RolloutTarget::of(&serde_json::from_value(rollout).unwrap())
+        serde_json::from_value(rollout).unwrap()
     };
-    let one = of("apps/mofed", "values.yaml", "driver.image", "d47");
-    assert!(one.may_share_field(&of("./apps/mofed", "values.yaml", "driver.image", "d56")));
-    assert!(one.may_share_field(&of("apps", "mofed/values.yaml", "driver.image", "d56")));
-    assert!(!one.may_share_field(&of("apps/mofed", "values.yaml", "other.image", "d56")));
-    assert!(!one.may_share_field(&of("apps/mofed", "other.yaml", "driver.image", "d56")));
+    let mut world = World::new(&[K47, K48]);
+    world.publish(Verdict::Loads);
+    world.image("mft").spec.rollout = vec![
+        rollout("apps/mofed", "values.yaml", "driver.image", "a"),
+        rollout("apps", "mofed/values.yaml", "driver.image", "b"),
+        rollout("./apps/mofed", "values.yaml", "driver.image", "c"),
+        rollout("apps/mofed", "values.yaml", "other.image", "d"),
+        rollout("apps/mofed", "other.yaml", "driver.image", "e"),
+    ];
+    let pools = [("a", "0"), ("b", "1"), ("c", "none"), ("d", "1"), ("e", "1")];
+    for (spec, (name, pool)) in world.image("mft").spec.rollout.clone().iter().zip(pools) {
+        let mut facts = daemon_set(name);
+        facts.placement.node_selector.insert("pool".to_owned(), pool.to_owned());
+        let facts = ManifestFacts { daemon_sets: vec![facts], ..ManifestFacts::default() };
+        world.manifests.insert(ManifestLocation::of(spec).unwrap(), Ok(facts));
+    }
+    let rewritten = |world: &mut World, pools: [&str; 2]| -> Vec<bool> {
+        for (node, pool) in world.snapshot.nodes.iter_mut().zip(pools) {
+            node.labels.insert("pool".to_owned(), pool.to_owned());
+        }
+        let rollouts = world.plan().rollouts;
+        rollouts.iter().map(|rollout| matches!(rollout.decision, RolloutDecision::Rewrite { .. })).collect()
+    };
+    assert_eq!(rewritten(&mut world, ["0", "1"]), [false, false, false, true, true]);
+    let why = world.plan().rollouts[0].hold_text().unwrap();
+    assert!(why.contains("its value also sets DaemonSet kube-system/b, container driver"), "{why}");
+    world.snapshot.nodes[1] = node("n1", K47);
+    assert_eq!(rewritten(&mut world, ["0", "1"]), [true, true, false, true, true]);
 }
 
 /// Whatever their strategies, two rollouts would take turns in overwriting the same field.
