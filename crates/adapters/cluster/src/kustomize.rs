@@ -8,7 +8,7 @@ use std::{
 };
 
 use farrier_core::plan::NodeAffinity;
-use farrier_yaml::Node;
+use farrier_yaml::{Node, documents};
 use fs_err as fs;
 
 use super::{
@@ -22,8 +22,9 @@ const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kusto
 pub(super) const MAX_REFERENCES: usize = 10_000;
 /// Maximum number of kustomizations between an overlay and a manifest.
 const MAX_DEPTH: usize = 16;
-/// Pattern that matches every kind.
-const ANY_KIND: &str = ".*";
+/// Transformers of Kustomize that change only metadata, and the fields that they name.
+const METADATA_TRANSFORMERS: [&str; 3] =
+    ["LabelTransformer", "AnnotationsTransformer", "NamespaceTransformer"];
 /// Fields that decide which nodes a pod runs on.
 const PLACEMENT: [&str; 5] = ["nodeSelector", "affinity", "tolerations", "nodeName", "hostNetwork"];
 
@@ -144,26 +145,36 @@ impl Kustomizations<'_> {
         self.referenced.borrow_mut().extend(file.clone());
         let from_file = || file.and_then(|file| read_bytes(&file).ok());
         let content = inline.or_else(|| Some(String::from_utf8_lossy(&from_file()?).into_owned()));
-        let kind_of = |target: &Node| text(target, "kind").unwrap_or_else(|| ANY_KIND.to_owned());
         let name = format!("an entry of `{key}`");
-        let (name, content, kind) = match key {
-            // A transformer can be any program.
-            "transformers" => (name, None, Some(ANY_KIND.to_owned())),
-            "replacements" if path.is_none() => {
-                let targets = sequence(item, "targets").unwrap_or_default();
-                let selected = |target: &Node| field(target, "select").as_ref().map(kind_of);
-                let kinds: Vec<String> = targets.iter().filter_map(selected).collect();
-                (name, Some(json(item, false).to_string()), Some(kinds.join("|")))
+        let (name, content, targets) = match key {
+            // Any other transformer can be any program.
+            "transformers" => {
+                let content = content.filter(|content| is_metadata_transformer(content));
+                (name, content, Some(vec![Selector::default()]))
             }
-            "replacements" => (name, content, Some(ANY_KIND.to_owned())),
+            "replacements" => {
+                let replacements = match path {
+                    Some(_) => content.and_then(|content| documents(&content).ok()),
+                    None => Some(vec![item.clone()]),
+                };
+                let targets = replacements.map(|replacements| replacement_targets(&replacements));
+                let content = |targets: &Vec<Node>| {
+                    targets.iter().map(|target| json(target, false).to_string()).collect::<String>()
+                };
+                let selectors = |targets: &Vec<Node>| {
+                    let selected = targets.iter().filter_map(|target| field(target, "select"));
+                    selected.map(|select| Selector::of(&select)).collect()
+                };
+                (name, targets.as_ref().map(content), targets.as_ref().map(selectors))
+            }
             _ => {
                 let name = format!("the patch {}", path.unwrap_or_else(|| "inline".to_owned()));
-                (name, content, field(item, "target").as_ref().map(kind_of))
+                (name, content, field(item, "target").map(|target| vec![Selector::of(&target)]))
             }
         };
         let words = content
             .map(|content| content.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned).collect());
-        Patch { name, words, kind }
+        Patch { name, words, targets }
     }
 
     /// Returns the real path of a file or directory that may be read.
@@ -198,7 +209,7 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
         ["namePrefix", "nameSuffix"].map(|key| text(kustomization, key).unwrap_or_default());
     let new_namespace = text(kustomization, "namespace");
     for Resource { facts, .. } in &mut all.resources {
-        for patch in patches.iter().filter(|patch| patch.may_be_for(facts.kind.kind())) {
+        for patch in patches.iter().filter(|patch| patch.may_be_for(facts.kind.kind(), &facts.name)) {
             let reason = format!(
                 "{} may change the resource, and farrier does not apply patches: set the field only in the manifest",
                 patch.name
@@ -215,7 +226,7 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
         facts.name = format!("{}{prefix}{name}{suffix}", namespace.unwrap_or_default());
     }
     for DaemonSet { facts, images } in &mut all.daemon_sets {
-        for patch in patches.iter().filter(|patch| patch.may_be_for("DaemonSet")) {
+        for patch in patches.iter().filter(|patch| patch.may_be_for("DaemonSet", &facts.name)) {
             let name = &patch.name;
             if PLACEMENT.iter().any(|field| patch.may_name(field)) {
                 facts.placement.affinity = NodeAffinity::Unsupported(format!(
@@ -287,22 +298,65 @@ struct Patch {
     /// Words of the patch's text; `None` if the text is unknown. The text is not parsed, so each word may be a field, a kind or
     /// a value.
     words: Option<BTreeSet<String>>,
-    /// Pattern of the kinds in the patch's `target`.
-    kind: Option<String>,
+    /// Objects that the patch names apart from its text, if it does.
+    targets: Option<Vec<Selector>>,
 }
 
 impl Patch {
-    /// Whether the patch may be for objects of a kind. Kustomize takes the target's kind for a regular expression; here, anything
-    /// but alternatives counts as every kind.
-    fn may_be_for(&self, kind: &str) -> bool {
-        let Some(pattern) = &self.kind else { return !self.may_name("kind") || self.may_name(kind) };
-        let mut alternatives = pattern.trim_matches(['(', ')']).split('|');
-        alternatives.any(|other| other == kind || !other.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+    /// Whether the patch may be for an object.
+    fn may_be_for(&self, kind: &str, name: &str) -> bool {
+        match &self.targets {
+            Some(targets) => targets.iter().any(|target| target.may_match(kind, name)),
+            None => !self.may_name("kind") || self.may_name(kind),
+        }
     }
 
     fn may_name(&self, word: &str) -> bool {
         self.words.as_ref().is_none_or(|words| words.contains(word))
     }
+}
+
+/// Patterns of kinds and names. A missing pattern matches everything.
+#[derive(Default)]
+struct Selector {
+    kind: Option<String>,
+    name: Option<String>,
+}
+
+impl Selector {
+    fn of(target: &Node) -> Self {
+        Self { kind: text(target, "kind"), name: text(target, "name") }
+    }
+
+    /// Whether an object may match. Kustomize also compares the names that the object had before its prefixes and suffixes.
+    fn may_match(&self, kind: &str, name: &str) -> bool {
+        may_match(self.kind.as_ref(), |pattern| pattern == kind)
+            && may_match(self.name.as_ref(), |pattern| name.contains(pattern))
+    }
+}
+
+/// Whether a pattern may match. Kustomize takes it for a regular expression; here, anything but alternatives matches.
+fn may_match(pattern: Option<&String>, is_match: impl Fn(&str) -> bool) -> bool {
+    let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    pattern.is_none_or(|pattern| {
+        let mut alternatives = pattern.trim_matches(['(', ')']).split('|');
+        alternatives.any(|alternative| !is_plain(alternative) || is_match(alternative))
+    })
+}
+
+/// Returns the targets of replacements. A file has one replacement, or a list of them.
+fn replacement_targets(documents: &[Node]) -> Vec<Node> {
+    let items = documents.iter().filter_map(Node::items).flatten();
+    let replacements = documents.iter().cloned().chain(items);
+    replacements.flat_map(|replacement| sequence(&replacement, "targets").unwrap_or_default()).collect()
+}
+
+fn is_metadata_transformer(content: &str) -> bool {
+    let is_known = |document: &Node| {
+        text(document, "apiVersion").as_deref() == Some("builtin")
+            && text(document, "kind").is_some_and(|kind| METADATA_TRANSFORMERS.contains(&kind.as_str()))
+    };
+    documents(content).is_ok_and(|documents| documents.iter().all(is_known))
 }
 
 fn texts(yaml: &Node, key: &str) -> Vec<String> {

@@ -273,6 +273,10 @@ fn a_patch_of_the_nodes_or_the_image_is_named() {
     assert_eq!(patched(&target("'.*Set'"), json), (true, false));
     let by_name = "patches: [{path: patch.yaml, target: {name: mofed}}]\n";
     assert_eq!(patched(by_name, &other), (true, false), "the kind of the patch does not matter");
+    let named = |name: &str| by_name.replace("mofed", name);
+    assert_eq!(patched(&named("node-exporter"), json), (false, false));
+    assert_eq!(patched(&named("'web|mofed'"), json), (true, false));
+    assert_eq!(patched(&named("'mo.*'"), json), (true, false));
     assert_eq!(patched("patches: [{path: missing.yaml}]\n", ""), (true, true), "an unreadable patch");
     // Replacements and transformers come after `images`.
     let replacement = |kind: &str, path: &str| {
@@ -285,10 +289,21 @@ fn a_patch_of_the_nodes_or_the_image_is_named() {
     assert_eq!(patched(&replacement("DaemonSet", field), ""), (false, true));
     assert_eq!(patched(&replacement("Deployment", field), ""), (false, false));
     let pool = replacement("DaemonSet", "spec.template.spec.nodeSelector.pool");
-    assert_eq!(patched(&pool.replace("data.image", "data.pool"), ""), (true, false));
+    assert_eq!(patched(&pool, ""), (true, false), "the source's field is not changed");
     let file = "targets: [{select: {kind: DaemonSet}, fieldPaths: [spec.template.spec.nodeSelector.pool]}]\n";
-    assert_eq!(patched("replacements: [{path: patch.yaml}]\n", file), (true, false));
-    assert_eq!(patched("transformers: [patch.yaml]\n", "kind: Labels\n"), (true, true));
+    for file in [file, &format!("- {file}")] {
+        assert_eq!(patched("replacements: [{path: patch.yaml}]\n", file), (true, false));
+        let other = file.replace("DaemonSet", "Deployment");
+        assert_eq!(patched("replacements: [{path: patch.yaml}]\n", &other), (false, false));
+    }
+    let transformed = |text: &str| patched("transformers: [patch.yaml]\n", text);
+    assert_eq!(transformed("apiVersion: example.org/v1\nkind: LabelTransformer\n"), (true, true));
+    let labels = "apiVersion: builtin\nkind: LabelTransformer\nfieldSpecs: [{path: metadata/labels}]\n";
+    assert_eq!(transformed(labels), (false, false));
+    assert_eq!(
+        transformed(&labels.replace("metadata/labels", "spec/template/spec/nodeSelector")),
+        (true, false)
+    );
     let file = "patches: [{path: patch.yaml}]\n";
     // The patch comes first, so an entry of `images` for the base's image may not apply.
     let image = ours("{containers: [{name: driver, image: x}]}");
