@@ -239,17 +239,21 @@ fn record_nodes(view: &ReconcileView, history: &mut EventHistory) {
 
 /// Records the nodes whose upgrade is complete or has failed.
 fn record_upgrades(view: &ReconcileView, history: &mut EventHistory) {
-    for upgrade in view.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
-        for (node, note) in upgrade.nodes.iter().filter_map(|node| Some((&node.node, node.note.as_ref()?))) {
-            let UpgradeNote { rollout, state, to, why, .. } = note;
-            let reason = match state {
-                UpgradeState::Uncordoned => EventReason::Upgraded,
-                UpgradeState::NotDrained | UpgradeState::Failed => EventReason::UpgradeFailed,
-                _ => continue,
-            };
-            let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-            history.nodes.insert((reason, node.clone()), format!("{rollout}, {to}{why}"));
-        }
+    let upgrades = view.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
+    let mut notes: Vec<(&String, &UpgradeNote)> = upgrades
+        .flat_map(|upgrade| &upgrade.nodes)
+        .filter_map(|node| Some((&node.node, node.note.as_ref()?)))
+        .collect();
+    // A node with several drivers has a note for each. The newest is inserted last, and thus counts.
+    notes.sort_by_key(|(_, note)| note.since);
+    for (node, UpgradeNote { rollout, state, to, why, .. }) in notes {
+        let reason = match state {
+            UpgradeState::Uncordoned => EventReason::Upgraded,
+            UpgradeState::NotDrained | UpgradeState::Failed => EventReason::UpgradeFailed,
+            _ => continue,
+        };
+        let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        history.nodes.insert((reason, node.clone()), format!("{rollout}, {to}{why}"));
     }
 }
 

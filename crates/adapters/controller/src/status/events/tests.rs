@@ -1,4 +1,7 @@
-use farrier_core::plan::{Activity, BuildActivity, ExceededLimit, KERNEL_LABEL, Plan, Stage, testing::Fleet};
+use farrier_core::plan::{
+    Activity, BuildActivity, ExceededLimit, KERNEL_LABEL, Plan, PlannedNodeUpgrade, PlannedUpgrade, Stage,
+    UpgradeForecast, UpgradeStage, testing::Fleet,
+};
 use kmod::Verdict;
 
 use super::*;
@@ -162,6 +165,48 @@ fn a_rewrite_has_an_event_with_its_outcome() {
         assert_eq!(events[0].regarding.to_string(), "DaemonSet kube-system/mft");
         assert!(events[0].note.starts_with("mft: "), "{}", events[0].note);
     }
+}
+
+/// The rollouts' order in the plan must not hide the Event of the first driver.
+#[test]
+fn each_driver_of_a_node_has_an_event_when_its_upgrade_ends() {
+    let mut fleet = Fleet::new(&[K47]);
+    fleet.publish(Verdict::Loads);
+    let plan = |gpu: i64, ofed: i64| {
+        let mut plan = fleet.plan();
+        let rollout = plan.rollouts[0].clone();
+        plan.rollouts = [("gpu", gpu), ("ofed", ofed)]
+            .map(|(name, ended)| {
+                let since = Timestamp::from_second(ended).unwrap();
+                let written = serde_json::json!({
+                    "rollout": name, "state": "uncordoned", "since": since, "began": since, "to": format!("image-{ended}"),
+                });
+                let node_upgrade = PlannedNodeUpgrade {
+                    node: "n0".to_owned(),
+                    to: String::new(),
+                    stage: UpgradeStage::Done,
+                    note: Some(serde_json::from_value(written).unwrap()),
+                    waits: None,
+                    changes: Vec::new(),
+                };
+                let forecast = UpgradeForecast {
+                    done: 1,
+                    in_progress: 0,
+                    waiting: 0,
+                    skipped: 0,
+                    failed: 0,
+                    seconds_per_node: None,
+                    ends: None,
+                };
+                let upgrade = PlannedUpgrade { rollout: name.to_owned(), nodes: vec![node_upgrade], forecast };
+                PlannedRollout { upgrade: Some(upgrade), ..rollout.clone() }
+            })
+            .into();
+        plan
+    };
+    let mut sequence = EventSequence::new();
+    sequence.next(&plan(1, 2), &[]);
+    assert_eq!(sequence.lines(&plan(3, 2)), "Upgraded node n0: gpu, image-3");
 }
 
 #[test]
