@@ -1,5 +1,5 @@
 //! Stops a rollout whose values in a manifest another writer keeps reverting, as the record on a live object does. A manifest has
-//! no record, so the count is lost when farrier restarts.
+//! no record, so the count is lost when farrier restarts or another replica leads.
 
 use std::{collections::HashMap, time::Duration};
 
