@@ -67,7 +67,7 @@ impl Forge {
         });
     }
 
-    /// Pushes a commit of what `change` does to a clone.
+    /// Changes a clone with `change`, and pushes a commit.
     fn commit_with(&self, message: &str, change: impl FnOnce(&Path)) {
         let clone = tempfile::tempdir().unwrap();
         let inside = |arguments: &[&str]| git(clone.path(), arguments);
@@ -329,7 +329,7 @@ fn the_loop_commits_and_notices_what_others_do() {
     forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");
     live.until("another commit", |_| forge.commits("main") == 4);
     assert_eq!(forge.image("main"), image);
-    // Another program that reverts each commit would go on for ever.
+    // Another program that reverts each commit would do so for ever.
     forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert again");
     live.until("the hold", |live| live.log().contains("another writer reverted the field 2 times"));
     assert_eq!(forge.commits("main"), 5);

@@ -169,7 +169,7 @@ impl SplitBtf {
             name.is_some_and(|name| offset != 0 && !is_identifier(name))
         };
         let mut own_types = Types::of(types).filter_map(Result::ok);
-        // Without strings of its own, all names of the module are names of the kernel.
+        // Without separate strings, all names of the module are names of the kernel.
         split.has_bad_name =
             !strings.is_empty() && own_types.any(|own_type| own_type.identifier_offsets().any(is_bad));
         Ok(split)

@@ -141,7 +141,7 @@ impl Directory {
         let values = values_at(documents, path);
         if values.len() > 1 {
             let reason =
-                format!("{file} has {} values at {path}: put each into a file of its own", values.len());
+                format!("{file} has {} values at {path}: put each into a separate file", values.len());
             return Err(refused(target, reason));
         }
         let name = target.container.to_string();

@@ -199,7 +199,7 @@ fn users_of<P: Ord>(
 /// Returns the reason not to edit the value of an object: the value also sets another object, whose nodes may need another image.
 fn why_shared(users: Option<&BTreeSet<String>>, name: &str) -> Option<String> {
     let other = users?.iter().find(|user| *user != name)?;
-    Some(format!("its value also sets {other}: give each of the two a value of its own"))
+    Some(format!("its value also sets {other}: give each of the two a separate value"))
 }
 
 /// Applies a kustomization to objects.

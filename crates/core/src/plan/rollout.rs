@@ -319,7 +319,7 @@ fn hold_shared_values(planned: &mut [PlannedRollout]) {
         let mut others = planned.iter().filter(|other| rollout.target.shares_chart_value(&other.target));
         let other = &others.find(differs)?.target;
         let detail =
-            format!("its value also sets {other}, which needs another image: give each a value of its own");
+            format!("its value also sets {other}, which needs another image: give each a separate value");
         Some(HoldReason::Fixed { detail })
     };
     let holds: Vec<Option<HoldReason>> = planned.iter().map(hold).collect();

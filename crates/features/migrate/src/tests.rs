@@ -258,7 +258,7 @@ fn several_resources_of_one_kind() {
     let rollout = format!("{:?}", load(&both).unwrap().images["nvidia-gpu"].spec.rollout);
     assert!(rollout.contains("\"gold\"") && rollout.contains("\"silver\""), "{rollout}");
     assert_eq!(rollout.matches("CustomResource").count(), 2, "{rollout}");
-    // The definition that another one needs is replaced by that of a resource.
+    // The definition that another one needs is replaced by a resource's version.
     let with_peermem = drafted(&[gpu("gold", "rdma: {enabled: true}"), gpu("silver", open)].concat(), "");
     let rollout = format!("{:?}", load(&with_peermem.unwrap()).unwrap().images["nvidia-gpu"].spec.rollout);
     assert!(rollout.contains("\"silver\"") && !rollout.contains("PublishOnly"), "{rollout}");

@@ -270,7 +270,7 @@ mod tests {
             self.directory.path().join(name)
         }
 
-        /// Replaces the program. It writes the file that it is asked for.
+        /// Replaces the program. It writes the requested file.
         fn set_program(&self, last: &str) {
             let calls = self.path("calls").display().to_string();
             let script = format!(

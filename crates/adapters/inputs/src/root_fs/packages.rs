@@ -322,7 +322,7 @@ mod tests {
         let base = PackageRoot::RuntimeBase(spec());
         assert_eq!(base.identity(), plain);
         assert_ne!(base.key(Architecture::Arm64), base.key(Architecture::Amd64));
-        // Toolchain and base have different keys, because their layers differ. Those of older formats differ, too.
+        // Toolchain and base have different keys, because their layers differ. Keys of older formats differ, too.
         let toolchain = PackageRoot::Toolchain(spec()).key(Architecture::Amd64);
         let base = base.key(Architecture::Amd64);
         assert!(toolchain != plain && base != plain && base != toolchain);

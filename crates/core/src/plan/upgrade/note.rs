@@ -128,7 +128,7 @@ impl UpgradeNote {
     }
 }
 
-/// Returns the change that sets a node's note and the matching label. Without a note, that of another driver's upgrade takes its
+/// Returns the change that sets a node's note and the matching label. Without a note, the note of another driver's upgrade takes its
 /// place, or both are removed. A single write sets note and cordon, so that farrier cannot be killed between them.
 pub(super) fn set_note(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<bool>) -> Change {
     let of_other = || {

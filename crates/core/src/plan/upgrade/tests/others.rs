@@ -75,7 +75,7 @@ fn the_end_of_an_upgrade_is_kept_when_another_driver_is_upgraded() {
     }
     assert_eq!(
         fleet.nodes["n0"].facts.annotations[UPGRADE], ended,
-        "nobody is about the other driver any more"
+        "no note is about the other driver"
     );
 }
 
