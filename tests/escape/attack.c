@@ -241,21 +241,39 @@ static int seizes_process_1(void) { return ptrace(PTRACE_SEIZE, 1, 0, 0) == 0 ? 
 
 static int attaches_to_process_1(void) { return ptrace(PTRACE_ATTACH, 1, 0, 0) == 0 ? 0 : 1; }
 
-/* Whether a step can take the processors from process 1, which measures the build. Sets what is set already, because the other
- * attacks need process 1. Its threads have the first numbers of the namespace. */
-static int schedules_process_1(void) {
+/* Whether a step can change the scheduling of a thread. Undoes what the other attacks need of process 1. A call without any effect
+ * succeeds as well, and musl has no functions for some of these calls. */
+static int schedules(int thread) {
     struct sched_param none = {0};
-    cpu_set_t all;
-    if (sched_getaffinity(0, sizeof all, &all) != 0) return -1;
-    int any = setpriority(PRIO_USER, 0, 0) == 0;
+    cpu_set_t all, one, now;
+    int nice = getpriority(PRIO_PROCESS, thread), lowest = 2 << 13 | 7 /* best effort */;
+    setpriority(PRIO_PROCESS, thread, nice + 1);
+    setpriority(PRIO_USER, 0, nice + 1);
+    int changed = getpriority(PRIO_PROCESS, thread) != nice;
+    syscall(SYS_sched_setscheduler, thread, SCHED_BATCH, &none);
+    changed |= syscall(SYS_sched_getscheduler, thread) == SCHED_BATCH;
+    syscall(SYS_sched_setscheduler, thread, SCHED_OTHER, &none);
+    syscall(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, thread, lowest);
+    changed |= syscall(SYS_ioprio_get, 1, thread) == lowest;
+    if (sched_getaffinity(thread, sizeof all, &all) != 0) return changed;
+    CPU_ZERO(&one);
+    for (int cpu = 0; CPU_COUNT(&one) == 0 && cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+    sched_setaffinity(thread, sizeof one, &one);
+    sched_getaffinity(thread, sizeof now, &now);
+    changed |= !CPU_EQUAL(&now, &all);
+    sched_setaffinity(thread, sizeof all, &all);
+    return changed;
+}
+
+/* Whether a step can take the processors from process 1, which measures the build. The threads of process 1 have the first
+ * numbers of the namespace. */
+static int schedules_process_1(void) {
+    int any = 0;
     for (int thread = 1; thread < 8; thread++) {
         char path[64];
         snprintf(path, sizeof path, "/proc/1/task/%d", thread);
-        if (access(path, F_OK) != 0) continue;
-        any |= setpriority(PRIO_PROCESS, thread, 0) == 0;
-        any |= sched_setscheduler(thread, SCHED_OTHER, &none) == 0;
-        any |= sched_setaffinity(thread, sizeof all, &all) == 0;
-        any |= syscall(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, thread, 2 << 13 | 4 /* best effort */) == 0;
+        any |= access(path, F_OK) == 0 && schedules(thread);
     }
     return any ? 0 : -1;
 }
