@@ -170,19 +170,31 @@ pub fn shared_memory() -> u64 {
     statistics.f_blocks.saturating_sub(statistics.f_bfree).saturating_mul(statistics.f_frsize)
 }
 
-/// Free bytes and inodes of a file system.
+/// Free bytes and used inodes of a file system.
 #[derive(Clone, Copy, Debug)]
 pub struct FreeSpace {
     pub bytes: u64,
-    pub inodes: u64,
+    /// Not the free inodes, which XFS and ZFS compute from the free bytes. A file system that counts none has 0.
+    pub used_inodes: u64,
 }
 
 impl FreeSpace {
-    /// Measures the file system at a path. A file system without a fixed number of inodes never runs out of them.
+    /// Measures the file system at a path.
     pub fn at(path: &Path) -> io::Result<Self> {
         let statistics = statvfs(path)?;
-        let inodes = if statistics.f_files == 0 { u64::MAX } else { statistics.f_favail };
-        Ok(Self { bytes: statistics.f_bavail.saturating_mul(statistics.f_frsize), inodes })
+        Ok(Self {
+            bytes: statistics.f_bavail.saturating_mul(statistics.f_frsize),
+            used_inodes: statistics.f_files.saturating_sub(statistics.f_ffree),
+        })
+    }
+
+    /// Returns what all programs together have written since an earlier measurement.
+    pub fn lost_since(&self, earlier: &Self) -> DiskUsage {
+        DiskUsage {
+            bytes: earlier.bytes.saturating_sub(self.bytes),
+            inodes: self.used_inodes.saturating_sub(earlier.used_inodes),
+            ..DiskUsage::default()
+        }
     }
 }
 

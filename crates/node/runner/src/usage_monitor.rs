@@ -119,16 +119,11 @@ impl DiskMeter {
     /// exceeded a limit since the last count.
     fn disk_usage(&mut self) -> DiskUsage {
         let free = FreeSpace::at(Path::new("/")).unwrap_or(self.free);
-        let decrease = u64::saturating_sub;
-        let may_exceed = decrease(self.free.bytes, free.bytes) > remaining(self.limits.disk, self.last.bytes)
-            || decrease(self.free.inodes, free.inodes) > remaining(self.limits.inodes, self.last.inodes);
         let started = Instant::now();
-        if may_exceed || started >= self.next_count {
-            let lost_bytes = decrease(self.free_at_start.bytes, free.bytes);
-            let lost_inodes = decrease(self.free_at_start.inodes, free.inodes);
+        if self.may_exceed(self.last, free.lost_since(&self.free)) || started >= self.next_count {
+            let lost = free.lost_since(&self.free_at_start);
             // A step can move files and descriptors past the count. Stop its processes if that could hide an exceeded limit.
-            let is_stopped =
-                lost_bytes > remaining(self.limits.disk, 0) || lost_inodes > remaining(self.limits.inodes, 0);
+            let is_stopped = self.may_exceed(DiskUsage::default(), lost);
             if is_stopped {
                 (self.signal)(Signal::STOP);
             }
@@ -142,13 +137,19 @@ impl DiskMeter {
             self.last.is_incomplete &= !exceeds(&self.last);
             if self.last.is_incomplete {
                 // Charge the build everything that the file system has lost, because a part of its files may not be counted.
-                self.last.bytes = self.last.bytes.max(lost_bytes);
-                self.last.inodes = self.last.inodes.max(lost_inodes);
+                self.last.bytes = self.last.bytes.max(lost.bytes);
+                self.last.inodes = self.last.inodes.max(lost.inodes);
             }
             self.free = free;
             self.next_count = Instant::now() + started.elapsed() * RECOUNT_FACTOR;
         }
         self.last
+    }
+
+    /// Whether a build that used `used` may have exceeded a limit if everything that the file system has lost since is its own.
+    fn may_exceed(&self, used: DiskUsage, lost: DiskUsage) -> bool {
+        lost.bytes > remaining(self.limits.disk, used.bytes)
+            || lost.inodes > remaining(self.limits.inodes, used.inodes)
     }
 }
 
