@@ -1,7 +1,7 @@
 //! Resource usage of a build, measured from inside the sandbox: memory of processes, and written bytes and inodes.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
@@ -63,7 +63,8 @@ pub fn add_unlinked_files(proc: &Path, sum: &mut DiskUsage) {
     // Threads can have separate descriptors.
     for thread in processes(proc).flat_map(|process| entries(&process.join("task"))) {
         let result = add_files_of_thread(&thread, &mut counted, sum);
-        sum.is_incomplete |= result.is_err() && has_memory(&thread);
+        sum.is_incomplete |=
+            result.is_err() && read_status(&thread).is_some_and(|status| has_memory(&status));
         if started.elapsed() > MAX_UNLINKED_TIME {
             sum.is_incomplete = true;
             return;
@@ -105,8 +106,8 @@ fn maps_unlinked_file(line: &str) -> bool {
 }
 
 /// Whether a thread has memory. A thread that is ending has none, and denies access to its descriptors, which are closed next.
-fn has_memory(thread: &Path) -> bool {
-    read_status(thread).is_some_and(|status| status.contains("\nVmSize:"))
+fn has_memory(status: &str) -> bool {
+    status.contains("\nVmSize:")
 }
 
 /// Reads the status of a process or thread, which may have ended.
@@ -162,6 +163,26 @@ fn private_memory(status: &str) -> Option<u64> {
 fn field(status: &str, name: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix(name))?;
     value.trim().trim_end_matches(" kB").parse().ok()
+}
+
+/// Returns the number of context switches of each stopped thread in `proc`, which grows if the thread runs. Returns `None` if a
+/// thread is not stopped. A thread that waits for a disk is going to stop, and one that is ending runs no code of the build.
+pub fn stopped_threads(proc: &Path) -> Option<BTreeMap<PathBuf, u64>> {
+    let mut stopped = BTreeMap::new();
+    for thread in processes(proc).flat_map(|process| entries(&process.join("task"))) {
+        let Some(status) = read_status(&thread).filter(|status| has_memory(status)) else { continue };
+        let state = status.lines().find_map(|line| line.strip_prefix("State:")?.trim().chars().next());
+        match state {
+            Some('R' | 'S') => return None,
+            Some('T') => {
+                let switches = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+                let switches = switches.iter().filter_map(|name| field(&status, name)).sum::<u64>();
+                stopped.insert(thread, switches);
+            }
+            _ => {}
+        }
+    }
+    Some(stopped)
 }
 
 /// Returns the bytes of shared memory.
@@ -275,6 +296,24 @@ mod tests {
             fs::write(proc.path().join(path).join("status"), status).unwrap();
         }
         assert_eq!(process_usage(proc.path()), ProcessUsage { memory: 1 << 20, threads: 3 });
+    }
+
+    #[test]
+    fn only_threads_that_do_not_run_count_as_stopped() {
+        let proc = tempfile::tempdir().unwrap();
+        let (first, second) = (proc.path().join("2/task/2"), proc.path().join("2/task/3"));
+        let set = |thread: &Path, state: &str| {
+            let status = format!(
+                "State:\t{state}\nVmSize:\t1 kB\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n"
+            );
+            fs::create_dir_all(thread).unwrap();
+            fs::write(thread.join("status"), status).unwrap();
+        };
+        set(&first, "T (stopped)");
+        set(&second, "D (disk sleep)");
+        assert_eq!(stopped_threads(proc.path()), Some(BTreeMap::from([(first, 7)])));
+        set(&second, "R (running)");
+        assert_eq!(stopped_threads(proc.path()), None);
     }
 
     /// The kernel keeps the file of a running program, even without a descriptor or mapping of it.

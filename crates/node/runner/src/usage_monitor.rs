@@ -2,6 +2,7 @@
 //! the bytes and inodes that they have written.
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -14,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::usage::{
     DiskUsage, FreeSpace, ProcessUsage, add_unlinked_files, disk_usage, process_usage, shared_memory,
+    stopped_threads,
 };
 
 /// Interval between two measurements.
@@ -21,6 +23,12 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// Pause between two counts of the written files, as a multiple of the duration of the last count. The next count starts earlier
 /// if the file system has lost as much space as the build may still use.
 const RECOUNT_FACTOR: u32 = 50;
+/// Maximum number of counts of a stopped build until no process runs during one.
+const STOPPED_COUNTS: u32 = 3;
+/// Maximum time until the processes of a build have stopped. A process does not stop during a write, which may have 2 GiB.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval between two checks whether they have stopped.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Measures the resource usage of a build, and kills its processes when they exceed a limit.
 pub struct UsageMonitor {
@@ -92,6 +100,7 @@ struct DiskMeter {
     proc: PathBuf,
     /// Sends a signal to the build's processes.
     signal: Box<dyn Fn(Signal) + Send>,
+    stop_timeout: Duration,
     limits: Limits,
     last: DiskUsage,
     free_at_start: FreeSpace,
@@ -107,6 +116,7 @@ impl DiskMeter {
             top: top.to_owned(),
             proc: "/proc".into(),
             signal: Box::new(signal),
+            stop_timeout: STOP_TIMEOUT,
             limits,
             last: DiskUsage::default(),
             free_at_start: free,
@@ -123,18 +133,10 @@ impl DiskMeter {
         if self.may_exceed(self.last, free.lost_since(&self.free)) || started >= self.next_count {
             let lost = free.lost_since(&self.free_at_start);
             // A step can move files and descriptors past the count. Stop its processes if that could hide an exceeded limit.
-            let is_stopped = self.may_exceed(DiskUsage::default(), lost);
-            if is_stopped {
-                (self.signal)(Signal::STOP);
-            }
-            let exceeds = |sum: &DiskUsage| exceeded(self.limits, *sum).is_some();
-            self.last = disk_usage(&self.top, exceeds);
-            add_unlinked_files(&self.proc, &mut self.last);
-            if is_stopped {
-                (self.signal)(Signal::CONT);
-            }
+            let must_stop = self.may_exceed(DiskUsage::default(), lost);
+            self.last = if must_stop { self.count_stopped() } else { self.count() };
             // Counted files that exceed a limit are proof enough.
-            self.last.is_incomplete &= !exceeds(&self.last);
+            self.last.is_incomplete &= exceeded(self.limits, self.last).is_none();
             if self.last.is_incomplete {
                 // Charge the build everything that the file system has lost, because a part of its files may not be counted.
                 self.last.bytes = self.last.bytes.max(lost.bytes);
@@ -144,6 +146,44 @@ impl DiskMeter {
             self.next_count = Instant::now() + started.elapsed() * RECOUNT_FACTOR;
         }
         self.last
+    }
+
+    fn count(&self) -> DiskUsage {
+        let mut sum = disk_usage(&self.top, |sum| exceeded(self.limits, *sum).is_some());
+        add_unlinked_files(&self.proc, &mut sum);
+        sum
+    }
+
+    /// Counts while the build's processes are stopped. Repeats a count during which a process ran: a timer can continue a stopped
+    /// process, and the end of a step ends its processes.
+    fn count_stopped(&self) -> DiskUsage {
+        let mut sum = DiskUsage::default();
+        for _ in 0..STOPPED_COUNTS {
+            (self.signal)(Signal::STOP);
+            let before = self.wait_until_stopped();
+            sum = self.count();
+            let after = stopped_threads(&self.proc);
+            (self.signal)(Signal::CONT);
+            let Some(before) = before else { break };
+            let stayed = |after: BTreeMap<PathBuf, u64>| {
+                before.iter().all(|(thread, switches)| after.get(thread) == Some(switches))
+            };
+            if after.is_some_and(stayed) || exceeded(self.limits, sum).is_some() {
+                return sum;
+            }
+        }
+        DiskUsage { is_incomplete: true, ..sum }
+    }
+
+    fn wait_until_stopped(&self) -> Option<BTreeMap<PathBuf, u64>> {
+        let started = Instant::now();
+        loop {
+            thread::sleep(STOP_CHECK_INTERVAL);
+            let stopped = stopped_threads(&self.proc);
+            if stopped.is_some() || started.elapsed() > self.stop_timeout {
+                return stopped;
+            }
+        }
     }
 
     /// Whether a build that used `used` may have exceeded a limit if everything that the file system has lost since is its own.
@@ -322,6 +362,30 @@ mod tests {
         disk.next_count = Instant::now();
         assert!(disk.disk_usage().bytes >= 1 << 20);
         assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
+    }
+
+    /// A process may continue although it was stopped.
+    #[test]
+    fn a_count_during_which_a_process_runs_is_incomplete() {
+        let dir = tempfile::tempdir().unwrap();
+        let thread = dir.path().join("proc/2/task/2");
+        fs::create_dir_all(thread.join("fd")).unwrap();
+        fs::write(thread.join("maps"), "").unwrap();
+        let is_incomplete = |on_stop: &'static str| {
+            let status = thread.join("status");
+            fs::write(&status, "State:\tS (sleeping)\n").unwrap();
+            let signal = move |signal: Signal| {
+                if signal == Signal::STOP {
+                    fs::write(&status, on_stop).unwrap();
+                }
+            };
+            let mut disk = DiskMeter::open(dir.path(), Limits::default(), signal).unwrap();
+            disk.proc = dir.path().join("proc");
+            disk.stop_timeout = Duration::ZERO;
+            disk.count_stopped().is_incomplete
+        };
+        assert!(!is_incomplete("State:\tT (stopped)\nVmSize:\t1 kB\n"));
+        assert!(is_incomplete("State:\tR (running)\nVmSize:\t1 kB\n"));
     }
 
     /// Only files in the build's own directory count, even if other programs fill the file system.
