@@ -77,9 +77,9 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
         assert_eq!(after[Path::new("readme")], before[Path::new("readme")]);
         let expected = Signature::By(kmod::signer(certificate.certificate(), hash));
         for module in read_modules(tree.path(), &budget()).unwrap() {
-            let signed = module.module.unwrap();
-            assert_eq!(signed.signature, expected, "{}", module.path);
-            assert!(!signed.has_unsupported_xz_check, "{}", module.path);
+            let read = module.module.unwrap();
+            assert_eq!(read.signature, expected, "{}", module.path);
+            assert!(!read.has_unsupported_xz_check, "{}", module.path);
         }
         for name in after.keys() {
             let mode = fs::metadata(tree.path().join(name)).unwrap().permissions().mode();

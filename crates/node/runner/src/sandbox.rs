@@ -33,7 +33,7 @@ use rustix::{
     mount::{MoveMountFlags, OpenTreeFlags, mount_bind, move_mount, open_tree},
     process::{
         DumpableBehavior, Resource, Rlimit, Signal, geteuid, getrlimit, set_dumpable_behavior,
-        set_parent_process_death_signal, setrlimit, umask,
+        set_parent_process_death_signal, setrlimit, setsid, umask,
     },
     system::sethostname,
     thread::{
@@ -194,6 +194,8 @@ fn path_of(file: &OwnedFd) -> PathBuf {
 pub fn init(messages: &Messages, scratch: &str, lowers: &str, enabled: &Restrictions) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::remove_signal_handlers();
+    // A step can set the CPU share of its whole session (`/proc/PID/autogroup`), which must not be farrier's.
+    setsid().map_err(|error| with_context("start a session", error))?;
     umask(Mode::from_raw_mode(0o022));
     let scratch_number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;

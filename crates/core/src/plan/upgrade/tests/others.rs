@@ -73,10 +73,7 @@ fn the_end_of_an_upgrade_is_kept_when_another_driver_is_upgraded() {
     for change in release_uncovered(&facts, |_, _| false) {
         fleet.make(&change);
     }
-    assert_eq!(
-        fleet.nodes["n0"].facts.annotations[UPGRADE], ended,
-        "no note is about the other driver"
-    );
+    assert_eq!(fleet.nodes["n0"].facts.annotations[UPGRADE], ended, "no note is about the other driver");
 }
 
 #[test]
