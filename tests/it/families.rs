@@ -404,7 +404,7 @@ async fn a_recompiled_kernel_of_centos_7() {
     let toolchain = PackageRoot::Toolchain(spec.clone());
     let made = fetcher.root_fs().bootstrap(&toolchain, Architecture::Amd64).await.unwrap();
     let image = format!("{}/centos-7-gcc:4.8", site.location);
-    docker(&["import", made.layer.to_str().unwrap(), &image]);
+    docker(&["import", made.file.to_str().unwrap(), &image]);
     docker(&["push", &image]);
     docker(&["rmi", &image]);
     let family = format!(

@@ -372,13 +372,13 @@ async fn the_minimal_base_has_what_probes_call() {
     let spec: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm"]}"#).unwrap();
     let cache = shared_cache();
     let base = fetcher(&cache).root_fs().minimal(&spec, Architecture::Amd64).await.unwrap();
-    assert!(base.size < 2 << 20, "{} bytes", base.size);
-    assert_eq!(Digest::of(&fs::read(&base.layer).unwrap()), base.digest);
+    assert!(base.layer.size < 2 << 20, "{} bytes", base.layer.size);
+    assert_eq!(Digest::of(&fs::read(&base.file).unwrap()), base.layer.digest);
     assert_eq!(fetcher(&cache).root_fs().minimal(&spec, Architecture::Amd64).await.unwrap(), base);
 
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
-    let unpacked = Command::new("tar").arg("-C").arg(&root).arg("-xf").arg(&base.layer).status().unwrap();
+    let unpacked = Command::new("tar").arg("-C").arg(&root).arg("-xf").arg(&base.file).status().unwrap();
     assert!(unpacked.success());
     let inside = |script: &str| {
         let mut command = Command::new("unshare");

@@ -13,7 +13,7 @@ use farrier_core::{
 };
 use farrier_inputs::{FetchOptions, Fetcher, PackageRoot};
 use farrier_local::cache::Cache;
-use oci::{Layer, compress};
+use oci::compress;
 use serde_json::json;
 
 use crate::{
@@ -214,13 +214,7 @@ async fn push_toolkit(repository: &str, tag: &str, trees: &[(&str, &Path)]) -> D
     run(Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(work.path().join("root")).arg("usr"));
     let blob = fs::File::create(&headers).unwrap();
     let with_headers = compress(fs::File::open(tar).unwrap(), &blob).unwrap();
-    let made = Layer {
-        digest: toolchain.digest,
-        diff_id: toolchain.diff_id,
-        size: toolchain.size,
-        media_type: with_headers.media_type,
-    };
-    push_layers(repository, tag, &[(made, toolchain.layer), (with_headers, headers)]).await
+    push_layers(repository, tag, &[(toolchain.layer, toolchain.file), (with_headers, headers)]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -83,8 +83,8 @@ async fn a_root_file_system_that_is_made_again() {
             let directory = tempfile::tempdir().unwrap();
             let fetcher = Fetcher::new(new_cache(directory.path()), FetchOptions::default());
             let found = fetcher.root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap();
-            assert_eq!(Digest::of(&std::fs::read(&found.layer).unwrap()), found.digest);
-            made.push((found.digest, found.diff_id, found.size));
+            assert_eq!(Digest::of(&std::fs::read(&found.file).unwrap()), found.layer.digest);
+            made.push(found.layer);
         }
         assert_eq!(made[0], made[1], "{root:?}");
     }

@@ -67,7 +67,7 @@ async fn layer_with(
     streams: Streams<'_>,
 ) -> Result<PathBuf, FetchError> {
     let root = root(packages, repositories, streams);
-    Ok(world.fetcher().root_fs().bootstrap(&root, Architecture::Amd64).await?.layer)
+    Ok(world.fetcher().root_fs().bootstrap(&root, Architecture::Amd64).await?.file)
 }
 
 /// Returns the packages in a layer as `name-version.arch`.

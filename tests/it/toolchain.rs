@@ -49,9 +49,9 @@ async fn root_file_system_with_a_toolchain() {
     let rootfs = fetcher(&cache).root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap();
     assert_eq!(names(&cache, "packages-root"), [root.key(Architecture::Amd64)]);
 
-    let layer = fs::read(&rootfs.layer).unwrap();
-    assert_eq!((rootfs.size, &rootfs.digest), (layer.len() as u64, &Digest::of(&layer)));
-    let list = Command::new("tar").arg("-tvf").arg(&rootfs.layer).output().unwrap();
+    let layer = fs::read(&rootfs.file).unwrap();
+    assert_eq!((rootfs.layer.size, &rootfs.layer.digest), (layer.len() as u64, &Digest::of(&layer)));
+    let list = Command::new("tar").arg("-tvf").arg(&rootfs.file).output().unwrap();
     assert!(list.status.success());
     let list = String::from_utf8(list.stdout).unwrap();
     let has = |name: &str| list.lines().any(|line| line.ends_with(&format!(" {name}")));
@@ -85,7 +85,7 @@ async fn root_file_system_with_a_toolchain() {
         let (mode, rest) = line.split_once(' ').unwrap();
         assert!(rest.starts_with("0/0 ") && !mode.contains(['s', 'S', 'c', 'b']), "{line}");
     }
-    let status = String::from_utf8(in_layer(&rootfs.layer, "var/lib/dpkg/status")).unwrap();
+    let status = String::from_utf8(in_layer(&rootfs.file, "var/lib/dpkg/status")).unwrap();
     for package in ["gcc-12", "libc6", "bash", "mawk"] {
         assert!(status.contains(&format!("Package: {package}\n")), "{package} is not in dpkg's list");
     }
@@ -102,10 +102,10 @@ async fn a_toolchain_of_another_architecture() {
     let cache = shared_cache();
     let root = PackageRoot::Toolchain(packages(&["make"]));
     let rootfs = fetcher(&cache).root_fs().bootstrap(&root, Architecture::Arm64).await.unwrap();
-    let make = in_layer(&rootfs.layer, "usr/bin/make");
+    let make = in_layer(&rootfs.file, "usr/bin/make");
     // `e_machine` of the ELF header: EM_AARCH64.
     assert_eq!(make.get(18..20), Some(&[183, 0][..]));
-    in_layer(&rootfs.layer, "usr/lib/aarch64-linux-gnu/libc.so.6");
+    in_layer(&rootfs.file, "usr/lib/aarch64-linux-gnu/libc.so.6");
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn what_it_compiles_is_what_mmdebstrap_s_compiles() {
     let root = PackageRoot::RuntimeBase(spec.clone());
     let made = fetcher.root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap();
     let image = format!("{}/mmdebstrap:1", other.location);
-    docker(&["import", made.layer.to_str().unwrap(), &image]);
+    docker(&["import", made.file.to_str().unwrap(), &image]);
     docker(&["push", &image]);
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/10-debian-12.yaml")).unwrap();
     let (head, _) = text.split_once("  toolchain:").unwrap();

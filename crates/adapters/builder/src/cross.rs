@@ -41,7 +41,7 @@ pub(super) async fn toolchain(build: &CellBuild<'_>, headers: &HeaderSet) -> Res
     let root = PackageRoot::Toolchain(spec);
     let bootstrap = || services.fetcher.root_fs().bootstrap(&root, native());
     let made = services.process.retry("make a cross toolchain", bootstrap).await?;
-    let layers = vec![(made.digest, made.layer)];
+    let layers = vec![(made.layer.digest, made.file)];
     let what = format!("cross toolchain for {target}");
     let get = async || Ok(services.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
     let tree = verified_tree(services, get, |tree| Some(tree)).await?;

@@ -236,11 +236,11 @@ async fn toolchain_packages(
         let packages = packages_of(&services.images, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(local) = services.fetcher.root_fs().built_locally(&root.key(arch), arch)? else {
+    let Some(local) = services.fetcher.root_fs().built_locally(&root.key(arch))? else {
         return Ok(None);
     };
-    let packages = packages_in(&services.images, local.digest.hex(), vec![local.layer.clone()]).await?;
-    Ok(Some((local.digest, packages)))
+    let packages = packages_in(&services.images, local.layer.digest.hex(), vec![local.file]).await?;
+    Ok(Some((local.layer.digest, packages)))
 }
 
 async fn base_material(build: &CellBuild<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {

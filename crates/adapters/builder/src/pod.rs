@@ -230,14 +230,13 @@ async fn headers_layer(build: &CellBuild<'_>, base: &InPlaceBase) -> Result<(Lay
             }
             contents.sort_by(|a, b| a.dest.cmp(&b.dest));
             let layer = write_layer(&entry.join(root_fs_layer::FILE), |out| write_tar(None, &contents, out))?;
-            root_fs_layer::record(&entry, &layer.digest, &layer.diff_id, layer.size)?;
+            root_fs_layer::record(&entry, &layer)?;
             Ok::<_, BuildError>(())
         })
     };
     let entry = cache.get_or_make(HEADER_LAYERS, &base.headers, make).await?;
-    let RootFs { layer, digest, diff_id, size, arch: _ } =
-        root_fs_layer::read(&entry, build.cell.target.arch)?;
-    Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, layer))
+    let RootFs { file, layer } = root_fs_layer::read(&entry)?;
+    Ok((layer, file))
 }
 
 /// Writes the layers above toolchain and headers, the lowest first. Blocking.

@@ -196,9 +196,9 @@ async fn a_root_file_system_that_a_power_loss_damaged_is_fetched_again() {
     let root_file_systems = bench.services.fetcher.root_fs();
     root_file_systems.keep_bootstrap(&root, Architecture::Amd64).await.unwrap();
     let made = root_file_systems.bootstrap(&root, Architecture::Amd64).await.unwrap();
-    fs::write(made.layer.with_file_name("layer.json"), "").unwrap();
+    fs::write(made.file.with_file_name("layer.json"), "").unwrap();
     let fetched = root_file_systems.bootstrap(&root, Architecture::Amd64).await.unwrap();
-    assert_eq!(fetched.digest, made.digest);
+    assert_eq!(fetched.layer, made.layer);
 }
 
 /// Distributions can have kernels of the same release, such as Ubuntu's GA kernel and the HWE kernel of an earlier Ubuntu.

@@ -5,9 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use farrier_core::{facts::annotations, image::Digest, kernel::Architecture};
-use farrier_store::{StoreError, StoredInput};
+use farrier_core::facts::{annotations, media_type};
+use farrier_store::StoredInput;
 use fs_err as fs;
+use oci::{Descriptor, Layer};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -20,15 +21,9 @@ const RECORD: &str = "layer.json";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootFs {
     /// Path of the `.tar.gz` in the cache.
-    pub layer: PathBuf,
-    /// Digest of the layer.
-    pub digest: Digest,
-    /// Digest of the uncompressed tar.
-    pub diff_id: Digest,
-    /// Size of the layer in bytes.
-    pub size: u64,
-    /// Processor architecture.
-    pub arch: Architecture,
+    pub file: PathBuf,
+    /// Digests and size of the file.
+    pub layer: Layer,
 }
 
 /// Content of [`RECORD`]. Digests are 64 hexadecimal digits, without `sha256:`.
@@ -40,38 +35,35 @@ struct LayerRecord {
 }
 
 /// Reads the root file system from a complete cache entry.
-pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
+pub fn read(entry: &Path) -> Result<RootFs> {
     let path = entry.join(RECORD);
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()));
     let LayerRecord { digest, diff_id, size } =
         serde_json::from_slice(&fs::read(&path)?).map_err(|_| damaged())?;
     let [digest, diff_id] =
         [digest, diff_id].map(|hex| format!("sha256:{hex}").parse().map_err(|_| damaged()));
-    Ok(RootFs { layer: entry.join(FILE), digest: digest?, diff_id: diff_id?, size, arch })
+    let layer = Layer { digest: digest?, diff_id: diff_id?, size, media_type: media_type::OCI_LAYER_GZIP };
+    Ok(RootFs { file: entry.join(FILE), layer })
 }
 
 /// Whether a cache entry has a readable record and a layer of the recorded size.
 pub fn is_intact(entry: &Path) -> bool {
-    // The record is the same for all architectures.
-    read(entry, Architecture::Amd64)
-        .is_ok_and(|root_fs| fs::metadata(root_fs.layer).is_ok_and(|layer| layer.len() == root_fs.size))
+    read(entry)
+        .is_ok_and(|RootFs { file, layer }| fs::metadata(file).is_ok_and(|file| file.len() == layer.size))
 }
 
 /// Writes the layer's digests and size to a cache entry.
-pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<()> {
-    let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());
-    let text = serde_json::to_vec(&LayerRecord { digest, diff_id, size }).map_err(io::Error::from)?;
+pub fn record(entry: &Path, layer: &Layer) -> Result<()> {
+    let [digest, diff_id] = [&layer.digest, &layer.diff_id].map(|digest| digest.hex().to_owned());
+    let record = LayerRecord { digest, diff_id, size: layer.size };
+    let text = serde_json::to_vec(&record).map_err(io::Error::from)?;
     Ok(fs::write(entry.join(RECORD), text)?)
 }
 
 /// Writes the digests and size of a layer from the store to a cache entry.
 pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<()> {
-    let invalid = || {
-        StoreError::NotAnArtifact(
-            format!("{}@{}", stored.repository, stored.digest),
-            format!("its {} is not a digest", annotations::DIFF_ID),
-        )
-    };
+    let invalid = || stored.invalid(&format!("its {} is not a digest", annotations::DIFF_ID));
     let diff_id = stored.annotation(annotations::DIFF_ID)?.parse().map_err(|_| invalid())?;
-    record(entry, &stored.layer.digest, &diff_id, stored.layer.size)
+    let Descriptor { digest, size, .. } = stored.layer.clone();
+    record(entry, &Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP })
 }

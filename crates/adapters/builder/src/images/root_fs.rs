@@ -143,7 +143,7 @@ pub(super) async fn unverified_root_fs(
     if let Some(root_fs) = published(services, &key, arch).await? {
         return Ok(root_fs.unverified);
     }
-    if services.fetcher.root_fs().built_locally(&key, arch)?.is_some() {
+    if services.fetcher.root_fs().built_locally(&key)?.is_some() {
         return Ok(None);
     }
     let stored = services.fetcher.root_fs().in_store(&key).await?;
@@ -175,7 +175,7 @@ pub(super) async fn unbuildable(
     };
     let key = root.key(arch);
     let ImageReference { repository, version } = reference_of_key(&services.images, &key)?;
-    let exists = root_file_systems.built_locally(&key, arch)?.is_some()
+    let exists = root_file_systems.built_locally(&key)?.is_some()
         || services.images.registry.manifest(&repository, &version).await?.is_some()
         || root_file_systems.in_store(&key).await?.is_some();
     Ok((!exists).then(|| error.into()))
@@ -204,8 +204,8 @@ async fn published(
         }
         status @ (SignatureStatus::NoKeys | SignatureStatus::Refused(_)) => {
             let content = content_digest(&services.images, &repository, &found.bytes, arch).await?;
-            let local = services.fetcher.root_fs().built_locally(key, arch)?;
-            let is_local = local.is_some_and(|local| local.digest == content);
+            let local = services.fetcher.root_fs().built_locally(key)?;
+            let is_local = local.is_some_and(|local| local.layer.digest == content);
             if !is_local && status != SignatureStatus::NoKeys {
                 stored.ensure_trusted("root file system").await?;
             }
@@ -305,14 +305,9 @@ async fn publish(
             (made, format!("{} base", spec.package))
         }
     };
-    let file = made.layer.clone();
+    let file = made.file.clone();
     let usr_merged = blocking(move || payload::is_usr_merged(&[file])).await?;
-    let layer = Layer {
-        digest: made.digest,
-        diff_id: made.diff_id,
-        size: made.size,
-        media_type: media_type::OCI_LAYER_GZIP,
-    };
+    let layer = made.layer;
     let annotations = BTreeMap::from([
         (annotations::TITLE.to_owned(), title.clone()),
         (annotations::IDENTITY.to_owned(), key.to_owned()),
@@ -321,7 +316,7 @@ async fn publish(
     let image = root_fs_image(&layer, &annotations, arch)?;
     let (ImageReference { repository, version }, registry) =
         (reference_of_key(&services.images, key)?, &services.images.registry);
-    registry.push_blob(&repository, &layer.digest, &made.layer).await?;
+    registry.push_blob(&repository, &layer.digest, &made.file).await?;
     registry.push_bytes(&repository, &image.config).await?;
     let by_digest = Version::Digest(image.digest.clone());
     // Sign before the tag exists, so that an image found by its tag is always signed.
@@ -331,7 +326,7 @@ async fn publish(
     }
     // The content comes from the store or was built on this machine. With keys, the store only returns signed content.
     let is_verified =
-        has_keys(&services.definitions) || services.fetcher.root_fs().built_locally(key, arch)?.is_some();
+        has_keys(&services.definitions) || services.fetcher.root_fs().built_locally(key)?.is_some();
     let reference = ImageReference { repository, version: by_digest };
     Ok(PublishedRootFs { reference, unverified: (!is_verified).then_some(layer.digest) })
 }

@@ -102,7 +102,7 @@ fn write_layer(
     add(packages_list.finish()?, list_path)?;
     add(effects::effect_entries(&tree, arch)?, "the links of a root file system")?;
     let written = payload::write_tree_layer(&tree, MTIME, LEVEL, &entry.join(layer::FILE))?;
-    layer::record(entry, &written.digest, &written.diff_id, written.size)?;
+    layer::record(entry, &written)?;
     Ok(remove_tree(&tree)?)
 }
 
@@ -169,7 +169,7 @@ mod tests {
         write_layer(&AtomicBool::new(false), packages, (STATUS, dpkg_status), Architecture::Amd64, &entry)
             .unwrap();
         assert!(!entry.join(TREE).exists());
-        layer::read(&entry, Architecture::Amd64).unwrap()
+        layer::read(&entry).unwrap()
     }
 
     #[test]
@@ -189,8 +189,8 @@ mod tests {
             ),
         ];
         let first = written(dir, "1", &packages);
-        let bytes = fs::read(&first.layer).unwrap();
-        assert_eq!(written(dir, "2", &packages).digest, first.digest);
+        let bytes = fs::read(&first.file).unwrap();
+        assert_eq!(written(dir, "2", &packages).layer, first.layer);
         assert!(!dir.join("ran").exists());
 
         let mut archive = tar::Archive::new(LayerReader::new(&bytes[..]).unwrap());

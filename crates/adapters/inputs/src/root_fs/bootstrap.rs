@@ -150,7 +150,7 @@ fn compress(tar: impl io::Read, entry: &Path, stop: &AtomicBool) -> Result<()> {
     let file = fs_err::File::create(entry.join(layer::FILE))?;
     let tar = Stoppable { inner: io::BufReader::with_capacity(256 << 10, tar), stop };
     let written = oci::compress_at(LEVEL, tar, file)?;
-    layer::record(entry, &written.digest, &written.diff_id, written.size)
+    layer::record(entry, &written)
 }
 
 #[cfg(test)]
@@ -167,8 +167,8 @@ mod tests {
             let entry = dir.path().join(name);
             fs_err::create_dir(&entry).unwrap();
             compress(&tar[..], &entry, &AtomicBool::new(false)).unwrap();
-            let layer = layer::read(&entry, Architecture::Amd64).unwrap();
-            let bytes = fs_err::read(&layer.layer).unwrap();
+            let layer::RootFs { file, layer } = layer::read(&entry).unwrap();
+            let bytes = fs_err::read(&file).unwrap();
             assert_eq!(layer.size, bytes.len() as u64);
             assert_eq!(layer.digest, Digest::of(&bytes));
             assert_eq!(layer.diff_id, Digest::of(&tar));

@@ -92,7 +92,7 @@ impl RootFileSystems<'_> {
             let file = package::file(self.0, &spec.source(), &package, arch).await?;
             stoppable(move |stop| write(stop, &file, &dir)).await
         };
-        layer::read(&self.0.obtain_root_fs(KIND, &key, make).await?, arch)
+        layer::read(&self.0.obtain_root_fs(KIND, &key, make).await?)
     }
 
     /// Puts the base into the store, unless the store already has it.
@@ -101,7 +101,7 @@ impl RootFileSystems<'_> {
         let what = format!("minimal base of {} ({arch})", spec.package);
         let root_fs =
             async { Ok((self.minimal(spec, arch).await?, self.minimal_package(spec, arch).await?)) };
-        Box::pin(self.keep(what, &key, Some(minimal_tag(spec, arch)?), root_fs)).await
+        Box::pin(self.keep(what, &key, arch, Some(minimal_tag(spec, arch)?), root_fs)).await
     }
 
     /// Returns an annotation of the stored base if the package is not looked up upstream.
@@ -175,7 +175,7 @@ fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<()> {
         }?;
     }
     let (layer, _) = writer.finish()?;
-    layer::record(dir, &layer.digest, &layer.diff_id, layer.size)?;
+    layer::record(dir, &layer)?;
     Ok(remove_tree(&raw)?)
 }
 
@@ -219,17 +219,17 @@ mod tests {
         fs::create_dir(&out).unwrap();
         write(&AtomicBool::new(false), &package, &out)?;
         assert!(!out.join("raw").exists());
-        Ok((layer::read(&out, Architecture::Amd64)?, dir))
+        Ok((layer::read(&out)?, dir))
     }
 
     #[test]
     fn the_base_has_its_tools_and_the_same_bytes_each_time() {
         let (root_fs, _dir) = made("bin/busybox").unwrap();
-        assert_eq!(made("bin/busybox").unwrap().0.digest, root_fs.digest);
+        assert_eq!(made("bin/busybox").unwrap().0.layer, root_fs.layer);
         // The location in the package makes no difference.
-        assert_eq!(made("usr/bin/busybox").unwrap().0.digest, root_fs.digest);
-        let bytes = fs::read(&root_fs.layer).unwrap();
-        assert_eq!(root_fs.digest, farrier_core::image::Digest::of(&bytes));
+        assert_eq!(made("usr/bin/busybox").unwrap().0.layer, root_fs.layer);
+        let bytes = fs::read(&root_fs.file).unwrap();
+        assert_eq!(root_fs.layer.digest, farrier_core::image::Digest::of(&bytes));
         let mut archive = tar::Archive::new(LayerReader::new(&bytes[..]).unwrap());
         let mut found = BTreeMap::new();
         for entry in archive.entries().unwrap() {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use farrier_core::{
-    facts::{annotations, media_type},
+    facts::annotations,
     image::{Digest, Tag},
     kernel::Architecture,
 };
@@ -28,7 +28,6 @@ use farrier_local::{
 };
 use farrier_store::{InputKind, StoredInput, key_tag};
 use fs_err as fs;
-use oci::Layer;
 
 use super::{
     FetchError, Fetcher, Result, TREE, digest,
@@ -75,10 +74,10 @@ impl RootFileSystems<'_> {
 
     /// Returns the root file system that this machine built, if the cache still has it. Root file systems from the store have
     /// separate entries.
-    pub fn built_locally(self, key: &str, arch: Architecture) -> Result<Option<RootFs>> {
+    pub fn built_locally(self, key: &str) -> Result<Option<RootFs>> {
         for kind in [packages::KIND, minimal::KIND] {
             if let Some(entry) = self.0.cache.get(kind, key)?.filter(|entry| layer::is_intact(entry)) {
-                return layer::read(&entry, arch).map(Some);
+                return layer::read(&entry).map(Some);
             }
         }
         Ok(None)
@@ -95,20 +94,20 @@ impl RootFileSystems<'_> {
         self,
         what: String,
         key: &str,
+        arch: Architecture,
         declared: Option<Tag>,
         root_fs: impl Future<Output = Result<(RootFs, String)>>,
     ) -> Result<StoredUnder> {
         let input = Input { kind: InputKind::RootFs, what: what.clone(), tag: key_tag(key)?, declared };
         let content = async {
-            let (RootFs { layer: file, digest, diff_id, size, arch }, packages) = root_fs.await?;
+            let (RootFs { file, layer }, packages) = root_fs.await?;
             let annotation_values = [
                 (annotations::TITLE, Some(what)),
                 (annotations::IDENTITY, Some(key.to_owned())),
-                (annotations::DIFF_ID, Some(diff_id.to_string())),
+                (annotations::DIFF_ID, Some(layer.diff_id.to_string())),
                 (annotations::ARCHITECTURE, Some(arch.to_string())),
                 (annotations::PACKAGES, Some(packages)),
             ];
-            let layer = Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP };
             Ok(Packed::in_cache(file, layer).with_annotations(annotation_values))
         };
         self.0.keep(input, content).await

@@ -223,14 +223,14 @@ impl RootFileSystems<'_> {
             self.0.explain_if_offline(self.make(root, arch, dir).await, describe, MIRROR_HINT)
         };
         let entry = self.0.obtain_root_fs(KIND, &root.key(arch), make).await?;
-        layer::read(&entry, arch)
+        layer::read(&entry)
     }
 
     /// Puts the root file system into the store, unless the store already has it.
     pub async fn keep_bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<StoredUnder> {
         let what = format!("root file system of {} ({arch})", root.name(arch));
         let root_fs = async { Ok((self.bootstrap(root, arch).await?, root.packages().join(" "))) };
-        Box::pin(self.keep(what, &root.key(arch), None, root_fs)).await
+        Box::pin(self.keep(what, &root.key(arch), arch, None, root_fs)).await
     }
 
     /// Checks without network access that the root file system can be made.
