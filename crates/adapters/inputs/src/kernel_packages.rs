@@ -37,7 +37,7 @@ pub(super) struct Search<'a> {
 /// Location and names of packages. A search takes the first existing package of each group.
 pub(super) enum Location<'a> {
     /// Suites. `{{release}}` is replaced by the kernel release.
-    Apt(&'a AptSuites, Vec<Vec<String>>),
+    Apt(AptSuites, Vec<Vec<String>>),
     /// Repositories, whose key files are below the definitions directory. The packages themselves state their kernel.
     Rpm(&'a RpmArchive, &'a [RpmAlternatives]),
 }
@@ -394,13 +394,12 @@ mod tests {
             release: "6.1.0-47-amd64".parse().unwrap(),
             arch: Architecture::Amd64,
         };
-        let suites = AptSuites::default();
         let search = Search {
             fetcher: &fetcher,
             target: &target,
             kind: "headers",
             format: "1",
-            from: Location::Apt(&suites, Vec::new()),
+            from: Location::Apt(AptSuites::default(), Vec::new()),
             with_dependencies: false,
             hint: "",
         };

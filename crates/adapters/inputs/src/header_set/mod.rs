@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use farrier_core::{
     image::Digest,
     kernel::{
-        AptHeaders, AptSuites, Architecture, Compiler, FurtherRpmPackages, HeaderSource, HeaderText,
-        KernelRelease, KernelTarget, RpmPackages, TrackedSuites,
+        AptSuites, Architecture, Compiler, FurtherRpmPackages, HeaderSource, HeaderText, KernelRelease,
+        KernelTarget, TrackedSuites,
     },
 };
 use farrier_local::{blocking::stoppable, cache::Cache};
@@ -100,18 +100,12 @@ impl<'a> Headers<'a> {
     async fn find_upstream(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         let KernelTarget { release, arch, .. } = target;
         let describe = || format!("headers of {release} ({arch})");
-        let lookup = match source {
-            HeaderSource::Apt(apt) => {
-                let found = self.fetch_apt(apt, target).await;
+        let lookup = match self.package_search(source, target) {
+            Some(search) => {
+                let found = fetch_packages(&search).await;
                 self.0.explain_if_offline(found, describe, MIRROR_HINT)?.map(|found| (found, None))
             }
-            HeaderSource::Rpm(rpm) => {
-                let found = self.fetch_rpm(rpm, target).await;
-                self.0.explain_if_offline(found, describe, MIRROR_HINT)?.map(|found| (found, None))
-            }
-            HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
-                Box::pin(self.fetch_published(source, target)).await?
-            }
+            None => Box::pin(self.fetch_published(source, target)).await?,
         };
         match lookup {
             Lookup::Found((found, identity)) => self.load(found, identity, target).await,
@@ -244,21 +238,12 @@ impl<'a> Headers<'a> {
             return Ok(Lookup::Found(stored::compiler_of(&stored)));
         }
         if self.imported_here(&target.release, target.arch)?.is_none() {
-            let suites = match source {
-                HeaderSource::Apt(apt) => apt.apt_suites(),
-                _ => AptSuites::default(),
-            };
-            let search = match source {
-                HeaderSource::Apt(apt) => Some(self.search(apt, &suites, target)),
-                HeaderSource::Rpm(rpm) => Some(self.rpm_search(rpm, target)),
-                HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => None,
-            };
             if matches!(source, HeaderSource::Oci(_) | HeaderSource::Url(_))
                 && let Some(published) = self.published(source, target).await?
             {
                 return Ok(published.map(|_| None));
             }
-            if let Some(search) = search {
+            if let Some(search) = self.package_search(source, target) {
                 if let Some(missing) = invalid_package_name(&search) {
                     return Ok(missing);
                 }
@@ -292,53 +277,20 @@ impl<'a> Headers<'a> {
         Ok(Lookup::Found(stoppable(move |_| check()).await?))
     }
 
-    fn search(self, apt: &AptHeaders, from: &'a AptSuites, target: &'a KernelTarget) -> Search<'a> {
-        Search {
-            fetcher: self.0,
-            target,
-            kind: KIND,
-            format: FORMAT,
-            from: Location::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
-            with_dependencies: true,
-            hint: "add the suite that has it to the family's `suites`, or provide the headers as a tarball",
-        }
-    }
-
-    fn rpm_search(self, rpm: &'a RpmPackages, target: &'a KernelTarget) -> Search<'a> {
-        Search {
-            fetcher: self.0,
-            target,
-            kind: KIND,
-            format: FORMAT,
-            from: Location::Rpm(&rpm.from, &rpm.packages),
-            with_dependencies: false,
-            hint: rpm::HINT,
-        }
-    }
-
-    async fn fetch_apt(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<TreeRecord>> {
-        let from = apt.apt_suites();
-        let search = self.search(apt, &from, target);
-        if let Some(missing) = invalid_package_name(&search) {
-            return Ok(missing);
-        }
-        let expected = target.clone();
-        let finish = move |root: &Path| {
-            layout::merge_usr(root)?;
-            verify(root, &expected)
+    /// Returns the search for headers in packages; `None` for headers that are not packages.
+    fn package_search(self, source: &'a HeaderSource, target: &'a KernelTarget) -> Option<Search<'a>> {
+        let (from, with_dependencies, hint) = match source {
+            HeaderSource::Apt(apt) => {
+                let names = apt.packages.iter().map(|name| vec![name.to_string()]).collect();
+                let hint =
+                    "add the suite that has it to the family's `suites`, or provide the headers as a tarball";
+                (Location::Apt(apt.apt_suites(), names), true, hint)
+            }
+            HeaderSource::Rpm(rpm) => (Location::Rpm(&rpm.from, &rpm.packages), false, rpm::HINT),
+            HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => return None,
         };
-        search.run(finish).await
-    }
-
-    async fn fetch_rpm(self, rpm: &RpmPackages, target: &KernelTarget) -> Result<Lookup<TreeRecord>> {
-        let expected = target.clone();
-        let finish = move |root: &Path| {
-            layout::merge_usr(root)?;
-            // The `build` link to the headers may be part of the kernel's own package instead of the header package.
-            layout::link_build(root, &expected.release)?;
-            verify(root, &expected)
-        };
-        self.rpm_search(rpm, target).run(finish).await
+        let (fetcher, kind, format) = (self.0, KIND, FORMAT);
+        Some(Search { fetcher, target, kind, format, from, with_dependencies, hint })
     }
 
     /// Returns the published header set with its digest.
@@ -370,6 +322,23 @@ impl<'a> Headers<'a> {
         let set = stoppable(move |_| read(&cache, found, &release, arch)).await?;
         Ok(Lookup::Found(Box::new(HeaderSet { identity, ..set })))
     }
+}
+
+/// Fetches header packages and unpacks them.
+async fn fetch_packages(search: &Search<'_>) -> Result<Lookup<TreeRecord>> {
+    if let Some(missing) = invalid_package_name(search) {
+        return Ok(missing);
+    }
+    let (target, is_rpm) = (search.target.clone(), matches!(search.from, Location::Rpm(..)));
+    let finish = move |root: &Path| {
+        layout::merge_usr(root)?;
+        if is_rpm {
+            // The `build` link to the headers may be part of the kernel's own package instead of the header package.
+            layout::link_build(root, &target.release)?;
+        }
+        verify(root, &target)
+    };
+    search.run(finish).await
 }
 
 /// Reads a header set in the cache.

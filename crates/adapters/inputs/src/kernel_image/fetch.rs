@@ -60,11 +60,10 @@ impl KernelImages<'_> {
     ) -> Result<KernelImageLookup> {
         match &family.spec.kernel_image {
             Some(KernelImageSource::Apt(apt)) => {
-                let from = apt.apt_suites();
                 let alternatives =
                     |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
                 let groups = apt.packages.iter().map(alternatives).collect();
-                self.in_packages(Location::Apt(&from, groups), target, scope).await
+                self.in_packages(Location::Apt(apt.apt_suites(), groups), target, scope).await
             }
             Some(KernelImageSource::Rpm(rpm)) => match rpm.archive(family.spec.headers.rpm_archive()) {
                 Some(archive) => self.in_packages(Location::Rpm(archive, &rpm.packages), target, scope).await,
