@@ -134,6 +134,17 @@ impl FetchError {
         Self::Unusable { message: message.into(), hint: hint.into() }
     }
 
+    /// Creates an error about a choice of packages or a program that would fail again.
+    pub(super) fn permanent(action: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Program { action: action.into(), message: message.into(), transient: false }
+    }
+
+    /// Creates an error about a file or package with another SHA-256; both are hexadecimal digits.
+    pub(super) fn sha256(what: impl Into<String>, actual: &str, expected: &str) -> Self {
+        let [actual, expected] = [actual, expected].map(|hex| format!("sha256:{hex}"));
+        Self::Checksum { what: what.into(), actual, expected }
+    }
+
     /// Whether a retry may succeed with nothing changed.
     pub fn is_transient(&self) -> bool {
         match self {

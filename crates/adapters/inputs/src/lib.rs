@@ -214,7 +214,12 @@ impl Fetcher {
     }
 
     /// With `--offline`, converts a network error into one that names the missing input.
-    fn explain_if_offline<T>(
+    fn explain_if_offline<T>(&self, outcome: Result<T>, describe: impl FnOnce() -> String) -> Result<T> {
+        self.explain_with_hint(outcome, describe, MIRROR_HINT)
+    }
+
+    /// Converts an error like [`Self::explain_if_offline`], with a remedy other than a mirror.
+    fn explain_with_hint<T>(
         &self,
         outcome: Result<T>,
         describe: impl FnOnce() -> String,
@@ -249,11 +254,7 @@ impl Fetcher {
         if actual == sha256 {
             return Ok(());
         }
-        Err(FetchError::Checksum {
-            what: path.display().to_string(),
-            actual: format!("sha256:{actual}"),
-            expected: format!("sha256:{sha256}"),
-        })
+        Err(FetchError::sha256(path.display().to_string(), &actual, sha256))
     }
 }
 

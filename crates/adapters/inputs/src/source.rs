@@ -14,7 +14,7 @@ use farrier_store::{InputKind, StoredInput, key_tag};
 use fs_err as fs;
 
 use super::{
-    FetchError, Fetcher, MIRROR_HINT, Result, TREE,
+    FetchError, Fetcher, Result, TREE,
     apt::{
         package::{self, Package},
         version,
@@ -242,21 +242,20 @@ impl Sources<'_> {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
                 package::file(self.0, source, &found, arch_of(source)).await
             }
-            Content::Rpm(found) => self.0.explain_if_offline(
-                Box::pin(found.file()).await,
-                || format!("source {}", spec.name),
-                MIRROR_HINT,
-            ),
+            Content::Rpm(found) => {
+                let file = Box::pin(found.file()).await;
+                self.0.explain_if_offline(file, || format!("source {}", spec.name))
+            }
             Content::Download { url, sha256 } => {
                 let what = format!("source {}", spec.name);
                 let downloaded = download(self.0, &what, &url, &sha256).await;
-                self.0.explain_if_offline(downloaded, || format!("{what} ({url})"), MIRROR_HINT)
+                self.0.explain_if_offline(downloaded, || format!("{what} ({url})"))
             }
             Content::Commit { source, id } => {
                 let key = content_key(&self.identity_with_signers(spec, &source.identity(&id)).await?);
                 let archive = Box::pin(git::archive(self.0, &source, &id, &key)).await;
                 let what = || format!("source {} (commit {id} of {})", spec.name, source.url);
-                self.0.explain_if_offline(archive, what, MIRROR_HINT)
+                self.0.explain_if_offline(archive, what)
             }
             Content::Local { path, .. } => Ok(path),
         }
@@ -338,11 +337,8 @@ impl Sources<'_> {
             }
             SourceOrigin::Rpm(source) => {
                 let found = Box::pin(rpm::source::FoundPackage::find(self.0, source)).await;
-                let found = self.0.explain_if_offline(
-                    found,
-                    || format!("package {}", &*source.package),
-                    MIRROR_HINT,
-                )?;
+                let describe = || format!("package {}", &*source.package);
+                let found = self.0.explain_if_offline(found, describe)?;
                 Ok(Content::Rpm(Box::new(found)))
             }
             // Each kernel has its own image, which farrier fetches like other images.
@@ -352,11 +348,8 @@ impl Sources<'_> {
                 "it is an image",
             )),
             SourceOrigin::Git(source) => {
-                let id = self.0.explain_if_offline(
-                    Box::pin(git::commit_of(self.0, source)).await,
-                    || format!("the commit of {}", source.url),
-                    MIRROR_HINT,
-                )?;
+                let id = Box::pin(git::commit_of(self.0, source)).await;
+                let id = self.0.explain_if_offline(id, || format!("the commit of {}", source.url))?;
                 Ok(Content::Commit { source: Box::new(source.clone()), id })
             }
             SourceOrigin::Url { url, sha256 } => {
@@ -374,11 +367,8 @@ impl Sources<'_> {
                         Err(FetchError::value("the sha256 of a directory", expected, "only files have one"))
                     }
                     Some(expected) if expected.to_ascii_lowercase() != record.digest => {
-                        Err(FetchError::Checksum {
-                            what: path.display().to_string(),
-                            actual: format!("sha256:{}", record.digest),
-                            expected: format!("sha256:{}", expected.to_ascii_lowercase()),
-                        })
+                        let (what, expected) = (path.display().to_string(), expected.to_ascii_lowercase());
+                        Err(FetchError::sha256(what, &record.digest, &expected))
                     }
                     _ => Ok(Content::Local { path, sha256: record.digest, is_dir: record.is_dir }),
                 }

@@ -214,11 +214,8 @@ impl AptArchive {
         if missing.is_empty() {
             return Ok(());
         }
-        Err(FetchError::Program {
-            action: format!("{action} of {}", self.suites),
-            message: format!("not all suites are available{missing}"),
-            transient: false,
-        })
+        let message = format!("not all suites are available{missing}");
+        Err(FetchError::permanent(format!("{action} of {}", self.suites), message))
     }
 
     /// Path of the stamp file. Its age is the age of the lists, and it contains the suites that the archives do not have.
@@ -309,11 +306,8 @@ impl AptArchive {
                 })?;
                 let actual = digest::of_file(file, stop)?;
                 if actual != sha256 {
-                    return Err(FetchError::Checksum {
-                        what: format!("package {name_and_version}"),
-                        actual: format!("sha256:{actual}"),
-                        expected: format!("sha256:{sha256}"),
-                    });
+                    let what = format!("package {name_and_version}");
+                    return Err(FetchError::sha256(what, &actual, &sha256));
                 }
                 fs::rename(file, dir.join(sha256))?;
             }

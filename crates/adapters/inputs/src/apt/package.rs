@@ -10,7 +10,7 @@ use farrier_local::machine::native;
 use serde::{Deserialize, Serialize};
 
 use super::{AptArchive, Packages, control::PackageRecord, key_parts};
-use crate::{FetchError, Fetcher, MIRROR_HINT, Result, digest};
+use crate::{FetchError, Fetcher, Result, digest};
 
 /// Format version of cached search results. Change it whenever [`Package`] or the meaning of its fields changes.
 const FORMAT: &str = "source-1";
@@ -47,8 +47,7 @@ pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
         }
     }
     let describe = || format!("package {}", source.package);
-    let (_, record) =
-        fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, describe, MIRROR_HINT)?;
+    let (_, record) = fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, describe)?;
     let PackageRecord { name, version, sha256, .. } = record;
     let found = Package { name, version, sha256, found: now };
     fetcher.cache.write_record(KIND, &key(fetcher, source, arch)?, &found)?;
@@ -74,21 +73,17 @@ pub async fn file(
     package: &Package,
     arch: Architecture,
 ) -> Result<PathBuf> {
+    let describe = || format!("package {}={}", package.name, package.version);
     let download = async {
         let (archive, found) = look_up(fetcher, source, Some(&package.version), arch).await?;
         if found.sha256 != package.sha256 {
             // The package was published again under its version: let the next search find the new one.
             fetcher.cache.remove_record(KIND, &key(fetcher, source, arch)?)?;
-            return Err(FetchError::Checksum {
-                what: format!("package {}={}", package.name, package.version),
-                actual: format!("sha256:{}", found.sha256),
-                expected: format!("sha256:{}", package.sha256),
-            });
+            return Err(FetchError::sha256(describe(), &found.sha256, &package.sha256));
         }
         archive.download(&[found]).await
     };
-    let describe = || format!("package {}={}", package.name, package.version);
-    fetcher.explain_if_offline(download.await, describe, MIRROR_HINT)?.pop().ok_or(FetchError::Interrupted)
+    fetcher.explain_if_offline(download.await, describe)?.pop().ok_or(FetchError::Interrupted)
 }
 
 async fn look_up(

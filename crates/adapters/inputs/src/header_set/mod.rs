@@ -21,7 +21,7 @@ use published::Published;
 pub use stored::ListedHeaders;
 
 use super::{
-    FetchError, Fetcher, Lookup, MIRROR_HINT, Result, TREE,
+    FetchError, Fetcher, Lookup, Result, TREE,
     apt::{AptArchive, control},
     header_tree::{TreeError, read_header, read_header_set},
     kernel_packages::{Location, Search, TreeRecord},
@@ -103,7 +103,7 @@ impl<'a> Headers<'a> {
         let lookup = match self.package_search(source, target) {
             Some(search) => {
                 let found = fetch_packages(&search).await;
-                self.0.explain_if_offline(found, describe, MIRROR_HINT)?.map(|found| (found, None))
+                self.0.explain_if_offline(found, describe)?.map(|found| (found, None))
             }
             None => Box::pin(self.fetch_published(source, target)).await?,
         };
@@ -164,7 +164,7 @@ impl<'a> Headers<'a> {
         target: &KernelTarget,
     ) -> Result<Option<Lookup<Published>>> {
         let describe = || format!("headers of {} ({})", target.release, target.arch);
-        self.0.explain_if_offline(published::look_up(self.0, source, target).await, describe, MIRROR_HINT)
+        self.0.explain_if_offline(published::look_up(self.0, source, target).await, describe)
     }
 
     /// Returns the header sets in the cache, sorted by release. Skips unreadable sets.
@@ -304,7 +304,7 @@ impl<'a> Headers<'a> {
             Some(Lookup::Found(published)) => {
                 let digest = published.digest.clone();
                 let fetched = published::fetch(self.0, published, target).await;
-                Lookup::Found((self.0.explain_if_offline(fetched, describe, MIRROR_HINT)?, Some(digest)))
+                Lookup::Found((self.0.explain_if_offline(fetched, describe)?, Some(digest)))
             }
             Some(Lookup::Missing { looked_for, hint }) => Lookup::Missing { looked_for, hint },
             // Not reached: `find_upstream` fetches packages itself.

@@ -81,7 +81,7 @@ impl KernelImages<'_> {
         scope: Scope,
     ) -> Result<KernelImageLookup> {
         let describe = || format!("kernel image of {} ({})", target.release, target.arch);
-        self.0.explain_if_offline(self.search(from, target, scope).await, describe, NOT_MIRRORED_HINT)
+        self.0.explain_with_hint(self.search(from, target, scope).await, describe, NOT_MIRRORED_HINT)
     }
 
     async fn search(

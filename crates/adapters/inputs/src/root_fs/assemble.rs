@@ -125,9 +125,8 @@ fn output_of(program: &'static str, arguments: &[&str], packages: &[PathBuf]) ->
     let output = command.args(arguments).args(packages).env("HOME", "/").output();
     let output = output.map_err(|source| FetchError::Start(program, source))?;
     if !output.status.success() {
-        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let action = "read the package metadata".to_owned();
-        return Err(FetchError::Program { action, message, transient: false });
+        let message = String::from_utf8_lossy(&output.stderr);
+        return Err(FetchError::permanent("read the package metadata", message.trim()));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

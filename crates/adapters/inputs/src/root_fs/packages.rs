@@ -22,7 +22,7 @@ use super::{
     runfile::{self, Selection},
 };
 use crate::{
-    FetchError, MIRROR_HINT, Result, StoredUnder, apt, digest,
+    FetchError, Result, StoredUnder, apt, digest,
     root_fs_layer::{self as layer, RootFs},
     rpm,
 };
@@ -220,7 +220,7 @@ impl RootFileSystems<'_> {
     pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs> {
         let make = |dir: PathBuf| async move {
             let describe = || format!("root file system of {} ({arch})", root.name(arch));
-            self.0.explain_if_offline(self.make(root, arch, dir).await, describe, MIRROR_HINT)
+            self.0.explain_if_offline(self.make(root, arch, dir).await, describe)
         };
         let entry = self.0.obtain_root_fs(KIND, &root.key(arch), make).await?;
         layer::read(&entry)
@@ -246,7 +246,7 @@ impl RootFileSystems<'_> {
         let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
         let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
         let permitted = self.0.net.check_archives_allowed(uris, &format!("suite {}", spec.suite));
-        self.0.explain_if_offline(permitted.map_err(FetchError::from), describe, MIRROR_HINT)
+        self.0.explain_if_offline(permitted.map_err(FetchError::from), describe)
     }
 
     async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {

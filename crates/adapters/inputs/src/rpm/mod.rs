@@ -170,11 +170,10 @@ impl Repositories {
         let missing_note = self.missing_note(&listings, &refused);
         let is_complete = refused.is_empty() && listings.iter().all(|listing| listing.revision.is_some());
         if self.requires_all && !is_complete {
-            return Err(FetchError::Program {
-                action: format!("choose package {} for kernel {release}", groups.concat().join(" or ")),
-                message: format!("not all repositories are available{missing_note}"),
-                transient: false,
-            });
+            return Err(FetchError::permanent(
+                format!("choose package {} for kernel {release}", groups.concat().join(" or ")),
+                format!("not all repositories are available{missing_note}"),
+            ));
         }
         let packages: Vec<RpmPackage> =
             listings.iter().flat_map(|listing| listing.packages.iter().cloned()).collect();

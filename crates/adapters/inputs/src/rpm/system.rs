@@ -88,10 +88,8 @@ impl Repositories {
             Ok(chosen) => Ok(chosen),
             Err(_) => self.solve(&repositories, &excluded, packages, true).await?,
         };
-        let chosen = chosen.map_err(|reason| FetchError::Program {
-            action: format!("choose the packages of {what}"),
-            message: format!("{reason}{note}"),
-            transient: false,
+        let chosen = chosen.map_err(|reason| {
+            FetchError::permanent(format!("choose the packages of {what}"), format!("{reason}{note}"))
         })?;
         let listed = self.chosen_packages(repositories, chosen).await?;
         let is_listed = |name: &&RpmName| listed.iter().any(|listed| listed.package.name == name.as_str());
