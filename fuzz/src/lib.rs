@@ -15,24 +15,24 @@ pub use oci;
 
 #[path = "../../crates/adapters/local/src/archive/mod.rs"]
 pub mod archive;
-#[path = "../../crates/adapters/inputs/src/apt/control.rs"]
-pub mod control;
-#[path = "../../crates/features/bundle/src/frame.rs"]
-mod frames;
-#[path = "../../crates/adapters/inputs/src/apt/sources.rs"]
-mod sources;
 #[path = "../../crates/adapters/inputs/src/checksum.rs"]
 mod checksum;
+#[path = "../../crates/adapters/inputs/src/apt/control.rs"]
+pub mod control;
+#[path = "../../crates/adapters/cluster/src/edit.rs"]
+mod edit;
+#[path = "../../crates/adapters/local/src/files.rs"]
+pub(crate) mod files;
+#[path = "../../crates/features/bundle/src/frame.rs"]
+mod frames;
 #[path = "../../crates/adapters/inputs/src/rpm/metadata.rs"]
 mod metadata;
 #[path = "../../crates/adapters/inputs/src/rpm/package.rs"]
 mod package;
 #[path = "../../crates/features/bootcheck/src/protocol.rs"]
 pub mod protocol;
-#[path = "../../crates/adapters/cluster/src/edit.rs"]
-mod edit;
-#[path = "../../crates/adapters/local/src/files.rs"]
-pub(crate) mod files;
+#[path = "../../crates/adapters/inputs/src/apt/sources.rs"]
+mod sources;
 #[path = "../../crates/adapters/local/src/tree_removal.rs"]
 pub(crate) mod tree_removal;
 
@@ -51,10 +51,7 @@ pub(crate) mod error {
     }
 
     #[derive(Debug)]
-    pub enum MetadataError {
-        Xml(String),
-        Malformed(String),
-    }
+    pub struct MetadataError(pub(crate) String);
 
     pub type Result<T, E = FetchError> = std::result::Result<T, E>;
 }
@@ -185,11 +182,13 @@ pub fn rpm_metadata(data: &[u8]) {
         };
         packages.iter().map(texts).sum()
     };
-    if let Ok(packages) = metadata::primary(data, kernel::Architecture::Amd64, &|name| name.starts_with('k')) {
+    if let Ok(packages) = metadata::primary(data, kernel::Architecture::Amd64, &|name| name.starts_with('k'))
+    {
         assert!(kept(&packages) <= data.len(), "{} bytes of {}", kept(&packages), data.len());
         for package in &packages {
             assert!([64, 128].contains(&package.checksum.hex().len()));
-            let _ = (package.identity(), package.is_for("6.1.0-1"), package::names_for(&package.name, "6.1.0-1"));
+            let _ =
+                (package.identity(), package.is_for("6.1.0-1"), package::names_for(&package.name, "6.1.0-1"));
         }
         let _ = package::choose(&packages, &["kernel".to_owned()], "6.1.0-1");
     }

@@ -112,16 +112,10 @@ impl From<walkdir::Error> for FetchError {
     }
 }
 
-/// Reason why metadata cannot be parsed.
+/// Reason why metadata cannot be parsed: not XML, another structure, or an exceeded limit.
 #[derive(Debug, thiserror::Error)]
-pub enum MetadataError {
-    /// The metadata is not XML.
-    #[error("it is not XML in UTF-8: {0}")]
-    Xml(String),
-    /// The XML has another structure, or exceeds the limits.
-    #[error("{0}")]
-    Malformed(String),
-}
+#[error("{0}")]
+pub struct MetadataError(pub(super) String);
 
 impl FetchError {
     /// Creates an error about a definition's value.

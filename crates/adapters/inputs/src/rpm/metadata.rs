@@ -35,14 +35,14 @@ impl From<quick_xml::Error> for MetadataError {
     fn from(error: quick_xml::Error) -> Self {
         match error {
             // The reader's own limits, and decompression errors.
-            quick_xml::Error::Io(limit) => Self::Malformed(limit.to_string()),
-            other => Self::Xml(other.to_string()),
+            quick_xml::Error::Io(limit) => Self(limit.to_string()),
+            other => Self(format!("it is not XML in UTF-8: {other}")),
         }
     }
 }
 
 fn malformed(reason: impl Into<String>) -> MetadataError {
-    MetadataError::Malformed(reason.into())
+    MetadataError(reason.into())
 }
 
 /// A metadata file.
@@ -184,20 +184,9 @@ impl PackageBuilder {
     }
 
     fn finish(self) -> Result<RpmPackage, MetadataError> {
-        let Self {
-            name,
-            arch,
-            epoch,
-            version,
-            algorithm,
-            checksum,
-            location,
-            base,
-            in_provides: _,
-            releases,
-        } = self;
-        let checksum = parse_checksum(&algorithm, &checksum, &format!("package {name}"))?;
-        let releases = releases.into_iter().collect();
+        let Self { name, arch, epoch, version, location, base, .. } = self;
+        let checksum = parse_checksum(&self.algorithm, &self.checksum, &format!("package {name}"))?;
+        let releases = self.releases.into_iter().collect();
         Ok(RpmPackage { name, epoch, version, arch, checksum, location, base, releases })
     }
 }
