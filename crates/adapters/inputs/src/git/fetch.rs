@@ -106,7 +106,7 @@ impl Checkout<'_> {
         let run_or_exceed = async {
             tokio::select! {
                 done = run => done.map(drop),
-                error = exceed_limit(&git.directory) => Err(error),
+                Err(error) = exceed_limit(&git.directory) => Err(error.into()),
             }
         };
         with_timeout(FETCH_TIMEOUT, &action, run_or_exceed).await
@@ -148,14 +148,7 @@ async fn committer_time(git: &Git, commit: &str) -> Result<u64> {
 }
 
 /// Waits until a repository exceeds the limit of a download.
-async fn exceed_limit(directory: &Path) -> FetchError {
-    match measure(directory).await {
-        Ok(never) => match never {},
-        Err(error) => error.into(),
-    }
-}
-
-async fn measure(directory: &Path) -> io::Result<Infallible> {
+async fn exceed_limit(directory: &Path) -> io::Result<Infallible> {
     let (mut limit, mut last) = (DiskLimit::for_download(directory, None, download::MAX_DOWNLOAD_SIZE)?, 0);
     loop {
         tokio::time::sleep(MEASURE_INTERVAL).await;
