@@ -164,6 +164,12 @@ pub(super) async fn transfer(
     }
 }
 
+/// Whether an address is a placeholder for the site's own address, which `mirrors` of site.yaml name: names below `invalid` never
+/// resolve (RFC 6761).
+pub(super) fn is_placeholder(url: &Url) -> bool {
+    url.host_str().is_some_and(|host| host.ends_with(".invalid"))
+}
+
 /// Parses the address of a source in a definition.
 pub(super) fn parse(text: &str) -> Result<Url> {
     Url::parse(text).map_err(|_| FetchError::value("the address of a source", text, "it is not an address"))

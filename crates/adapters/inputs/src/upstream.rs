@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use tokio::time::timeout;
 use url::Url;
 
-use super::{FetchError, Fetcher, Result, apt};
+use super::{FetchError, Fetcher, Result, apt, download::is_placeholder};
 
 /// Timeout for one upstream.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -143,8 +143,7 @@ fn address(net: &Net, [enclosing, field]: [&str; 2], text: &str) -> Option<Upstr
         url = Url::parse(&format!("{}/repodata/repomd.xml", start.trim_end_matches('/'))).ok()?;
     }
     let mut urls = net.url_candidates(&url);
-    // An `.invalid` name is a placeholder; the site's mirrors have the real address (RFC 6761).
-    urls.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
+    urls.retain(|url| !is_placeholder(url));
     (!urls.is_empty()).then_some(Upstream::Address { urls, must_exist })
 }
 

@@ -30,7 +30,9 @@ use sources::{SignedBy, SourceEntry};
 use tokio::process::Command;
 use url::Url;
 
-use super::{FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result, digest, process};
+use super::{
+    FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result, digest, download::is_placeholder, process,
+};
 
 const KIND: &str = "apt";
 
@@ -374,11 +376,8 @@ pub(super) fn entries(net: &Net, apt_dir: &Path, selection: &AptSuites) -> Resul
             _ => {}
         }
     }
-    // A host in `.invalid` is a placeholder (RFC 6761): only a mirror can replace it.
-    let is_placeholder = |uri: &String| {
-        Url::parse(uri).is_ok_and(|url| url.host_str().is_some_and(|host| host.ends_with(".invalid")))
-    };
-    if let Some(entry) = entries.iter().find(|entry| entry.uris.iter().any(is_placeholder)) {
+    let has_no_mirror = |uri: &String| Url::parse(uri).is_ok_and(|url| is_placeholder(&url));
+    if let Some(entry) = entries.iter().find(|entry| entry.uris.iter().any(has_no_mirror)) {
         return Err(FetchError::NoMirror(entry.uris.join(" "), entry.suites.join(", ")));
     }
     Ok(entries)

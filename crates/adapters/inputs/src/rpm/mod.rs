@@ -33,7 +33,7 @@ use super::{
     apt::Packages,
     checksum::Checksum,
     digest,
-    download::{download_from_any, fetch_from, transfer},
+    download::{download_from_any, fetch_from, is_placeholder, transfer},
     error::MetadataError,
 };
 
@@ -65,9 +65,9 @@ pub struct Repositories {
 
 /// Addresses of a repository, or of its list of mirrors.
 #[derive(Clone, Debug)]
-enum RepositoryUrls {
-    Direct(Vec<Url>),
-    MirrorList(Vec<Url>),
+struct RepositoryUrls {
+    is_list: bool,
+    urls: Vec<Url>,
 }
 
 /// A package with the addresses of its repository.
@@ -78,7 +78,7 @@ pub struct ListedPackage {
 }
 
 /// Listing of one repository, as last fetched.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Listing {
     /// Time of the last request, in seconds since the Unix epoch.
     #[serde(rename = "asked")]
@@ -113,15 +113,11 @@ impl Repositories {
             let text = repository.address().expand(version, arch.gnu_name());
             let url = parse_address(&text, !is_list)?;
             let mut urls = fetcher.net.url_candidates(&url);
-            // RFC 6761: names below `invalid` never resolve, so definitions can use them as placeholders for the site's own
-            // addresses.
-            urls.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
+            urls.retain(|url| !is_placeholder(url));
             if urls.is_empty() {
                 no_address.push(format!("{text} (no mirror in site.yaml)"));
-            } else if is_list {
-                repositories.push(RepositoryUrls::MirrorList(urls));
             } else {
-                repositories.push(RepositoryUrls::Direct(urls));
+                repositories.push(RepositoryUrls { is_list, urls });
             }
         }
         if repositories.is_empty() {
@@ -129,17 +125,8 @@ impl Repositories {
         }
         let names = groups.iter().flat_map(RpmAlternatives::names);
         let names = names.map(|name| name.replace("{{flavor}}", "*").replace("{{release}}", "*")).collect();
-        let (fetcher, signed) = (fetcher.clone(), archive.signed);
-        Ok(Ok(Self {
-            fetcher,
-            arch,
-            signed,
-            keys,
-            urls: repositories,
-            names,
-            no_address,
-            requires_all: false,
-        }))
+        let (fetcher, signed, requires_all) = (fetcher.clone(), archive.signed, false);
+        Ok(Ok(Self { fetcher, arch, signed, keys, urls: repositories, names, no_address, requires_all }))
     }
 
     /// Chooses one package of each group for a kernel. Refreshes the listings before reporting a group or a repository as missing.
@@ -251,10 +238,8 @@ impl Repositories {
 
     /// Returns a repository's listing, not older than `max_age`, and whether it was refreshed.
     async fn listing(&self, repository: &RepositoryUrls, max_age: Duration) -> Result<(Listing, bool)> {
-        let (kind, urls) = match repository {
-            RepositoryUrls::Direct(urls) => ("at", urls),
-            RepositoryUrls::MirrorList(urls) => ("listed", urls),
-        };
+        let RepositoryUrls { is_list, urls } = repository;
+        let kind = if *is_list { "listed" } else { "at" };
         let signed = if self.signed.covers_metadata() { "signed" } else { "" };
         let keys = self.keys.digest();
         let head = [FORMAT, self.arch.gnu_name(), signed, kind, &keys];
@@ -275,10 +260,7 @@ impl Repositories {
             Some(recorded) if is_fresh(&recorded) => return Ok((recorded, true)),
             recorded => recorded,
         };
-        let urls = match repository {
-            RepositoryUrls::Direct(urls) => urls.clone(),
-            RepositoryUrls::MirrorList(urls) => Box::pin(self.mirrors(urls)).await?,
-        };
+        let urls = if *is_list { Box::pin(self.mirrors(urls)).await? } else { urls.clone() };
         // Box this future, because it makes up much of the size of the many futures that contain it.
         let listing = Box::pin(self.fetch_listing(&urls, recorded)).await?;
         cache.write_record(KIND, &key, &listing)?;
@@ -316,7 +298,11 @@ impl Repositories {
                 }
             }
         }
-        first_error.map_or_else(|| Ok(Listing::absent(urls)), Err)
+        if let Some(error) = first_error {
+            return Err(error);
+        }
+        let urls = urls.iter().map(Url::to_string).collect();
+        Ok(Listing { requested_at: now(), urls, ..Listing::default() })
     }
 
     /// Reads a listing; returns `None` if there is no repository. An index that names a missing file belongs to a repository that
@@ -422,18 +408,6 @@ fn split_errors(errors: Vec<FetchError>, none_answered: bool) -> (Vec<String>, O
         }
     }
     (refused, first_error)
-}
-
-impl Listing {
-    fn absent(urls: &[Url]) -> Self {
-        Self {
-            requested_at: now(),
-            revision: None,
-            urls: urls.iter().map(Url::to_string).collect(),
-            parts: None,
-            packages: Vec::new(),
-        }
-    }
 }
 
 /// Returns the parts that identify an archive for a version of the distribution.
