@@ -55,6 +55,10 @@ const KILLED_PROCESS: [&str; 5] = [
 const FIXED_LIMIT_ADVICE: &str =
     "this limit is fixed: use less in the build; farrier does not retry until an input changes";
 
+/// Advice for a build that exceeded the deadline.
+const DEADLINE_ADVICE: &str = "if the build needs more time, raise build.deadline in the definition: farrier does not retry until the \
+                               deadline is raised or an input changes";
+
 /// Runs the engine and returns the payload that the engine produced.
 pub(super) async fn compile(
     build: &CellBuild<'_>,
@@ -100,7 +104,7 @@ pub(super) async fn compile(
         Some(Err(error)) => return Err(error),
         None => {
             let why = format!("the steps did not end within the deadline of {deadline}");
-            return Err(deadline_exceeded(&log, &why).into());
+            return Err(stopped(&log, ProblemKind::TooLong, &why, DEADLINE_ADVICE));
         }
     };
     let elapsed = started_at.get().map(Instant::elapsed).unwrap_or_default();
@@ -230,9 +234,11 @@ fn explain(
         EngineError::Step(message) => known_cause().unwrap_or_else(|| {
             step_failed(log, message, is_killed, own_trees, &build.cell.image, &build.cell.target.release)
         }),
-        EngineError::Limit(message) => over_limit(log, &message, &memory_advice()).into(),
-        EngineError::FixedLimit(message) => over_limit(log, &message, FIXED_LIMIT_ADVICE).into(),
-        EngineError::Deadline(message) => deadline_exceeded(log, &message).into(),
+        EngineError::Limit(message) => stopped(log, ProblemKind::OverLimit, &message, &memory_advice()),
+        EngineError::FixedLimit(message) => {
+            stopped(log, ProblemKind::OverLimit, &message, FIXED_LIMIT_ADVICE)
+        }
+        EngineError::Deadline(message) => stopped(log, ProblemKind::TooLong, &message, DEADLINE_ADVICE),
         EngineError::Tampered(_) => tampered(log, &error).into(),
         other => BuildError::Engine(other),
     }
@@ -242,7 +248,7 @@ fn explain(
 fn explain_in_pod(error: BuildError, log: &FileLog) -> BuildError {
     match error {
         BuildError::Problem(problem) if problem.kind == ProblemKind::Killed => {
-            over_limit(log, &problem.message, &memory_advice()).into()
+            stopped(log, ProblemKind::OverLimit, &problem.message, &memory_advice())
         }
         error => error,
     }
@@ -331,16 +337,12 @@ fn memory_advice() -> String {
     )
 }
 
-/// Returns the problem of a build that exceeded a resource limit.
-fn over_limit(log: &FileLog, message: &str, advice: &str) -> BuildProblem {
+/// Returns the error for a build that exceeded a resource limit or the deadline.
+fn stopped(log: &FileLog, kind: ProblemKind, why: &str, advice: &str) -> BuildError {
     let (_, detail) = log.finish();
-    let hint = format!("the log is {}; {advice}", log.path().display());
-    BuildProblem {
-        kind: ProblemKind::OverLimit,
-        message: format!("the build was stopped: {message}"),
-        detail,
-        hint: Some(hint),
-    }
+    let message = format!("the build was stopped: {why}");
+    let hint = Some(format!("the log is {}; {advice}", log.path().display()));
+    BuildProblem { kind, message, detail, hint }.into()
 }
 
 /// Returns the problem of a build with a step that forged runner messages.
@@ -349,18 +351,6 @@ fn tampered(log: &FileLog, error: &EngineError) -> BuildProblem {
     let hint = error.hint().unwrap_or_default();
     let hint = Some(format!("{hint}: {}", log.path().display()));
     BuildProblem { kind: ProblemKind::Tampered, message: error.to_string(), detail, hint }
-}
-
-/// Returns the problem of a build that exceeded the deadline.
-fn deadline_exceeded(log: &FileLog, why: &str) -> BuildProblem {
-    let (_, detail) = log.finish();
-    let message = format!("the build was stopped: {why}");
-    let hint = format!(
-        "the log is {}; if the build needs more time, raise build.deadline in the definition: farrier does not retry until the \
-         deadline is raised or an input changes",
-        log.path().display()
-    );
-    BuildProblem { kind: ProblemKind::TooLong, message, detail, hint: Some(hint) }
 }
 
 /// Locates the payload's exposed headers, resolves their links, and returns their digest.
