@@ -43,12 +43,8 @@ struct ReuseCandidate {
     manifest: ImageManifest,
 }
 
-/// Outcome of an attempt to reuse another kernel's payload.
-enum ReuseOutcome {
-    Reused(Box<CheckedPayload>),
-    /// The reason why no payload is reused.
-    Rejected(String),
-}
+/// A reused payload of another kernel, or the reason why no payload is reused.
+type ReuseOutcome = Result<CheckedPayload, String>;
 
 /// Finds and checks a published payload. A missing payload or a registry failure is reported as a note and not as an
 /// error, because the build can compile the payload instead.
@@ -120,8 +116,8 @@ async fn reuse(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -> Result<
     }
     build.stage(Stage::Reuse);
     let reason = match try_candidates(build, compile_inputs).await {
-        Ok(ReuseOutcome::Reused(checked)) => return Ok(Some(*checked)),
-        Ok(ReuseOutcome::Rejected(reason)) => reason,
+        Ok(Ok(checked)) => return Ok(Some(checked)),
+        Ok(Err(reason)) => reason,
         Err(error @ BuildError::Registry(_)) => error_chain(&error),
         Err(error) => return Err(error),
     };
@@ -140,20 +136,19 @@ async fn try_candidates(build: &CellBuild<'_>, compile_inputs: &CompileInputs) -
             continue;
         }
         match try_candidate(build, compile_inputs, &kernel, &candidate).await? {
-            ReuseOutcome::Rejected(reason) => {
+            Err(reason) => {
                 tracing::info!(subject = build.cell.subject(), %reason, "not reused");
                 first_reason.get_or_insert(reason);
             }
-            reused @ ReuseOutcome::Reused(_) => return Ok(reused),
+            reused @ Ok(_) => return Ok(reused),
         }
         tried.insert(candidate.origin().clone());
         if tried.len() == MAX_TRIES {
             break;
         }
     }
-    let reason = first_reason
-        .unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned());
-    Ok(ReuseOutcome::Rejected(reason))
+    Ok(Err(first_reason
+        .unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned())))
 }
 
 /// Returns the published images that qualify for reuse, the newest kernel first.
@@ -190,8 +185,7 @@ async fn try_candidate(
     let work = match unpacked.and_then(|work| work.ok_or_else(no_modules)) {
         Ok(work) => work,
         Err(why @ BuildError::Payload(_)) => {
-            let reason = format!("the payload of {kernel} cannot be used: {}", error_chain(&why));
-            return Ok(ReuseOutcome::Rejected(reason));
+            return Ok(Err(format!("the payload of {kernel} cannot be used: {}", error_chain(&why))));
         }
         Err(error) => return Err(error),
     };
@@ -202,18 +196,16 @@ async fn try_candidate(
     let report = check::static_check(build, compile_inputs, signing.as_ref(), &payload).await?;
     if report.verdict != Verdict::Loads {
         let (verdict, summary) = (report.verdict, report.summary());
-        let reason = format!("the payload of {kernel}: the check says {verdict}: {summary}");
-        return Ok(ReuseOutcome::Rejected(reason));
+        return Ok(Err(format!("the payload of {kernel}: the check says {verdict}: {summary}")));
     }
     sign::sign(build, signing, &payload).await?;
     let report = check::boot_check(build, compile_inputs, &payload, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was tested".to_owned());
-        return Ok(ReuseOutcome::Rejected(format!("the payload of {kernel}: boot check: {summary}")));
+        return Ok(Err(format!("the payload of {kernel}: boot check: {summary}")));
     }
-    let checked = CheckedPayload::of(payload, &compile_inputs.headers, report);
-    Ok(ReuseOutcome::Reused(Box::new(checked)))
+    Ok(Ok(CheckedPayload::of(payload, &compile_inputs.headers, report)))
 }
 
 /// Looks up a tag of the cell's repository. Returns `None` unless the tag is an image that farrier made.
