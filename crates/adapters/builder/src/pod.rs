@@ -187,9 +187,8 @@ async fn publish(
     }
     drop(work);
     registry.push_bytes(&repository, &image.config).await?;
-    registry
-        .push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &image.manifest)
-        .await?;
+    let version = Version::Tag(tag);
+    registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &image.manifest).await?;
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
 }
 

@@ -171,21 +171,17 @@ pub async fn copy_artifact(
     mirror: &Repository,
     tag: Tag,
 ) -> Result<()> {
-    for blob in AnyManifest::parse(&artifact.bytes)?.blobs() {
+    let StoredManifest { digest, media_type, bytes } = artifact;
+    for blob in AnyManifest::parse(bytes)?.blobs() {
         copy_blob(&services.images, source, from, mirror, blob).await?;
     }
-    services
-        .images
-        .registry
-        .push_manifest(mirror, &Version::Tag(tag), &artifact.media_type, &artifact.bytes)
-        .await?;
-    let mut bundles = source.referrers(from, &artifact.digest, None).await?;
+    services.images.registry.push_manifest(mirror, &Version::Tag(tag), media_type, bytes).await?;
+    let mut bundles = source.referrers(from, digest, None).await?;
     bundles.retain(|referrer| provenance::may_be_bundle(referrer, &[provenance::SIGNED_PREDICATE]));
     let bundles = last(bundles).into_iter().map(|bundle| Version::Digest(bundle.digest));
-    let tag = provenance::signature_tag(&artifact.digest).map(Version::Tag);
+    let tag = provenance::signature_tag(digest).map(Version::Tag);
     for version in bundles.chain(tag) {
-        copy_referrer(services, source, from, &artifact.digest, mirror, &version, MAX_SIGNATURE_BYTES)
-            .await?;
+        copy_referrer(services, source, from, digest, mirror, &version, MAX_SIGNATURE_BYTES).await?;
     }
     Ok(())
 }

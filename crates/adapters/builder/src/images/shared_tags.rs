@@ -41,11 +41,8 @@ pub(crate) async fn tag_beside_others(
         others.remove(&arch);
         services.process.ensure_may_write()?;
         if others.is_empty() {
-            services
-                .images
-                .registry
-                .push_manifest(repository, version, &image.media_type, &image.bytes)
-                .await?;
+            let StoredManifest { media_type, bytes, .. } = image;
+            services.images.registry.push_manifest(repository, version, media_type, bytes).await?;
         } else {
             push_index(services, title, arch, reference, others, image).await?;
         }
@@ -82,15 +79,11 @@ async fn push_index(
             ..Descriptor::of(media_type, bytes)
         })
         .collect();
-    let (bytes, kind) = (index.to_bytes()?, media_type::OCI_INDEX);
+    let (bytes, kind, registry) = (index.to_bytes()?, media_type::OCI_INDEX, &services.images.registry);
     let digest = Digest::of(&bytes);
-    services
-        .images
-        .registry
-        .push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes)
-        .await?;
+    registry.push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes).await?;
     StoredImage { services, repository, digest: &digest }.sign(title.as_str(), &[]).await?;
     services.process.ensure_may_write()?;
-    services.images.registry.push_manifest(repository, version, kind, &bytes).await?;
+    registry.push_manifest(repository, version, kind, &bytes).await?;
     Ok(())
 }
