@@ -9,12 +9,12 @@ use std::{
 };
 
 use fs_err as fs;
+use oci::Hashing;
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 use tempfile::NamedTempFile;
 
 use super::{Cache, CacheError, LockMode};
@@ -201,7 +201,7 @@ enum DigestKind {
 /// A build waits for the digest of tens of thousands of entries, so each entry costs one system call, relative to an open
 /// directory.
 fn digest(tree: &Path, kind: DigestKind) -> Result<String, WalkError> {
-    let mut hasher = io::BufWriter::with_capacity(64 << 10, Sha256Writer(Sha256::new()));
+    let mut hasher = io::BufWriter::with_capacity(64 << 10, Hashing::new(io::sink()));
     write_with_length(&mut hasher, FORMAT.as_bytes())?;
     let root = openat(CWD, tree, DIRECTORY, Mode::empty())?;
     add_stat(&mut hasher, &fstat(&root)?, kind)?;
@@ -220,8 +220,8 @@ fn digest(tree: &Path, kind: DigestKind) -> Result<String, WalkError> {
             levels.push(Level::of(subdirectory)?);
         }
     }
-    let Sha256Writer(hasher) = hasher.into_inner().map_err(io::IntoInnerError::into_error)?;
-    Ok(hex::encode(hasher.finalize()))
+    let (_, digest, _) = hasher.into_inner().map_err(io::IntoInnerError::into_error)?.into_parts();
+    Ok(digest.hex().to_owned())
 }
 
 /// An open directory of the walk, with its remaining entries.
@@ -291,19 +291,6 @@ fn add_stat(hasher: &mut impl Write, stat: &Stat, kind: DigestKind) -> io::Resul
 fn write_with_length(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     writer.write_all(&(bytes.len() as u64).to_le_bytes())?;
     writer.write_all(bytes)
-}
-
-struct Sha256Writer(Sha256);
-
-impl Write for Sha256Writer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]
