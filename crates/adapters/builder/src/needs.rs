@@ -81,7 +81,9 @@ pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<NeedInputs> {
         let Version::Digest(digest) = version else { return Err(need_not_found(&image.image)) };
         // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
         StoredImage { services: build.services, repository, digest }.ensure_trusted("needed image").await?;
-        let tree = exposed_tree(build.services, &image).await?;
+        let cache = &build.services.cache;
+        let fetch = |dest| fetch_exposed(build.services, &image, dest);
+        let tree = cache.get_or_make(EXPOSED, image.exposed.hex(), fetch).await?;
         let image_tables = read_tables(&image, &tree).await?;
         if image_tables.is_empty() {
             build.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
@@ -89,7 +91,9 @@ pub(super) async fn fetch(build: &CellBuild<'_>) -> Result<NeedInputs> {
         let boot_check = build.image.spec.check.boot;
         // The boot check loads the modules. The symbol check needs their licenses.
         if boot_check || !image_tables.is_empty() {
-            let directory = modules_of(build, &image).await?;
+            let release = build.cell.target.release.as_str();
+            let fetch = |dest| fetch_modules(build.services, &image.image, release, dest);
+            let directory = cache.get_or_make(MODULES, digest.hex(), fetch).await?;
             if boot_check {
                 needed.modules.push(directory.clone());
             }
@@ -172,12 +176,7 @@ async fn published_need(build: &CellBuild<'_>, name: &ImageName) -> Result<Neede
     Ok(NeededImage { name: name.clone(), image, exposed, compiled_against: false })
 }
 
-/// Returns the exposed trees of a published image, at their original paths below one directory.
-async fn exposed_tree(services: &BuildServices, image: &NeededImage) -> Result<PathBuf> {
-    let key = image.exposed.hex();
-    services.cache.get_or_make(EXPOSED, key, |dest| fetch_exposed(services, image, dest)).await
-}
-
+/// Fetches the exposed trees of a published image, at their original paths below one directory.
 async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, dest: PathBuf) -> Result<()> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
     let headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
@@ -209,14 +208,7 @@ async fn fetch_exposed(services: &BuildServices, needed: &NeededImage, dest: Pat
     Ok(fs_err::rename(&tree, &dest)?)
 }
 
-/// Returns the modules of a needed image for the cell's kernel.
-async fn modules_of(build: &CellBuild<'_>, needed: &NeededImage) -> Result<PathBuf> {
-    let Version::Digest(digest) = &needed.image.version else { return Err(need_not_found(&needed.image)) };
-    let release = build.cell.target.release.as_str();
-    let fetch = |dest| fetch_modules(build.services, &needed.image, release, dest);
-    build.services.cache.get_or_make(MODULES, digest.hex(), fetch).await
-}
-
+/// Fetches the modules of a needed image for one kernel.
 async fn fetch_modules(
     services: &BuildServices,
     image: &ImageReference,

@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use farrier_engines::Engine;
 use farrier_local::cache::{Cache, CacheError};
 
-use crate::services::{BuildServices, LazyEngine, Result};
+use crate::services::{BuildServices, Result};
 
 /// Returns an item whose tree is in the cache. If build steps run as the owner of the trees, the tree is compared with
 /// its record. A changed tree is created again from its source.
@@ -17,16 +17,9 @@ pub(super) async fn verified_tree<T, F>(
 where
     F: Future<Output = Result<T>>,
 {
-    if steps_own_trees(&services.tools.engine).await {
-        get_intact(&services.cache, get, tree).await
-    } else {
-        get().await
-    }
-}
-
-/// Whether steps run on this machine as the user who owns the trees.
-async fn steps_own_trees(engine: &LazyEngine) -> bool {
-    matches!(engine.get().await, Ok(Engine::Sandbox(sandbox)) if sandbox.owner().owns_cache())
+    let engine = &services.tools.engine;
+    let is_owner = matches!(engine.get().await, Ok(Engine::Sandbox(sandbox)) if sandbox.owner().owns_cache());
+    if is_owner { get_intact(&services.cache, get, tree).await } else { get().await }
 }
 
 /// Gets the item, and gets it once more if its tree was changed.
