@@ -299,7 +299,7 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
         }
         Some(Format::Makeself) => unpack_makeself(file()?, dest, options),
         Some(Format::Unsupported(why)) => Err(UnpackError::Unsupported(why)),
-        Some(format) => unpack_compressed(format, file()?, dest, options),
+        Some(format) => unpack_stream(decoder(format, file()?)?, dest, options),
         None => Err(UnpackError::Damaged(io::Error::new(
             io::ErrorKind::InvalidData,
             "it is not a tar, gzip, xz, zstd, makeself, Debian or RPM archive",
@@ -323,11 +323,6 @@ pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> R
         options.limits = unpack_within_limits(tar, dest, &options)?;
     }
     Ok(())
-}
-
-/// Unpacks a tar, compressed or not.
-fn unpack_compressed(format: Format, file: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
-    unpack_stream(decoder(format, file)?, dest, options)
 }
 
 /// Returns a reader of a file's content, decompressed if the file is in gzip, xz or Zstandard.
@@ -395,7 +390,7 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options
         UnpackError::Checksum { kind, found, stated }
     })?;
     file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
-    unpack_compressed(header.format, file.take(archive_size), dest, options)
+    unpack_stream(decoder(header.format, file.take(archive_size))?, dest, options)
 }
 
 /// Unpacks the tar that a program writes to its standard output.
