@@ -58,28 +58,20 @@ impl KernelImages<'_> {
         target: &KernelTarget,
         scope: Scope,
     ) -> Result<KernelImageLookup> {
-        match &family.spec.kernel_image {
+        let from = match &family.spec.kernel_image {
             Some(KernelImageSource::Apt(apt)) => {
                 let alternatives =
                     |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
                 let groups = apt.packages.iter().map(alternatives).collect();
-                self.in_packages(Location::Apt(apt.apt_suites(), groups), target, scope).await
+                Location::Apt(apt.apt_suites(), groups)
             }
             Some(KernelImageSource::Rpm(rpm)) => match rpm.archive(family.spec.headers.rpm_archive()) {
-                Some(archive) => self.in_packages(Location::Rpm(archive, &rpm.packages), target, scope).await,
-                None => Ok(no_source_defined(family, target)),
+                Some(archive) => Location::Rpm(archive, &rpm.packages),
+                None => return Ok(no_source_defined(family, target)),
             },
-            Some(KernelImageSource::File(file)) => Ok(file_image(file, &self.0.root, target)),
-            None => Ok(no_source_defined(family, target)),
-        }
-    }
-
-    async fn in_packages(
-        self,
-        from: Location<'_>,
-        target: &KernelTarget,
-        scope: Scope,
-    ) -> Result<KernelImageLookup> {
+            Some(KernelImageSource::File(file)) => return Ok(file_image(file, &self.0.root, target)),
+            None => return Ok(no_source_defined(family, target)),
+        };
         let describe = || format!("kernel image of {} ({})", target.release, target.arch);
         self.0.explain_with_hint(self.search(from, target, scope).await, describe, NOT_MIRRORED_HINT)
     }
