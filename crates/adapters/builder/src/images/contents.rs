@@ -21,23 +21,20 @@ pub async fn look_up_contents(
     let prefix = format!("{}/", image_location(&access.location).prefix.trim_end_matches('/'));
     let new = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
     let found = stream::iter(new.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
-        .map(
-            |(image, reference)| async move { Some((image.clone(), contents_of(access, &reference).await?)) },
-        )
+        .map(|(image, reference)| async move {
+            let contents = contents_of(access, &reference).await.unwrap_or_else(|error| {
+                tracing::debug!(%reference, %error, "cannot look up an image in use");
+                None
+            });
+            Some((image.clone(), contents?))
+        })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     known.extend(found.into_iter().flatten());
 }
 
-async fn contents_of(access: &ImageAccess, reference: &ImageReference) -> Option<ImageContents> {
-    read_contents(access, reference).await.unwrap_or_else(|error| {
-        tracing::debug!(%reference, %error, "cannot look up an image in use");
-        None
-    })
-}
-
-async fn read_contents(access: &ImageAccess, reference: &ImageReference) -> Result<Option<ImageContents>> {
+async fn contents_of(access: &ImageAccess, reference: &ImageReference) -> Result<Option<ImageContents>> {
     let ImageReference { repository, version } = reference;
     let Some(stored) = access.registry.manifest(repository, version).await? else { return Ok(None) };
     let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
