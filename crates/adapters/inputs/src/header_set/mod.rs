@@ -141,12 +141,9 @@ impl<'a> Headers<'a> {
                     // Ignore a faulty tarball here: the build reports the fault.
                     HeaderSource::Tarball(_) => match self.find_without_store(source, target).await {
                         Ok(Lookup::Found(set)) => set.compiler,
-                        Ok(Lookup::Missing { .. })
-                        | Err(FetchError::Tree(_) | FetchError::Unusable { .. }) => None,
-                        Err(error) if !matches!(error, FetchError::Unpack(..)) || !error.is_usage() => {
-                            return Err(error);
-                        }
-                        Err(_) => None,
+                        Ok(Lookup::Missing { .. }) => None,
+                        Err(error) if error.is_usage() && !matches!(error, FetchError::Net(_)) => None,
+                        Err(error) => return Err(error),
                     },
                     _ => None,
                 };
@@ -267,14 +264,14 @@ impl<'a> Headers<'a> {
             Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
         };
         let (release, texts) = (target.release.clone(), texts.to_vec());
-        let check = move || {
+        let contained = stoppable(move |_| {
             let contains = |text: &HeaderText| {
                 let found = read_header(&set.root, &release, &text.header).map_err(TreeError::Io)?;
                 Ok::<_, FetchError>(found.is_some_and(|found| text.is_match(&found)))
             };
             texts.iter().map(contains).collect::<Result<Vec<_>, _>>()
-        };
-        Ok(Lookup::Found(stoppable(move |_| check()).await?))
+        });
+        Ok(Lookup::Found(contained.await?))
     }
 
     /// Returns the search for headers in packages; `None` for headers that are not packages.
