@@ -15,7 +15,7 @@ use kmod::Rule;
 use serde_json::Value;
 
 /// Remedy for the warning.
-pub const HINT: &str = "sign the modules with a key of those nodes: `moduleSigning` in site.yaml";
+pub const HINT: &str = "sign the modules with a key of those nodes: `moduleSigning` in site.yaml; nodes without Secure Boot need nothing";
 
 /// Returns a warning that names the images of a plan whose modules are not signed with a key that the kernels trust. Reads one
 /// report per image, because signing does not differ between kernels.
@@ -37,7 +37,7 @@ pub async fn warning(services: &BuildServices, plan: &Plan) -> Option<String> {
     let refused: Vec<&str> = join_all(refused).await.into_iter().flatten().collect();
     let names = refused.join(", ");
     (!refused.is_empty()).then(|| {
-        format!("the kernels enable lockdown under Secure Boot, and then refuse the modules of {names}")
+        format!("nodes with Secure Boot refuse the modules of {names}: no key that their kernels trust signed them")
     })
 }
 

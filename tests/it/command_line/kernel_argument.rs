@@ -28,7 +28,7 @@ fn the_only_kernel_is_built_and_warnings_are_where_a_newcomer_looks() {
     site.canary(&kernel);
     let only = format!("kernel {kernel} (debian 12, amd64): the only one that manifests in ");
     site.farrier(&["build", "hello"]).exits(0).line(&only);
-    let secure_boot = "under Secure Boot, and then refuse the modules of hello";
+    let secure_boot = "nodes with Secure Boot refuse the modules of hello: no key";
     assert!(!site.farrier(&["plan"]).exits(0).to_string().contains(secure_boot), "nothing is published");
     let names = site.farrier(&["run", "--once", "-o", "name"]).exits(0).stdout;
     let lines: Vec<&str> = names.lines().collect();
@@ -39,7 +39,7 @@ fn the_only_kernel_is_built_and_warnings_are_where_a_newcomer_looks() {
     let doctor = site.farrier(&["doctor"]).exits(0);
     assert!(doctor.line(secure_boot).starts_with("secure boot "), "{doctor}");
     assert!(doctor.line(secure_boot).contains(" warning "), "{doctor}");
-    doctor.line("-> sign the modules with a key of those nodes: `moduleSigning` in site.yaml");
+    doctor.line("-> sign the modules with a key of those nodes: `moduleSigning` in site.yaml; nodes without Secure Boot");
 
     site.manifest("edge-1.yaml", &kernels::newest().older);
     let run = site.farrier(&["build", "hello"]).exits(2);
