@@ -38,10 +38,12 @@ pub(super) async fn connect(
     objects: &[String],
 ) -> Result<(Arc<dyn Cluster>, SnapshotScope)> {
     if cluster.starts_with("dir:") {
-        return Err(CliError::usage(format!(
+        let message = format!(
             "--cluster {cluster}: farrier keeps no record in a directory of manifests; its history is version control \
              (git revert)"
-        )));
+        );
+        let hint = "revert the definition and its sources too, or the next run sets the newer image again";
+        return Err(CliError::hinted(message, hint));
     }
     // The records on the objects decide, not the definitions, which may have been changed or deleted since.
     let daemon_sets = objects.iter().filter_map(|object| object.split_once('/'));

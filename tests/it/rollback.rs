@@ -293,4 +293,5 @@ fn a_directory_of_manifests_has_its_own_history() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{said}");
     assert!(said.contains("its history is version control (git revert)"), "{said}");
+    assert!(said.contains("hint: revert the definition and its sources too"), "{said}");
 }
