@@ -1,6 +1,8 @@
 //! Explains the state of a node, or of an image for a kernel: the causal chain from labels to the image field, in
 //! sentences.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::{
@@ -137,9 +139,13 @@ impl Explain<'_> {
     fn not_called_for(&self, image: &DriverImage, release: &KernelRelease) -> Vec<ExplanationStep> {
         let running = self.running(|target| target.release == *release);
         if running.is_empty() {
+            let cells = self.plan.cells.iter().filter(|cell| cell.image == image.metadata.name);
+            let planned: BTreeSet<&str> = cells.map(|cell| cell.target.release.as_str()).collect();
+            let planned = some_of(&Vec::from_iter(planned), NAMED);
+            let planned = if planned.is_empty() { planned } else { format!("; planned for {planned}") };
             return vec![ExplanationStep {
                 hint: format!(
-                    "`farrier prebuild --kernel {release}` builds for a kernel before a node has it"
+                    "`farrier prebuild --kernel {release}` builds for a kernel before a node has it{planned}"
                 ),
                 ..step("kernel", format!("no node runs {release}, and none announces it"))
             }];
