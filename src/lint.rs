@@ -57,7 +57,7 @@ async fn warnings(definitions: &Definitions) -> Result<Vec<String>> {
         if !root.join(path).exists() {
             let path = path.display();
             warnings.push(format!(
-                "{position}: {path} does not exist; builds can only use a copy in the registry"
+                "{position}: {path} does not exist; correct it, unless the registry has a copy for builds"
             ));
         }
     }
@@ -85,7 +85,12 @@ fn text(report: &LintReport) -> String {
     let LintReport { directory, mistakes, warnings } = report;
     let mut lines: Vec<String> = warnings.iter().map(|warning| format!("warning: {warning}")).collect();
     if mistakes.is_empty() {
-        lines.push(format!("{}: no mistakes", directory.display()));
+        let count = match warnings.len() {
+            0 => String::new(),
+            1 => ", 1 warning".to_owned(),
+            count => format!(", {count} warnings"),
+        };
+        lines.push(format!("{}: no mistakes{count}", directory.display()));
     } else {
         lines.push(DefinitionErrors(mistakes.clone()).render());
     }

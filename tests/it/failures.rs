@@ -389,7 +389,8 @@ fn a_source_that_is_not_where_the_definition_says() {
     insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    images/hello.yaml:9:41: cannot find SITE/definitions/sources/helo: there is no such file or directory (create it, or name another path in the definition; relative paths are resolved against the definitions directory)");
     site.farrier(&["doctor"]).exits(1).line("images/hello.yaml:");
     let lint = site.farrier(&["lint"]).exits(0);
-    lint.line("warning: images/hello.yaml:9:41: sources/helo does not exist; builds can only use a copy in the registry");
+    lint.line("warning: images/hello.yaml:9:41: sources/helo does not exist; correct it, unless the registry has a copy for builds");
+    lint.line("no mistakes, ");
 }
 
 #[test]
