@@ -116,7 +116,9 @@ impl Session {
     /// Returns services that publish to a registry.
     pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<BuildServices> {
         if self.global.definitions.is_none() {
-            tracing::info!("no --definitions: using the built-in images only");
+            tracing::info!(
+                "no --definitions: using the built-in images only; FARRIER_DEFINITIONS or farrier.yaml can name yours"
+            );
         }
         self.services(Some(&registry.registry), engine)
     }

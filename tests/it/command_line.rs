@@ -46,7 +46,7 @@ fn results_come_as_yaml_and_as_names() {
 fn built_in_definitions_are_mentioned() {
     let site = Site::new();
     site.canary("6.1.0-901-amd64");
-    let note = "no --definitions: using the built-in images only";
+    let note = "no --definitions: using the built-in images only; FARRIER_DEFINITIONS";
     let place = ["--cluster", "dir:cluster", "--registry", "oci:layout"];
     let run = |args: &[&str]| bare(&site, &site.path(""), &[args, &place].concat());
     run(&["plan"]).exits(0).line(note);
