@@ -130,8 +130,8 @@ fn describe(Confinement { refused: _, landlock, limits }: &Confinement) -> Strin
         0 => "no Landlock in this kernel, only a seccomp filter".to_owned(),
         abi => format!("Landlock ABI {abi}"),
     };
-    let limits: Vec<String> = limits.iter().map(|(limit, by)| format!("{limit}: {by}")).collect();
-    format!("sandbox: namespaces of this machine, {confinement}; limits: {}", limits.join("; "))
+    let limits: Vec<String> = limits.iter().map(|(limit, by)| format!("{limit} ({by})")).collect();
+    format!("sandbox: namespaces of this machine, {confinement}; limits: {}", limits.join(", "))
 }
 
 impl Diagnosis {
@@ -252,7 +252,7 @@ impl Diagnosis {
                     services.definitions.images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
                 let count = tags.len();
                 format!(
-                    "{} is readable; tags of {name}: {count}; repositories: {all}",
+                    "{} is readable; tags in {name}: {count}; repositories of the definitions: {all}",
                     services.images.location
                 )
             }),
