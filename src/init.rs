@@ -93,7 +93,8 @@ pub async fn init(session: &Session, mut args: InitArgs) -> Result<Exit, CliErro
     let (files, definitions) = valid_files(&mut drafted)?;
     let (written, kept) = write(&directory, &files)?;
     write(&directory, &schemas()?)?;
-    let Drafted { remarks, by_hand, .. } = drafted;
+    let Drafted { mut remarks, by_hand, .. } = drafted;
+    remarks.retain(|remark| !kept.contains(&directory.join(&remark.origin)));
     let next = next_commands(&directory, &cluster, &context.registry, &definitions);
     session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
     Ok(Exit::Done)

@@ -150,6 +150,8 @@ fn a_kbuild_directory_needs_no_other_file() {
     let run = init(&site, &["second", "--source", "./acme_ticker"]).exits(0);
     run.line("FIELD OF images/acme-ticker.yaml");
     run.line("no single DaemonSet is named acme-ticker or runs an image of this name; choose one, such as drivers/hello (container driver)");
+    let again = init(&site, &["second", "--source", "./acme_ticker"]).exits(0);
+    assert!(!again.stdout.contains("publish-only"), "the file was kept, and may have a rollout: {again}");
     let report = init(&site, &["third", "--source", "./acme_ticker", "-o", "json"]).exits(0).json();
     assert_eq!(report["remarks"][0]["becomes"], "publish-only", "{report}");
     init(&site, &["fourth", "--source", "hello=./acme_ticker"]).exits(0);
