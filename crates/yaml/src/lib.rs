@@ -243,8 +243,21 @@ pub fn events(text: &str) -> impl Iterator<Item = Result<(Event<'_>, Span), Yaml
     let mut options = options! { block_nesting_limit: MAX_DEPTH, flow_nesting_limit: MAX_DEPTH };
     options.set_emit_comments(false);
     Parser::new_from_str_with_options(text, options).map(|next| {
-        next.map_err(|error| YamlError { position: to_position(error.marker()), message: error.info() })
+        next.map_err(|error| YamlError {
+            position: to_position(error.marker()),
+            message: explained(error.info()),
+        })
     })
+}
+
+/// Adds the usual causes to the parser's most frequent message.
+fn explained(message: String) -> String {
+    if message == "mapping values are not allowed in this context" {
+        return format!(
+            "{message}: check the indentation here and above, and quote a value that contains `: `"
+        );
+    }
+    message
 }
 
 fn to_position(marker: &Marker) -> Position {
@@ -377,6 +390,14 @@ mod tests {
             .map(|(document, key)| text[document.get(key).unwrap().scalar().unwrap().bytes.clone()].trim())
             .collect();
         assert_eq!(found, ["one", "'two'", "\"three\""]);
+    }
+
+    #[test]
+    fn a_wrong_indentation_is_explained() {
+        for text in ["a:\n   - b: 1\n      c: 2\n", "a: b: c\n"] {
+            let error = documents(text).unwrap_err();
+            assert!(error.message.contains("check the indentation"), "{}", error.message);
+        }
     }
 
     #[test]
