@@ -22,8 +22,8 @@ pub struct PullArgs {
     /// What to fetch
     #[arg(value_name = "OUTPUT")]
     pub what: OutputArg,
-    /// Image: NAME with --kernel and --registry, NAME:TAG with --registry, host/repository:tag or @sha256:..., or
-    /// oci:PATH:NAME:TAG of a layout directory
+    /// Image: NAME with --kernel and --registry for the newest driver version, NAME:TAG with --registry,
+    /// host/repository:tag or @sha256:..., or oci:PATH:NAME:TAG of a layout directory
     #[arg(value_name = "IMAGE")]
     pub image: String,
     /// Kernel release, as `uname -r` prints it [default: the image's]
