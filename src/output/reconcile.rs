@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use farrier_controller::{ReconcileReport, RolloutReport, TargetReport};
 use farrier_core::{
-    plan::{RolloutDecision, counts, summary, tables},
+    plan::{RolloutDecision, counts, summary, tables, with_short_digests},
     text::printable_lines,
 };
 
-use super::plan::sections;
+use super::{look, plan::sections};
 
 /// Formats the report: first the actions, then the current state.
 pub fn reconcile(report: &ReconcileReport) -> String {
@@ -22,6 +22,9 @@ pub fn reconcile(report: &ReconcileReport) -> String {
     for step in &report.steps {
         let (verb, object) = step.split_once(' ').unwrap_or((step, ""));
         let _ = writeln!(text, "{verb:<9} {object}");
+    }
+    if look::width().is_some() {
+        text = with_short_digests(&text);
     }
     let idle = report.targets.is_empty() && report.steps.is_empty() && !report.rewrote() && !report.failed();
     if idle {

@@ -107,4 +107,8 @@ fn builds_side_by_side_have_a_live_line_each_with_the_usual_time_and_end_in_one(
         assert!(shown.contains(&line) && ends >= 1, "{image}: {shown}");
     }
     assert!(shown.contains("s of usually "), "{shown}");
+    let built: Vec<&str> = shown.split("built     ").skip(1).collect();
+    let has_short_digest =
+        |line: &&str| line.split_once("sha256:").is_some_and(|(_, rest)| rest.find(' ') == Some(12));
+    assert!(!built.is_empty() && built.iter().all(has_short_digest), "{shown}");
 }
