@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use jiff::SignedDuration;
 use schemars::json_schema;
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 
@@ -18,6 +19,11 @@ impl Period {
     /// Returns the period as a [`Duration`].
     pub fn duration(self) -> Duration {
         self.0
+    }
+
+    /// Returns the period as jiff's [`SignedDuration`], for arithmetic with timestamps.
+    pub fn signed_duration(self) -> SignedDuration {
+        SignedDuration::try_from(self.0).unwrap_or(SignedDuration::MAX)
     }
 
     /// Creates a period of this many seconds.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
-use jiff::{SignedDuration, Timestamp, fmt::temporal::DateTimeParser, tz::TimeZone};
+use jiff::{Timestamp, fmt::temporal::DateTimeParser, tz::TimeZone};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -226,7 +226,7 @@ impl Window {
     /// Opening and closing time of the window that is open at `now`, or else of the next one. `None` if no window opens within
     /// four years.
     pub fn next(&self, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
-        let duration = SignedDuration::try_from(self.duration.duration()).ok()?;
+        let duration = self.duration.signed_duration();
         let (fields, zone) = self.opens.rsplit_once(' ')?;
         let zone = DateTimeParser::new().parse_time_zone(zone).ok()?;
         // Find the clock time first: cronexpr skips a time that daylight saving time leaves out, and finds a repeated one twice.

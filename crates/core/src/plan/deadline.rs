@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use super::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, RecordState, RewriteRecord, UpgradeNote,
@@ -81,7 +81,7 @@ fn deadlines_of(spec: &RolloutSpec, facts: &DaemonSetFacts, snapshot: &ClusterSn
 }
 
 fn after(since: Timestamp, period: Period) -> Option<Timestamp> {
-    since.checked_add(SignedDuration::try_from(period.duration()).ok()?).ok()
+    since.checked_add(period.signed_duration()).ok()
 }
 
 /// Returns the deadlines of rewrites, of pods that are not ready yet, and of pods that must stay ready for a while.

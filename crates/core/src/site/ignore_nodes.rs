@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -71,8 +71,7 @@ impl IgnoreNodes {
         let Self { labels, taints, os, not_ready_for } = self;
         let is_not_ready_for = |limit: &Period| {
             let since = node.ready_changed.filter(|_| node.not_ready);
-            let limit = SignedDuration::try_from(limit.duration()).unwrap_or(SignedDuration::MAX);
-            since.is_some_and(|since| now.duration_since(since) >= limit)
+            since.is_some_and(|since| now.duration_since(since) >= limit.signed_duration())
         };
         *self != Self::default()
             && has_labels(&node.labels, labels)
@@ -95,6 +94,8 @@ pub fn ignore_nodes(snapshot: &mut ClusterSnapshot, rules: &[IgnoreNodes], now: 
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
+
     use super::*;
 
     fn rule(rule: serde_json::Value) -> IgnoreNodes {

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
-    image::{Period, Watch},
+    image::Watch,
     plan::{LiveDaemonSet, PodFacts},
 };
 
@@ -83,18 +83,20 @@ impl Limits {
     /// Returns the definition's limits, or the DaemonSet's own `minReadySeconds` where that is longer than the
     /// definition's `stableFor`.
     pub(in crate::plan) fn of(watch: Watch, live: &LiveDaemonSet) -> Self {
-        let duration =
-            |period: Period| SignedDuration::try_from(period.duration()).unwrap_or(SignedDuration::MAX);
         let min_ready = live.manifest.pointer("/spec/minReadySeconds").and_then(serde_json::Value::as_i64);
         let min_ready = SignedDuration::from_secs(min_ready.unwrap_or_default());
-        Self { deadline: duration(watch.deadline), stable_for: duration(watch.stable_for).max(min_ready) }
+        let stable_for = watch.stable_for.signed_duration().max(min_ready);
+        Self { deadline: watch.deadline.signed_duration(), stable_for }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::fixtures::{live_daemon_set, pod};
+    use crate::{
+        image::Period,
+        plan::fixtures::{live_daemon_set, pod},
+    };
 
     /// Evaluates pods on nodes n0, n1..., each given by its creation in seconds after the image was set and its
     /// readiness, at `now` seconds.

@@ -6,9 +6,7 @@ use jiff::Timestamp;
 
 use super::{
     DriverPod, PlannedNodeUpgrade, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState,
-    UpgradeWait,
-    note::set_note,
-    turn::{UpgradeStep, seconds},
+    UpgradeWait, note::set_note, turn::UpgradeStep,
 };
 use crate::{
     image::{Canary, Drain},
@@ -109,7 +107,7 @@ impl Upgrade<'_> {
         }
         let note =
             own_note.filter(|note| note.state == UpgradeState::NotDrained && note.to == node.target)?;
-        let until = note.since.checked_add(seconds(self.spec.timeout)).ok()?;
+        let until = note.since.checked_add(self.spec.timeout.signed_duration()).ok()?;
         // Ignore a time in the future: it comes from a clock that jumped.
         (note.since <= self.now && self.now < until)
             .then(|| UpgradeWait::Again { until, why: note.why.clone().unwrap_or_default() })
@@ -226,7 +224,7 @@ impl Upgrade<'_> {
             Some(note.since).filter(|since| *since <= self.now)
         };
         let last: Timestamp = node_upgrades.iter().filter_map(end_of).max()?;
-        let until = last.checked_add(seconds(self.spec.between)).ok()?;
+        let until = last.checked_add(self.spec.between.signed_duration()).ok()?;
         (self.now < until).then_some(UpgradeWait::Between { until })
     }
 

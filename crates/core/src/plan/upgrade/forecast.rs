@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::{PlannedNodeUpgrade, Upgrade, UpgradeNote, UpgradeStage, UpgradeState, turn::seconds};
+use super::{PlannedNodeUpgrade, Upgrade, UpgradeNote, UpgradeStage, UpgradeState};
 use crate::image::{Canary, Window};
 
 /// Progress and expected end of an upgrade.
@@ -93,7 +93,7 @@ fn remaining_work(
     };
     let waves = canaries.div_ceil(parallel) + (nodes - canaries).div_ceil(parallel);
     let waves = i32::try_from(waves).unwrap_or(i32::MAX);
-    let pauses = seconds(upgrade.spec.between).saturating_mul(waves.saturating_sub(1));
+    let pauses = upgrade.spec.between.signed_duration().saturating_mul(waves.saturating_sub(1));
     average_per_node.saturating_mul(waves).saturating_add(pauses)
 }
 

@@ -90,7 +90,7 @@ impl Upgrade<'_> {
 
     fn drain(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         let count = node.users.len();
-        if self.is_late(note, seconds(self.spec.timeout)) {
+        if self.is_late(note, self.spec.timeout.signed_duration()) {
             let why = format!("pods left on the node after {}: {count}", self.spec.timeout);
             return self.give_up(node, note, why);
         }
@@ -115,7 +115,7 @@ impl Upgrade<'_> {
         let template = self.spec.forecast.as_ref()?;
         let holders: Vec<&str> = node.holders.iter().map(|holder| holder.description.as_str()).collect();
         let holders = (!holders.is_empty()).then(|| holders.join("; "));
-        let is_late = self.is_late(note, seconds(self.spec.timeout));
+        let is_late = self.is_late(note, self.spec.timeout.signed_duration());
         match &node.unload_forecast {
             Some(JobState::Succeeded) => None,
             Some(JobState::Failed(why)) => {
@@ -172,7 +172,7 @@ impl Upgrade<'_> {
         if let (Some(_), Some(next)) = (node.running_pod(), self.forecast_unload(node, note)) {
             return next;
         }
-        if self.is_late(note, seconds(self.spec.timeout)) {
+        if self.is_late(note, self.spec.timeout.signed_duration()) {
             let why = format!("its driver's pod was not replaced within {}", self.spec.timeout);
             return self.give_up(node, note, why);
         }
@@ -194,7 +194,7 @@ impl Upgrade<'_> {
 
     fn check(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         let ready_by = self.deadline.saturating_add(self.stable_for);
-        let checked_by = ready_by.saturating_add(seconds(self.spec.timeout));
+        let checked_by = ready_by.saturating_add(self.spec.timeout.signed_duration());
         match node.running_pod() {
             // The DaemonSet has another image again, for example because the previous image was restored.
             Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
@@ -238,7 +238,8 @@ impl Upgrade<'_> {
     /// the new driver and checks it.
     fn lost_driver(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
         let is_gone = node.hand_over.is_none() && node.running_pod().is_none() && !node.facts.not_ready;
-        let is_over = self.cannot_list_pods.is_some() || self.is_late(note, seconds(self.spec.timeout));
+        let is_over =
+            self.cannot_list_pods.is_some() || self.is_late(note, self.spec.timeout.signed_duration());
         note.state == UpgradeState::Drained && is_gone && is_over
     }
 
@@ -297,10 +298,6 @@ impl Upgrade<'_> {
             ..note.clone()
         }
     }
-}
-
-pub(super) fn seconds(period: Period) -> SignedDuration {
-    SignedDuration::try_from(period.duration()).unwrap_or(SignedDuration::MAX)
 }
 
 fn whole_seconds(duration: SignedDuration) -> Period {
