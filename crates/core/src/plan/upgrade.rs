@@ -212,11 +212,6 @@ impl Upgrade<'_> {
     fn rollout(&self) -> String {
         format!("{}/{}", self.namespace, self.daemon_set)
     }
-
-    /// Returns the time since `since`; zero if `since` is in the future.
-    fn elapsed(&self, since: Timestamp) -> SignedDuration {
-        self.now.duration_since(since).max(SignedDuration::ZERO)
-    }
 }
 
 impl<'a> UpgradeNode<'a> {

@@ -6,7 +6,9 @@ use jiff::Timestamp;
 
 use super::{
     DriverPod, PlannedNodeUpgrade, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState,
-    UpgradeWait, note::set_note, turn::UpgradeStep,
+    UpgradeWait,
+    note::set_note,
+    turn::{Turn, UpgradeStep},
 };
 use crate::{
     image::{Canary, Drain},
@@ -53,7 +55,7 @@ impl Upgrade<'_> {
             changes: Vec::new(),
         };
         if let Some(note) = own_note.as_ref().filter(|note| note.state.is_in_progress()) {
-            let UpgradeStep { changes, waits } = self.next(node, note);
+            let UpgradeStep { changes, waits } = Turn { upgrade: self, node, note }.next();
             return PlannedNodeUpgrade { changes, ..node_upgrade(UpgradeStage::UnderWay, waits) };
         }
         if own_note.as_ref().is_some_and(|note| has_failed(node, note)) {

@@ -32,16 +32,24 @@ impl From<UpgradeWait> for UpgradeStep {
     }
 }
 
-impl Upgrade<'_> {
+/// The upgrade of one node in progress.
+pub(super) struct Turn<'a> {
+    pub(super) upgrade: &'a Upgrade<'a>,
+    pub(super) node: &'a UpgradeNode<'a>,
+    pub(super) note: &'a UpgradeNote,
+}
+
+impl Turn<'_> {
     /// Returns the next step.
-    pub(super) fn next(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
-        if note.since > self.now {
+    pub(super) fn next(&self) -> UpgradeStep {
+        let Self { upgrade, node, note } = *self;
+        if note.since > upgrade.now {
             // The note comes from a clock that jumped: restart the timeout of this state now.
-            return set_note(node.facts, Some(&UpgradeNote { since: self.now, ..note.clone() }), None).into();
+            return self.rewrite(&UpgradeNote { since: upgrade.now, ..note.clone() });
         }
         if note.cordoned && !node.facts.unschedulable {
             // Another actor removed farrier's cordon. A later cordon is not farrier's.
-            return set_note(node.facts, Some(&UpgradeNote { cordoned: false, ..note.clone() }), None).into();
+            return self.rewrite(&UpgradeNote { cordoned: false, ..note.clone() });
         }
         // The operator itself drains and uncordons the node. The timeout of this state restarts when the operator is
         // done.
@@ -57,8 +65,9 @@ impl Upgrade<'_> {
             }
             None if note.why.is_some() => {
                 // Earlier results of a check or an unload forecast no longer count.
-                let resumed = UpgradeNote { since: self.now, began: self.now, why: None, ..note.clone() };
-                return set_note(node.facts, Some(&resumed), None).into();
+                let now = upgrade.now;
+                let resumed = UpgradeNote { since: now, began: now, why: None, ..note.clone() };
+                return self.rewrite(&resumed);
             }
             None => {}
         }
@@ -68,31 +77,29 @@ impl Upgrade<'_> {
         }
         let is_current = node.running_pod().is_some_and(|driver| driver.is_current);
         match note.state {
-            UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.lost_driver(node, note) => {
-                self.enter(node, note, UpgradeState::DriverRestarted)
+            UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.lost_driver() => {
+                self.enter(UpgradeState::DriverRestarted)
             }
-            UpgradeState::Cordoned | UpgradeState::Drained if self.cannot_list_pods.is_some() => {
-                let why = self.cannot_list_pods.map(|why| format!("its pods cannot be listed: {why}"));
-                self.end(node, note, UpgradeState::NotDrained, why)
+            UpgradeState::Cordoned | UpgradeState::Drained if upgrade.cannot_list_pods.is_some() => {
+                let why = upgrade.cannot_list_pods.map(|why| format!("its pods cannot be listed: {why}"));
+                self.end(UpgradeState::NotDrained, why)
             }
-            UpgradeState::Cordoned | UpgradeState::Drained if !node.users.is_empty() => {
-                self.drain(node, note)
-            }
-            UpgradeState::Cordoned => self.enter(node, note, UpgradeState::Drained),
-            UpgradeState::Drained => self.replace(node, note),
-            UpgradeState::DriverRestarted => self.check(node, note),
+            UpgradeState::Cordoned | UpgradeState::Drained if !node.users.is_empty() => self.drain(),
+            UpgradeState::Cordoned => self.enter(UpgradeState::Drained),
+            UpgradeState::Drained => self.replace(),
+            UpgradeState::DriverRestarted => self.check(),
             UpgradeState::Checked
             | UpgradeState::Uncordoned
             | UpgradeState::NotDrained
-            | UpgradeState::Failed => self.end(node, note, UpgradeState::Uncordoned, None),
+            | UpgradeState::Failed => self.end(UpgradeState::Uncordoned, None),
         }
     }
 
-    fn drain(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
+    fn drain(&self) -> UpgradeStep {
+        let (spec, node) = (self.upgrade.spec, self.node);
         let count = node.users.len();
-        if self.is_late(note, self.spec.timeout.signed_duration()) {
-            let why = format!("pods left on the node after {}: {count}", self.spec.timeout);
-            return self.give_up(node, note, why);
+        if self.is_timed_out() {
+            return self.give_up(format!("pods left on the node after {}: {count}", spec.timeout));
         }
         let remaining = node.users.iter().filter(|user| !user.deleting);
         let why = format!("node {} gets another driver", node.facts.name);
@@ -103,7 +110,7 @@ impl Upgrade<'_> {
                 uid: user.uid.clone(),
                 why: why.clone(),
                 drained: true,
-                grace_seconds: self.spec.grace_seconds,
+                grace_seconds: spec.grace_seconds,
             })
         };
         UpgradeStep { changes: remaining.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
@@ -111,70 +118,61 @@ impl Upgrade<'_> {
 
     /// Returns the step of the unload forecast; `None` where the old driver can be unloaded, or no forecast is configured. A
     /// driver that cannot be unloaded would leave the node without a working one.
-    fn forecast_unload(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<UpgradeStep> {
-        let template = self.spec.forecast.as_ref()?;
+    fn forecast_unload(&self) -> Option<UpgradeStep> {
+        let (spec, node) = (self.upgrade.spec, self.node);
+        let template = spec.forecast.as_ref()?;
         let holders: Vec<&str> = node.holders.iter().map(|holder| holder.description.as_str()).collect();
         let holders = (!holders.is_empty()).then(|| holders.join("; "));
-        let is_late = self.is_late(note, self.spec.timeout.signed_duration());
-        match &node.unload_forecast {
-            Some(JobState::Succeeded) => None,
+        Some(match &node.unload_forecast {
+            Some(JobState::Succeeded) => return None,
             Some(JobState::Failed(why)) => {
-                let why = format!("its driver cannot be unloaded: {}", holders.as_ref().unwrap_or(why));
-                Some(self.give_up(node, note, why))
+                let why = holders.as_ref().unwrap_or(why);
+                self.give_up(format!("its driver cannot be unloaded: {why}"))
             }
-            None | Some(JobState::Running) if is_late => {
+            None | Some(JobState::Running) if self.is_timed_out() => {
                 let detail = holders.map(|holders| format!(": {holders}")).unwrap_or_default();
-                let timeout = self.spec.timeout;
-                let why =
-                    format!("the unload forecast found no way to unload the driver within {timeout}{detail}");
-                Some(self.give_up(node, note, why))
+                let timeout = spec.timeout;
+                self.give_up(format!(
+                    "the unload forecast found no way to unload the driver within {timeout}{detail}"
+                ))
             }
             None => {
                 let driver_pod = node.running_pod().map(|driver| driver.pod.version.uid.clone());
-                let change = self.job(node, note, template, JobKind::Forecast, driver_pod);
-                Some(UpgradeStep {
-                    changes: vec![change],
-                    waits: Some(UpgradeWait::Forecast { holders: None }),
-                })
+                let change = self.job(template, JobKind::Forecast, driver_pod);
+                UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Forecast { holders: None }) }
             }
-            Some(JobState::Running) => Some(UpgradeWait::Forecast { holders }.into()),
-        }
+            Some(JobState::Running) => UpgradeWait::Forecast { holders }.into(),
+        })
     }
 
-    fn job(
-        &self,
-        node: &UpgradeNode<'_>,
-        note: &UpgradeNote,
-        template: &str,
-        kind: JobKind,
-        driver_pod: Option<String>,
-    ) -> Change {
+    fn job(&self, template: &str, kind: JobKind, driver_pod: Option<String>) -> Change {
+        let node = &self.node.facts.name;
         Change::Check(NodeCheck {
-            node: node.facts.name.clone(),
-            namespace: self.namespace.to_owned(),
+            node: node.clone(),
+            namespace: self.upgrade.namespace.to_owned(),
             template: template.to_owned(),
-            name: note.job_name(kind, &node.facts.name),
+            name: self.note.job_name(kind, node),
             driver_pod,
         })
     }
 
     /// Replaces the old driver pod by a new one.
-    fn replace(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
+    fn replace(&self) -> UpgradeStep {
+        let Self { upgrade, node, note } = *self;
         let is_new = |driver: &DriverPod<'_>| driver.pod.created > Some(note.since);
         // A webhook may write another image into pods. Another new pod would get the same image, so fail.
         if node.hand_over.is_none()
             && note.to == node.target
             && let Some(driver) = node.running_pod().filter(is_new)
         {
-            let why = format!("its new pod has image {}, not {}", driver.image, node.target);
-            return self.fail(node, note, why);
+            return self.fail(format!("its new pod has image {}, not {}", driver.image, node.target));
         }
-        if let (Some(_), Some(next)) = (node.running_pod(), self.forecast_unload(node, note)) {
+        if let (Some(_), Some(next)) = (node.running_pod(), self.forecast_unload()) {
             return next;
         }
-        if self.is_late(note, self.spec.timeout.signed_duration()) {
-            let why = format!("its driver's pod was not replaced within {}", self.spec.timeout);
-            return self.give_up(node, note, why);
+        if self.is_timed_out() {
+            let timeout = upgrade.spec.timeout;
+            return self.give_up(format!("its driver's pod was not replaced within {timeout}"));
         }
         let change = match (node.hand_over, node.running_pod()) {
             (None, None) => return UpgradeWait::Driver.into(),
@@ -192,110 +190,109 @@ impl Upgrade<'_> {
         UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Driver) }
     }
 
-    fn check(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
-        let ready_by = self.deadline.saturating_add(self.stable_for);
-        let checked_by = ready_by.saturating_add(self.spec.timeout.signed_duration());
+    fn check(&self) -> UpgradeStep {
+        let Self { upgrade, node, note } = *self;
+        let ready_by = upgrade.deadline.saturating_add(upgrade.stable_for);
+        let checked_by = ready_by.saturating_add(upgrade.spec.timeout.signed_duration());
         match node.running_pod() {
             // The DaemonSet has another image again, for example because the previous image was restored.
-            Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
-            Some(driver) if driver.pod.is_stable(self.stable_for, self.now) => {}
-            driver if self.is_late(note, ready_by) => {
+            Some(driver) if !driver.is_current => return self.enter(UpgradeState::Drained),
+            Some(driver) if driver.pod.is_stable(upgrade.stable_for, upgrade.now) => {}
+            driver if self.is_late(ready_by) => {
                 let messages = driver.map(|driver| driver.pod.messages.join("; ")).unwrap_or_default();
                 let within = format!("its new driver was not ready within {}", whole_seconds(ready_by));
                 let why = if messages.is_empty() { within } else { format!("{within}: {messages}") };
-                return self.fail(node, note, why);
+                return self.fail(why);
             }
             _ => return UpgradeWait::Driver.into(),
         }
-        let wait = match (&self.spec.wait_for, &node.check) {
+        let wait = match (&upgrade.spec.wait_for, &node.check) {
             (WaitFor::PodsReady, _) | (WaitFor::Job(_), Some(JobState::Succeeded)) => {
-                return self.enter(node, note, UpgradeState::Checked);
+                return self.enter(UpgradeState::Checked);
             }
             (WaitFor::Annotation, _) if node.is_confirmed() => {
-                return self.enter(node, note, UpgradeState::Checked);
+                return self.enter(UpgradeState::Checked);
             }
             (WaitFor::Job(_), Some(JobState::Failed(why))) => {
-                return self.fail(node, note, format!("its check failed: {why}"));
+                return self.fail(format!("its check failed: {why}"));
             }
-            (WaitFor::Job(template), None) if !self.is_late(note, checked_by) => {
-                let change = self.job(node, note, template, JobKind::Check, None);
+            (WaitFor::Job(template), None) if !self.is_late(checked_by) => {
+                let change = self.job(template, JobKind::Check, None);
                 return UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Job) };
             }
             (WaitFor::Job(template), None) => {
-                let why = format!("its check could not be run: see CronJob {template} of {}", self.namespace);
-                return self.fail(node, &UpgradeNote { unchecked: true, ..note.clone() }, why);
+                let namespace = upgrade.namespace;
+                let unchecked = UpgradeNote { unchecked: true, ..note.clone() };
+                return Turn { upgrade, node, note: &unchecked }
+                    .fail(format!("its check could not be run: see CronJob {template} of {namespace}"));
             }
             (WaitFor::Job(_), Some(JobState::Running)) => UpgradeWait::Job,
             (WaitFor::Annotation, _) => UpgradeWait::Annotation,
         };
-        if self.is_late(note, checked_by) {
-            return self.fail(node, note, format!("it {wait}, and timed out"));
+        if self.is_late(checked_by) {
+            return self.fail(format!("it {wait}, and timed out"));
         }
         wait.into()
     }
 
     /// Whether the old driver is gone from a node whose upgrade would end without another driver. The upgrade then waits for
     /// the new driver and checks it.
-    fn lost_driver(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
+    fn lost_driver(&self) -> bool {
+        let Self { upgrade, node, note } = *self;
         let is_gone = node.hand_over.is_none() && node.running_pod().is_none() && !node.facts.not_ready;
-        let is_over =
-            self.cannot_list_pods.is_some() || self.is_late(note, self.spec.timeout.signed_duration());
+        let is_over = upgrade.cannot_list_pods.is_some() || self.is_timed_out();
         note.state == UpgradeState::Drained && is_gone && is_over
     }
 
-    fn is_late(&self, note: &UpgradeNote, limit: SignedDuration) -> bool {
-        self.elapsed(note.since) > limit
+    fn is_timed_out(&self) -> bool {
+        self.is_late(self.upgrade.spec.timeout.signed_duration())
+    }
+
+    fn is_late(&self, limit: SignedDuration) -> bool {
+        self.upgrade.now.duration_since(self.note.since) > limit
+    }
+
+    fn rewrite(&self, note: &UpgradeNote) -> UpgradeStep {
+        set_note(self.node.facts, Some(note), None).into()
     }
 
     /// Enters the next state.
-    fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> UpgradeStep {
-        set_note(node.facts, Some(&self.note_of(node, note, state, None)), None).into()
+    fn enter(&self, state: UpgradeState) -> UpgradeStep {
+        self.rewrite(&self.note_of(state, None))
     }
 
     /// Ends the upgrade of the node and uncordons it.
-    fn end(
-        &self,
-        node: &UpgradeNode<'_>,
-        note: &UpgradeNote,
-        state: UpgradeState,
-        why: Option<String>,
-    ) -> UpgradeStep {
-        let ended = UpgradeNote { cordoned: false, ..self.note_of(node, note, state, why) };
-        uncordon(node.facts, note, Some(&ended)).into()
+    fn end(&self, state: UpgradeState, why: Option<String>) -> UpgradeStep {
+        let ended = UpgradeNote { cordoned: false, ..self.note_of(state, why) };
+        uncordon(self.node.facts, self.note, Some(&ended)).into()
     }
 
     /// Gives up before the node has another driver, because a timeout passed or the old driver cannot be unloaded. A node
     /// that is not Ready has failed; other nodes are retried.
-    fn give_up(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
-        if node.facts.not_ready {
-            return self.fail(node, note, format!("the node is not Ready; {why}"));
+    fn give_up(&self, why: String) -> UpgradeStep {
+        if self.node.facts.not_ready {
+            return self.fail(format!("the node is not Ready; {why}"));
         }
-        self.end(node, note, UpgradeState::NotDrained, Some(why))
+        self.end(UpgradeState::NotDrained, Some(why))
     }
 
     /// Records that the new driver does not work. Where the node's kernel is unknown, nothing is recorded.
-    fn fail(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
-        if node.fits.is_none() {
-            return uncordon(node.facts, note, None).into();
+    fn fail(&self, why: String) -> UpgradeStep {
+        if self.node.fits.is_none() {
+            return uncordon(self.node.facts, self.note, None).into();
         }
-        self.end(node, note, UpgradeState::Failed, Some(why))
+        self.end(UpgradeState::Failed, Some(why))
     }
 
-    fn note_of(
-        &self,
-        node: &UpgradeNode<'_>,
-        note: &UpgradeNote,
-        state: UpgradeState,
-        why: Option<String>,
-    ) -> UpgradeNote {
+    fn note_of(&self, state: UpgradeState, why: Option<String>) -> UpgradeNote {
         /// Maximum number of characters to keep: an annotation must be small, but a container message can be long.
         const MAX_LENGTH: usize = 300;
         UpgradeNote {
             state,
-            since: self.now,
-            to: node.target.to_owned(),
+            since: self.upgrade.now,
+            to: self.node.target.to_owned(),
             why: why.map(|why| why.chars().take(MAX_LENGTH).collect()),
-            ..note.clone()
+            ..self.note.clone()
         }
     }
 }
