@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::definition::{
     Period,
     checked::{DnsLabel, LabelKey, LabelValue},
+    is_default,
 };
 
 /// Settings for builds in a cluster. Each build is a Job in a namespace reserved for builds.
@@ -31,16 +32,11 @@ pub struct Builds {
     pub wait_at_most: Period,
     /// Lowest Landlock ABI that must confine a build, in a sandbox and in a pod. `0` also allows kernels without Landlock. Docker
     /// builds have no Landlock.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub landlock: u32,
     /// Additional fields of the pods' specification that decide where they run.
-    #[serde(skip_serializing_if = "PodAdditions::is_empty")]
+    #[serde(skip_serializing_if = "is_default")]
     pub pod: PodAdditions,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 impl Default for Builds {
@@ -81,10 +77,6 @@ const ADDITIONS: [&str; 8] = [
 ];
 
 impl PodAdditions {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Returns the fields in Kubernetes' own form.
     pub fn fields(&self) -> &Map<String, Value> {
         &self.0

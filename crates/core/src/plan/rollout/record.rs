@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::{HoldReason, RECORD_ANNOTATION, with_short_digests};
+use crate::definition::is_default;
 
 /// Time without a change after which farrier no longer counts earlier reverts of a field.
 pub(super) const QUIET_PERIOD: SignedDuration = SignedDuration::from_hours(1);
@@ -48,7 +49,7 @@ pub struct FieldRecord {
     #[serde(default)]
     pub state: RecordState,
     /// Number of successive reverts by another writer, each less than an hour after the previous one.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub changed_back: u32,
     /// Reason for the failure, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -92,11 +93,6 @@ pub(super) fn value_text(value: &Value) -> String {
             .join(" "),
         other => other.to_string(),
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(count: &u32) -> bool {
-    *count == 0
 }
 
 impl FieldRecord {
