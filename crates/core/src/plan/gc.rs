@@ -27,16 +27,7 @@ pub use registry_image::RegistryImage;
 
 /// Kernels in use, regardless of the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LiveKernels(BTreeMap<String, KernelUse>);
-
-/// Way in which a kernel is in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum KernelUse {
-    Runs,
-    Announced,
-    /// A union rollout keeps the kernel for its grace time, which may be longer than the garbage collector's.
-    Left,
-}
+pub struct LiveKernels(BTreeMap<String, KeepReason>);
 
 impl LiveKernels {
     /// Collects the kernels that nodes report, all announced kernels whether or not the announcement is used, and the
@@ -45,20 +36,16 @@ impl LiveKernels {
         // The strongest use of a kernel is inserted last and replaces the others.
         let mut kernels = BTreeMap::new();
         for live in snapshot.daemon_sets.iter().filter_map(|daemon_set| daemon_set.live.as_ref()) {
-            let unused = unused_kernels(&live.annotations);
-            kernels.extend(unused.keys().map(|key| (release_of_key(key).to_owned(), KernelUse::Left)));
-        }
-        for target in announced.targets() {
-            kernels.insert(target.release.to_string(), KernelUse::Announced);
-        }
-        for node in &snapshot.nodes {
-            if let Some(next) = node.announced_release() {
-                kernels.insert(next.into_owned(), KernelUse::Announced);
+            for key in unused_kernels(&live.annotations).keys() {
+                let kernel = release_of_key(key).to_owned();
+                kernels.insert(kernel.clone(), KeepReason::Left { kernel });
             }
         }
-        for node in &snapshot.nodes {
-            kernels.insert(node.kernel_version.clone(), KernelUse::Runs);
-        }
+        let by_nodes = snapshot.nodes.iter().filter_map(|node| Some(node.announced_release()?.into_owned()));
+        let announced = announced.targets().map(|target| target.release.to_string()).chain(by_nodes);
+        kernels.extend(announced.map(|kernel| (kernel.clone(), KeepReason::Announced { kernel })));
+        let running = snapshot.nodes.iter().map(|node| node.kernel_version.clone());
+        kernels.extend(running.map(|kernel| (kernel.clone(), KeepReason::Runs { kernel })));
         Self(kernels)
     }
 }
@@ -99,7 +86,7 @@ pub enum KeepReason {
     Runs { kernel: String },
     /// The image's kernel is announced.
     Announced { kernel: String },
-    /// A union rollout keeps the kernel for its grace time.
+    /// A union rollout keeps the kernel for its grace time, which may be longer than the garbage collector's.
     Left { kernel: String },
     /// All kernels of the image were seen recently; this is the one seen longest ago.
     Recent { kernel: String, seen: Date },
@@ -212,14 +199,8 @@ fn own_keep_reason(inputs: &GcInputs<'_>, image: &RegistryImage) -> Option<KeepR
     if !gone(inputs, image).is_empty() {
         return None;
     }
-    let mut uses = image.kernels.iter().filter_map(|kernel| Some((live.0.get(kernel)?, kernel)));
-    if let Some((used, kernel)) = uses.next() {
-        let kernel = kernel.clone();
-        return Some(match used {
-            KernelUse::Runs => KeepReason::Runs { kernel },
-            KernelUse::Announced => KeepReason::Announced { kernel },
-            KernelUse::Left => KeepReason::Left { kernel },
-        });
+    if let Some(why) = image.kernels.iter().find_map(|kernel| live.0.get(kernel)) {
+        return Some(why.clone());
     }
     let oldest = image.kernels.iter().min_by_key(|kernel| inputs.record.seen(kernel))?;
     let seen = inputs.record.seen(oldest).unwrap_or(inputs.today);

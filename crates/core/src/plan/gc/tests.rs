@@ -66,7 +66,7 @@ struct World {
 
 impl World {
     fn runs(mut self, kernel: &str) -> Self {
-        self.live.0.insert(kernel.to_owned(), KernelUse::Runs);
+        self.live.0.insert(kernel.to_owned(), KeepReason::Runs { kernel: kernel.to_owned() });
         self
     }
 
