@@ -46,25 +46,16 @@ pub fn version_order(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
     // `ID` of RPM distributions in os-release, except SUSE's, whose prefixes are matched below. Most kernels of RPM
     // distributions need no entry: their release contains RPM's name of the architecture. Releases of SUSE, Azure Linux, Photon
     // and some custom kernels do not contain it.
-    const RPM_IDS: [&str; 14] = [
-        "rhel",
-        "rhcos",
-        "scos",
-        "centos",
-        "rocky",
-        "almalinux",
-        "ol",
-        "fedora",
-        "amzn",
-        "azurelinux",
-        "mariner",
-        "openEuler",
-        "photon",
-        "sl-micro",
-    ];
-    let is_suse = ["sle", "suse", "opensuse"].iter().any(|prefix| os.as_str().starts_with(prefix));
-    let is_rpm = is_suse || RPM_IDS.contains(&os.as_str()) || architecture_index(release).is_some();
-    if is_rpm { rpm_version::compare } else { debian_version::compare }
+    let is_rpm = match os.as_str() {
+        "rhel" | "rhcos" | "scos" | "centos" | "rocky" | "almalinux" | "ol" | "fedora" | "amzn"
+        | "azurelinux" | "mariner" | "openEuler" | "photon" | "sl-micro" => true,
+        os => ["sle", "suse", "opensuse"].iter().any(|prefix| os.starts_with(prefix)),
+    };
+    if is_rpm || architecture_index(release).is_some() {
+        rpm_version::compare
+    } else {
+        debian_version::compare
+    }
 }
 
 /// Index of the dot before RPM's name of the architecture in a release.
