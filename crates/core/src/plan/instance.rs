@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use crate::definition::{ParseError, checked::DnsLabel};
+
 /// Name of one of several farriers in a cluster; no name where there is only one. The field manager, the lease and the
 /// marks on nodes include the name, so that the instances do not undo each other's writes. Displayed as `farrier` or
 /// `farrier-NAME`, it is the name of the field manager and of the lease.
@@ -12,23 +14,16 @@ pub struct Instance(Option<String>);
 /// Longest name: with the longest mark as prefix, a label's name must not exceed 63 characters.
 const MAX_LENGTH: usize = 32;
 
-/// Error for a text that is not a valid instance name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is not a valid name: use 1 to {MAX_LENGTH} characters of a-z, 0-9 and '-', with a letter or digit at both ends"
-)]
-pub struct InstanceError(String);
-
 impl FromStr for Instance {
-    type Err = InstanceError;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let is_valid = (1..=MAX_LENGTH).contains(&text.len()) && text.chars().all(is_allowed);
-        if !is_valid || text.starts_with('-') || text.ends_with('-') {
-            return Err(InstanceError(text.chars().take(80).collect()));
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let expected =
+            "a valid name: use 1 to 32 characters of a-z, 0-9 and '-', with a letter or digit at both ends";
+        match text.parse::<DnsLabel>() {
+            Ok(name) if name.len() <= MAX_LENGTH => Ok(Self(Some(name.to_string()))),
+            _ => Err(ParseError::new(text, expected)),
         }
-        Ok(Self(Some(text.to_owned())))
     }
 }
 

@@ -91,7 +91,7 @@ pub use inputs::{
     CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs, Published,
     Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified, toolchain_key,
 };
-pub use instance::{Instance, InstanceError};
+pub use instance::Instance;
 pub use labels::{
     ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, JOB_NAME, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION,
     NEXT_KERNEL_LABEL, NO_DRIVER_FOR, OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION,
