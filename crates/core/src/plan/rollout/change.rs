@@ -301,16 +301,7 @@ impl Change {
 impl DaemonSetChange {
     /// Returns the images that differ from the images that the plan saw.
     pub fn image_changes(&self) -> Vec<ImageChange> {
-        let Self {
-            namespace,
-            name,
-            version: _,
-            expected,
-            images,
-            affinity: _,
-            annotations: _,
-            required_images: _,
-        } = self;
+        let Self { namespace, name, expected, images, .. } = self;
         let differs = |(container, to): &(&String, &String)| expected.get(*container) != Some(*to);
         images
             .iter()
