@@ -84,11 +84,8 @@ pub fn assemble_union(parts: &[UnionPart], metadata: &UnionMetadata<'_>) -> Resu
         ..ImageFacts::default()
     };
     let mut annotations = facts.to_annotations();
-    for (key, value) in
-        [(TITLE, metadata.title), (VERSION, metadata.version), (annotations::CREATED, CREATED)]
-    {
-        annotations.insert(key.to_owned(), value.to_owned());
-    }
+    let texts = [(TITLE, metadata.title), (VERSION, metadata.version), (annotations::CREATED, CREATED)];
+    annotations.extend(texts.map(|(key, value)| (key.to_owned(), value.to_owned())));
     assemble(&Assembly {
         base: Some(&union),
         entrypoint_layer: None,
