@@ -93,11 +93,10 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
         return Err(mistake("there is a NUL character").at(line_number(index)));
     }
     check_directives(dockerfile)?;
-    let instructions = unambiguous(dockerfile).map_err(|index| StepsError::Unsupported {
-        line: line_number(index),
-        reason: "builders do not agree where this instruction ends: one of its lines ends with two escape \
-             characters, or an `escape` directive follows a `check`"
-            .to_owned(),
+    let instructions = unambiguous(dockerfile).map_err(|index| {
+        let reason = "builders do not agree where this instruction ends: one of its lines ends with two escape \
+                      characters, or an `escape` directive follows a `check`";
+        unsupported(reason).at(line_number(index))
     })?;
     for instruction in &instructions {
         if let Some(document) = instruction.documents.iter().find(|document| !document.ends) {
@@ -131,19 +130,17 @@ fn check_directives(dockerfile: &str) -> Result<(), StepsError> {
     for (index, (key, value)) in directives(dockerfile, Syntax::CURRENT).enumerate() {
         let line = line_number(index);
         if seen.contains(&key) {
-            return Err(StepsError::Mistake { line, reason: format!("the directive {key} is repeated") });
+            return Err(mistake(format!("the directive {key} is repeated")).at(line));
         }
         if key == "escape" && value != "\\" && value != "`" {
-            let reason = format!("the escape character is \\ or `, not {value}");
-            return Err(StepsError::Mistake { line, reason });
+            return Err(mistake(format!("the escape character is \\ or `, not {value}")).at(line));
         }
         if key == "syntax"
             && !["docker/dockerfile:", "docker.io/docker/dockerfile:"]
                 .iter()
                 .any(|known| value.starts_with(known))
         {
-            let reason = format!("the syntax {value} is not Docker's own");
-            return Err(StepsError::Unsupported { line, reason });
+            return Err(unsupported(format!("the syntax {value} is not Docker's own")).at(line));
         }
         seen.push(key);
     }

@@ -31,8 +31,7 @@ pub(super) fn stage<'a>(
         .copied()
         .filter(|index| stage_name(&instructions[*index], escape).as_deref() == Some("modules"));
     let Some(from) = candidates.next() else {
-        let reason = "no stage has the name `modules`: `FROM {{toolchain}} AS modules`".to_owned();
-        return Err(StepsError::Mistake { line: 1, reason });
+        return Err(mistake("no stage has the name `modules`: `FROM {{toolchain}} AS modules`").at(1));
     };
     if let Some(second) = candidates.next() {
         return Err(mistake("a second stage `modules`").at(line(second)));
