@@ -11,7 +11,7 @@ pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
     // Number of branches of each open block, the outermost first.
     let mut open_blocks = Vec::new();
     let mut blocks = 0;
-    for Tag { start, words } in (Tags { text, index: 0 }) {
+    for (start, words) in (Tags { text, index: 0 }) {
         let line = || 1 + text.as_bytes().iter().take(start).filter(|byte| **byte == b'\n').count();
         if exceeds_depth(words) {
             return Some((line(), format!("parentheses and brackets are nested more than {MAX_DEPTH} deep")));
@@ -38,23 +38,18 @@ pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
     None
 }
 
-/// Iterates over the tags of a text, from `{{` to the next `}}`. Comments, escaped tags and the content of raw blocks are
-/// skipped.
+/// Iterates over the tags of a text, each with its start and its words from `{{` to the next `}}`. Comments, escaped tags and
+/// the content of raw blocks are skipped.
 struct Tags<'a> {
     text: &'a str,
     /// Index from which the next tag is searched.
     index: usize,
 }
 
-struct Tag<'a> {
-    start: usize,
-    words: &'a str,
-}
-
 impl<'a> Iterator for Tags<'a> {
-    type Item = Tag<'a>;
+    type Item = (usize, &'a str);
 
-    fn next(&mut self) -> Option<Tag<'a>> {
+    fn next(&mut self) -> Option<(usize, &'a str)> {
         loop {
             let start = self.index + self.text.get(self.index..)?.find("{{")?;
             let (before, inner) = (self.text.get(..start)?, self.text.get(start + 2..)?);
@@ -70,7 +65,7 @@ impl<'a> Iterator for Tags<'a> {
             } else {
                 let words = inner.find("}}").map_or(inner, |end| inner.get(..end).unwrap_or_default());
                 self.index = start + 2 + words.len();
-                return Some(Tag { start, words });
+                return Some((start, words));
             }
         }
     }
