@@ -42,9 +42,10 @@ impl UpgradeForecast {
         let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
         let average_per_node = average_per_node(node_upgrades);
         let continues = in_progress + waiting > 0 && failed == 0 && !upgrade.paused;
-        let remaining = || {
+        let end = || {
             let per_node = average_per_node.unwrap_or(upgrade.stable_for);
-            remaining_work(upgrade, per_node, in_progress + waiting, node_upgrades)
+            let work = remaining_work(upgrade, per_node, in_progress + waiting, node_upgrades);
+            end_of(upgrade.spec.window.as_ref(), upgrade.now, work)
         };
         Self {
             done: count(UpgradeStage::Done),
@@ -53,11 +54,7 @@ impl UpgradeForecast {
             skipped: count(UpgradeStage::Skipped),
             failed,
             seconds_per_node: average_per_node.map(|duration| duration.as_secs()),
-            ends: if continues {
-                end_of(upgrade.spec.window.as_ref(), upgrade.now, remaining())
-            } else {
-                None
-            },
+            ends: if continues { end() } else { None },
         }
     }
 }
