@@ -35,7 +35,7 @@ use std::collections::{BTreeSet, HashMap};
 
 pub use self::context::{PlannedRollout, RolloutDecision};
 use self::{
-    context::{Context, Decided, Peer, no_image},
+    context::{Context, Decided, no_image},
     reached::{NodesByKernel, Reached},
 };
 pub use change::{
@@ -118,7 +118,7 @@ impl OneImage<'_> {
 }
 
 /// Rollouts to each DaemonSet of the cluster.
-type Peers<'a> = HashMap<(&'a str, &'a str), Vec<Peer<'a>>>;
+type Peers<'a> = HashMap<(&'a str, &'a str), Vec<&'a RequestedRollout<'a>>>;
 
 impl<'a> RequestedRollouts<'a> {
     /// Collects the rollouts.
@@ -177,9 +177,9 @@ impl<'a> RequestedRollouts<'a> {
     /// Returns the rollouts that share a DaemonSet, without those that claim the same field.
     fn peers(&self) -> Peers<'_> {
         let mut peers = Peers::new();
-        for RequestedRollout { image, spec, target, claimed_by } in &self.all {
-            if let (Some(daemon_set), true) = (target.live_daemon_set(), claimed_by.is_empty()) {
-                peers.entry(daemon_set).or_default().push(Peer { image, spec, target });
+        for rollout in self.all.iter().filter(|rollout| rollout.claimed_by.is_empty()) {
+            if let Some(daemon_set) = rollout.target.live_daemon_set() {
+                peers.entry(daemon_set).or_default().push(rollout);
             }
         }
         peers

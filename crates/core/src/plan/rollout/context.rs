@@ -7,7 +7,7 @@ use super::{
         HoldReason, Observed, PlanInputs, Published, node::NodeGroup, outcome::CellLookup,
         skip_reason::serialize_reason,
     },
-    Change, RolloutTarget, RolloutWarning,
+    Change, RequestedRollout, RolloutTarget, RolloutWarning,
 };
 use crate::{
     image::{ImageName, ImageReference, RolloutSpec},
@@ -152,22 +152,14 @@ pub(super) struct Context<'a> {
     /// Rollout section of the definition.
     pub(super) spec: &'a RolloutSpec,
     /// All rollouts to the same DaemonSet of the cluster, including this one.
-    pub(super) peers: &'a [Peer<'a>],
-}
-
-/// Rollout to a DaemonSet that other rollouts may share.
-#[derive(Clone, Copy)]
-pub(super) struct Peer<'a> {
-    pub(super) image: &'a ImageName,
-    pub(super) spec: &'a RolloutSpec,
-    pub(super) target: &'a RolloutTarget,
+    pub(super) peers: &'a [&'a RequestedRollout<'a>],
 }
 
 impl<'a> Context<'a> {
     /// Whether this rollout plans the upgrade of its DaemonSet: the first rollout with `upgrade` does.
     pub(super) fn carries_upgrade(&self, target: &RolloutTarget) -> bool {
         let mut upgrading = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
-        upgrading.next().is_some_and(|first| first.target == target)
+        upgrading.next().is_some_and(|first| first.target == *target)
     }
 
     /// Returns the containers that an upgrade of the rollout's nodes brings up to date.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{
     super::{
-        context::Peer,
+        RequestedRollout,
         copy::{LiveCopy, image_in, images_text, name_parts},
         daemon_set::{LiveTarget, live_target},
         handover::{HANDED_OVER, is_handed_over},
@@ -83,9 +83,9 @@ impl<'a> Fleet<'a> {
         let inputs = context.inputs;
         let LiveTarget { daemon_set: facts, live, .. } = live_target(context, target)?;
         let peers = context.peers.iter().filter(|peer| peer.target.strategy == Strategy::PerKernel);
-        let rollout = |Peer { image, spec, target }: &Peer<'a>| {
-            let LiveTarget { container, .. } = live_target(context, target)?;
-            Ok((Context { image, spec, ..*context }, container))
+        let rollout = |peer: &&'a RequestedRollout<'a>| {
+            let LiveTarget { container, .. } = live_target(context, &peer.target)?;
+            Ok((Context { image: peer.image, spec: peer.spec, ..*context }, container))
         };
         // Fail if one of the containers is missing: the copies would lose its image.
         let rollouts = peers.map(rollout).collect::<Result<Vec<_>, HoldReason>>()?;
