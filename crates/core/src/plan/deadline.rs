@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, RecordState, RewriteRecord, UpgradeNote,
-    rollout::{Limits, copy_times, unused_kernels},
+    rollout::{Limits, copies_of, unused_kernels},
 };
 use crate::image::{Definitions, Period, RolloutSpec};
 
@@ -63,11 +63,11 @@ fn deadlines_of(spec: &RolloutSpec, facts: &DaemonSetFacts, snapshot: &ClusterSn
     }
     match spec {
         RolloutSpec::PerKernel { retire_after, .. } => {
-            for copy in copy_times(facts, &snapshot.daemon_sets) {
+            for copy in copies_of(facts, &snapshot.daemon_sets) {
                 deadlines.extend(copy.unused_since.and_then(|since| after(since, *retire_after)));
-                if copy.watched_since.is_some() {
+                if let Some(since) = copy.watched_since() {
                     let limits = Limits::of(watch, copy.live);
-                    deadlines.extend(pod_deadlines(copy.live, copy.watched_since, limits, snapshot));
+                    deadlines.extend(pod_deadlines(copy.live, [since], limits, snapshot));
                 }
             }
         }

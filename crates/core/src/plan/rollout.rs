@@ -42,7 +42,7 @@ pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, NodeCheck,
     NodePrecondition, PodRestart, ResourceChange, Untaint,
 };
-pub(super) use copy::copy_times;
+pub(super) use copy::copies_of;
 pub use first_write::RolloutWarning;
 pub use git::{GitCommit, git_commit};
 pub use handover::handover_label;

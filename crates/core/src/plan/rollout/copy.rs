@@ -102,12 +102,13 @@ pub(super) fn image_in<'t>(text: &'t str, container: &str) -> Option<&'t str> {
 
 /// Copy that exists in the cluster.
 #[derive(Clone, Debug)]
-pub(super) struct LiveCopy<'a> {
+pub(in crate::plan) struct LiveCopy<'a> {
     pub(super) facts: &'a DaemonSetFacts,
-    pub(super) live: &'a LiveDaemonSet,
+    pub(in crate::plan) live: &'a LiveDaemonSet,
     pub(super) target: KernelTarget,
     pub(super) record: Option<CopyRecord>,
-    pub(super) unused_since: Option<Timestamp>,
+    /// Time since which no node runs the copy's kernel.
+    pub(in crate::plan) unused_since: Option<Timestamp>,
 }
 
 /// Desired state of a copy.
@@ -163,7 +164,7 @@ pub(super) fn name_parts(target: &KernelTarget) -> impl PartialEq + use<'_> {
 }
 
 /// Reads a DaemonSet that is labeled as a copy of `original`; `None` for any other DaemonSet, or if parsing fails.
-pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<LiveCopy<'a>> {
+fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<LiveCopy<'a>> {
     let live = facts.live.as_ref()?;
     if facts.namespace != original.namespace
         || live.labels.get(COPY_OF_LABEL) != Some(&copy_of_value(original))
@@ -182,29 +183,12 @@ pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts
     Some(LiveCopy { facts, live, target, record, unused_since })
 }
 
-/// Times of a copy from which the next reconcile is scheduled.
-#[derive(Debug)]
-pub(in crate::plan) struct CopyTimes<'a> {
-    pub(in crate::plan) live: &'a LiveDaemonSet,
-    /// Time at which the copy got its image, if the image is neither good nor failed yet.
-    pub(in crate::plan) watched_since: Option<Timestamp>,
-    /// Time since which no node runs the copy's kernel.
-    pub(in crate::plan) unused_since: Option<Timestamp>,
-}
-
-/// Returns the times of all copies of a DaemonSet.
-pub(in crate::plan) fn copy_times<'a>(
+/// Returns all copies of a DaemonSet.
+pub(in crate::plan) fn copies_of<'a>(
     original: &DaemonSetFacts,
     all: &'a [DaemonSetFacts],
-) -> impl Iterator<Item = CopyTimes<'a>> {
-    all.iter().filter_map(|facts| read_copy(original, facts)).map(|copy| CopyTimes {
-        live: copy.live,
-        watched_since: copy
-            .record
-            .filter(|record| !record.good && !record.is_failed())
-            .map(|record| record.at),
-        unused_since: copy.unused_since,
-    })
+) -> impl Iterator<Item = LiveCopy<'a>> {
+    all.iter().filter_map(|facts| read_copy(original, facts))
 }
 
 /// Whether the manifest gives a copy a different image than before.
@@ -222,6 +206,12 @@ pub(super) fn changes_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
 }
 
 impl LiveCopy<'_> {
+    /// Time at which the copy got its image, if the image is neither good nor failed yet.
+    pub(in crate::plan) fn watched_since(&self) -> Option<Timestamp> {
+        let record = self.record.as_ref().filter(|record| !record.good && !record.is_failed())?;
+        Some(record.at)
+    }
+
     /// Returns the copy's image that failed, if the copy has no working image.
     pub(super) fn failure(&self) -> Option<&FailedImage> {
         self.record.as_ref().filter(|record| record.is_failed())?.failed.as_ref()

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     super::{
         DaemonSetFacts, HoldReason,
-        copy::{LiveCopy, read_copy},
+        copy::{LiveCopy, copies_of},
         handover::{handover_label, is_fenced, is_handed_over, without_fence},
     },
     OriginalRecord,
@@ -37,7 +37,7 @@ impl<'a> Original<'a> {
         let label = handover_label(&facts.namespace, &facts.name);
         let affinity = without_fence(&facts.placement.affinity, &label);
         let base = Placement { affinity, ..facts.placement.clone() };
-        let copies = snapshot.daemon_sets.iter().filter_map(|daemon_set| read_copy(facts, daemon_set));
+        let copies = copies_of(facts, &snapshot.daemon_sets);
         let copies = copies.map(|copy| (copy.target.clone(), copy)).collect();
         Self { facts, live, label, base, copies, nodes: &snapshot.nodes }
     }
