@@ -144,4 +144,4 @@ pub use upgrade::{
     UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait, clear_failures, release_uncovered, upgrade_table,
 };
 pub use why::{Explain, Explanation, ExplanationStep};
-pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};
+pub use write_namespaces::WriteNamespaces;

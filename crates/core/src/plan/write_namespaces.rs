@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, str::FromStr};
 
-use crate::definition::checked::DnsLabel;
+use crate::definition::{ParseError, checked::DnsLabel};
 
 /// Namespaces in which farrier may rewrite DaemonSets and restart pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Display)]
@@ -17,30 +17,19 @@ pub enum WriteNamespaces {
     Named(BTreeSet<String>),
 }
 
-/// Error for a text that is not a list of namespaces.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WriteNamespacesError {
-    /// The text is empty.
-    #[error(
-        "it names no namespace; list the namespaces of the DaemonSets to roll out, such as drivers,gpu, or `*` for all"
-    )]
-    Empty,
-    /// One of the names is not a valid namespace name.
-    #[error("{0:?} is not the name of a namespace")]
-    Name(String),
-}
-
 impl FromStr for WriteNamespaces {
-    type Err = WriteNamespacesError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> Result<Self, String> {
         match text.trim() {
-            "" => Err(WriteNamespacesError::Empty),
+            "" => Err("it names no namespace; list the namespaces of the DaemonSets to roll out, such as drivers,gpu, \
+                       or `*` for all"
+                .to_owned()),
             "*" => Ok(Self::All),
             names => {
                 let name = |name: &str| match name.trim().parse::<DnsLabel>() {
                     Ok(name) => Ok(name.to_string()),
-                    Err(_) => Err(WriteNamespacesError::Name(name.trim().chars().take(80).collect())),
+                    Err(_) => Err(ParseError::new(name.trim(), "the name of a namespace").to_string()),
                 };
                 names.split(',').map(name).collect::<Result<_, _>>().map(Self::Named)
             }
