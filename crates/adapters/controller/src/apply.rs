@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use farrier_builder::services::{BuildError, ImageAccess, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
 use farrier_cluster::Cluster;
-use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
+use farrier_core::plan::{Change, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
 use oci::error_chain;
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ impl NodeLabeler {
     /// Returns the changes to write now, each with its node's index. Logs one warning when nodes are skipped because
     /// another writer reverts their labels.
     fn due(&mut self, nodes: &[PlannedNode]) -> Vec<(usize, Change)> {
-        let DueNodeWrites { write, contested } = self.limiter.due(nodes, self.started.elapsed());
+        let (due, contested) = self.limiter.due(nodes, self.started.elapsed());
         if let Some(node) = contested.first().filter(|_| !self.warned) {
             let hint = "give each farrier of the cluster its own name with --instance; farrier writes to the nodes again later";
             let count = contested.len();
@@ -52,7 +52,7 @@ impl NodeLabeler {
             );
         }
         self.warned = !contested.is_empty();
-        write
+        due
     }
 
     fn note(&mut self, node: &str, change: Change) {

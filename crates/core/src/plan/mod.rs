@@ -103,7 +103,7 @@ pub use needs::cell_for;
 pub use new_cell::dockerfile_for;
 pub use node::{ExceededLimit, NodeReason, RejectedClaims, node_systems, node_target};
 pub use node_kernel_limiter::NodeKernelLimiter;
-pub use node_write_limiter::{DueNodeWrites, NodeWriteLimiter};
+pub use node_write_limiter::NodeWriteLimiter;
 pub use outcome::{Outcome, Phase, PlannedCell, conflict, conflict_remedy};
 pub use planner::Plan;
 pub use reach::{Exclusion, NodeReach, Placement, ReachingObject, Taint, Toleration};

@@ -29,29 +29,21 @@ impl RecentWrite {
     }
 }
 
-/// Nodes whose marks have to change.
-#[derive(Debug, Default)]
-pub struct DueNodeWrites {
-    /// Marks to write now, each with the index of its node in the given list.
-    pub write: Vec<(usize, Change)>,
-    /// Nodes that are skipped for a while, because another writer reverts their marks.
-    pub contested: Vec<String>,
-}
-
 impl NodeWriteLimiter {
-    /// Selects the planned changes to make now.
-    pub fn due(&mut self, nodes: &[PlannedNode], now: Duration) -> DueNodeWrites {
+    /// Returns the marks to write now, each with the index of its node in the given list, and the nodes that are skipped
+    /// for a while because another writer reverts their marks.
+    pub fn due(&mut self, nodes: &[PlannedNode], now: Duration) -> (Vec<(usize, Change)>, Vec<String>) {
         self.forget_old(now);
-        let mut due = DueNodeWrites::default();
+        let (mut due, mut contested) = (Vec::new(), Vec::new());
         for (index, node) in nodes.iter().enumerate() {
             let Some(change) = &node.change else { continue };
             if self.0.get(&node.node).is_some_and(|last| last.is_contested(change)) {
-                due.contested.push(node.node.clone());
+                contested.push(node.node.clone());
             } else {
-                due.write.push((index, change.clone()));
+                due.push((index, change.clone()));
             }
         }
-        due
+        (due, contested)
     }
 
     /// Records a write to a node.
@@ -113,15 +105,15 @@ mod tests {
         let mut written = 0;
         for second in 0..100 {
             let now = began + Duration::from_secs(second);
-            let due = limiter.due(&nodes, now);
-            assert_eq!(due.contested.len() + due.write.len(), 1, "{due:?}");
-            for (index, change) in due.write {
+            let (due, contested) = limiter.due(&nodes, now);
+            assert_eq!(contested.len() + due.len(), 1, "{due:?}");
+            for (index, change) in due {
                 written += 1;
                 limiter.note(&nodes[index].node, change, now);
             }
         }
         assert_eq!(written, MAX_REPEATED_WRITES);
-        assert_eq!(limiter.due(&nodes, began + REPEAT_WINDOW).write.len(), 1);
+        assert_eq!(limiter.due(&nodes, began + REPEAT_WINDOW).0.len(), 1);
 
         // The same limit applies to the changes of a rollout; its other changes are still made.
         let (mut limiter, mark) = (NodeWriteLimiter::default(), nodes[0].change.clone().unwrap());
@@ -141,6 +133,6 @@ mod tests {
 
         // A different mark is not contested.
         fleet.announce(0, "6.1.0-49-amd64");
-        assert_eq!(limiter.due(&fleet.plan().nodes, began).write.len(), 1);
+        assert_eq!(limiter.due(&fleet.plan().nodes, began).0.len(), 1);
     }
 }
