@@ -36,13 +36,7 @@ struct Values<'a> {
     #[serde(flatten)]
     plain: BTreeMap<&'a str, String>,
     needs: BTreeMap<&'a str, String>,
-    sources: BTreeMap<&'a str, SourceValues<'a>>,
-}
-
-/// Template values of a source from Git.
-#[derive(Serialize)]
-struct SourceValues<'a> {
-    commit: &'a str,
+    sources: BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>,
 }
 
 /// Reason why a tag pattern gives no valid tag. It names the pattern.
@@ -75,7 +69,8 @@ pub fn render_tags(
         plain.insert("rhel_version", version.to_string());
     }
     let needs = needs.iter().map(|(name, version)| (*name, tag_safe(version))).collect();
-    let sources = commits.iter().map(|(name, commit)| (*name, SourceValues { commit })).collect();
+    let sources =
+        commits.iter().map(|(name, commit)| (*name, BTreeMap::from([("commit", *commit)]))).collect();
     let mut values = Values { plain, needs, sources };
     let mut tags = Vec::new();
     for pattern in patterns {
@@ -110,7 +105,8 @@ pub(super) fn validate_pattern(pattern: &str) -> Result<(), TagError> {
         "version kernel_label kernel_release os_id os_version os_tag ostree_version rhel_version arch signer";
     let plain = samples.split(' ').map(|name| (name, "1".to_owned())).collect();
     let needs = needs_in(pattern).into_iter().map(|name| (name, "1".to_owned())).collect();
-    let sources = sources_in(pattern).into_iter().map(|name| (name, SourceValues { commit: "1" })).collect();
+    let sources =
+        sources_in(pattern).into_iter().map(|name| (name, BTreeMap::from([("commit", "1")]))).collect();
     let values = Values { plain, needs, sources };
     render_one(&mut Templates::default(), pattern, &values).map(|_| ())
 }
