@@ -408,9 +408,16 @@ fn decide_rollout(
         && changes.is_empty()
         && context.spec.upgrade().is_none()
         && let Ok(live_target) = daemon_set::live_target(context, target)
-        && let Some(how) = restart::unknown_images(context, live_target)
     {
-        *decision = RolloutDecision::Settled { how };
+        // A union plans its restarts itself: they do not wait until its record is written.
+        if matches!(context.spec, RolloutSpec::Image { .. }) {
+            *changes = restart::restarts(context, live_target);
+        }
+        if changes.is_empty()
+            && let Some(how) = restart::unknown_images(context, live_target)
+        {
+            *decision = RolloutDecision::Settled { how };
+        }
     }
     let writes = |decided: &Decided| decided.decision.advances() || !decided.changes.is_empty();
     if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs, target) {
@@ -469,9 +476,7 @@ fn decide_by_strategy(
     target: &RolloutTarget,
 ) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
     let decided = match context.spec {
-        RolloutSpec::Image { .. } => {
-            image::decide(context, target).map(|decided| with_restarts(context, target, decided))
-        }
+        RolloutSpec::Image { .. } => image::decide(context, target),
         RolloutSpec::File { .. } => manifest::decide(context, target),
         RolloutSpec::Git { .. } => git::decide(context, target),
         RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
@@ -489,17 +494,6 @@ fn unwritable_namespace(context: &Context<'_>) -> Option<String> {
     }
     let namespace = context.spec.namespace()?.to_string();
     (!context.inputs.snapshot.writable.contains(&namespace)).then_some(namespace)
-}
-
-/// Adds pod restarts where the image is set and nothing else is left to do.
-fn with_restarts(context: &Context<'_>, target: &RolloutTarget, mut decided: Decided) -> Decided {
-    if matches!(decided.decision, RolloutDecision::AlreadySet { .. })
-        && decided.changes.is_empty()
-        && let Ok(live_target) = daemon_set::live_target(context, target)
-    {
-        decided.changes = restart::restarts(context, live_target);
-    }
-    decided
 }
 
 #[cfg(test)]
