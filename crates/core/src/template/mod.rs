@@ -67,6 +67,12 @@ pub struct TemplateError {
     pub missing_var: Option<String>,
 }
 
+impl TemplateError {
+    fn new(template: &str, line: Option<usize>, reason: String) -> Self {
+        Self { template: template.to_owned(), line: line.unwrap_or_default(), reason, missing_var: None }
+    }
+}
+
 impl TemplateContext {
     /// Creates the context of one image (name, version) for one kernel, without lists and `vars`.
     pub fn new(toolchain: &str, image: (&str, &str), target: &KernelTarget) -> Self {
@@ -130,21 +136,15 @@ impl Templates {
         text: &str,
         context: &TemplateContext,
     ) -> Result<String, TemplateError> {
-        let failed = |line: Option<usize>, reason: String| TemplateError {
-            template: name.to_owned(),
-            line: line.unwrap_or_default(),
-            reason,
-            missing_var: None,
-        };
         if let Some(value) = context.value_with_line_break() {
-            return Err(failed(None, format!("the value {value:?} contains a line break")));
+            return Err(TemplateError::new(name, None, format!("the value {value:?} contains a line break")));
         }
         if !self.0.has_template(name) {
             register(&mut self.0, name, text)?;
         }
         self.0.render(name, context).map_err(|error| TemplateError {
             missing_var: missing_var(&error),
-            ..failed(error.line_no, reason(&error))
+            ..TemplateError::new(name, error.line_no, reason(&error))
         })
     }
 
@@ -190,19 +190,17 @@ pub fn parse(name: &str, text: &str) -> Result<(), TemplateError> {
 
 fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), TemplateError> {
     if let Some((line, reason)) = nesting::exceeded_limit(text) {
-        return Err(TemplateError { template: name.to_owned(), line, reason, missing_var: None });
+        return Err(TemplateError::new(name, Some(line), reason));
     }
-    engine.register_template_string(name, text).map_err(|error| TemplateError {
-        template: name.to_owned(),
-        line: error.pos().map_or(0, |(line, _)| line),
-        reason: match error.reason() {
+    engine.register_template_string(name, text).map_err(|error| {
+        let reason = match error.reason() {
             // Handlebars' message would list all grammar rules that were expected.
             TemplateErrorReason::InvalidSyntax(_) => {
                 "invalid Handlebars from here on; perhaps a `{{` or a block is not closed".to_owned()
             }
             other => other.to_string(),
-        },
-        missing_var: None,
+        };
+        TemplateError::new(name, error.pos().map(|(line, _)| line), reason)
     })
 }
 
