@@ -4,8 +4,11 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::target_container, image,
-    reached::check_supported, resource,
+    Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget,
+    daemon_set::target_container,
+    image,
+    reached::{check_supported, reached_nodes},
+    resource,
 };
 use crate::{
     plan::{Placement, ReachingObject},
@@ -39,14 +42,10 @@ pub(super) fn reach_difference(
     live: &Placement,
     manifest: &Placement,
 ) -> Option<HoldReason> {
-    let snapshot = context.inputs.snapshot;
-    let nodes = |placement: &Placement| {
-        let object = ReachingObject::new(placement, snapshot, []);
-        let reach = context.groups.iter().map(|group| object.reach_of_equal_nodes(&group.nodes));
-        let nodes = reach.flat_map(|reach| reach.reached.into_iter().chain(reach.undetermined));
-        nodes.map(|node| node.name.as_str()).collect::<BTreeSet<&str>>()
-    };
-    let (in_cluster, in_manifest) = (nodes(live), nodes(manifest));
+    let [in_cluster, in_manifest] = [live, manifest].map(|placement| {
+        let object = ReachingObject::new(placement, context.inputs.snapshot, []);
+        reached_nodes(&object, context.groups)
+    });
     let difference = |one: &BTreeSet<&str>, other: &BTreeSet<&str>| {
         let names: Vec<&str> = one.difference(other).copied().collect();
         if names.is_empty() { "no other nodes".to_owned() } else { some_of(&names, 3) }

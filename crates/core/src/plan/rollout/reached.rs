@@ -1,6 +1,6 @@
 //! The nodes that a rollout reaches, and their kernels.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{HoldReason, NodeGroup};
 use crate::{
@@ -10,6 +10,16 @@ use crate::{
         reach::{MissingLabel, Reach},
     },
 };
+
+/// Returns the names of the nodes that an object reaches, or reaches once their labels are back.
+pub(super) fn reached_nodes<'a>(
+    object: &ReachingObject<'_>,
+    groups: &'a [NodeGroup<'a>],
+) -> BTreeSet<&'a str> {
+    let reach = groups.iter().map(|group| object.reach_of_equal_nodes(&group.nodes));
+    let nodes = reach.flat_map(|reach| reach.reached.into_iter().chain(reach.undetermined));
+    nodes.map(|node| node.name.as_str()).collect()
+}
 
 /// Nodes by kernel.
 pub(super) type NodesByKernel<'a> = BTreeMap<&'a KernelTarget, Vec<&'a NodeFacts>>;

@@ -1,16 +1,16 @@
 //! Rollouts that give a node no image for its next kernel until a person intervenes, or until there is another image.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use super::{
     HoldReason, ImageContents, NodeGroup, Observed, PlanInputs, PlannedRollout, ReachingObject,
     RolloutDecision, RolloutObject, RolloutTarget, named_daemon_set, pause::is_paused, per_kernel::Original,
-    single::single,
+    reached::reached_nodes, single::single,
 };
 use crate::{
     image::{ImageName, ResourceName, Strategy},
     kernel::KernelTarget,
-    plan::{NodeFacts, ResourceFacts, reach::Reach},
+    plan::{NodeFacts, ResourceFacts},
 };
 
 /// Rollout that sets no other image, or whose image failed for a kernel.
@@ -18,7 +18,7 @@ pub(in crate::plan) struct StoppedRollout<'a> {
     pub(in crate::plan) image: &'a ImageName,
     target: &'a RolloutTarget,
     /// Names of the nodes that the rollout reaches.
-    nodes: HashSet<&'a str>,
+    nodes: BTreeSet<&'a str>,
     /// Reason why the rollout sets no other image.
     stop: Option<HoldReason>,
     /// Contents of the DaemonSet's image, where known.
@@ -101,13 +101,4 @@ fn leaves_new_kernels(strategy: Strategy, why: &HoldReason) -> bool {
     matches!(strategy, Strategy::Union | Strategy::PerKernel)
         && (why.is_given_up()
             || matches!(why, HoldReason::NotRestored { .. } | HoldReason::FenceUndone { .. }))
-}
-
-/// Returns the names of the nodes that an object reaches, or reaches once their labels are back.
-fn reached_nodes<'a>(object: &ReachingObject<'_>, groups: &'a [NodeGroup<'a>]) -> HashSet<&'a str> {
-    let reached = groups.iter().flat_map(|group| {
-        let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
-        reached.into_iter().chain(undetermined)
-    });
-    reached.map(|node| node.name.as_str()).collect()
 }
