@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use farrier_inputs as inputs;
-use farrier_inputs::{Collected, Collection};
+use farrier_inputs::{self as inputs, Collected, Collection};
 use serde::Serialize;
 
 use super::{Result, output, session::Session, settings};

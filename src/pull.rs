@@ -6,8 +6,7 @@ use clap::{Args, ValueEnum};
 use farrier_builder::{images, services::BuildServices};
 use farrier_core::image::{HostOutput, ImageReference, Repository, Version};
 use farrier_engines::EngineChoice;
-use farrier_host_artifacts as host;
-use farrier_host_artifacts::Pulled;
+use farrier_host_artifacts::{self as host, Pulled};
 use indicatif::HumanBytes;
 
 use super::{

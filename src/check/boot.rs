@@ -2,8 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use farrier_bootcheck as boot;
-use farrier_bootcheck::{BootError, BootRequest, QemuBoot};
+use farrier_bootcheck::{self as boot, BootError, BootRequest, QemuBoot};
 use farrier_builder::services::{BootChecker, BuildServices};
 use farrier_local::machine::native;
 use kmod::{BootReport, CheckReport};

@@ -7,11 +7,9 @@ use farrier_core::{
     image::ImageReference,
     kernel::{Architecture, KernelRelease},
 };
-use farrier_engines as engine;
-use farrier_engines::EngineChoice;
+use farrier_engines::{self as engine, EngineChoice};
 use farrier_local::cache::BLOBS;
-use farrier_payload as payload;
-use farrier_payload::{DecompressionBudget, ImageLayers, ImageTree};
+use farrier_payload::{self as payload, DecompressionBudget, ImageLayers, ImageTree};
 use farrier_store::registry::{LayoutRegistry, Registry, RegistryError, RemoteRegistry};
 use kmod::PayloadModule;
 use oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest};

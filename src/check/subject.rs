@@ -7,8 +7,7 @@ use std::{
 };
 
 use farrier_core::kernel::KernelRelease;
-use farrier_payload as payload;
-use farrier_payload::DecompressionBudget;
+use farrier_payload::{self as payload, DecompressionBudget};
 use kmod::{NeededTable, SymbolTable, proprietary_modules};
 
 use super::{

@@ -4,12 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{
-    Base, ImageError, ImageManifest, Layer, annotations,
-    manifest::{Descriptor, to_json},
-    media_type,
-};
-use crate::Digest;
+use super::{Base, Descriptor, Digest, ImageError, ImageManifest, Layer, annotations, media_type, to_json};
 
 /// Creation time of every image. Constant, so that the same inputs give the same digest.
 pub const CREATED: &str = "1970-01-01T00:00:00Z";

@@ -2,12 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{
-    ImageError, ImageManifest,
-    manifest::{Descriptor, from_json},
-    media_type,
-};
-use crate::Digest;
+use super::{Descriptor, Digest, ImageError, ImageManifest, manifest::from_json, media_type};
 
 /// A base image whose manifest and configuration are consistent with each other.
 #[derive(Clone, Debug)]

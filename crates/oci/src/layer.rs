@@ -9,8 +9,7 @@ use flate2::{Compression, GzBuilder, write::GzEncoder};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 
-use super::{Descriptor, Whiteout, media_type};
-use crate::Digest;
+use super::{Descriptor, Digest, Whiteout, media_type};
 
 /// gzip's default level. Another level would change the digest of every layer.
 const GZIP_LEVEL: u32 = 6;

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::Value;
 
-use super::media_type;
-use crate::Digest;
+use super::{Digest, media_type};
 
 /// Maximum size of a manifest in bytes. The distribution spec requires registries to accept this size.
 pub const MAX_MANIFEST: usize = 4 << 20;

@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
-use farrier_builder as build;
 use farrier_builder::{
-    BuildOptions, Built, add_needs,
+    self as build, BuildOptions, Built, add_needs,
     images::{
         LastRecord, StoredImage, look_up_contents, look_up_root_fs, look_up_sources, publish_union,
         record_kernels,

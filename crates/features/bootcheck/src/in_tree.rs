@@ -9,8 +9,7 @@ use std::{
 };
 
 use farrier_local::files::read_start;
-use farrier_payload as payload;
-use farrier_payload::{DecompressionBudget, is_module_file};
+use farrier_payload::{self as payload, DecompressionBudget, is_module_file};
 use kmod::{CachedFile, InTree, Module, module_name};
 
 use super::{BootError, Result};

@@ -13,10 +13,8 @@ use farrier_core::{
     kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
     plan::Resolved,
 };
-use farrier_inputs as inputs;
-use farrier_inputs::{FetchError, Fetcher, Lookup, PackageRoot, StoredUnder};
-use farrier_store as store;
-use farrier_store::{InputKind, StoredInput};
+use farrier_inputs::{self as inputs, FetchError, Fetcher, Lookup, PackageRoot, StoredUnder};
+use farrier_store::{self as store, InputKind, StoredInput};
 use oci::error_chain;
 use serde::Serialize;
 

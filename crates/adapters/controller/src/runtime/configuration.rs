@@ -11,8 +11,7 @@ use std::{
 };
 
 use farrier_core::image::{Definitions, Digest};
-use farrier_definitions as definitions;
-use farrier_definitions::DefinitionErrors;
+use farrier_definitions::{self as definitions, DefinitionErrors};
 use tokio::{sync::watch, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
