@@ -159,13 +159,10 @@ impl Session {
             kube: self.global.kube.clone(),
             ..env_vars::engine_env()
         };
-        let module_signer = match &definitions.site.module_signing {
-            None => None,
-            Some(spec) => {
-                let secrets = options.net.secrets().clone();
-                Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
-            }
-        };
+        let signing = definitions.site.module_signing.as_ref();
+        let signer = signing
+            .map(|spec| ModuleSigner::open(spec, &definitions.root, options.net.secrets().clone()))
+            .transpose()?;
         let mut services = BuildServices {
             definitions,
             fetcher,
@@ -182,7 +179,7 @@ impl Session {
                 engine: LazyEngine::new(engine, engine_env),
                 entrypoint: LazyEntrypoint::new(self.global.entrypoint.clone()),
                 limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
-                module_signer,
+                module_signer: signer.map(Arc::new),
                 boot_checker: None,
                 output_maker: None,
             },

@@ -46,7 +46,7 @@ impl Settings {
         let cache = open_cache(global)?;
         let options =
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
-        let registry = new_registry_options(global, &definitions)?;
+        let registry = Self::registry_options(global, &definitions)?;
         let fetcher = Fetcher::new(cache.clone(), options)
             .with_definitions(definitions.root.clone())
             .with_net(registry.net.clone())
@@ -54,10 +54,20 @@ impl Settings {
         Ok(Self { definitions, cache, fetcher, registry })
     }
 
-    /// Returns the access to registries as definitions configure it.
-    #[cfg(feature = "bundle")]
+    /// Returns the access to registries: the network and the credentials.
     pub fn registry_options(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
-        new_registry_options(global, definitions)
+        let net = Net::new(NetOptions {
+            site: definitions.site.clone(),
+            root: definitions.root.clone(),
+            ca_file: global.ca_file.clone(),
+            insecure: global.insecure_registry.clone(),
+            environment: env_vars::proxies(),
+            offline: global.offline,
+            cluster: Some(Arc::new(KubeSecrets::new(global.kube.clone()))),
+        })?;
+        let docker = CredentialFile::new(env_vars::registry_auth_file());
+        let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);
+        Ok(RegistryOptions { credentials, net })
     }
 
     /// Loads the definitions of a directory, or the built-in ones.
@@ -77,22 +87,6 @@ pub fn connect(text: &str, options: &RegistryOptions) -> Result<(RegistryLocatio
     let location: RegistryLocation = parse("--registry", text)?;
     let registry = registry::connect(&location, options);
     Ok((location, registry))
-}
-
-/// Returns the access to registries: the network and the credentials.
-fn new_registry_options(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
-    let net = Net::new(NetOptions {
-        site: definitions.site.clone(),
-        root: definitions.root.clone(),
-        ca_file: global.ca_file.clone(),
-        insecure: global.insecure_registry.clone(),
-        environment: env_vars::proxies(),
-        offline: global.offline,
-        cluster: Some(Arc::new(KubeSecrets::new(global.kube.clone()))),
-    })?;
-    let docker = CredentialFile::new(env_vars::registry_auth_file());
-    let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);
-    Ok(RegistryOptions { credentials, net })
 }
 
 /// Returns the canonical path of a definitions directory.
