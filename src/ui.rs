@@ -7,13 +7,12 @@ use farrier_builder::{builds_elsewhere, services::BuildServices};
 use farrier_cluster::Cluster;
 use farrier_controller::{
     Planned,
-    live::{ReconcileView, StatusSink as _},
+    live::ReconcileView,
     observe_and_plan,
     runtime::{Health, HttpServer, Metrics},
     without_cluster::{NoCluster, definitions_of_registry},
 };
 use farrier_core::plan::{SnapshotScope, WriteNamespaces};
-use farrier_dashboard::{Actions, PageServer};
 use jiff::Timestamp;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -22,6 +21,7 @@ use super::{
     CliError, Exit, Result,
     args::{EngineArg, PageArgs, RegistryArg},
     env_vars, output,
+    page::{ServedPage, serve_page},
     plan::until_due,
     session::Session,
 };
@@ -48,8 +48,7 @@ pub struct UiArgs {
 
 /// Serves the page until stopped. Changes nothing, except what users do on the page with `--page-actions`.
 pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
-    let UiArgs { registry, cluster, write_namespaces, page: PageArgs { page_actions }, engine, no_browser } =
-        args;
+    let UiArgs { registry, cluster, write_namespaces, page, engine, no_browser } = args;
     let mut services = session.publisher(&registry, engine.engine)?;
     let cluster: Arc<dyn Cluster> = if let Some(cluster) = cluster {
         let (writable, scope) =
@@ -60,17 +59,15 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
         Arc::new(NoCluster)
     };
     let reconcile_request = Arc::<Notify>::default();
-    let actions = page_actions.then(|| {
-        Actions::new(services.clone(), Arc::clone(&cluster), None, true, Arc::clone(&reconcile_request))
-    });
-    let page = PageServer::new(services.clone(), cluster.describe(), actions.clone());
+    let any_port = (Ipv4Addr::LOCALHOST, 0).into();
+    let page = serve_page(&page, any_port, &services, &cluster, None, &reconcile_request);
     let exit = tokio::select! {
         biased;
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
         result = show(session, &services, cluster.as_ref(), &page, &reconcile_request, no_browser) => result,
     };
     // Wait for a running build, which stops and cleans up.
-    if let Some(actions) = actions {
+    if let Some(actions) = page.actions {
         actions.finish().await;
     }
     exit
@@ -81,7 +78,7 @@ async fn show(
     session: &Session,
     services: &BuildServices,
     cluster: &dyn Cluster,
-    page: &Arc<PageServer>,
+    page: &ServedPage,
     reconcile_request: &Notify,
     no_browser: bool,
 ) -> Result<Exit> {
@@ -103,7 +100,7 @@ async fn show(
                     configuration_error: None,
                     now: Timestamp::now(),
                 };
-                page.reconciled(&view).await;
+                page.sink.reconciled(&view).await;
             }
             Err(error) if address.is_none() => return Err(error.into()),
             Err(error) => output::message(&CliError::from(error).render()),
@@ -124,10 +121,10 @@ async fn show(
 }
 
 /// Serves the page on a free loopback port and returns the address.
-async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
+async fn serve(session: &Session, page: &ServedPage) -> Result<String> {
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let any_port = (Ipv4Addr::LOCALHOST, 0).into();
-    let server = HttpServer::bind(any_port, health, metrics, page.router()).await?;
+    let server = HttpServer::bind(any_port, health, metrics, page.router.clone()).await?;
     let port = server.address().map(|address| address.port()).unwrap_or_default();
     tokio::spawn(server.serve(session.stop.cancel.clone()));
     Ok(format!("http://{}:{port}/", Ipv4Addr::LOCALHOST))
