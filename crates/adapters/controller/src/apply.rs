@@ -102,39 +102,32 @@ pub(super) async fn label_nodes(
     written
 }
 
-/// Upgrade steps that were applied, and the pods whose eviction was refused.
-#[derive(Debug, Default)]
-pub(super) struct UpgradeSteps {
-    pub(super) applied: Vec<String>,
-    pub(super) refused: Vec<String>,
-}
-
 /// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans the refused step
-/// again.
+/// again. Returns the applied steps, and the pods whose eviction was refused.
 pub(super) async fn apply_upgrade_steps(
     cancel: &CancellationToken,
     cluster: &dyn Cluster,
     steps: Vec<Change>,
-) -> UpgradeSteps {
+) -> (Vec<String>, Vec<String>) {
     let outcomes = stream::iter(steps)
         .take_while(|_| std::future::ready(!cancel.is_cancelled()))
         .map(|step| async move { (cluster.apply(&step).await, step) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
-    let mut result = UpgradeSteps::default();
+    let (mut applied, mut refused) = (Vec::new(), Vec::new());
     for (outcome, step) in outcomes {
         let object = step.object();
         match outcome {
             Ok(()) => {
                 let step = step.step();
                 tracing::info!(object, step, "change applied");
-                result.applied.push(step);
+                applied.push(step);
             }
             Err(error) => match error.disruption() {
                 Some(detail) => {
                     tracing::info!(object, detail, "a pod may not be evicted now");
-                    result.refused.push(object);
+                    refused.push(object);
                 }
                 // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
                 None if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
@@ -142,7 +135,7 @@ pub(super) async fn apply_upgrade_steps(
             },
         }
     }
-    result
+    (applied, refused)
 }
 
 #[cfg(test)]

@@ -100,8 +100,7 @@ async fn roll_back_copies(
         if !objects.is_empty() && !objects.contains(&object) {
             continue;
         }
-        let CopiesRollback { changes, failed } =
-            roll_back_copies_of(cluster, namespace, name, dry_run).await?;
+        let (changes, failed) = roll_back_copies_of(cluster, namespace, name, dry_run).await?;
         if changes == 0 && failed.is_none() {
             continue;
         }
@@ -123,35 +122,24 @@ async fn roll_back_copies(
     Ok(results)
 }
 
-/// Result of the rollback of one DaemonSet with per-kernel copies.
-#[derive(Default)]
-struct CopiesRollback {
-    /// Number of planned changes.
-    changes: usize,
-    failed: Option<String>,
-}
-
 /// Removes the per-kernel copies of a DaemonSet and restores the original. Each step is planned from the cluster state after the
-/// previous step.
+/// previous step. Returns the number of planned changes, and the error that ended the rollback.
 async fn roll_back_copies_of(
     cluster: &dyn Cluster,
     namespace: &str,
     name: &str,
     dry_run: bool,
-) -> Result<CopiesRollback, RollbackError> {
-    let (mut rollback, mut conflicts) = (CopiesRollback::default(), 0);
+) -> Result<(usize, Option<String>), RollbackError> {
+    let (mut planned, mut conflicts) = (0, 0);
     loop {
         let snapshot = cluster.snapshot().await?;
         let changes = match plan::rollback_per_kernel(&snapshot, jiff::Timestamp::now(), namespace, name) {
             Ok(changes) => changes,
-            Err(hold) => {
-                rollback.failed = Some(hold.to_string());
-                return Ok(rollback);
-            }
+            Err(hold) => return Ok((planned, Some(hold.to_string()))),
         };
-        rollback.changes += changes.len();
+        planned += changes.len();
         if changes.is_empty() || dry_run {
-            return Ok(rollback);
+            return Ok((planned, None));
         }
         match apply_all(cluster, &changes).await {
             Ok(()) => conflicts = 0,
@@ -159,10 +147,7 @@ async fn roll_back_copies_of(
                 conflicts += 1;
                 wait_for_change(cluster).await;
             }
-            Err(error) => {
-                rollback.failed = Some(error_chain(&error));
-                return Ok(rollback);
-            }
+            Err(error) => return Ok((planned, Some(error_chain(&error)))),
         }
     }
 }

@@ -43,7 +43,6 @@ use self::{
     builds::{Builds, FinishedBuild},
     queue::Queue,
     reconcile_timer::ReconcileTimer,
-    rollouts::RolloutOutcomes,
     states::{StateLog, log_while_waiting},
     view::StatusWorker,
     wait_tracker::WaitTracker,
@@ -266,7 +265,7 @@ impl Live {
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
             self.states.log_warnings(&planned.plan);
-            let RolloutOutcomes { reports, after } = self.roll_out(&planned).await?;
+            let (reports, after) = self.roll_out(&planned).await?;
             rollouts = reports;
             targets = self.add_tags_and_signatures(&planned.plan).await;
             targets.extend(self.publish_unions(&planned.plan).await);

@@ -15,7 +15,6 @@ use super::{
     Live, LiveContext, NodeTask,
     builds::{FinishedBuild, NO_BUILD_RESULT},
     queue::Queue,
-    rollouts::RolloutOutcomes,
 };
 use crate::{
     Planned, ReconcileReport, RolloutReport, TargetReport,
@@ -138,7 +137,7 @@ impl Live {
         report: &mut ReconcileReport,
     ) -> Result<Vec<PlannedRollout>> {
         loop {
-            let RolloutOutcomes { reports, after } = self.roll_out(planned).await?;
+            let (reports, after) = self.roll_out(planned).await?;
             report.steps.extend(reports.iter().flat_map(RolloutReport::steps));
             let reported: Vec<_> =
                 report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();

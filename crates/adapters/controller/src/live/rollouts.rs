@@ -12,28 +12,23 @@ use tokio::time::Instant;
 
 use super::Live;
 use crate::{
-    Planned, RolloutReport,
-    apply::{UpgradeSteps, apply_upgrade_steps},
-    broken_chains::BrokenChains,
-    reconcile::roll_out,
+    Planned, RolloutReport, apply::apply_upgrade_steps, broken_chains::BrokenChains, reconcile::roll_out,
     runtime::RewriteOutcomeLabel,
 };
 
 /// Delay before retrying an eviction that a PodDisruptionBudget refused.
 const EVICTION_RETRY_DELAY: Duration = Duration::from_secs(15);
 
-/// Outcome of the rollouts of a plan.
-pub(super) struct RolloutOutcomes {
-    /// Reports of the rollouts that were made, failed or are held.
-    pub(super) reports: Vec<RolloutReport>,
-    /// Every rollout of the plan, in its state after the writes.
-    pub(super) after: Vec<PlannedRollout>,
-}
-
 impl Live {
     /// Makes the planned rollouts. A rollout that would reach a node unknown to the plan waits for the next plan, with
     /// the rest of its chain (guarantee 1). Other rollouts are not affected.
-    pub(super) async fn roll_out(&mut self, planned: &Planned) -> Result<RolloutOutcomes> {
+    ///
+    /// Returns the reports of the rollouts that were made, failed or are held, and every rollout of the plan in its state
+    /// after the writes.
+    pub(super) async fn roll_out(
+        &mut self,
+        planned: &Planned,
+    ) -> Result<(Vec<RolloutReport>, Vec<PlannedRollout>)> {
         let mut chains = BrokenChains::of(&self.services.definitions);
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut after = planned.plan.rollouts.clone();
@@ -46,7 +41,7 @@ impl Live {
                 reports.push(report);
             }
         }
-        Ok(RolloutOutcomes { reports, after })
+        Ok((reports, after))
     }
 
     /// Makes one rollout. Returns `None` if the rollout waits for the next plan.
@@ -178,7 +173,7 @@ impl Live {
         steps.extend(uncordoned(&planned.snapshot, rollouts, &self.services.process.instance));
         let tasks = self.context.node_tasks.iter();
         steps.extend(tasks.flat_map(|task| task.changes(&self.services.definitions, planned)));
-        let UpgradeSteps { applied, refused } =
+        let (applied, refused) =
             apply_upgrade_steps(&self.services.process.cancel, self.context.cluster.as_ref(), steps).await;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + EVICTION_RETRY_DELAY)));
         applied
