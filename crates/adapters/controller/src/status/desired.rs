@@ -77,25 +77,18 @@ fn status(
     existing: Option<&DriverBuild>,
     now: Timestamp,
 ) -> DriverBuildStatus {
-    let row = &entry.row;
-    let inherited = InheritedStatus {
-        // A new object has generation 1. The spec never changes afterwards, because the object's name contains its hash.
-        generation: existing.and_then(|object| object.metadata.generation).unwrap_or(1),
-        conditions: existing
-            .and_then(|object| object.status.as_ref())
-            .map(|status| status.conditions.as_slice())
-            .unwrap_or_default(),
-        now,
-    };
-    let activity = entry.activity;
+    let (row, activity) = (&entry.row, entry.activity);
+    let configuration = configuration_condition(configuration_error);
     DriverBuildStatus {
         phase: row.phase.as_str().to_owned(),
         conditions: vec![
-            inherited.condition("Published", published_condition(row.phase), &row.reason),
-            inherited.condition("Checked", checked_condition(row.phase, row.verdict), ""),
-            inherited.condition(
+            condition(existing, now, "Published", published_condition(row.phase), &row.reason),
+            condition(existing, now, "Checked", checked_condition(row.phase, row.verdict), ""),
+            condition(
+                existing,
+                now,
                 "ConfigurationCurrent",
-                configuration_condition(configuration_error),
+                configuration,
                 configuration_error.unwrap_or(""),
             ),
         ],
@@ -147,26 +140,28 @@ fn configuration_condition(error: Option<&str>) -> ConditionState {
     if error.is_some() { ("False", "Invalid") } else { ("True", "Valid") }
 }
 
-/// Fields that a new status inherits from the existing object.
-struct InheritedStatus<'a> {
-    generation: i64,
-    conditions: &'a [Condition],
+/// Returns a condition. An existing condition with the same status keeps its transition time.
+fn condition(
+    existing: Option<&DriverBuild>,
     now: Timestamp,
-}
-
-impl InheritedStatus<'_> {
-    fn condition(&self, type_: &str, (status, reason): ConditionState, message: &str) -> Condition {
-        let unchanged = self.conditions.iter().find(|old| old.type_ == type_ && old.status == status);
-        let last_transition_time =
-            unchanged.map_or_else(|| Time(whole_seconds(self.now)), |old| old.last_transition_time.clone());
-        Condition {
-            type_: type_.to_owned(),
-            status: status.to_owned(),
-            reason: reason.to_owned(),
-            message: printable(message, MAX_MESSAGE_CHARS),
-            observed_generation: Some(self.generation),
-            last_transition_time,
-        }
+    type_: &str,
+    (status, reason): ConditionState,
+    message: &str,
+) -> Condition {
+    let mut conditions =
+        existing.iter().flat_map(|object| &object.status).flat_map(|status| &status.conditions);
+    let unchanged = conditions.find(|old| old.type_ == type_ && old.status == status);
+    let last_transition_time =
+        unchanged.map_or_else(|| Time(whole_seconds(now)), |old| old.last_transition_time.clone());
+    // A new object has generation 1. The spec never changes afterwards, because the object's name contains its hash.
+    let generation = existing.and_then(|object| object.metadata.generation).unwrap_or(1);
+    Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: printable(message, MAX_MESSAGE_CHARS),
+        observed_generation: Some(generation),
+        last_transition_time,
     }
 }
 
