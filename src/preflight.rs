@@ -76,10 +76,8 @@ fn selected_nodes(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Ve
     }
     let is_match = |node: &&CowArc<NodeFacts>| {
         let platform = Platform::of(node);
-        let matches = |given: &Option<String>, value: fn(&Platform) -> String| match (given, &platform) {
-            (None, _) => true,
-            (Some(given), Some(platform)) => value(platform) == *given,
-            (Some(_), None) => false,
+        let matches = |given: &Option<String>, value: fn(&Platform) -> String| {
+            given.as_ref().is_none_or(|given| platform.as_ref().map(value).as_ref() == Some(given))
         };
         node.ignored_by.is_none()
             && (args.node.is_empty() || args.node.contains(&node.name))

@@ -1,6 +1,6 @@
 //! The kernel to check against: its header set and further sources of facts.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use farrier_core::kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family};
 use farrier_inputs::{HeaderLookup, KernelImage, KernelImageLookup, read_header_set, read_host};
@@ -37,23 +37,22 @@ impl Kernel {
             None => None,
         };
         let release = release(context, image.as_ref(), suggested)?;
-        let mut kernel = if let Some(root) = &args.headers {
+        let (facts, target) = if let Some(root) = &args.headers {
             let (facts, _) = read_header_set(root, &settings::parse("--kernel", &release)?, arch)?;
             // The platform may be unknown here, and is not required.
-            let target = settings::target(&release, &args.platform).ok();
-            Self { facts, hint: None, target, image: None }
+            (facts, settings::target(&release, &args.platform).ok())
         } else {
             let target = settings::target(&release, &args.platform)?;
             // Missing headers prevent the check and refuse no module, so the exit code differs from a
             // build's.
-            let facts = match headers::find(context.settings()?, &target).await? {
-                HeaderLookup::Found(headers) => headers.facts,
+            match headers::find(context.settings()?, &target).await? {
+                HeaderLookup::Found(headers) => (headers.facts, Some(target)),
                 HeaderLookup::Missing { looked_for, hint } => {
                     return Err(missing("headers", &looked_for, hint));
                 }
-            };
-            Self { facts, hint: None, target: Some(target), image: None }
+            }
         };
+        let mut kernel = Self { facts, hint: None, target, image: None };
         match image {
             Some(image) => kernel.use_image(context, image).await?,
             None => kernel.use_cached_image(context).await?,
@@ -179,7 +178,7 @@ fn release(
 
 /// Returns the releases that have a build directory below a root.
 fn releases_below(root: &Path) -> Vec<String> {
-    let mut releases: Vec<String> = ["lib/modules", "usr/lib/modules"]
+    let releases: BTreeSet<String> = ["lib/modules", "usr/lib/modules"]
         .iter()
         .filter_map(|dir| fs::read_dir(root.join(dir)).ok())
         .flatten()
@@ -187,7 +186,5 @@ fn releases_below(root: &Path) -> Vec<String> {
         .filter(|entry| fs::symlink_metadata(entry.path().join("build")).is_ok())
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
-    releases.sort();
-    releases.dedup();
-    releases
+    releases.into_iter().collect()
 }
