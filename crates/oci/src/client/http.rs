@@ -87,11 +87,6 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Adds read access to another repository of the registry.
-    pub(super) fn reading(self, source: Option<&'a str>) -> Self {
-        Self { source, ..self }
-    }
-
     pub(super) fn sending(self, payload: Payload<'a>) -> Self {
         Self { payload, ..self }
     }

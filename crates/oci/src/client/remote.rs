@@ -231,8 +231,8 @@ impl Registry for RemoteRegistry {
         }
         let action = format!("mount blob {digest} of {} in {}", source.path, name.path);
         let other_repository = Some(source.path.as_str()).filter(|source| *source != name.path);
-        let call = self.http.call(Method::POST, name, Scope::Push, "blobs/uploads/", &action).await?;
-        let mut call = call.reading(other_repository);
+        let mut call = self.http.call(Method::POST, name, Scope::Push, "blobs/uploads/", &action).await?;
+        call.source = other_repository;
         call.url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
         // 202 means that the registry has opened an upload session instead (distribution spec, "Mounting a blob"). Unused sessions
         // expire.

@@ -35,11 +35,8 @@ impl Caller {
     }
 
     fn check_fence(&self) -> Result<(), ApiError> {
-        let fence = self.fence.read();
-        fence
-            .as_ref()
-            .and_then(|fence| fence.closed_reason())
-            .map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
+        let closed_reason = self.fence.read().as_ref().and_then(|fence| fence.closed_reason());
+        closed_reason.map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
     }
 
     /// Makes a call and retries it after transient errors. Checks the fence before each attempt of a write. `permission` is the
