@@ -14,13 +14,13 @@ use oci::{AnyManifest, Descriptor};
 
 use super::{
     BundleError, Content, Result,
-    index::{Blob, BundleIndex, FORMAT, Listed, manifests_problem},
+    index::{Base, Blob, BundleIndex, FORMAT, Listed, manifests_problem},
     previous::PreviousBundle,
     verify::Manifest,
 };
 
 /// Maximum nesting of indexes.
-const MAX_DEPTH: usize = 4;
+pub(super) const MAX_DEPTH: usize = 4;
 
 /// Content to put into a bundle, and its source.
 #[derive(Clone)]
@@ -37,14 +37,8 @@ pub struct ContentRequest {
 pub struct Collection {
     pub index: BundleIndex,
     pub(super) manifests: BTreeMap<Digest, Manifest>,
-    pub(super) sources: BTreeMap<Digest, Source>,
-}
-
-/// Repository to fetch a blob from.
-#[derive(Clone)]
-pub(super) struct Source {
-    pub(super) registry: Arc<dyn Registry>,
-    pub(super) repository: Repository,
+    /// A request for each blob, whose repository has the blob.
+    pub(super) sources: BTreeMap<Digest, ContentRequest>,
 }
 
 #[derive(Default)]
@@ -53,7 +47,7 @@ struct Collector {
     /// Size of all manifests in bytes.
     manifest_bytes: u64,
     blobs: BTreeMap<Digest, Blob>,
-    sources: BTreeMap<Digest, Source>,
+    sources: BTreeMap<Digest, ContentRequest>,
 }
 
 /// Looks up all contents. `from` describes their origin; `since` is the bundle that the site already has.
@@ -83,7 +77,7 @@ pub async fn collect(
         from: from.to_owned(),
         order: None,
         signer: None,
-        base: since.map(PreviousBundle::base),
+        base: since.map(|since| Base { id: since.id.clone(), from: since.index.from.clone() }),
         licenses: BTreeSet::new(),
         contents: contents.into_values().collect(),
         blobs,
@@ -109,7 +103,7 @@ impl ContentRequest {
 impl Collector {
     /// Adds a content with all manifests and blobs that it names.
     async fn add_content(&mut self, request: &ContentRequest) -> Result<Listed> {
-        let ContentRequest { content, repository, registry } = request;
+        let content = &request.content;
         let mut sizes = BTreeMap::new();
         let mut queue = vec![(content.digest.clone(), 0)];
         while let Some((digest, depth)) = queue.pop() {
@@ -138,8 +132,7 @@ impl Collector {
             add_blob(&digest, manifest.bytes.len() as u64, Some(&manifest.media_type));
             for blob in blobs_of(&manifest.parsed) {
                 add_blob(&blob.digest, blob.size, None);
-                let source = || Source { registry: Arc::clone(registry), repository: repository.clone() };
-                self.sources.entry(blob.digest.clone()).or_insert_with(source);
+                self.sources.entry(blob.digest.clone()).or_insert_with(|| request.clone());
             }
             for child in manifest.parsed.children() {
                 if depth < MAX_DEPTH && !sizes.contains_key(&child.digest) {

@@ -13,14 +13,15 @@ use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{
-    BundleError, Content, Listed, Meter, Phase, Result, Verified, collect::blobs_of, index::Blob,
-    referrers::repository, verify::Manifest,
+    BundleError, Content, Listed, Meter, Phase, Result, Verified,
+    collect::{MAX_DEPTH, blobs_of},
+    index::Blob,
+    referrers::repository,
+    verify::Manifest,
 };
 
 /// Maximum number of concurrent uploads: one blob is unpacked while another waits for the registry.
 const MAX_CONCURRENT_UPLOADS: usize = 3;
-/// Maximum nesting of indexes.
-const MAX_DEPTH: usize = 4;
 
 /// Outcome of importing one content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -167,13 +168,8 @@ fn blobs_to_push<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Bl
             }
         }
     }
-    let mut uploads = Vec::new();
-    for blob in verified.bundle.index().blobs.iter().filter(|blob| blob.manifest.is_none()) {
-        if let Some(repositories) = needed.remove(&blob.digest) {
-            uploads.push(BlobPush { blob, repositories });
-        }
-    }
-    uploads
+    let blobs = verified.bundle.index().blobs.iter().filter(|blob| blob.manifest.is_none());
+    blobs.filter_map(|blob| Some(BlobPush { blob, repositories: needed.remove(&blob.digest)? })).collect()
 }
 
 /// A manifest and the manifests below it; children come before their parents.

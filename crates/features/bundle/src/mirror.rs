@@ -137,14 +137,8 @@ pub async fn find_inputs(services: &BuildServices, selection: &Selection) -> Fou
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
-    match tagged_content(
-        &services.images,
-        ContentKind::Definitions,
-        InputKind::Definitions.repository(),
-        farrier_store::LATEST,
-    )
-    .await
-    {
+    let (kind, name) = (ContentKind::Definitions, InputKind::Definitions.repository());
+    match tagged_content(&services.images, kind, name, store::LATEST).await {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }

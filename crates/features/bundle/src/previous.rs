@@ -7,7 +7,7 @@ use fs_err as fs;
 
 use super::{
     BundleError,
-    index::{Base, BundleIndex, MAX_INDEX},
+    index::{BundleIndex, MAX_INDEX},
     read::Bundle,
 };
 
@@ -39,9 +39,5 @@ impl PreviousBundle {
         }
         let bytes = index.to_bytes().map_err(|error| refuse(error.to_string()))?;
         Ok(Self { id: Digest::of(&bytes), index })
-    }
-
-    pub(super) fn base(&self) -> Base {
-        Base { id: self.id.clone(), from: self.index.from.clone() }
     }
 }
