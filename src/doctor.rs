@@ -142,8 +142,8 @@ impl Diagnosis {
         }
     }
 
-    fn add_ok(&mut self, check: &'static str, says: String) {
-        self.findings.push(Finding { check, ok: true, says, hint: String::new() });
+    fn add_ok(&mut self, check: &'static str, says: impl Into<String>) {
+        self.findings.push(Finding { check, ok: true, says: says.into(), hint: String::new() });
     }
 
     /// Adds a passed check with a remedy for what may become a problem.
@@ -160,9 +160,9 @@ impl Diagnosis {
     }
 
     /// Adds a failed check that has no error value.
-    fn add_problem(&mut self, check: &'static str, says: String, hint: &str) {
+    fn add_problem(&mut self, check: &'static str, says: impl Into<String>, hint: &str) {
         self.exit = self.exit.max(Exit::Failed);
-        self.findings.push(Finding { check, ok: false, says, hint: hint.to_owned() });
+        self.findings.push(Finding { check, ok: false, says: says.into(), hint: hint.to_owned() });
     }
 
     async fn check_machine(&mut self, session: &Session, services: &BuildServices) {
@@ -238,32 +238,27 @@ impl Diagnosis {
     /// Checks that images can be read and pushed. The check begins an upload and abandons it; registries drop
     /// abandoned uploads.
     async fn check_registry(&mut self, services: &BuildServices, probe_writes: bool) {
-        let name = services.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
-        let repository = match services.images.location.repository(name) {
+        let (location, registry) = (&services.images.location, services.images.registry.as_ref());
+        let names: Vec<&str> = services.definitions.images.keys().map(ImageName::as_str).collect();
+        let name = names.first().copied().unwrap_or("farrier");
+        let repository = match location.repository(name) {
             Ok(repository) => repository,
             Err(error) => return self.add_result("registry", Err(CliError::usage(error.to_string()))),
         };
-        let tags = services.images.registry.tags(&repository).await;
+        let tags = registry.tags(&repository).await;
         let is_readable = tags.is_ok();
-        self.add_result(
-            "registry",
-            tags.map(|tags| {
-                let all =
-                    services.definitions.images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
-                let count = tags.len();
-                format!(
-                    "{} is readable; tags in {name}: {count}; repositories of the definitions: {all}",
-                    services.images.location
-                )
-            }),
-        );
-        if is_readable && matches!(services.images.location, RegistryLocation::Remote { .. }) {
+        let found = tags.map(|tags| {
+            let (count, all) = (tags.len(), names.join(", "));
+            format!("{location} is readable; tags in {name}: {count}; repositories of the definitions: {all}")
+        });
+        self.add_result("registry", found);
+        if is_readable && matches!(location, RegistryLocation::Remote { .. }) {
             let absent_blob = Digest::of(b"farrier doctor");
-            let upload = services.images.registry.mount_blob(&repository, &absent_blob, &repository).await;
-            self.add_result("push", upload.map(|_| format!("{} accepts pushes", services.images.location)));
+            let upload = registry.mount_blob(&repository, &absent_blob, &repository).await;
+            self.add_result("push", upload.map(|_| format!("{location} accepts pushes")));
         }
         if is_readable && probe_writes {
-            self.probe_writes(services.images.registry.as_ref(), &repository).await;
+            self.probe_writes(registry, &repository).await;
         }
     }
 
@@ -276,13 +271,8 @@ impl Diagnosis {
         faulty_host: Option<&str>,
     ) -> Option<Plan> {
         let Connection { cluster, kube } = connection;
-        let planned = match observe_and_plan(services, cluster.as_ref()).await {
-            Ok(planned) => planned,
-            Err(error) => {
-                self.add_result("cluster", Err(error));
-                return None;
-            }
-        };
+        let planned = observe_and_plan(services, cluster.as_ref()).await;
+        let planned = planned.map_err(|error| self.add_result("cluster", Err(error))).ok()?;
         let Planned { plan, snapshot, .. } = &planned;
         self.add_ok("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
         self.check_snapshot(snapshot, kube.is_some());
@@ -310,7 +300,7 @@ impl Diagnosis {
             } else {
                 "put what `kubectl get nodes,daemonsets -A -o yaml` prints into the directory"
             };
-            self.add_problem("nodes", "there is no node, so no image is needed".to_owned(), hint);
+            self.add_problem("nodes", "there is no node, so no image is needed", hint);
         }
         // Each message names the missing right and the command that grants it.
         for (_, reason) in snapshot.all_unseen() {
@@ -327,18 +317,16 @@ impl Diagnosis {
     /// Checks the rights to write rollout targets and, if Jobs build the images, the rights to run Jobs.
     async fn check_permissions(&mut self, services: &BuildServices, kube: &KubeCluster) {
         let rollouts = services.definitions.images.values().flat_map(|image| &image.spec.rollout);
-        self.add_permissions(
-            kube.missing_permissions(rollouts).await,
-            "all rollout targets may be written".to_owned(),
-        );
+        let missing = kube.missing_permissions(rollouts).await;
+        self.add_permissions(missing, "all rollout targets may be written");
         if let Ok(Engine::Kubernetes(_)) = services.tools.engine.get().await {
             let namespace = services.definitions.site.builds.namespace();
             let missing = kube.missing_build_permissions(namespace).await;
-            self.add_permissions(missing, format!("builds may run in namespace {namespace}"));
+            self.add_permissions(missing, &format!("builds may run in namespace {namespace}"));
         }
     }
 
-    fn add_permissions(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, ok_message: String) {
+    fn add_permissions(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, ok_message: &str) {
         match missing {
             Err(error) => self.add_result("rights", Err(error)),
             Ok(missing) if missing.is_empty() => self.add_ok("rights", ok_message),
@@ -388,31 +376,20 @@ impl Diagnosis {
             }
         }
         if skipped_cells.is_empty() && !planned.unreachable && !plan.cells.is_empty() {
-            self.add_ok(
-                "inputs",
-                "the headers, sources and toolchains of all needed images were found".to_owned(),
-            );
+            self.add_ok("inputs", "the headers, sources and toolchains of all needed images were found");
         }
         skipped_cells.retain(|why, _| faulty_host.is_none_or(|host| !why.contains(host)));
         for (why, cells) in skipped_cells {
             let (first, more) = (cells[0], and_more(cells.len() - 1));
-            self.add_problem(
-                "inputs",
-                format!("{}{more}: {why}", first.subject()),
-                &format!(
-                    "run farrier why {} --kernel {} to see which nodes call for it",
-                    first.image, first.target.release
-                ),
-            );
+            let (image, release) = (&first.image, &first.target.release);
+            let hint = format!("run farrier why {image} --kernel {release} to see which nodes call for it");
+            self.add_problem("inputs", format!("{}{more}: {why}", first.subject()), &hint);
         }
         if planned.unreachable {
             self.exit = self.exit.max(Exit::Unreachable);
             if faulty_host.is_none() {
-                self.add_problem(
-                    "inputs",
-                    "an external system was unreachable".to_owned(),
-                    "run `farrier plan` to see which one",
-                );
+                let hint = "run `farrier plan` to see which one";
+                self.add_problem("inputs", "an external system was unreachable", hint);
             }
         }
     }

@@ -30,7 +30,7 @@ impl Diagnosis {
         self.add_ok("trial image", format!("{repository} accepts manifests"));
         let mut written = vec![subject.clone()];
         match push(&second).await.map(|digest| written.push(digest)) {
-            Ok(()) => self.add_ok("trial tag", "tags may move".to_owned()),
+            Ok(()) => self.add_ok("trial tag", "tags may move"),
             Err(error) => self.add_error(
                 "trial tag",
                 &error.into(),
