@@ -441,11 +441,8 @@ fn next_commands(directory: &Path, cluster: &str, registry: &str, definitions: &
         let namespaces: BTreeSet<&str> =
             rollouts.filter_map(|rollout| Some(rollout.namespace()?.as_str())).collect();
         let namespaces = Vec::from_iter(namespaces).join(",");
-        let _ = write!(
-            run,
-            " --write-namespaces {}",
-            if namespaces.is_empty() { "drivers" } else { &namespaces }
-        );
+        let namespaces = if namespaces.is_empty() { "drivers" } else { &namespaces };
+        let _ = write!(run, " --write-namespaces {namespaces}");
     }
     vec![format!("farrier doctor {options}"), format!("farrier plan {options}"), run]
 }

@@ -60,13 +60,8 @@ pub fn serve_page(
 ) -> ServedPage {
     let local = address.ip().is_loopback();
     let actions = args.page_actions.then(|| {
-        Actions::new(
-            services.clone(),
-            Arc::clone(cluster),
-            kube.cloned(),
-            local,
-            Arc::clone(reconcile_request),
-        )
+        let (cluster, request) = (Arc::clone(cluster), Arc::clone(reconcile_request));
+        Actions::new(services.clone(), cluster, kube.cloned(), local, request)
     });
     let page = PageServer::new(services.clone(), cluster.describe(), actions.clone());
     let router = page.router();

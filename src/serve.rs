@@ -165,15 +165,10 @@ fn leadership(
     kube: Option<&KubeCluster>,
     identity: &str,
 ) -> Result<(watch::Receiver<bool>, Option<LeaseTask>)> {
-    let Some(kube) = kube else {
-        if args.leader_elect == Some(true) {
-            return Err(CliError::usage("--leader-elect: requires --cluster kube"));
-        }
-        return Ok((watch::channel(true).1, None));
-    };
-    if !args.leader_elect.unwrap_or_else(vars::in_pod) {
+    if !args.leader_elect.unwrap_or_else(|| kube.is_some() && vars::in_pod()) {
         return Ok((watch::channel(true).1, None));
     }
+    let kube = kube.ok_or_else(|| CliError::usage("--leader-elect: requires --cluster kube"))?;
     let options = LeaseOptions {
         namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
         name: args.lease_name.clone().unwrap_or_else(|| services.process.instance.to_string()),

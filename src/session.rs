@@ -103,11 +103,8 @@ impl Session {
             )));
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {
-            let hint = if Path::new(cluster).is_dir() {
-                format!("; did you mean dir:{cluster}?")
-            } else {
-                String::new()
-            };
+            let hint = Path::new(cluster).is_dir().then(|| format!("; did you mean dir:{cluster}?"));
+            let hint = hint.unwrap_or_default();
             CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{hint}"))
         })?;
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })

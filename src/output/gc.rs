@@ -27,22 +27,17 @@ pub fn text(report: &GcReport, remote: bool) -> String {
         lines.extend(report.images.iter().filter_map(|image| failure(report, &image.state)));
     }
     for leftover in &report.leftovers {
-        lines.push(format!(
-            "referrer of {}@{}, which no longer exists: {}",
-            leftover.repository,
-            leftover.subject,
-            state(&leftover.state)
-        ));
+        let (subject, state) =
+            (format!("{}@{}", leftover.repository, leftover.subject), state(&leftover.state));
+        lines.push(format!("referrer of {subject}, which no longer exists: {state}"));
         lines.extend(failure(report, &leftover.state));
     }
     lines.push(summary(report));
     lines.push(kept(report));
     for stored in &report.stored {
+        let (artifacts, kind, size) = (&stored.artifacts, &stored.kind, BinaryBytes(stored.bytes));
         lines.push(format!(
-            "not examined: {} in {} ({}), which may be the last artifacts of a kernel",
-            stored.artifacts,
-            stored.kind,
-            BinaryBytes(stored.bytes)
+            "not examined: {artifacts} in {kind} ({size}), which may be the last artifacts of a kernel"
         ));
     }
     if report.delete && remote && report.images.iter().any(|image| image.state == GcState::Deleted) {
