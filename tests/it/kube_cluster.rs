@@ -43,7 +43,7 @@ async fn connect(api: &FakeApi) -> Arc<KubeCluster> {
     let directory = tempfile::tempdir().unwrap();
     let options = KubeOptions {
         kubeconfig: Some(api.kubeconfig(directory.path())),
-        discovery_interval: Duration::from_millis(20),
+        discovery_interval: Some(Duration::from_millis(20)),
         ..KubeOptions::default()
     };
     KubeCluster::connect(options, scope(), CancellationToken::new()).await.unwrap()

@@ -176,7 +176,7 @@ async fn a_named_farrier_writes_under_its_name() {
     let directory = tempfile::tempdir().unwrap();
     let options = KubeOptions {
         kubeconfig: Some(api.kubeconfig(directory.path())),
-        discovery_interval: Duration::from_millis(20),
+        discovery_interval: Some(Duration::from_millis(20)),
         instance: "gpu".parse().unwrap(),
         ..KubeOptions::default()
     };

@@ -19,7 +19,7 @@ use super::{
 };
 
 /// Selects the cluster and the identity in it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct KubeOptions {
     /// The kubeconfig. Default: the file in `KUBECONFIG`, else `~/.kube/config`, else the pod's service account.
     pub kubeconfig: Option<PathBuf>,
@@ -29,26 +29,13 @@ pub struct KubeOptions {
     pub namespace: Option<String>,
     /// Name of the pod in which farrier runs, in farrier's own namespace.
     pub pod: Option<String>,
-    /// Interval at which farrier checks whether the API now serves the kind of an operator that was not installed.
-    pub discovery_interval: Duration,
+    /// Interval at which farrier checks whether the API now serves the kind of an operator that was not installed. Default:
+    /// 30 seconds.
+    pub discovery_interval: Option<Duration>,
     /// The instance of farrier, which is the field manager in `managedFields`.
     pub instance: Instance,
     /// The namespaces that farrier may write to.
     pub writable: WriteNamespaces,
-}
-
-impl Default for KubeOptions {
-    fn default() -> Self {
-        Self {
-            kubeconfig: None,
-            context: None,
-            namespace: None,
-            pod: None,
-            discovery_interval: Duration::from_secs(30),
-            instance: Instance::default(),
-            writable: WriteNamespaces::All,
-        }
-    }
 }
 
 /// Connects to the API server, for reads that need no watches, such as Secrets.
@@ -65,6 +52,7 @@ pub(super) struct Connection {
 }
 
 const DEFAULT_NAMESPACE: &str = "farrier";
+pub(super) const DEFAULT_DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, ClusterError> {
     let mut config = config(options).await?;

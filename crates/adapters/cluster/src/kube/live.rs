@@ -26,7 +26,7 @@ use super::{
         source::{Cluster, Fence},
     },
     call::Caller,
-    connect::{Connection, KubeOptions, connect, own_user_name},
+    connect::{Connection, DEFAULT_DISCOVERY_INTERVAL, KubeOptions, connect, own_user_name},
     image_streams::image_streams,
     stats::KubeStats,
     store::{Readiness, Store},
@@ -67,7 +67,8 @@ impl KubeCluster {
         store.writable = options.writable;
         let own_pod = options.pod.map(|pod| (namespace.clone(), pod));
         let manager = options.instance.to_string();
-        let shared = Shared::new(client, stats, user, own_pod, manager, options.discovery_interval, store);
+        let interval = options.discovery_interval.unwrap_or(DEFAULT_DISCOVERY_INTERVAL);
+        let shared = Shared::new(client, stats, user, own_pod, manager, interval, store);
         let shared = Arc::new(shared);
         let cancel = cancel.child_token();
         tokio::spawn(supervise(shared.clone(), cancel.clone()));

@@ -24,10 +24,8 @@ pub struct ClusterNames {
 /// Requests the names. Missing or forbidden resources give no names.
 pub async fn cluster_names(options: &KubeOptions) -> Result<ClusterNames, ClusterError> {
     let client = client(options).await?;
-    let (nodes, builds) = tokio::join!(
-        table(&client, "/api/v1/nodes"),
-        table(&client, "/apis/farrier.dev/v1alpha1/driverbuilds")
-    );
+    let builds = table(&client, "/apis/farrier.dev/v1alpha1/driverbuilds");
+    let (nodes, builds) = tokio::join!(table(&client, "/api/v1/nodes"), builds);
     let (nodes, builds) = (nodes.unwrap_or_default(), builds.unwrap_or_default());
     let kernels = [nodes.column("Kernel-Version"), builds.column("Kernel")].concat();
     Ok(ClusterNames { nodes: nodes.column("Name"), kernels, images: builds.column("Image") })
