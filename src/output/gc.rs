@@ -27,8 +27,8 @@ pub fn text(report: &GcReport, remote: bool) -> String {
         lines.extend(report.images.iter().filter_map(|image| failure(report, &image.state)));
     }
     for leftover in &report.leftovers {
-        let (subject, state) =
-            (format!("{}@{}", leftover.repository, leftover.subject), state(&leftover.state));
+        let subject = format!("{}@{}", leftover.repository, leftover.subject);
+        let state = state(&leftover.state);
         lines.push(format!("referrer of {subject}, which no longer exists: {state}"));
         lines.extend(failure(report, &leftover.state));
     }

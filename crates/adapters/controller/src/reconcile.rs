@@ -127,12 +127,8 @@ pub(super) async fn plan_for(
     lookup_cache.record_refused(refused);
     look_up_root_fs(services, &required, &targets, &mut lookup_cache.resolved).await;
     let manifests = read_all_manifests(services, lookup_cache).await;
-    look_up_contents(
-        &services.images,
-        &images_in_use(&snapshot, &services.definitions),
-        &mut lookup_cache.observed.contents,
-    )
-    .await;
+    let in_use = images_in_use(&snapshot, &services.definitions);
+    look_up_contents(&services.images, &in_use, &mut lookup_cache.observed.contents).await;
     let (location, now) = (image_location(&services.images.location), jiff::Timestamp::now());
     let (machine, has_daemon) = Box::pin(probe_engine(&services.tools.engine, &required, &targets)).await;
     let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;

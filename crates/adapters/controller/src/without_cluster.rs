@@ -44,13 +44,8 @@ pub async fn definitions_of_registry(services: &BuildServices) -> Result<Definit
     let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
     for (name, image) in &services.definitions.images {
         let repository = &services.images.location.repository(name.as_str())?;
-        let tags = services
-            .images
-            .registry
-            .tags(repository)
-            .await?
-            .into_iter()
-            .filter(|tag| !is_referrer_or_signature(tag));
+        let mut tags = services.images.registry.tags(repository).await?;
+        tags.retain(|tag| !is_referrer_or_signature(tag));
         let lookups = stream::iter(tags).map(|tag| kernels_of(&services.images, repository, tag));
         let outcomes: Vec<_> = lookups.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect().await;
         let mut image_kernels = BTreeSet::new();

@@ -149,11 +149,10 @@ impl RolloutView {
         };
         let object = rollout.target.object.name().filter(|_| rollout.target.location.is_none());
         if object.as_ref().is_some_and(|name| facts.paused_objects.get(name) == Some(&true)) {
-            details.push(fact(
-                "Annotation",
-                format!("{PAUSED_ANNOTATION}: farrier writes nothing to the object"),
-            ));
+            let note = format!("{PAUSED_ANNOTATION}: farrier writes nothing to the object");
+            details.push(fact("Annotation", note));
         }
+        let rewrites_made = rewrites.iter().filter(|rewrite| rewrite.target == rollout.target);
         Self {
             subject: format!("{}: {}", rollout.image, rollout.target),
             state,
@@ -163,11 +162,7 @@ impl RolloutView {
             actions: object.and_then(|name| actions.get(&name).cloned()).unwrap_or_default(),
             upgrade: rollout.upgrade.as_ref().map(UpgradeView::of),
             fields,
-            rewrites_made: rewrites
-                .iter()
-                .filter(|rewrite| rewrite.target == rollout.target)
-                .cloned()
-                .collect(),
+            rewrites_made: rewrites_made.cloned().collect(),
         }
     }
 }

@@ -171,13 +171,9 @@ impl Authorizer {
             }
             _ => *grant = None,
         }
-        let challenges: Vec<_> = response
-            .headers()
-            .get_all(WWW_AUTHENTICATE)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(challenge::parse)
-            .collect();
+        let values = response.headers().get_all(WWW_AUTHENTICATE).iter();
+        let challenges: Vec<_> =
+            values.filter_map(|value| value.to_str().ok()).flat_map(challenge::parse).collect();
         let bearer = challenges.iter().find(|c| matches!(c, Challenge::Bearer { .. }));
         let Some(challenge) = bearer.or(challenges.first()) else { return Ok(None) };
 
@@ -219,12 +215,10 @@ pub(super) fn explain(transport: &Transport, name: &RemoteName, used: Option<&He
             format!("the user name or password in {credentials_source} is wrong")
         }
         Some(_) => "the registry rejects the token that its token server issued".to_owned(),
-        None => {
-            format!(
-                "the registry requires credentials, and there is no entry for {} in {credentials_source}",
-                name.host
-            )
-        }
+        None => format!(
+            "the registry requires credentials, and there is no entry for {} in {credentials_source}",
+            name.host
+        ),
     }
 }
 

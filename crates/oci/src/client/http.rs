@@ -265,12 +265,8 @@ impl Http {
                 let mut file = File::open(path).await?;
                 file.seek(io::SeekFrom::Start(*from)).await?;
                 let length = to.saturating_sub(*from);
-                set_body(
-                    &mut request,
-                    ReaderStream::with_capacity(file.take(length), CHUNK),
-                    length,
-                    &sent_bytes,
-                );
+                let stream = ReaderStream::with_capacity(file.take(length), CHUNK);
+                set_body(&mut request, stream, length, &sent_bytes);
             }
             Payload::Source(source) => {
                 set_body(&mut request, read_source(Arc::clone(source)), source.size(), &sent_bytes);

@@ -194,16 +194,13 @@ impl Registry for RemoteRegistry {
 
     async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
         let version = &self.newest_version(repository, version).await?;
-        self.locations
-            .first_of(repository, |location| async move { self.manifest_at(&location, version).await })
-            .await
+        let read = |location| async move { self.manifest_at(&location, version).await };
+        self.locations.first_of(repository, read).await
     }
 
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
-        let tags = self
-            .locations
-            .first_list_of(repository, |location| async move { self.tags_at(&location).await })
-            .await?;
+        let list = |location| async move { self.tags_at(&location).await };
+        let tags = self.locations.first_list_of(repository, list).await?;
         Ok(self.without_versions(repository, tags))
     }
 
@@ -265,11 +262,8 @@ impl Registry for RemoteRegistry {
         let open = |location| async move { self.blob_at(&location, digest).await.map(Some) };
         self.locations.first_of(repository, open).await?.ok_or_else(|| {
             let action = format!("fetch blob {digest} of {repository}");
-            RegistryError::protocol(
-                RemoteName::of(repository).host,
-                action,
-                "access to the registry and to all mirrors is forbidden",
-            )
+            let reason = "access to the registry and to all mirrors is forbidden";
+            RegistryError::protocol(RemoteName::of(repository).host, action, reason)
         })
     }
 

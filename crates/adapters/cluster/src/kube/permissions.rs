@@ -148,12 +148,8 @@ impl KubeCluster {
                     permissions
                 }
                 (_, None, RolloutSpec::CustomResource { target }) => {
-                    vec![self.permission(
-                        "patch",
-                        &WatchTarget::Resources(target.resource).resource(),
-                        target.namespace.as_deref(),
-                        PATCH_VERBS,
-                    )]
+                    let resource = WatchTarget::Resources(target.resource).resource();
+                    vec![self.permission("patch", &resource, target.namespace.as_deref(), PATCH_VERBS)]
                 }
                 _ => continue,
             };

@@ -27,7 +27,8 @@ use farrier_core::{
     kernel::KernelTarget,
     plan::{
         Change, ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RepeatedWrites,
-        RewriteRateLimiter, SnapshotScope, UnfinishedRollout, retry, unfinished_kernels, unfinished_rollouts,
+        RewriteRateLimiter, SnapshotScope, UnfinishedRollout, next_deadline, retry, unfinished_kernels,
+        unfinished_rollouts,
     },
     site::ignore_nodes,
 };
@@ -257,11 +258,8 @@ impl Live {
 
     async fn reconcile_once(&mut self) -> Result<ReconcileOutcomeLabel> {
         let Some(mut planned) = self.plan().await? else { return Ok(ReconcileOutcomeLabel::Done) };
-        let until_deadline = farrier_core::plan::next_deadline(
-            &self.services.definitions,
-            &planned.snapshot,
-            Timestamp::now(),
-        );
+        let definitions = &self.services.definitions;
+        let until_deadline = next_deadline(definitions, &planned.snapshot, Timestamp::now());
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
             self.states.log_warnings(&planned.plan);
@@ -306,10 +304,9 @@ impl Live {
     async fn plan(&mut self) -> Result<Option<Planned>> {
         let Some(snapshot) = self.snapshot().await? else { return Ok(None) };
         self.context.health.set_ready();
-        let planned =
-            log_while_waiting(Box::pin(plan_for(&self.services.in_use(), snapshot, &mut self.lookup_cache)))
-                .await?;
-        Ok(Some(planned))
+        let services = self.services.in_use();
+        let planning = Box::pin(plan_for(&services, snapshot, &mut self.lookup_cache));
+        log_while_waiting(planning).await.map(Some)
     }
 
     /// Returns a snapshot of the cluster, with untrusted nodes marked, or `None` on cancellation.
@@ -396,13 +393,8 @@ impl Live {
 
     /// Labels nodes with the kernel that they may boot.
     async fn label_nodes(&mut self, plan: &Plan) -> NodeLabelWrites {
-        label_nodes(
-            &self.services.process.cancel,
-            self.context.cluster.as_ref(),
-            &plan.nodes,
-            &mut self.labels,
-        )
-        .await
+        let (cancel, cluster) = (&self.services.process.cancel, self.context.cluster.as_ref());
+        label_nodes(cancel, cluster, &plan.nodes, &mut self.labels).await
     }
 
     fn start_builds(&mut self) {

@@ -195,12 +195,8 @@ impl Default for Metrics {
 impl Metrics {
     /// Adds the request counters of a connection to an API server.
     pub fn add_api(&self, stats: &KubeStats) {
-        let requests = stats.requests.clone();
-        self.registry.lock().register(
-            "api_requests",
-            "Requests to the Kubernetes API server, by answer",
-            requests,
-        );
+        let help = "Requests to the Kubernetes API server, by answer";
+        self.registry.lock().register("api_requests", help, stats.requests.clone());
     }
 
     /// Records the matrix of images and the upgrades of a plan.

@@ -205,13 +205,8 @@ fn record_states(view: &ReconcileView, history: &mut EventHistory) {
             continue;
         }
         if let Some(regarding) = regarding_target(rollout) {
-            history.held.insert(
-                regarding,
-                (
-                    hold_event_reason(why),
-                    format!("{}: {}", rollout.image, rollout.hold_text().unwrap_or_default()),
-                ),
-            );
+            let note = format!("{}: {}", rollout.image, rollout.hold_text().unwrap_or_default());
+            history.held.insert(regarding, (hold_event_reason(why), note));
         }
     }
 }
