@@ -6,6 +6,7 @@ use std::{
     io::{self, Read},
     ops::ControlFlow,
     os::unix::ffi::OsStringExt,
+    str::FromStr,
 };
 
 use tar::EntryType;
@@ -75,6 +76,11 @@ pub struct Names {
     pub link: OsString,
 }
 
+/// Parses a decimal number.
+fn number<T: FromStr>(digits: &[u8]) -> Option<T> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
 impl Extensions {
     /// Records an extension entry. Returns `false` for any other entry, whose content is not read.
     pub fn record(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
@@ -94,10 +100,7 @@ impl Extensions {
         let malformed = || io::Error::new(io::ErrorKind::InvalidData, "malformed extended header");
         while !remaining.is_empty() {
             let space = remaining.iter().position(|b| *b == b' ').ok_or_else(malformed)?;
-            let length: usize = std::str::from_utf8(&remaining[..space])
-                .ok()
-                .and_then(|digits| digits.parse().ok())
-                .ok_or_else(malformed)?;
+            let length: usize = number(&remaining[..space]).ok_or_else(malformed)?;
             let record = remaining.get(space + 1..length).ok_or_else(malformed)?;
             let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
             let equals = record.iter().position(|b| *b == b'=').ok_or_else(malformed)?;
@@ -105,10 +108,7 @@ impl Extensions {
             match key {
                 b"path" => self.path = Some(value.to_owned()),
                 b"linkpath" => self.link = Some(value.to_owned()),
-                b"size" => {
-                    let size = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok());
-                    self.size = Some(size.ok_or_else(malformed)?);
-                }
+                b"size" => self.size = Some(number(value).ok_or_else(malformed)?),
                 _ if key.starts_with(b"GNU.sparse.") => self.sparse = true,
                 _ => {}
             }

@@ -360,11 +360,8 @@ fn is_metadata_transformer(content: &str) -> bool {
 }
 
 fn texts(yaml: &Node, key: &str) -> Vec<String> {
-    sequence(yaml, key)
-        .unwrap_or_default()
-        .iter()
-        .filter_map(|item| Some(item.scalar()?.text.clone()))
-        .collect()
+    let items = sequence(yaml, key).unwrap_or_default();
+    items.iter().filter_map(|item| Some(item.scalar()?.text.clone())).collect()
 }
 
 fn text(yaml: &Node, key: &str) -> Option<String> {

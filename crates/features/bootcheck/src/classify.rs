@@ -164,11 +164,8 @@ fn load_outcome(
 
 /// Returns the messages to display: failed dependencies first, without traces of `initcall_debug`.
 fn shown_messages(failed_dependencies: &[String], messages: &[String]) -> Vec<String> {
-    failed_dependencies
-        .iter()
-        .chain(messages.iter().filter(|message| !is_initcall_trace(message)))
-        .cloned()
-        .collect()
+    let messages = messages.iter().filter(|message| !is_initcall_trace(message));
+    failed_dependencies.iter().chain(messages).cloned().collect()
 }
 
 /// Whether the error is one that init functions return if the device, its firmware or a processor feature is missing.

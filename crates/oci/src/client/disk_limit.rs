@@ -76,10 +76,8 @@ impl DiskLimit {
     }
 
     fn too_large(&self) -> io::Error {
-        io::Error::new(
-            io::ErrorKind::FileTooLarge,
-            format!("the download is larger than {} bytes", self.max_bytes),
-        )
+        let message = format!("the download is larger than {} bytes", self.max_bytes);
+        io::Error::new(io::ErrorKind::FileTooLarge, message)
     }
 }
 

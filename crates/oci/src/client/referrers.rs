@@ -149,11 +149,8 @@ impl RemoteRegistry {
                 return Ok(());
             }
         }
-        Err(unusable(
-            repository,
-            &version,
-            &format!("other writers removed the added entries {MAX_TRIES} times"),
-        ))
+        let reason = format!("other writers removed the added entries {MAX_TRIES} times");
+        Err(unusable(repository, &version, &reason))
     }
 
     /// Returns the list under the fallback tag of a manifest; empty if the tag does not exist or has other content: anyone who may

@@ -103,11 +103,8 @@ impl RemoteRegistry {
         }
         Err(refusal.unwrap_or_else(|| {
             let RemoteName { host, path, .. } = RemoteName::of(repository);
-            RegistryError::protocol(
-                host,
-                format!("push manifest to {path}:{tag}"),
-                "the tag has no free version",
-            )
+            let action = format!("push manifest to {path}:{tag}");
+            RegistryError::protocol(host, action, "the tag has no free version")
         }))
     }
 

@@ -347,13 +347,11 @@ impl Candidate {
 
 fn record_of(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.clone().unwrap_or_default();
+    let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         renewed: spec.renew_time.map(|time| time.0),
-        length: spec
-            .lease_duration_seconds
-            .and_then(|seconds| u64::try_from(seconds).ok())
-            .map(Duration::from_secs),
+        length: seconds.map(Duration::from_secs),
         transitions: spec.lease_transitions.unwrap_or_default(),
     }
 }
