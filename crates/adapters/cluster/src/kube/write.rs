@@ -91,11 +91,8 @@ impl KubeCluster {
             Ok(bodies::without_affinity(&stored.object.version))
         };
         let params = &PatchParams::apply(&self.shared.manager);
-        self.write_stored(object, body, |body| async move {
-            self.patch(object, params, &Patch::Merge(&body)).await
-        })
-        .await?;
-        Ok(())
+        let write = |body: Value| async move { self.patch(object, params, &Patch::Merge(&body)).await };
+        self.write_stored(object, body, write).await.map(drop)
     }
 
     async fn write_copy(&self, change: &DaemonSetCopy) -> Result<(), ApiError> {
@@ -106,8 +103,7 @@ impl KubeCluster {
                 check_state(stored, version.as_ref())?;
                 Ok(bodies::copy(change, Some(&stored.object.version)))
             };
-            self.apply_to_stored(&object, body).await?;
-            return Ok(());
+            return self.apply_to_stored(&object, body).await.map(drop);
         }
         let mut conflicts = 0;
         loop {
@@ -276,8 +272,7 @@ impl KubeCluster {
             check_state(stored, version.as_ref())?;
             Ok(bodies::resource(change, &stored.object.version))
         };
-        self.apply_to_stored(&object, body).await?;
-        Ok(())
+        self.apply_to_stored(&object, body).await.map(drop)
     }
 
     fn daemon_set_target(
