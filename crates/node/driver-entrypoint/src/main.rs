@@ -75,85 +75,75 @@ fn main() -> ExitCode {
     let program = Path::new(program).file_name().and_then(|name| name.to_str());
     let link = program.filter(|name| LINKS.contains(name));
     let arguments: Vec<&str> = link.into_iter().chain(arguments.iter().copied()).collect();
-    run(&arguments)
+    run(&arguments).unwrap_or_else(|message| {
+        print_error(&message);
+        ExitCode::from(2)
+    })
 }
 
-/// Dispatches on the first argument.
-fn run(arguments: &[&str]) -> ExitCode {
+/// Dispatches on the first argument. The error is a usage message.
+fn run(arguments: &[&str]) -> Result<ExitCode, String> {
     let variable = |name: &str| env::var(name).ok();
-    match *arguments {
+    Ok(match *arguments {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => {
             isolated::end_with_parent();
             isolated::exit_with(kernel::insert_file(Path::new(path), parameters, 0))
         }
         [isolated::UNLOAD, name] => isolated::exit_with(kernel::remove(name)),
-        ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, variable) {
-            Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
-            Err(message) => usage_error(&message),
-        },
-        ["generic", ref rest @ ..] => match generic::Options::read(rest, variable) {
-            Ok(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
-            Err(message) => usage_error(&format!("{message}\n{}", generic::USAGE)),
-        },
-        ["forecast", ref rest @ ..] => match Allowed::read(variable) {
-            Ok(allowed) => match forecast::ForecastRequest::parse(rest, variable(DRIVER_POD), allowed) {
-                Some(request) => personality::run_with_message(|node, _| forecast::run(node, &request)),
-                None => usage_error(forecast::USAGE),
-            },
-            Err(message) => usage_error(&message),
-        },
-        ["nvidia-driver", ref rest @ ..] => {
-            nvidia::main(rest, variable).unwrap_or_else(|message| usage_error(&message))
+        ["mofed", ref rest @ ..] => {
+            let settings = mofed::Settings::read(rest, variable)?;
+            personality::run(|node, signals| mofed::run(node, &settings, signals))
         }
+        ["generic", ref rest @ ..] => {
+            let options = generic::Options::read(rest, variable)
+                .map_err(|message| format!("{message}\n{}", generic::USAGE))?;
+            personality::run(|node, signals| generic::run(node, &options, signals))
+        }
+        ["forecast", ref rest @ ..] => {
+            let allowed = Allowed::read(variable)?;
+            let request = forecast::ForecastRequest::parse(rest, variable(DRIVER_POD), allowed)
+                .ok_or(forecast::USAGE)?;
+            personality::run_with_message(|node, _| forecast::run(node, &request))
+        }
+        ["nvidia-driver", ref rest @ ..] => nvidia::main(rest, variable)?,
         ["nv-peer-mem", ref rest @ ..] => {
-            run_companion(Companion::nv_peer_mem(rest, variable), companion::USAGE)
+            run_companion(&Companion::nv_peer_mem(rest, variable).ok_or(companion::USAGE)?)
         }
         [program @ ("nvidia-gds-driver" | "nvidia-gdrcopy-driver"), ref rest @ ..] => {
-            run_companion(Companion::install(program, rest), companion::INSTALL_USAGE)
+            run_companion(&Companion::install(program, rest).ok_or(companion::INSTALL_USAGE)?)
         }
-        ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::role_arguments(rest) {
-            Ok(None) => personality::run(|node, signals| toolkit::wait(node, signals)),
-            Ok(Some(arguments)) => {
+        ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::role_arguments(rest)? {
+            None => personality::run(|node, signals| toolkit::wait(node, signals)),
+            Some(arguments) => {
                 // If this fails, the log contains the reason and the toolkit's container waits in vain. The driver itself
                 // does not need that container.
                 let _ = personality::run(|node, _| toolkit::provide_program(node));
-                run(&arguments)
+                return run(&arguments);
             }
-            Err(message) => usage_error(&message),
         },
         ["ibdev2netdev", ..] => ibdev::main(),
-        ["swap-guard", ref rest @ ..] => run_guard(rest),
-        _ => usage_error(USAGE),
-    }
+        ["swap-guard", ref rest @ ..] => run_guard(rest)?,
+        _ => return Err(USAGE.to_owned()),
+    })
 }
 
 /// Runs the guard or its installation.
-fn run_guard(arguments: &[&str]) -> ExitCode {
-    match *arguments {
+fn run_guard(arguments: &[&str]) -> Result<ExitCode, &'static str> {
+    Ok(match *arguments {
         ["serve"] => personality::run(|node, signals| guard::serve(node, false, signals)),
         ["serve", guard::REBOOT] => personality::run(|node, signals| guard::serve(node, true, signals)),
-        ["install", ref rest @ ..] => match install::Installation::parse(rest) {
-            Some(installation) => {
-                personality::run(|node, signals| install::install(node, installation, signals))
-            }
-            None => usage_error(guard::USAGE),
-        },
+        ["install", ref rest @ ..] => {
+            let installation = install::Installation::parse(rest).ok_or(guard::USAGE)?;
+            personality::run(|node, signals| install::install(node, installation, signals))
+        }
         [install::ON_HOST, root, program, ref rest @ ..] => install::run_on_host(root, program, rest),
-        _ => usage_error(guard::USAGE),
-    }
+        _ => return Err(guard::USAGE),
+    })
 }
 
-fn run_companion(companion: Option<Companion<'_>>, usage: &str) -> ExitCode {
-    match companion {
-        Some(companion) => personality::run(|node, signals| companion.run(node, signals)),
-        None => usage_error(usage),
-    }
-}
-
-fn usage_error(message: &str) -> ExitCode {
-    print_error(message);
-    ExitCode::from(2)
+fn run_companion(companion: &Companion<'_>) -> ExitCode {
+    personality::run(|node, signals| companion.run(node, signals))
 }
 
 /// Writes a line to the container's log or to the virtual machine's console.
