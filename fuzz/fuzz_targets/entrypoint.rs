@@ -166,7 +166,7 @@ impl kernel::Kernel for Refuses {
         _: &str,
         _: std::time::Duration,
     ) -> Result<(), kernel::IsolatedLoadError> {
-        Err(kernel::IsolatedLoadError::Died("refused".to_owned()))
+        Err(kernel::IsolatedLoadError::Failed("refused".to_owned()))
     }
 
     fn unload(&self, _: &str, _: kernel::Progress<'_>) -> Result<(), rustix::io::Errno> {

@@ -57,23 +57,19 @@ pub(crate) fn run_child(arguments: &[&str]) -> io::Result<SyscallResult> {
     Ok(result_of(Command::new("/proc/self/exe").args(arguments).status()?))
 }
 
-/// End of a child process with a time limit.
-pub(crate) enum ChildEnd {
-    Ended(SyscallResult),
-    /// The process was killed. `ended` is whether it has ended since: one in an uninterruptible system call does not.
-    TimedOut {
-        ended: bool,
-    },
-}
-
-/// Like [`run_child`], but kills the process at a time limit.
-pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Result<ChildEnd> {
+/// Like [`run_child`], but kills the process at a time limit, which is an error.
+pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Result<SyscallResult> {
     let mut child = Command::new("/proc/self/exe").args(arguments).spawn()?;
     if let Some(status) = wait_within(&mut child, limit)? {
-        return Ok(ChildEnd::Ended(result_of(status)));
+        return Ok(result_of(status));
     }
     child.kill()?;
-    Ok(ChildEnd::TimedOut { ended: wait_within(&mut child, KILL_LIMIT)?.is_some() })
+    let end = match wait_within(&mut child, KILL_LIMIT)? {
+        Some(_) => "was killed",
+        // The process is in an uninterruptible system call.
+        None => "cannot be killed and ends only with a reboot",
+    };
+    Err(io::Error::other(format!("not done within {} s; the load {end}", limit.as_secs())))
 }
 
 /// Waits for a child process; `None` at the time limit.

@@ -24,7 +24,7 @@ use driver_entrypoint::report::SyscallResult;
 
 use crate::{
     error::LoadRefusal,
-    isolated::{self, ChildEnd},
+    isolated,
     kmsg::KernelLog,
     module_file::{Compression, ModuleFile},
 };
@@ -81,10 +81,8 @@ pub(crate) trait Kernel {
 pub(crate) enum IsolatedLoadError {
     /// The kernel refused the module.
     Refused(LoadRefusal),
-    /// The process was killed by the kernel, or could not be started.
-    Died(String),
-    /// The load did not end within the time limit. `ended` is whether the killed process has ended.
-    TimedOut { ended: bool },
+    /// The process was killed by the kernel, could not be started, or did not end within the time limit.
+    Failed(String),
 }
 
 /// The running kernel.
@@ -104,10 +102,7 @@ impl Kernel for Linux {
         let mut log = KernelLog::open().ok();
         match with_progress(|| insert(file, parameters), progress) {
             Ok(()) => Ok(last_messages(log.as_mut().map(KernelLog::read_warnings).unwrap_or_default())),
-            Err(errno) => {
-                let messages = last_messages(log.as_mut().map(KernelLog::read).unwrap_or_default());
-                Err(LoadRefusal { errno, locked_down: false, messages })
-            }
+            Err(errno) => Err(refusal(errno, log)),
         }
     }
 
@@ -117,20 +112,17 @@ impl Kernel for Linux {
         parameters: &str,
         limit: Duration,
     ) -> Result<(), IsolatedLoadError> {
-        let mut log = KernelLog::open().ok();
+        let log = KernelLog::open().ok();
         let path = file.path.to_string_lossy();
         match isolated::run_child_within(&[isolated::LOAD, &path, parameters], limit) {
-            Ok(ChildEnd::Ended(SyscallResult::Success)) => Ok(()),
-            Ok(ChildEnd::Ended(SyscallResult::Errno(number))) => {
-                let messages = log.as_mut().map(KernelLog::read).unwrap_or_default();
-                let (errno, messages) = (Errno::from_raw_os_error(number), last_messages(messages));
-                Err(IsolatedLoadError::Refused(LoadRefusal { errno, locked_down: false, messages }))
+            Ok(SyscallResult::Success) => Ok(()),
+            Ok(SyscallResult::Errno(number)) => {
+                Err(IsolatedLoadError::Refused(refusal(Errno::from_raw_os_error(number), log)))
             }
-            Ok(ChildEnd::Ended(SyscallResult::Killed(signal))) => {
-                Err(IsolatedLoadError::Died(format!("the kernel killed the process with signal {signal}")))
+            Ok(SyscallResult::Killed(signal)) => {
+                Err(IsolatedLoadError::Failed(format!("the kernel killed the process with signal {signal}")))
             }
-            Ok(ChildEnd::TimedOut { ended }) => Err(IsolatedLoadError::TimedOut { ended }),
-            Err(error) => Err(IsolatedLoadError::Died(error.to_string())),
+            Err(error) => Err(IsolatedLoadError::Failed(error.to_string())),
         }
     }
 
@@ -167,6 +159,11 @@ impl Kernel for Linux {
     fn pause(&self, time: Duration) {
         thread::sleep(time);
     }
+}
+
+fn refusal(errno: Errno, log: Option<KernelLog>) -> LoadRefusal {
+    let messages = last_messages(log.map(|mut log| log.read()).unwrap_or_default());
+    LoadRefusal { errno, locked_down: false, messages }
 }
 
 fn last_messages(mut messages: Vec<String>) -> Vec<String> {

@@ -22,7 +22,7 @@ use crate::{
     files::{self, name_of},
     forecast,
     kernel::IsolatedLoadError,
-    module_file::{ModuleFile, Origin},
+    module_file::{Compression, ModuleFile, Origin},
     modules::{loaded::Loaded, unload},
     node::Node,
     personality::mofed::sriov::NetworkState,
@@ -258,9 +258,7 @@ impl SwapHost<'_> {
     /// Loads a module. Tries each of the request's parameter strings until the kernel accepts one.
     fn load(&self, module: &Module, directory: &str, limit: Duration) -> Result<(), Error> {
         let Self { node, .. } = self;
-        let path = self.module_path(module, directory);
-        let (_, file) = ModuleFile::of(&node.paths.at(&path), Origin::Host)
-            .ok_or_else(|| Error::new(format!("{path} is not a module file"), ""))?;
+        let file = self.module_file(module, directory);
         let none = [String::new()];
         let attempts =
             if module.parameters.is_empty() { none.as_slice() } else { module.parameters.as_slice() };
@@ -296,43 +294,33 @@ impl SwapHost<'_> {
                 let path = self.node.paths.container_path(&file.path);
                 Err(Error::Refused { name: name.clone(), path, parameters: parameters.to_owned(), refusal })
             }
-            Err(IsolatedLoadError::Died(reason)) => Err(Error::new(
+            Err(IsolatedLoadError::Failed(reason)) => Err(Error::new(
                 format!("load {name}: {reason}"),
                 "dmesg on the node has the kernel's messages",
             )),
-            Err(IsolatedLoadError::TimedOut { ended }) => {
-                let end = if ended { "was killed" } else { "cannot be killed and ends only with a reboot" };
-                Err(Error::new(
-                    format!("load {name}: not done within {} s; the load {end}", limit.as_secs()),
-                    "dmesg on the node has the kernel's messages",
-                ))
-            }
         }
     }
 
     /// Whether a module is loaded from the file of a request.
     fn is_loaded(&self, module: &Module, directory: &str) -> Result<bool, Error> {
         let paths = &self.node.paths;
-        let path = paths.at(&self.module_path(module, directory));
-        let Some((_, file)) = ModuleFile::of(&path, Origin::Image) else { return Ok(false) };
         let loaded = Loaded::read(paths)?;
         if !loaded.contains(&module.name) {
             return Ok(false);
         }
-        let info = file.info()?;
+        let info = self.module_file(module, directory).info()?;
         // Without an identity, modules cannot be told apart.
         Ok(info.identity().is_none() || loaded.matches_file(paths, &module.name, &info))
     }
 
     /// Identity of a file of the request; `None` also without such a file.
     fn identity(&self, module: &Module, directory: &str) -> Option<String> {
-        let path = self.node.paths.at(&self.module_path(module, directory));
-        let (_, file) = ModuleFile::of(&path, Origin::Image)?;
-        file.info().ok()?.identity()
+        self.module_file(module, directory).info().ok()?.identity()
     }
 
-    fn module_path(&self, module: &Module, directory: &str) -> String {
-        self.file(&module.file(directory))
+    fn module_file(&self, module: &Module, directory: &str) -> ModuleFile {
+        let path = self.node.paths.at(&self.file(&module.file(directory)));
+        ModuleFile { path, compression: Compression::None, origin: Origin::Host }
     }
 
     /// Lets the interfaces' owner configure them, and then restores the remaining settings. Only logs failures, because the next
