@@ -1,13 +1,10 @@
 //! Finds PCI devices that a module should drive but does not, and PCI devices that lost their driver.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use crate::{
     error::Error,
-    files::{self, entries, text},
+    files::{self, entries, name_of, text},
     node::{Node, Paths},
 };
 
@@ -30,7 +27,7 @@ pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
     };
     let devices = entries(paths.at(DEVICES)).into_iter().filter(|device| !is_reserved(device));
     let devices = devices.filter(|device| driver(device).is_none() && matches_any(device, aliases));
-    devices.filter_map(|device| name(&device)).collect()
+    devices.map(|device| name_of(&device)).collect()
 }
 
 /// Lists NVIDIA's graphics processors, with their drivers.
@@ -41,7 +38,7 @@ pub(crate) fn gpus(paths: &Paths) -> Vec<Gpu> {
         starts_with("vendor", "0x10de") && starts_with("class", "0x03")
     };
     let gpus = entries(paths.at(DEVICES)).into_iter().filter(is_gpu);
-    gpus.filter_map(|device| Some(Gpu { address: name(&device)?, driver: driver(&device) })).collect()
+    gpus.map(|device| Gpu { address: name_of(&device), driver: driver(&device) }).collect()
 }
 
 /// Lists the entries of a module's drivers: the devices that are bound to them, and files such as `bind`.
@@ -51,7 +48,7 @@ pub(crate) fn of_drivers(paths: &Paths, module: &str) -> Vec<PathBuf> {
 
 /// Addresses of the physical PCI devices that a module drives.
 pub(crate) fn bound_to_module(paths: &Paths, module: &str) -> Vec<String> {
-    let names = of_drivers(paths, module).into_iter().filter_map(|device| name(&device));
+    let names = of_drivers(paths, module).into_iter().map(|device| name_of(&device));
     let is_physical = |name: &String| {
         let device = paths.at(DEVICES).join(name);
         device.is_dir() && !device.join("physfn").exists()
@@ -96,12 +93,8 @@ impl BoundDevices<'_> {
     }
 }
 
-fn name(path: &Path) -> Option<String> {
-    Some(path.file_name()?.to_str()?.to_owned())
-}
-
 fn driver(device: &Path) -> Option<String> {
-    name(&fs::read_link(device.join("driver")).ok()?)
+    files::link_name(device.join("driver"))
 }
 
 fn matches_any(device: &Path, aliases: &[String]) -> bool {

@@ -29,6 +29,17 @@ pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// Returns the last component of a symlink's target; `None` if the path is not a symlink.
+pub(crate) fn link_name(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_link(path).ok().map(|target| name_of(&target))
+}
+
+/// Lists the names in a directory that start with the prefix, without the prefix.
+pub(crate) fn names_after(directory: &Path, prefix: &str) -> Vec<String> {
+    let names = entries(directory).into_iter().map(|path| name_of(&path));
+    names.filter_map(|name| name.strip_prefix(prefix).map(str::to_owned)).collect()
+}
+
 /// Finds a program of the image by its name.
 pub(crate) fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
     let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    files::{entries, text},
+    files::{entries, name_of, text},
     node::Paths,
 };
 
@@ -29,11 +29,11 @@ fn lines(paths: &Paths) -> Vec<String> {
 }
 
 fn line(paths: &Paths, device: &Path, port: &Path) -> Option<String> {
-    let number = port.file_name()?.to_str()?;
-    let interface = interface(device, port, number)?;
+    let number = name_of(port);
+    let interface = interface(device, port, &number)?;
     let state = text(paths.at("/sys/class/net").join(&interface).join("operstate"))?;
     let state = if state == "up" { "Up" } else { "Down" };
-    Some(format!("{} port {number} ==> {interface} ({state})", device.file_name()?.to_str()?))
+    Some(format!("{} port {number} ==> {interface} ({state})", name_of(device)))
 }
 
 /// Returns the name of the port's network interface: the interface of the port's first GID. The GID of an InfiniBand port has
@@ -46,7 +46,7 @@ fn interface(device: &Path, port: &Path, number: &str) -> Option<String> {
         let interface = interfaces.find(|path| {
             text(path.join("dev_port")).and_then(|port| port.parse::<u32>().ok()) == number.checked_sub(1)
         });
-        Some(interface?.file_name()?.to_str()?.to_owned())
+        Some(name_of(&interface?))
     })
 }
 

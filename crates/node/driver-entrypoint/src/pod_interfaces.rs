@@ -10,7 +10,7 @@ use std::{
 use crate::{
     devices,
     disruption::{Disruption, Loss},
-    files::{entries, text},
+    files::{entries, link_name, name_of, names_after, text},
     modules::users::{module_of, pod_of},
     mountinfo,
     node::Paths,
@@ -78,7 +78,7 @@ impl PodInterfaces {
         // the interfaces in this namespace.
         for device in devices::of_drivers(paths, module) {
             let interfaces = device.join("net");
-            let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let name = name_of(&device);
             let is_away = interfaces.is_dir() && entries(&interfaces).is_empty();
             if is_away && !driven.clone().any(|interface| interface.device == name) {
                 losses.push(loss(None, format!("the interface of {name} in another network namespace")));
@@ -96,18 +96,15 @@ fn sysfs_of(process: &Path) -> Option<String> {
 
 impl PodInterface {
     fn read(interface: &Path, pod: Option<&String>, by_index: &BTreeMap<String, PathBuf>) -> Option<Self> {
-        let name = interface.file_name()?.to_str()?.to_owned();
         let (modules, device) = if let Some(module) = module_of(&interface.join("device")) {
-            let device = fs::read_link(interface.join("device")).ok();
-            let device = device.and_then(|device| Some(device.file_name()?.to_str()?.to_owned()));
-            ([module].into(), device.unwrap_or_default())
+            ([module].into(), link_name(interface.join("device")).unwrap_or_default())
         } else {
             let uevent = text(interface.join("uevent")).unwrap_or_default();
             let kind = uevent.lines().find_map(|line| line.strip_prefix("DEVTYPE="))?;
             let below = STACKED_TYPES.contains(&kind).then(|| text(interface.join("iflink")))??;
             (driver_modules(by_index.get(&below)?), String::new())
         };
-        Some(Self { name, pod: pod.cloned(), modules, device })
+        Some(Self { name: name_of(interface), pod: pod.cloned(), modules, device })
     }
 }
 
@@ -125,9 +122,7 @@ fn driver_modules(interface: &Path) -> BTreeSet<String> {
             continue;
         }
         modules.extend(module_of(&interface.join("device")));
-        let names = entries(&interface).into_iter();
-        let lower =
-            names.filter_map(|link| Some(link.file_name()?.to_str()?.strip_prefix("lower_")?.to_owned()));
+        let lower = names_after(&interface, "lower_").into_iter();
         next.extend(lower.map(|name| interface.with_file_name(name)));
     }
     modules

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    files::{entries, text},
+    files::{entries, name_of, text},
     modules::users::module_of,
     mountinfo::{self, Mount},
     node::Paths,
@@ -87,8 +87,8 @@ fn add_device(device: &Path, depth: usize, storage: &mut StorageUse) {
 
 /// Whether the path is an NVMe controller, such as `nvme0`. Namespaces are `nvme0n1` or `nvme0c0n1`.
 fn is_controller(path: &Path) -> bool {
-    let number = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("nvme"));
-    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    name_of(path).strip_prefix("nvme").is_some_and(is_number)
 }
 
 /// Adds an NVMe controller. A controller over fabrics has no driver in sysfs, so its module is derived from the transport.

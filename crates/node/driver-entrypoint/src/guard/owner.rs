@@ -2,7 +2,6 @@
 //! that a new driver has created, before the guard replays saved settings. First, interfaces get their old names back.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -10,7 +9,7 @@ use std::{
 
 use crate::{
     error::Error,
-    files::{self, entries, name_of, text},
+    files::{self, entries, link_name, name_of, text},
     isolated::wait_within,
     node::Node,
     personality::mofed::sriov,
@@ -90,11 +89,11 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
     let mut lines = Vec::new();
     for interface in interfaces {
         let name = name_of(interface);
-        let device = fs::read_link(interface.join("device")).map(|link| name_of(&link));
+        let device = link_name(interface.join("device"));
         let has_one_interface = |device: &String| {
             entries(node.paths.at("/sys/bus/pci/devices").join(device).join("net")).len() == 1
         };
-        let device = device.ok().filter(has_one_interface).unwrap_or_else(|| NONE.to_owned());
+        let device = device.filter(has_one_interface).unwrap_or_else(|| NONE.to_owned());
         let owner = Owner::of(node, interface).map_or(NONE, Owner::name);
         node.log.step(format!("interface {name}, device {device}, owner {owner}"));
         lines.push(format!("{name} {device} {owner}"));
@@ -193,6 +192,8 @@ pub(super) fn run(node: &Node<'_>, program: &str, arguments: &[&str]) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::testing::Bench;
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt, fs, path::Path};
 use super::loaded::Loaded;
 use crate::{
     devices::of_drivers,
-    files::{entries, text},
+    files::{entries, link_name, name_of, text},
     module_file::kernel_name,
     node::Paths,
 };
@@ -58,16 +58,14 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
 /// Modules of other drivers that are bound to virtual functions of the module's devices.
 pub(crate) fn virtual_function_drivers(paths: &Paths, module: &str) -> BTreeSet<String> {
     let module = kernel_name(module);
-    let functions = of_drivers(paths, &module).into_iter().flat_map(entries).filter(|path| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("virtfn"))
-    });
+    let functions = of_drivers(paths, &module).into_iter().flat_map(entries);
+    let functions = functions.filter(|path| name_of(path).starts_with("virtfn"));
     functions.filter_map(|function| module_of(&function)).filter(|driver| *driver != module).collect()
 }
 
 /// Module of a device's driver.
 pub(crate) fn module_of(device: &Path) -> Option<String> {
-    let module = fs::read_link(device.join("driver/module")).ok()?;
-    module.file_name()?.to_str().map(kernel_name)
+    link_name(device.join("driver/module")).map(|name| kernel_name(&name))
 }
 
 /// Lists processes that have such files open or mapped, for example `process 12 (ucx) with /dev/infiniband/uverbs0

@@ -12,7 +12,7 @@ use std::{
 use super::{load::Loader, loaded::Loaded};
 use crate::{
     error::Error,
-    files::entries,
+    files::{entries, name_of},
     module_file::{ModuleInfo, kernel_name},
     node::Node,
 };
@@ -44,13 +44,9 @@ impl Driver {
                 if entries(node.paths.at("/run/nvidia/driver/lib/modules")).len() > 1 {
                     return Vec::new();
                 }
-                let sources = entries(node.paths.at("/run/nvidia/driver/usr/src")).into_iter();
-                let is_source_tree = |name: &str| name.starts_with("nvidia-");
+                let mut sources = entries(node.paths.at("/run/nvidia/driver/usr/src"));
+                sources.retain(|path| name_of(path).starts_with("nvidia-"));
                 sources
-                    .filter(|path| {
-                        path.file_name().and_then(|name| name.to_str()).is_some_and(is_source_tree)
-                    })
-                    .collect()
             }
             Self::Ofed => {
                 let top = node.paths.at("/run/mellanox/drivers/usr/src/ofa_kernel");

@@ -6,11 +6,11 @@ use std::{
     collections::BTreeSet,
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use crate::{
-    files::{entries, text},
+    files::{name_of, names_after, text},
     node::Paths,
 };
 
@@ -132,26 +132,18 @@ impl Network {
 
 /// Whether an interface has no device, no interface below it, and no program that drives it as a tunnel.
 fn has_nothing_below(interface: &Path) -> bool {
-    let is_lower = |link: &PathBuf| {
-        link.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("lower_"))
-    };
     let is_peer = text(interface.join("iflink")) != text(interface.join("ifindex"));
     let has_other = ["device", "tun_flags"].iter().any(|name| interface.join(name).exists());
-    !has_other && !is_peer && !entries(interface).iter().any(is_lower)
+    !has_other && !is_peer && names_after(interface, "lower_").is_empty()
 }
 
 /// Collects the names of an interface and of all interfaces on top of it.
 fn add_stacked(interface: &Path, names: &mut BTreeSet<String>) {
-    let Some(name) = interface.file_name().and_then(|name| name.to_str()) else { return };
-    if !names.insert(name.to_owned()) {
+    if !names.insert(name_of(interface)) {
         return;
     }
-    for link in entries(interface) {
-        let upper =
-            link.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("upper_"));
-        if let Some(upper) = upper {
-            add_stacked(&interface.with_file_name(upper), names);
-        }
+    for upper in names_after(interface, "upper_") {
+        add_stacked(&interface.with_file_name(upper), names);
     }
 }
 

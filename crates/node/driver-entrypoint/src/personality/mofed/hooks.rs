@@ -1,12 +1,10 @@
 //! Programs of the image's author that run before and after the drivers are replaced. Their arguments are the names of the
 //! affected interfaces.
 
-use std::fs;
-
 use super::sriov;
 use crate::{
     error::Error,
-    files::{self, name_of},
+    files::{self, link_name, name_of},
     forecast,
     node::Node,
     program,
@@ -31,8 +29,8 @@ impl Hooks<'_> {
             forecast::interfaces(node).into_iter().filter(|(module, _)| modules.contains(module));
         let interfaces: Vec<_> = interfaces.map(|(_, interface)| interface).collect();
         let lines = interfaces.iter().map(|interface| {
-            let device = fs::read_link(interface.join("device")).unwrap_or_default();
-            format!("{} {}", name_of(interface), name_of(&device))
+            let device = link_name(interface.join("device")).unwrap_or_default();
+            format!("{} {device}", name_of(interface))
         });
         // A container that was killed may have unloaded the driver of other interfaces.
         let missing = self.missing();

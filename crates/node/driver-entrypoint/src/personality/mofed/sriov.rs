@@ -29,7 +29,7 @@ use super::devlink::{Devlink, Parameter, changed_parameters};
 use crate::{
     devices::bound_to_module,
     error::Error,
-    files::{self, entries, text},
+    files::{self, entries, link_name, name_of, text},
     node::Node,
 };
 
@@ -329,12 +329,11 @@ impl VirtualFunction {
 /// Lists the physical functions bound to the driver by their devlink names, sorted. Virtual functions are created again
 /// when their physical function is restored.
 fn devices(node: &Node<'_>) -> Vec<String> {
-    let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
     let devices_of_bus = |bus: PathBuf| {
         let devices = entries(bus.join("drivers/mlx5_core")).into_iter();
         let devices = devices.filter(|entry| entry.is_dir() && !entry.ends_with("module"));
         let devices = devices.filter(|device| !device.join("physfn").exists()).collect::<Vec<_>>();
-        devices.into_iter().filter_map(move |device| Some(format!("{}/{}", name(&bus)?, name(&device)?)))
+        devices.into_iter().map(move |device| format!("{}/{}", name_of(&bus), name_of(&device)))
     };
     entries(node.paths.at("/sys/bus")).into_iter().flat_map(devices_of_bus).collect()
 }
@@ -396,7 +395,7 @@ fn representors(node: &Node<'_>, interface: &Path) -> Vec<(PathBuf, Representor)
 
 fn virtual_function(node: &Node<'_>, device: &Path, index: usize) -> Option<VirtualFunction> {
     let function = device.join(format!("virtfn{index}"));
-    let pci = link_target_name(&function)?;
+    let pci = link_name(&function)?;
     let interface = own_interface(&function);
     let attribute =
         |name: &str| interface.as_ref().and_then(|path| text(path.join(name))).unwrap_or_else(no_value);
@@ -407,7 +406,7 @@ fn virtual_function(node: &Node<'_>, device: &Path, index: usize) -> Option<Virt
         mtu: attribute("mtu"),
         mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(no_value),
         guid: guid.map_or_else(no_value, |guid| with_colons(&guid)),
-        driver: link_target_name(&function.join("driver"))
+        driver: link_name(function.join("driver"))
             .filter(|driver| driver != "mlx5_core")
             .unwrap_or_else(no_value),
         links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
@@ -446,11 +445,6 @@ fn is_up(interface: &Path) -> bool {
 
 fn no_value() -> String {
     "-".to_owned()
-}
-
-/// Last component of a symlink's target.
-fn link_target_name(link: &Path) -> Option<String> {
-    Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
 }
 
 #[cfg(test)]

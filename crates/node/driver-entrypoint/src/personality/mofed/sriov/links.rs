@@ -13,9 +13,9 @@ use std::{
 };
 
 use self::ip::{Ip, IpOutput};
-use super::{super::devlink, flags, link_target_name};
+use super::{super::devlink, flags};
 use crate::{
-    files::{entries, name_of, program, text},
+    files::{entries, link_name, name_of, names_after, program, text},
     node::Node,
 };
 
@@ -126,7 +126,7 @@ pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<LinkSetting> {
 
 /// Reads everything but the attributes and sysctls.
 fn read_with(node: &Node<'_>, output: &IpOutput, interface: &Path) -> Vec<LinkSetting> {
-    let master = link_target_name(&interface.join("master")).filter(|name| name != OVS_DATAPATH);
+    let master = link_name(interface.join("master")).filter(|name| name != OVS_DATAPATH);
     let mut links: Vec<LinkSetting> =
         master.map(|name| LinkSetting::new(Kind::Master, &name, "")).into_iter().collect();
     let vlans = vlans(node, interface);
@@ -221,14 +221,13 @@ fn missing_links<'a>(
 
 /// Names the interfaces on top of an interface that [`restore`] does not create again, such as macvlans.
 pub(super) fn lost_uppers(node: &Node<'_>, interface: &Path) -> Vec<String> {
-    let master = link_target_name(&interface.join("master"));
+    let master = link_name(interface.join("master"));
     let vlans = vlans(node, interface);
     let is_restored =
         |name: &String| master.as_ref() == Some(name) || vlans.iter().any(|vlan| vlan.device == *name);
-    let uppers = entries(interface)
-        .into_iter()
-        .filter_map(|path| Some(path.file_name()?.to_str()?.strip_prefix("upper_")?.to_owned()));
-    uppers.filter(|name| !is_restored(name)).collect()
+    let mut uppers = names_after(interface, "upper_");
+    uppers.retain(|name| !is_restored(name));
+    uppers
 }
 
 fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &LinkSetting) -> Result<String, String> {

@@ -7,11 +7,11 @@ use std::{
 
 use super::{
     super::devlink::{self, Devlink},
-    POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, link_target_name, links,
-    own_interface, representors, sysfs_path, vf_settings,
+    POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, links, own_interface, representors,
+    sysfs_path, vf_settings,
 };
 use crate::{
-    files::{program, text},
+    files::{link_name, name_of, program, text},
     node::Node,
 };
 
@@ -124,9 +124,9 @@ impl Restorer<'_> {
     }
 
     fn set_address_with_ip(&self, device: &Path, index: usize, word: &str, value: &str) -> bool {
-        let interface = own_interface(device).and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
+        let interface = own_interface(device);
         let Some((interface, ip)) = interface.zip(program(&self.node.paths, "ip")) else { return false };
-        let words = ["link", "set", "dev", interface.as_str(), "vf", &index.to_string(), word, value];
+        let words = ["link", "set", "dev", &name_of(&interface), "vf", &index.to_string(), word, value];
         match devlink::run(&ip, &words) {
             Ok(_) => true,
             Err(error) => {
@@ -172,7 +172,7 @@ impl Restorer<'_> {
 
     fn write_bind_file(&self, pci: &str, file: &str) {
         let driver_link = sysfs_path(self.node, &format!("pci/{pci}")).join("driver");
-        let driver = link_target_name(&driver_link).unwrap_or_else(|| "mlx5_core".to_owned());
+        let driver = link_name(&driver_link).unwrap_or_else(|| "mlx5_core".to_owned());
         // A function that is bound to another driver, for example for a virtual machine, is left to that driver.
         if driver == "mlx5_core" && (file == "bind" || driver_link.exists()) {
             self.write(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
