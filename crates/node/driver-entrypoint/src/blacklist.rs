@@ -52,11 +52,7 @@ impl Blacklist<'_> {
         let run_file = self.run_file();
         let (link, target) = self.link.as_ref().map(|(link, target)| (*link, target.as_str())).unzip();
         for path in [link, Some(run_file.as_str()), target].into_iter().flatten() {
-            match files::remove(self.node, path) {
-                Ok(true) => self.node.log.step(format!("removed {path}")),
-                Ok(false) => {}
-                Err(error) => self.node.log.warn(error),
-            }
+            self.node.log.warn_of(files::remove_and_log(self.node, path));
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{error::Error, files, forecast, node::Node, routes::Network, signals::Signals};
+use crate::{error::Error, files, forecast::interfaces_of, node::Node, routes::Network, signals::Signals};
 
 /// Environment variable with the time limit in seconds. 0 disables the check.
 const VARIABLE: &str = "API_SERVER_TIMEOUT_SEC";
@@ -169,12 +169,6 @@ impl ApiServers<'_> {
             |process: &str| fs::read_link(self.node.paths.at(&format!("/proc/{process}/ns/net"))).ok();
         namespace("self") == namespace("1")
     }
-}
-
-/// Network interfaces that these modules drive.
-fn interfaces_of(node: &Node<'_>, modules: &[String]) -> Vec<PathBuf> {
-    let is_driven = |(module, path): (String, PathBuf)| modules.contains(&module).then_some(path);
-    forecast::interfaces(node).into_iter().filter_map(is_driven).collect()
 }
 
 /// API servers that the node reaches through these interfaces.

@@ -109,8 +109,8 @@ pub(crate) fn set_ready(node: &Node<'_>, path: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the ready file; no-op if it does not exist.
-pub(crate) fn clear_ready(node: &Node<'_>, path: &str) -> Result<(), Error> {
+/// Removes a file, and logs that if the file existed.
+pub(crate) fn remove_and_log(node: &Node<'_>, path: &str) -> Result<(), Error> {
     if remove(node, path)? {
         node.log.step(format!("removed {path}"));
     }

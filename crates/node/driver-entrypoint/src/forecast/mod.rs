@@ -301,9 +301,15 @@ impl fmt::Display for InterfaceUse {
 }
 
 /// Lists network interfaces, each with the module of its driver.
-pub(crate) fn interfaces(node: &Node<'_>) -> Vec<(String, PathBuf)> {
+fn interfaces(node: &Node<'_>) -> Vec<(String, PathBuf)> {
     let devices = files::entries(node.paths.at("/sys/class/net")).into_iter();
     devices.filter_map(|device| Some((module_of(&device.join("device"))?, device))).collect()
+}
+
+/// Lists the network interfaces that these modules drive.
+pub(crate) fn interfaces_of(node: &Node<'_>, modules: &[String]) -> Vec<PathBuf> {
+    let is_driven = |(module, path): (String, PathBuf)| modules.contains(&module).then_some(path);
+    interfaces(node).into_iter().filter_map(is_driven).collect()
 }
 
 #[cfg(test)]

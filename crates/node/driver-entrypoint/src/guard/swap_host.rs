@@ -1,10 +1,6 @@
 //! The phases of a swap on the host. Each phase can run again after an interruption, and then only does the remaining work.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use rustix::io::Errno;
 use swap_guard::{
@@ -117,7 +113,7 @@ impl SwapHost<'_> {
         if !silent.is_empty() && servers.recorded().is_empty() {
             return Err(no_answer_before(&silent));
         }
-        let interfaces = self.interfaces();
+        let interfaces = forecast::interfaces_of(node, &request.unload);
         owner::save(node, &self.file("interfaces"), &interfaces)?;
         self.bound_devices().record(&request.unload)?;
         let network = NetworkState::read_of_modules(node, &self.file("defaults"), &request.unload);
@@ -140,12 +136,6 @@ impl SwapHost<'_> {
             format!("module {name} is not the one for which the swap was planned"),
             "another container has replaced the module: run only one container that replaces it",
         ))
-    }
-
-    /// Network interfaces of the modules to unload.
-    fn interfaces(&self) -> Vec<PathBuf> {
-        let is_driven = |(module, path)| self.request.unload.contains(&module).then_some(path);
-        forecast::interfaces(self.node).into_iter().filter_map(is_driven).collect()
     }
 
     fn load_new(&self, time_left: Duration) -> Result<(), Error> {

@@ -41,7 +41,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
     let options = &options.complete(node)?;
     let _lock = Lock::take(node, &options.file("lock"))?;
     let ready = options.file("ready");
-    files::clear_ready(node, &ready)?;
+    files::remove_and_log(node, &ready)?;
     let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
     let parameters = Parameters::read(&node.paths);
     let (host_parameters, has_options) = Parameters::of_host(&node.paths);
@@ -63,7 +63,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
             files::set_ready(node, &ready)?;
             let signal = signals.wait();
             node.log.step(format!("{signal}: stopping"));
-            files::clear_ready(node, &ready)?;
+            files::remove_and_log(node, &ready)?;
             if options.keep {
                 node.log.step("the modules stay loaded (--keep)");
                 return Ok(());

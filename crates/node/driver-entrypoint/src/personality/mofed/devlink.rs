@@ -104,24 +104,14 @@ impl<'a> Devlink<'a> {
         let mut devices: Vec<String> = saved.iter().map(|parameter| parameter.device.clone()).collect();
         devices.dedup();
         let current = self.parameters(&devices);
-        for device in &devices {
+        for device in devices.iter().map(String::as_str) {
             let mut needs_reload = false;
-            for saved in saved.iter().filter(|saved| saved.device == *device) {
+            for saved in saved.iter().filter(|saved| saved.device == device) {
                 let Parameter { name, mode, value, set, .. } = saved;
                 let current = current.iter().find(|current| current.is_same_parameter(saved));
                 let current_value = current.map(|current| current.value.as_str());
-                let arguments: [&str; 10] = [
-                    "dev",
-                    "param",
-                    "set",
-                    device.as_str(),
-                    "name",
-                    name,
-                    "value",
-                    value,
-                    "cmode",
-                    mode.name(),
-                ];
+                let arguments =
+                    ["dev", "param", "set", device, "name", name, "value", value, "cmode", mode.name()];
                 match current_value {
                     Some(current_value) if current_value == value => {}
                     Some(current_value) if !set => self.node.log.warn(format!(
@@ -134,7 +124,7 @@ impl<'a> Devlink<'a> {
                 }
             }
             if needs_reload {
-                self.set(&["dev", "reload", device.as_str()]);
+                self.set(&["dev", "reload", device]);
             }
         }
     }

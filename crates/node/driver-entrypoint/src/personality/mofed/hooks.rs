@@ -25,9 +25,7 @@ impl Hooks<'_> {
     /// Runs the program before the modules are unloaded. After a failure, the caller must not unload them.
     pub(super) fn run_before(&self, modules: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, before, after: _, file } = self;
-        let interfaces =
-            forecast::interfaces(node).into_iter().filter(|(module, _)| modules.contains(module));
-        let interfaces: Vec<_> = interfaces.map(|(_, interface)| interface).collect();
+        let interfaces = forecast::interfaces_of(node, modules);
         let lines = interfaces.iter().map(|interface| {
             let device = link_name(interface.join("device")).unwrap_or_default();
             format!("{} {device}", name_of(interface))

@@ -40,7 +40,7 @@ use crate::{
 /// Runs the container from start to stop.
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     let _lock = Lock::take(node, &settings.lock)?;
-    files::clear_ready(node, &settings.ready)?;
+    files::remove_and_log(node, &settings.ready)?;
     let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
     let parameters = Parameters::read(&node.paths);
     let (host_parameters, has_options) = Parameters::of_host(&node.paths);
@@ -169,7 +169,7 @@ impl Container<'_> {
 
     fn stop(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, .. } = self;
-        files::clear_ready(node, &settings.ready)?;
+        files::remove_and_log(node, &settings.ready)?;
         self.remove_udev_rules();
         self.conceal()?;
         if settings.restore && logind::is_shutting_down(node) {

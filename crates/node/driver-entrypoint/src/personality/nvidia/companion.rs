@@ -268,7 +268,7 @@ impl<'a> Companion<'a> {
     }
 
     fn clear_ready(&self, node: &Node<'_>) -> Result<(), Error> {
-        self.ready_file.map_or(Ok(()), |file| files::clear_ready(node, file))
+        self.ready_file.map_or(Ok(()), |file| files::remove_and_log(node, file))
     }
 }
 

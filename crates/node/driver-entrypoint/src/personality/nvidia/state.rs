@@ -19,7 +19,7 @@ pub(crate) const OFED_READY: &str = "/run/mellanox/drivers/.driver-ready";
 /// Marks the driver as not ready: at the start, and before it is unloaded.
 pub(crate) fn set_not_ready(node: &Node<'_>) -> Result<(), Error> {
     files::write(node, DAEMONS_STATUS_FILE, "NotReady\n")?;
-    files::clear_ready(node, PROBE_FILE)
+    files::remove_and_log(node, PROBE_FILE)
 }
 
 /// Marks the driver as ready, and records its configuration's digest.
