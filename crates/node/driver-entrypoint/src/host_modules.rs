@@ -5,22 +5,34 @@
 use crate::{
     error::Error,
     files,
-    modules::{load::Loader, loaded::Loaded},
+    modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters},
+    node::Node,
 };
 
 pub(crate) struct HostModules<'a> {
     /// Loader with the host's tree only.
     pub(crate) host: Loader<'a>,
     /// File with the saved names.
-    pub(crate) file: String,
+    file: String,
     /// Whether the loader has the host's options, of its `modprobe.d`.
-    pub(crate) has_options: bool,
+    has_options: bool,
 }
 
-impl HostModules<'_> {
+impl<'a> HostModules<'a> {
+    /// Reads the host's modules and their options. `file` is the file with the saved names.
+    pub(crate) fn read(node: &'a Node<'a>, file: String) -> Result<Self, Error> {
+        let (parameters, has_options) = Parameters::of_host(&node.paths);
+        Ok(Self { host: Loader { node, index: Index::of_host(node)?, parameters }, file, has_options })
+    }
+
     /// Modules that this and earlier containers unloaded, in unload order.
     pub(crate) fn names(&self) -> Vec<String> {
         files::lines(self.host.node, &self.file)
+    }
+
+    /// Lists those of the modules, which are in unload order, that the host's tree has, in load order.
+    pub(crate) fn with_files(&self, names: &[String]) -> Vec<String> {
+        names.iter().rev().filter(|name| self.host.index.file(name).is_some()).cloned().collect()
     }
 
     /// Whether the host's saved modules are loaded again, and not the image's modules of the same names.
@@ -39,7 +51,7 @@ impl HostModules<'_> {
     /// Fails if a module could not be loaded again. An out-of-tree module without a file in the host's tree comes from an
     /// earlier image, and needs no restoring.
     pub(crate) fn check(&self, names: &[String]) -> Result<(), Error> {
-        let Loader { node, index, .. } = self.host;
+        let Loader { node, index, .. } = &self.host;
         let is_lost =
             |name: &&String| !index.has(name) && (index.is_empty() || Loaded::is_in_tree(&node.paths, name));
         let Some(name) = names.iter().find(is_lost) else { return Ok(()) };

@@ -26,7 +26,8 @@ use super::{
 use crate::{
     error::Error,
     files,
-    modules::{index::Index, load::Loader, parameters::Parameters},
+    host_modules::HostModules,
+    modules::load::Loader,
     personality::{generic, mofed},
     testing::{Bench, EndsNow, EndsWhenReady, Killed},
 };

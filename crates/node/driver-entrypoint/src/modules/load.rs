@@ -21,8 +21,8 @@ use crate::{
 /// Loads modules from an index, with their parameters.
 pub(crate) struct Loader<'a> {
     pub(crate) node: &'a Node<'a>,
-    pub(crate) index: &'a Index,
-    pub(crate) parameters: &'a Parameters,
+    pub(crate) index: Index,
+    pub(crate) parameters: Parameters,
 }
 
 /// One module to load.
@@ -36,7 +36,12 @@ pub(crate) struct Step {
     pub(crate) aliases: Vec<String>,
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
+    /// Reads the modules and parameters of the image; the host's modules complete the image's.
+    pub(crate) fn of_node(node: &'a Node<'a>) -> Result<Self, Error> {
+        Ok(Self { node, index: Index::of_node(node)?, parameters: Parameters::read(&node.paths) })
+    }
+
     /// Loads a module and its dependencies. Returns the names of the newly loaded modules, in load order.
     pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, Error> {
         let mut inserted = Vec::new();
@@ -236,8 +241,7 @@ mod tests {
 
     fn load(bench: &Bench, name: &str) -> Result<Vec<String>, Error> {
         let node = bench.node();
-        let index = Index::of_node(&node)?;
-        Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) }.load(name)
+        Loader::of_node(&node)?.load(name)
     }
 
     #[test]
@@ -288,8 +292,7 @@ mod tests {
         std::fs::write(bench.at(&format!("/lib/modules/{RELEASE}/m.ko")), module).unwrap();
         bench.kernel.load_errors.borrow_mut().insert("early".into(), Errno::NODEV);
         let node = bench.node();
-        let index = Index::of_node(&node).unwrap();
-        let loader = Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) };
+        let loader = Loader::of_node(&node).unwrap();
         let needs = loader.load_deps("m", Origin::Host, &Loaded::default()).unwrap();
         assert_eq!(needs, Vec::<String>::new());
         assert!(bench.log().contains("WARN  continuing without early: load early from"), "{}", bench.log());

@@ -138,10 +138,7 @@ pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        modules::{index::Index, parameters::Parameters},
-        testing::{Bench, RELEASE, elf},
-    };
+    use crate::testing::{Bench, RELEASE, elf};
 
     const BOTH: [Driver; 2] = [Driver::Gpu, Driver::Ofed];
 
@@ -181,9 +178,7 @@ mod tests {
 
     fn checked(bench: &Bench) -> Result<(), Error> {
         let node = bench.node();
-        let index = Index::of_node(&node)?;
-        let loader = Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) };
-        check(&loader, "nv_peer_mem", &BOTH)
+        check(&Loader::of_node(&node)?, "nv_peer_mem", &BOTH)
     }
 
     #[test]

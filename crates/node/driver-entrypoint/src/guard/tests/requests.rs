@@ -164,15 +164,13 @@ fn an_incomplete_request_does_not_stay_in_memory() {
     let bench = bench();
     let node = bench.node();
     drop(Guard::start(&node).unwrap());
-    let (image, host) = (Index::of_node(&node).unwrap(), Index::of_host(&node).unwrap());
-    let parameters = Parameters::read(&node.paths);
-    let loader = |index| Loader { node: &node, index, parameters: &parameters };
+    let host = HostModules::read(&node, "/run/replaced".to_owned()).unwrap().host;
     let swap = Swap {
         digest: "1".to_owned(),
         limit: Duration::ZERO,
         unload: &["acme_net".to_owned(), "acme".to_owned()],
-        new_modules: (&loader(&image), vec!["acme".to_owned()], vec![]),
-        old_modules: (&loader(&host), vec!["absent".to_owned()]),
+        new_modules: (&Loader::of_node(&node).unwrap(), vec!["acme".to_owned()], vec![]),
+        old_modules: (&host, vec!["absent".to_owned()]),
     };
     let client = GuardClient { node: &node, directory: DIRECTORY, name: "acme" };
     let mut signals = EndsWhenReady(&mut || {});

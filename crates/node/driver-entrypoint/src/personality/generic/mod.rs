@@ -27,7 +27,7 @@ use crate::{
     lock::Lock,
     logind,
     module_file::ModuleFile,
-    modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
+    modules::{load::Loader, loaded::Loaded, unload},
     node::Node,
     program,
     signals::Signals,
@@ -42,18 +42,11 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
     let _lock = Lock::take(node, &options.file("lock"))?;
     let ready = options.file("ready");
     files::remove_and_log(node, &ready)?;
-    let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
-    let parameters = Parameters::read(&node.paths);
-    let (host_parameters, has_options) = Parameters::of_host(&node.paths);
     let container = Container {
         node,
         options,
-        loader: Loader { node, index: &index, parameters: &parameters },
-        host_modules: HostModules {
-            host: Loader { node, index: &host, parameters: &host_parameters },
-            has_options,
-            file: options.file("replaced"),
-        },
+        loader: Loader::of_node(node)?,
+        host_modules: HostModules::read(node, options.file("replaced"))?,
         firmware_path: options.file("firmware"),
     };
     let mut loaded = Vec::new();
@@ -154,15 +147,13 @@ impl Container<'_> {
         digest: String,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
-        let host_names = self.host_modules.names();
-        let host = &self.host_modules.host;
-        let to_restore = host_names.into_iter().rev().filter(|name| host.index.file(name).is_some());
+        let host_modules = &self.host_modules;
         let swap = Swap {
             digest,
             limit: self.options.api_server_limit,
             unload: to_unload,
             new_modules: (&self.loader, self.options.modules.clone(), Vec::new()),
-            old_modules: (host, to_restore.collect()),
+            old_modules: (&host_modules.host, host_modules.with_files(&host_modules.names())),
         };
         guard.swap(&swap, signals)
     }
@@ -234,13 +225,11 @@ impl Container<'_> {
         }
         self.host_modules.check(&names)?;
         self.node.log.step("restoring the host's modules");
-        let host = &self.host_modules.host;
-        let to_restore = names.into_iter().rev().filter(|name| host.index.file(name).is_some());
         let swap = Swap {
             digest: format!("{}{END}", self.failure_record()?.image),
             limit: self.options.api_server_limit,
             unload: &to_unload,
-            new_modules: (host, to_restore.collect(), Vec::new()),
+            new_modules: (&self.host_modules.host, self.host_modules.with_files(&names), Vec::new()),
             old_modules: (&self.loader, self.options.modules.clone()),
         };
         guard.swap(&swap, signals)?;
@@ -387,7 +376,7 @@ impl Container<'_> {
     /// Whether the loaded module belongs neither to the image nor to the host. Without the host's tree this is unknown,
     /// and the answer is false.
     fn is_stale(&self, loaded: &Loaded, name: &str) -> bool {
-        let (paths, host) = (&self.node.paths, self.host_modules.host.index);
+        let (paths, host) = (&self.node.paths, &self.host_modules.host.index);
         let is_other = !Loaded::is_in_tree(paths, name) && !self.loader.is_image_build(loaded, name);
         let identity = loaded.identity(paths, name).filter(|_| is_other && !host.is_empty());
         let file_identity = |file: &ModuleFile| file.info().ok()?.identity();

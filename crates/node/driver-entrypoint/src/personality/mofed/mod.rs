@@ -31,7 +31,7 @@ use crate::{
     host_modules::HostModules,
     lock::Lock,
     logind,
-    modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
+    modules::{load::Loader, loaded::Loaded, unload},
     mounts,
     node::Node,
     signals::Signals,
@@ -41,18 +41,11 @@ use crate::{
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     let _lock = Lock::take(node, &settings.lock)?;
     files::remove_and_log(node, &settings.ready)?;
-    let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
-    let parameters = Parameters::read(&node.paths);
-    let (host_parameters, has_options) = Parameters::of_host(&node.paths);
     let container = Container {
         node,
         settings,
-        stack: Stack { node, settings, loader: Loader { node, index: &index, parameters: &parameters } },
-        host_modules: HostModules {
-            host: Loader { node, index: &host, parameters: &host_parameters },
-            has_options,
-            file: settings.state_file("replaced"),
-        },
+        stack: Stack { node, settings, loader: Loader::of_node(node)? },
+        host_modules: HostModules::read(node, settings.state_file("replaced"))?,
         api_servers: ApiServers {
             node,
             file: settings.state_file("api-servers"),
@@ -246,14 +239,12 @@ impl Container<'_> {
         let Self { stack, settings, host_modules, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
         let (required, optional) = stack.modules_of_swap(unloaded);
-        let host = &host_modules.host;
-        let to_restore = unloaded.iter().rev().filter(|name| host.index.file(name).is_some());
         let swap = Swap {
             digest,
             limit: settings.api_server_limit,
             unload: to_unload,
             new_modules: (&stack.loader, required, optional),
-            old_modules: (host, to_restore.cloned().collect()),
+            old_modules: (&host_modules.host, host_modules.with_files(unloaded)),
         };
         guard.swap(&swap, signals)?;
         stack.check_loaded()
@@ -271,14 +262,12 @@ impl Container<'_> {
         node.log.step("restoring the host's drivers");
         let names = host_modules.save(to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
-        let host = &host_modules.host;
-        let to_restore = names.iter().rev().filter(|name| host.index.file(name).is_some());
         let (required, _) = stack.modules_of_swap(&names);
         let swap = Swap {
             digest,
             limit: settings.api_server_limit,
             unload: to_unload,
-            new_modules: (host, to_restore.cloned().collect(), Vec::new()),
+            new_modules: (&host_modules.host, host_modules.with_files(&names), Vec::new()),
             old_modules: (&stack.loader, required),
         };
         guard.swap(&swap, signals)?;

@@ -7,7 +7,7 @@ use super::settings::Settings;
 use crate::{
     error::Error,
     module_file::{Origin, kernel_name},
-    modules::{index::Index, load::Loader, loaded::Loaded, unload},
+    modules::{load::Loader, loaded::Loaded, unload},
     node::Node,
 };
 
@@ -46,21 +46,22 @@ impl Stack<'_> {
     /// Lists the image's modules to load by name.
     pub(super) fn modules_to_load(&self) -> Vec<&'static str> {
         let nfs = self.settings.nfs_rdma.then_some("rpcrdma");
-        START_MODULES.into_iter().chain(nfs).filter(|name| self.index().image_file(name).is_some()).collect()
+        let names = START_MODULES.into_iter().chain(nfs);
+        names.filter(|name| self.loader.index.image_file(name).is_some()).collect()
     }
 
     /// Fails for an image without drivers for this kernel, before any change.
     pub(super) fn check_image(&self) -> Result<(), Error> {
-        if self.index().image_file("mlx5_core").is_none() {
-            return Err(self.index().missing_error("mlx5_core", None));
+        if self.loader.index.image_file("mlx5_core").is_none() {
+            return Err(self.loader.index.missing_error("mlx5_core", None));
         }
-        if let Some(name) = COMPARED_MODULES.into_iter().find(|name| self.index().is_built_in(name)) {
+        if let Some(name) = COMPARED_MODULES.into_iter().find(|name| self.loader.index.is_built_in(name)) {
             return Err(Error::new(
                 format!("{name} is built into this kernel, and cannot be replaced"),
                 "build the kernel with CONFIG_INFINIBAND=m and CONFIG_MLX5_CORE=m, or use its own drivers",
             ));
         }
-        if self.settings.nfs_rdma && self.index().image_file("rpcrdma").is_none() {
+        if self.settings.nfs_rdma && self.loader.index.image_file("rpcrdma").is_none() {
             self.node.log.warn("ENABLE_NFSRDMA is set, but this image was built without rpcrdma");
         }
         Ok(())
@@ -68,7 +69,7 @@ impl Stack<'_> {
 
     pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, Error> {
         for module in COMPARED_MODULES {
-            let Some(file) = self.index().image_file(module) else { continue };
+            let Some(file) = self.loader.index.image_file(module) else { continue };
             let image = file.info()?;
             if !loaded.matches_file(&self.node.paths, module, &image) {
                 let loaded_version = loaded.get(module).map(|module| module.source_version.clone());
@@ -95,7 +96,7 @@ impl Stack<'_> {
         let in_tree = IN_TREE_MODULES.split_whitespace();
         let is_known = |name: &str| {
             listed.contains(name)
-                || self.index().image_file(name).is_some()
+                || self.loader.index.image_file(name).is_some()
                 || in_tree.clone().any(|other| other == name)
                 || PEER_MEMORY.contains(&name)
         };
@@ -124,7 +125,7 @@ impl Stack<'_> {
     pub(super) fn modules_of_swap(&self, unloaded: &[String]) -> (Vec<String>, Vec<String>) {
         let to_load = self.modules_to_load().into_iter().map(str::to_owned);
         let others = unloaded.iter().rev().chain(&self.settings.auxiliary);
-        let others = others.filter(|name| self.index().image_file(name).is_some()).cloned();
+        let others = others.filter(|name| self.loader.index.image_file(name).is_some()).cloned();
         let (storage, optional): (Vec<String>, Vec<String>) = others.partition(|name| {
             self.settings.storage.iter().any(|storage| kernel_name(storage) == kernel_name(name))
         });
@@ -139,7 +140,7 @@ impl Stack<'_> {
         let to_reload = unloaded.iter().rev();
         let auxiliary = self.settings.auxiliary.iter();
         for name in to_reload.chain(auxiliary) {
-            if self.index().image_file(name).is_some() {
+            if self.loader.index.image_file(name).is_some() {
                 let loaded = self.loader.load(name);
                 // Storage modules are required, because the node used them before. The other modules are optional.
                 if self.settings.storage.iter().any(|storage| kernel_name(storage) == *name) {
@@ -178,10 +179,6 @@ impl Stack<'_> {
             names.extend(self.loader.image_modules_for(name)?);
         }
         Ok(names)
-    }
-
-    fn index(&self) -> &Index {
-        self.loader.index
     }
 }
 

@@ -207,7 +207,7 @@ impl<'a> Companion<'a> {
 
     fn load(&self, node: &Node<'_>) -> Result<(), Error> {
         let index = driver::index(node, Some(GPU_MODULES))?;
-        let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
+        let loader = Loader { node, index, parameters: Parameters::read(&node.paths) };
         let drivers = [Driver::Gpu, Driver::Ofed];
         // The host's own OFED exposes no Module.symvers to containers.
         let drivers = if self.ofed == Ofed::Container { &drivers[..] } else { &drivers[..1] };

@@ -44,7 +44,8 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
     parameters::check(node, &parameters::MODULES)?;
     let index = driver::index(node, None)?;
-    let loader = Loader { node, index: &index, parameters: &driver::parameters(node, &index, settings)? };
+    let parameters = driver::parameters(node, &index, settings)?;
+    let loader = Loader { node, index, parameters };
     driver::check(&loader, settings.drm)?;
     let is_same = has_same_configuration(node, &loader, settings)?;
     if !is_same {
@@ -81,7 +82,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
 fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
     let stored = text(node.paths.at(state::DIGEST_FILE));
     let is_same = settings.config_digest.is_some() && settings.config_digest == stored;
-    Ok(is_same && driver::is_loaded(node, loader.index)?)
+    Ok(is_same && driver::is_loaded(node, &loader.index)?)
 }
 
 fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
