@@ -40,6 +40,20 @@ pub(crate) fn names_after(directory: &Path, prefix: &str) -> Vec<String> {
     names.filter_map(|name| name.strip_prefix(prefix).map(str::to_owned)).collect()
 }
 
+/// Decodes escapes in the kernel's text: `prefix`, and a byte as a number with this many digits.
+pub(crate) fn unescape(text: &[u8], prefix: &[u8], digits: usize, radix: u32) -> String {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let Some((&first, tail)) = rest.split_first() {
+        let number = |text: &[u8]| u8::from_str_radix(str::from_utf8(text).ok()?, radix).ok();
+        let escape = rest.strip_prefix(prefix).and_then(|rest| rest.split_at_checked(digits));
+        let decoded = escape.and_then(|(text, tail)| Some((number(text)?, tail)));
+        let (byte, tail) = decoded.unwrap_or((first, tail));
+        bytes.push(byte);
+        rest = tail;
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// Finds a program of the image by its name.
 pub(crate) fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
     let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];

@@ -8,6 +8,8 @@ use std::{
 
 use rustix::fs::OFlags;
 
+use crate::files::unescape;
+
 /// Maximum number of messages kept per step, so that a module that logs endlessly does not fill the memory.
 const MAX_MESSAGES: usize = 20_000;
 
@@ -66,19 +68,7 @@ fn is_warning(record: &[u8]) -> bool {
 pub(crate) fn message(record: &[u8]) -> Option<String> {
     let start = record.iter().position(|&byte| byte == b';')? + 1;
     let text = record.get(start..)?.split(|&byte| byte == b'\n').next()?;
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&first, tail)) = rest.split_first() {
-        let escaped = match rest {
-            [b'\\', b'x', high, low, ..] => std::str::from_utf8(&[*high, *low])
-                .ok()
-                .and_then(|digits| u8::from_str_radix(digits, 16).ok()),
-            _ => None,
-        };
-        bytes.push(escaped.unwrap_or(first));
-        rest = if escaped.is_some() { rest.get(4..).unwrap_or_default() } else { tail };
-    }
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+    Some(unescape(text, br"\x", 2, 16))
 }
 
 #[cfg(test)]

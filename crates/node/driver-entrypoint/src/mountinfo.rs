@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::files::unescape;
+
 /// A mount of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
@@ -33,27 +35,12 @@ fn parse(line: &str) -> Option<Mount> {
         id: fields.next()?.parse().ok()?,
         parent: fields.next()?.parse().ok()?,
         device: fields.next()?.to_owned(),
-        point: unescape(fields.nth(1)?).into(),
+        // The kernel writes space, tab, newline and backslash as three octal digits.
+        point: unescape(fields.nth(1)?.as_bytes(), br"\", 3, 8).into(),
         shared: fields.skip(1).any(|field| field.starts_with("shared:")),
         file_system: file_system.next()?.to_owned(),
         options: file_system.nth(1).unwrap_or_default().to_owned(),
     })
-}
-
-/// Decodes octal escapes: the kernel writes space, tab, newline and backslash as three octal digits.
-fn unescape(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let mut path = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                path.push(char::from(byte));
-                path.push_str(part.get(3..).unwrap_or_default());
-            }
-            None => path.extend(["\\", part]),
-        }
-    }
-    path
 }
 
 #[cfg(test)]
@@ -77,6 +64,6 @@ mod tests {
         let private = "36 35 98:0 / /x rw - tmpfs shared:9 rw";
         assert_eq!(parse(private).map(|mount| mount.shared), Some(false));
         assert_eq!(parse("36"), None);
-        assert_eq!(unescape(r"a\134b\x"), r"a\b\x");
+        assert_eq!(unescape(br"a\134b\x", br"\", 3, 8), r"a\b\x");
     }
 }
