@@ -39,17 +39,14 @@ struct Route {
     metric: u32,
 }
 
-impl Route {
-    fn leads_to(&self, address: IpAddr) -> bool {
-        let difference = match (self.network, address) {
-            (IpAddr::V4(network), IpAddr::V4(address)) => {
-                u128::from(network.to_bits() ^ address.to_bits()) << 96
-            }
-            (IpAddr::V6(network), IpAddr::V6(address)) => network.to_bits() ^ address.to_bits(),
-            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return false,
-        };
-        difference.leading_zeros() >= self.prefix
-    }
+/// Whether a network with this prefix length contains an address.
+pub(crate) fn contains(network: IpAddr, prefix: u32, address: IpAddr) -> bool {
+    let common = match (network, address) {
+        (IpAddr::V4(network), IpAddr::V4(address)) => (network.to_bits() ^ address.to_bits()).leading_zeros(),
+        (IpAddr::V6(network), IpAddr::V6(address)) => (network.to_bits() ^ address.to_bits()).leading_zeros(),
+        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return false,
+    };
+    common >= prefix
 }
 
 impl Network {
@@ -102,7 +99,7 @@ impl Network {
 
     /// Whether the kernel routes an address through one of these interfaces.
     fn is_routed_by(&self, names: &BTreeSet<String>, address: IpAddr) -> bool {
-        let routes = self.routes.iter().filter(|route| route.leads_to(address));
+        let routes = self.routes.iter().filter(|route| contains(route.network, route.prefix, address));
         let best = routes.min_by_key(|route| (std::cmp::Reverse(route.prefix), route.metric));
         best.is_some_and(|route| names.contains(&route.interface))
     }

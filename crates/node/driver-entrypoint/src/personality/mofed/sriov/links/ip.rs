@@ -3,6 +3,7 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use super::{Node, devlink, program};
+use crate::routes::contains;
 
 /// Protocols of routes that the kernel or a DHCP client adds again.
 const AUTOMATIC_PROTOCOLS: [&str; 4] = ["kernel", "dhcp", "ra", "redirect"];
@@ -153,26 +154,17 @@ fn is_virtual(words: &[&str], all: &[Vec<&str>]) -> bool {
     // The number is RTPROT_KEEPALIVED (include/uapi/linux/rtnetlink.h), as `ip` prints a protocol that it has no name for.
     let is_keepalived = matches!(attribute(words, "proto"), Some("keepalived" | "0x12"));
     let single = parse_prefix(words).filter(|(address, length)| *length == bits(*address));
-    is_keepalived
-        || single.is_some_and(|(address, _)| {
-            all.iter().filter_map(|other| parse_prefix(other)).any(|subnet| contains(subnet, address))
-        })
+    let mut subnets = all.iter().filter_map(|other| parse_prefix(other));
+    let is_in_subnet = |address| {
+        subnets.any(|(network, length)| length < bits(network) && contains(network, length, address))
+    };
+    is_keepalived || single.map(|(address, _)| address).is_some_and(is_in_subnet)
 }
 
 /// Parses an address with the length of its prefix, such as `10.0.0.2/24`.
 fn parse_prefix(words: &[&str]) -> Option<(IpAddr, u32)> {
     let (address, length) = words.first()?.split_once('/')?;
     Some((address.parse().ok()?, length.parse().ok()?))
-}
-
-/// Whether a subnet of several addresses contains an address.
-fn contains((network, length): (IpAddr, u32), address: IpAddr) -> bool {
-    let common = match (network, address) {
-        (IpAddr::V4(network), IpAddr::V4(address)) => (network.to_bits() ^ address.to_bits()).leading_zeros(),
-        (IpAddr::V6(network), IpAddr::V6(address)) => (network.to_bits() ^ address.to_bits()).leading_zeros(),
-        _ => return false,
-    };
-    length < bits(network) && common >= length
 }
 
 fn bits(address: IpAddr) -> u32 {
