@@ -21,27 +21,29 @@ const LIMIT: Duration = Duration::from_secs(30);
 const POLLS: u32 = 100;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Owner of a network interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
-    Networkd,
-    NetworkManager,
-    Ifupdown,
+/// Owner of network interfaces.
+#[derive(Debug, PartialEq, Eq)]
+struct Owner {
+    name: &'static str,
+    /// Program that configures an interface, which follows the arguments.
+    program: &'static str,
+    arguments: &'static [&'static str],
 }
 
-impl Owner {
-    const ALL: [(Self, &str); 3] = [
-        (Self::Networkd, "systemd-networkd"),
-        (Self::NetworkManager, "NetworkManager"),
-        (Self::Ifupdown, "ifupdown"),
-    ];
+const NETWORKD: Owner =
+    Owner { name: "systemd-networkd", program: "networkctl", arguments: &["reconfigure"] };
+// Do not wait here (networkctl does not either): the replay waits for all owners together.
+const NETWORK_MANAGER: Owner =
+    Owner { name: "NetworkManager", program: "nmcli", arguments: &["--wait", "0", "device", "connect"] };
+const IFUPDOWN: Owner = Owner { name: "ifupdown", program: "ifup", arguments: &["--force"] };
 
-    fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(owner, _)| *owner == self).map_or("", |(_, name)| name)
+impl Owner {
+    fn named(name: &str) -> Option<&'static Self> {
+        [&NETWORKD, &NETWORK_MANAGER, &IFUPDOWN].into_iter().find(|owner| owner.name == name)
     }
 
     /// Finds the owner of an interface in the state files that the network managers keep below `/run`.
-    fn of(node: &Node<'_>, interface: &Path) -> Option<Self> {
+    fn of(node: &Node<'_>, interface: &Path) -> Option<&'static Self> {
         let name = name_of(interface);
         let index = text(interface.join("ifindex"))?;
         let contents = |path: String| text(node.paths.at(&path)).unwrap_or_default();
@@ -49,27 +51,17 @@ impl Owner {
             text.lines().filter_map(|line| line.strip_prefix(prefix)).any(|state| state != unmanaged)
         };
         if is_managed(&contents(format!("/run/systemd/netif/links/{index}")), "ADMIN_STATE=", "unmanaged") {
-            return Some(Self::Networkd);
+            return Some(&NETWORKD);
         }
         if is_managed(&contents(format!("/run/NetworkManager/devices/{index}")), "managed=", "false") {
-            return Some(Self::NetworkManager);
+            return Some(&NETWORK_MANAGER);
         }
         let is_up = |line: &str| line.split('=').next() == Some(name.as_str());
         contents(format!("/run/network/ifstate.{name}"))
             .lines()
             .chain(contents("/run/network/ifstate".to_owned()).lines())
             .any(is_up)
-            .then_some(Self::Ifupdown)
-    }
-
-    /// Returns the command that configures an interface.
-    fn command(self, interface: &str) -> (&'static str, Vec<&str>) {
-        match self {
-            Self::Networkd => ("networkctl", vec!["reconfigure", interface]),
-            // Do not wait here (networkctl does not either): the replay waits for all owners together.
-            Self::NetworkManager => ("nmcli", vec!["--wait", "0", "device", "connect", interface]),
-            Self::Ifupdown => ("ifup", vec!["--force", interface]),
-        }
+            .then_some(&IFUPDOWN)
     }
 }
 
@@ -81,7 +73,7 @@ struct SavedInterface<'a> {
     name: &'a str,
     /// Address of its PCI device; `None` on another bus, or if the device has other interfaces as well.
     device: Option<&'a str>,
-    owner: Option<Owner>,
+    owner: Option<&'static Owner>,
 }
 
 /// Writes the names, devices and owners of interfaces to a file.
@@ -94,7 +86,7 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
             entries(node.paths.at("/sys/bus/pci/devices").join(device).join("net")).len() == 1
         };
         let device = device.filter(has_one_interface).unwrap_or_else(|| NONE.to_owned());
-        let owner = Owner::of(node, interface).map_or(NONE, Owner::name);
+        let owner = Owner::of(node, interface).map_or(NONE, |owner| owner.name);
         node.log.step(format!("interface {name}, device {device}, owner {owner}"));
         lines.push(format!("{name} {device} {owner}"));
     }
@@ -106,8 +98,8 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     let text = text(node.paths.at(file)).unwrap_or_default();
     let saved = text.lines().filter_map(|line| {
         let [name, device, owner] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
-        let owner = Owner::ALL.into_iter().find(|(_, other)| *other == owner).map(|(owner, _)| owner);
-        Some(SavedInterface { name, device: Some(device).filter(|device| *device != NONE), owner })
+        let device = Some(device).filter(|device| *device != NONE);
+        Some(SavedInterface { name, device, owner: Owner::named(owner) })
     });
     let saved: Vec<SavedInterface<'_>> = saved.collect();
     restore_names(node, &saved);
@@ -115,9 +107,10 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     for (owner, interface) in saved.iter().filter_map(|saved| Some((saved.owner?, saved.name))) {
         has_owner = true;
         await_interface(node, interface);
-        let (program, arguments) = owner.command(interface);
+        let Owner { name, program, arguments } = owner;
+        let arguments = [*arguments, &[interface]].concat();
         match run(node, program, &arguments) {
-            Ok(()) => node.log.step(format!("{} configures {interface}", owner.name())),
+            Ok(()) => node.log.step(format!("{name} configures {interface}")),
             Err(reason) => node.log.warn(format!("{program} {}: {reason}", arguments.join(" "))),
         }
     }
@@ -205,12 +198,12 @@ mod tests {
     #[test]
     fn owners_are_known_by_their_state() {
         for (path, text, owner) in [
-            ("/run/systemd/netif/links/7", "ADMIN_STATE=configured\n", Some(Owner::Networkd)),
+            ("/run/systemd/netif/links/7", "ADMIN_STATE=configured\n", Some(&NETWORKD)),
             ("/run/systemd/netif/links/7", "ADMIN_STATE=unmanaged\n", None),
-            ("/run/NetworkManager/devices/7", "[device]\nmanaged=true\n", Some(Owner::NetworkManager)),
+            ("/run/NetworkManager/devices/7", "[device]\nmanaged=true\n", Some(&NETWORK_MANAGER)),
             ("/run/NetworkManager/devices/7", "[device]\nmanaged=false\n", None),
-            ("/run/network/ifstate.eth0", "eth0\n", Some(Owner::Ifupdown)),
-            ("/run/network/ifstate", "lo=lo\neth0=eth0\n", Some(Owner::Ifupdown)),
+            ("/run/network/ifstate.eth0", "eth0\n", Some(&IFUPDOWN)),
+            ("/run/network/ifstate", "lo=lo\neth0=eth0\n", Some(&IFUPDOWN)),
             ("/run/network/ifstate", "lo=lo\neth01=eth01\n", None),
         ] {
             let bench = Bench::new();
