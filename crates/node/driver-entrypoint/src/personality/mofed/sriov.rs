@@ -49,7 +49,7 @@ pub(crate) struct NetworkState {
 }
 
 /// A physical function and its virtual functions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PhysicalFunction {
     /// Device name in devlink, for example `pci/0000:08:00.0`.
     device: String,
@@ -194,8 +194,14 @@ impl NetworkState {
                     state.loads.push((module.to_owned(), load.parse().unwrap_or_default()));
                 }
                 (&["physical", device, up, mtu, switchdev, number], _) if is_device(device) => {
-                    let fields = [device, up, mtu, switchdev, number];
-                    state.physical.push(PhysicalFunction::of_fields(fields));
+                    state.physical.push(PhysicalFunction {
+                        device: device.to_owned(),
+                        up: up == "true",
+                        mtu: mtu.to_owned(),
+                        switchdev: switchdev == "true",
+                        number: number.parse().unwrap_or_default(),
+                        ..PhysicalFunction::default()
+                    });
                 }
                 (["link", link @ ..], Some(physical)) => {
                     let function = physical.functions.last_mut().map(|function| &mut function.links);
@@ -208,9 +214,16 @@ impl NetworkState {
                     mtu: (*mtu).to_owned(),
                 }),
                 (&["virtual", pci, up, mtu, mac, guid, ref driver @ ..], Some(physical)) if is_pci(pci) => {
-                    let function =
-                        VirtualFunction::of_fields([pci, up, mtu, mac, guid], driver.first().copied());
-                    physical.functions.push(function);
+                    physical.functions.push(VirtualFunction {
+                        pci: pci.to_owned(),
+                        up: up == "true",
+                        mtu: mtu.to_owned(),
+                        mac: mac.to_owned(),
+                        guid: guid.to_owned(),
+                        // A container of an earlier version did not save the driver.
+                        driver: driver.first().map_or_else(no_value, |driver| (*driver).to_owned()),
+                        links: Vec::new(),
+                    });
                 }
                 (fields, _) => state.parameters.extend(Parameter::of_fields(fields)),
             }
@@ -290,38 +303,6 @@ impl PhysicalFunction {
             vf_settings: interface.iter().flat_map(|path| vf_settings::read(node, path)).collect(),
             representors,
             links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
-        }
-    }
-
-    /// Parses the fields after `physical` in the saved text; the lines that follow have the lists.
-    fn of_fields(fields: [&str; 5]) -> Self {
-        let [device, up, mtu, switchdev, number] = fields;
-        Self {
-            device: device.to_owned(),
-            up: up == "true",
-            mtu: mtu.to_owned(),
-            switchdev: switchdev == "true",
-            number: number.parse().unwrap_or_default(),
-            functions: Vec::new(),
-            vf_settings: Vec::new(),
-            representors: Vec::new(),
-            links: Vec::new(),
-        }
-    }
-}
-
-impl VirtualFunction {
-    /// Parses the fields after `virtual` in the saved text. A container of an earlier version did not save the driver.
-    fn of_fields(fields: [&str; 5], driver: Option<&str>) -> Self {
-        let [pci, up, mtu, mac, guid] = fields;
-        Self {
-            pci: pci.to_owned(),
-            up: up == "true",
-            mtu: mtu.to_owned(),
-            mac: mac.to_owned(),
-            guid: guid.to_owned(),
-            driver: driver.map_or_else(no_value, str::to_owned),
-            links: Vec::new(),
         }
     }
 }
