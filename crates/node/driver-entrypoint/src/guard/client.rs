@@ -84,12 +84,10 @@ impl GuardClient<'_> {
         if node.paths.at(&lock).exists() {
             return Ok(());
         }
-        Err(Error::Guard {
-            state: None,
-            message: format!("{VARIABLE} names {directory}, where no guard has been: {lock} is missing"),
-            hint: "install the guard on the node, and mount its directory in this container at the same path",
-            transient: true,
-        })
+        Err(not_begun(
+            format!("{VARIABLE} names {directory}, where no guard has been: {lock} is missing"),
+            "install the guard on the node, and mount its directory in this container at the same path",
+        ))
     }
 
     /// Waits for the end of a swap that a killed container requested.
@@ -214,12 +212,10 @@ impl GuardClient<'_> {
                 return result_of(phase, &journal);
             }
             if is_finished {
-                return Err(Error::Guard {
-                    state: None,
-                    message: "the guard could not begin the swap, and nothing was touched".to_owned(),
-                    hint: "journalctl --unit farrier-swap-guard on the node has the reason: /run may be full",
-                    transient: true,
-                });
+                return Err(not_begun(
+                    "the guard could not begin the swap, and nothing was touched",
+                    "journalctl --unit farrier-swap-guard on the node has the reason: /run may be full",
+                ));
             }
             if let Err(error) = signals.check() {
                 self.withdraw();
@@ -233,12 +229,10 @@ impl GuardClient<'_> {
                 ));
             }
             if polls_without_guard > MAX_POLLS_WITHOUT_GUARD && self.withdraw() {
-                return Err(Error::Guard {
-                    state: None,
-                    message: format!("no guard serves {directory}"),
-                    hint: "systemctl status farrier-swap-guard on the node shows why; the DaemonSet of the guard starts it again",
-                    transient: true,
-                });
+                return Err(not_begun(
+                    format!("no guard serves {directory}"),
+                    "systemctl status farrier-swap-guard on the node shows why; the DaemonSet of the guard starts it again",
+                ));
             }
             node.kernel.pause(POLL_INTERVAL);
         }
@@ -303,14 +297,17 @@ fn result_of(phase: Phase, journal: &Journal) -> Result<(), Error> {
 /// Marks an I/O error as transient, because it says nothing about the image.
 fn as_transient(error: Error) -> Error {
     match error {
-        Error::Io { .. } => Error::Guard {
-            state: None,
-            message: error.to_string(),
-            hint: "the swap was not begun: make room in /run, or check the volumes of the pod",
-            transient: true,
-        },
+        Error::Io { .. } => not_begun(
+            error.to_string(),
+            "the swap was not begun: make room in /run, or check the volumes of the pod",
+        ),
         error => error,
     }
+}
+
+/// Error of a swap that was not begun: the same swap may succeed later.
+fn not_begun(message: impl Into<String>, hint: &'static str) -> Error {
+    Error::Guard { state: None, message: message.into(), hint, transient: true }
 }
 
 /// Plans the load of several modules, each once.
