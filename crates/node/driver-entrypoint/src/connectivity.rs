@@ -153,8 +153,7 @@ impl ApiServers<'_> {
 
     /// Removes the record.
     pub(crate) fn forget(&self) -> Result<(), Error> {
-        files::remove(self.node, &self.file)?;
-        Ok(())
+        files::remove(self.node, &self.file).map(drop)
     }
 
     /// Returns the recorded servers.
