@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use rustix::io::Errno;
 
-use crate::modules::users::User;
+use crate::modules::{users::User, with_parameters};
 
 /// The kernel's refusal to load a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,11 +108,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused { name, path, parameters, refusal } => {
-                write!(f, "load {name} from {path}")?;
-                if !parameters.is_empty() {
-                    write!(f, " with \"{parameters}\"")?;
-                }
-                write!(f, ": {}{refusal}", refusal.meaning())
+                let (options, meaning) = (with_parameters(parameters), refusal.meaning());
+                write!(f, "load {name} from {path}{options}: {meaning}{refusal}")
             }
             Self::Held { name, users } => write!(f, "unload {name}: used by {}", users.join(", ")),
             Self::InUse { name, references, users } => {

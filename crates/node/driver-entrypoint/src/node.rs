@@ -1,6 +1,9 @@
 //! Context that all steps share: the node's paths, its kernel and the log.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use crate::{kernel::Kernel, log::Log};
 
@@ -9,6 +12,18 @@ pub(crate) struct Node<'a> {
     pub(crate) paths: Paths,
     pub(crate) kernel: &'a dyn Kernel,
     pub(crate) log: Log,
+}
+
+impl Node<'_> {
+    /// Polls until the condition is met, at most `attempts` times. Returns whether it is met.
+    pub(crate) fn poll(&self, attempts: u32, interval: Duration, mut is_met: impl FnMut() -> bool) -> bool {
+        (0..attempts).any(|attempt| {
+            if attempt > 0 {
+                self.kernel.pause(interval);
+            }
+            is_met()
+        })
+    }
 }
 
 /// Root of all paths of this program: `/`, or a temporary directory in tests.

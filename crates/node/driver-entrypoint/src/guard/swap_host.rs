@@ -19,7 +19,7 @@ use crate::{
     forecast,
     kernel::IsolatedLoadError,
     module_file::{Compression, ModuleFile, Origin},
-    modules::{loaded::Loaded, unload},
+    modules::{loaded::Loaded, unload, with_parameters},
     node::Node,
     personality::mofed::sriov::NetworkState,
     signals::Signals,
@@ -257,8 +257,7 @@ impl SwapHost<'_> {
             result = self.load_file(module, &file, parameters, limit);
             match &result {
                 Ok(()) => {
-                    let options =
-                        if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
+                    let options = with_parameters(parameters);
                     node.log.step(format!("loaded the {directory} module {}{options}", module.name));
                     return Ok(());
                 }

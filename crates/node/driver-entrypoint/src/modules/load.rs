@@ -9,6 +9,7 @@ use super::{
     loaded::Loaded,
     parameters::Parameters,
     unload::{MAX_ATTEMPTS, RETRY_INTERVAL},
+    with_parameters,
 };
 use crate::{
     devices,
@@ -109,15 +110,12 @@ impl<'a> Loader<'a> {
     /// because probes may still be running.
     fn warn_of_unbound_devices(&self, name: &str, aliases: &[String]) {
         let Self { node, .. } = self;
-        let mut unbound = devices::without_driver(&node.paths, aliases);
-        for _ in 1..MAX_ATTEMPTS {
-            if unbound.is_empty() {
-                return;
-            }
-            node.kernel.pause(RETRY_INTERVAL);
+        let mut unbound = Vec::new();
+        let are_bound = node.poll(MAX_ATTEMPTS, RETRY_INTERVAL, || {
             unbound = devices::without_driver(&node.paths, aliases);
-        }
-        if !unbound.is_empty() {
+            unbound.is_empty()
+        });
+        if !are_bound {
             let devices = unbound.join(", ");
             node.log.warn(format!(
                 "module {name} is loaded, but is not bound to all of its devices: {devices} has no driver"
@@ -150,8 +148,7 @@ impl<'a> Loader<'a> {
         }
         match result {
             Ok(warnings) => {
-                let options =
-                    if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
+                let options = with_parameters(&parameters);
                 self.node.log.step(format!("loaded module {name}{origin} ({path}){options}"));
                 for warning in warnings {
                     self.node.log.warn(format!("kernel: {warning}"));

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Polls after SIGTERM: five seconds in total, as in the operators' images.
-const MAX_POLLS: usize = 50;
+const MAX_POLLS: u32 = 50;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Daemons with a PID file below `/run`, in stop order.
@@ -151,7 +151,7 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
         let Some(pid) = running(&node.paths, daemon) else { continue };
         // Ignore the error of a daemon that has just ended.
         let _ = kill_process(pid, Signal::TERM);
-        if !wait_until_ended(node, daemon) {
+        if !node.poll(MAX_POLLS, POLL_INTERVAL, || running(&node.paths, daemon).is_none()) {
             return Err(Error::new(
                 format!("{name} (process {pid}) does not end after SIGTERM, and uses the driver"),
                 "inspect that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",
@@ -160,19 +160,6 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
         node.log.step(format!("stopped {name}"));
     }
     Ok(())
-}
-
-/// Waits until a daemon has ended; returns false if it has not ended in time.
-fn wait_until_ended(node: &Node<'_>, daemon: &Daemon) -> bool {
-    for poll in 0..MAX_POLLS {
-        if poll > 0 {
-            node.kernel.pause(POLL_INTERVAL);
-        }
-        if running(&node.paths, daemon).is_none() {
-            return true;
-        }
-    }
-    false
 }
 
 /// Returns the running process of a PID file. The fabric manager's PID file is on the host and outlives its container,

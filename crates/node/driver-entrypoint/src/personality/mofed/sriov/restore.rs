@@ -151,14 +151,11 @@ impl Restorer<'_> {
 
     /// Restores the representors. They appear after the change to switchdev mode, one for each function.
     pub(super) fn restore_representors(&self, interface: &Path, saved: &[Representor]) {
-        let mut current = representors(self.node, interface);
-        for _ in 0..self.polls {
-            if current.len() >= saved.len() && current.iter().all(|(path, _)| self.is_named(path)) {
-                break;
-            }
-            self.node.kernel.pause(POLL_INTERVAL);
+        let mut current = Vec::new();
+        self.node.poll(self.polls + 1, POLL_INTERVAL, || {
             current = representors(self.node, interface);
-        }
+            current.len() >= saved.len() && current.iter().all(|(path, _)| self.is_named(path))
+        });
         for Representor { port, up, mtu } in saved {
             match current.iter().find(|(_, current)| current.port == *port) {
                 Some((path, _)) => {
