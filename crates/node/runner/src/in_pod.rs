@@ -42,7 +42,7 @@ use rustix::{
 
 use crate::{
     canary,
-    messages::{Messages, StandardOutput, with_context},
+    messages::{Context as _, Messages, StandardOutput},
     restrictions::Restrictions,
     rooted::Root,
     sandbox::confine,
@@ -81,8 +81,7 @@ pub fn run() -> io::Result<()> {
 }
 
 fn build(messages: &Messages) -> io::Result<Outcome> {
-    let plan: Plan =
-        fs::read(PLAN).and_then(|bytes| decode(&bytes)).map_err(|error| with_context(PLAN, error))?;
+    let plan: Plan = fs::read(PLAN).and_then(|bytes| decode(&bytes)).context(PLAN)?;
     let processes = plan.limits.processes.map(|limit| limit.saturating_mul(BUILDS_PER_NODE));
     let landlock = confine(processes, &Restrictions::BOTH)?;
     messages.send(&Message::Canary(Canary { refused: canary::attempt_all(true)?, landlock }))?;
@@ -106,7 +105,7 @@ fn protect_from_steps() -> io::Result<()> {
 /// Creates a file and unlinks it at once, so that only this process can access the file.
 fn unlinked_file(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(path);
-    let file = file.map_err(|error| with_context("create a file for messages below /tmp", error))?;
+    let file = file.context("create a file for messages below /tmp")?;
     fs::remove_file(path)?;
     Ok(file)
 }
@@ -141,8 +140,7 @@ pub fn follow(offset: &str) -> io::Result<()> {
     let offset: u64 = offset.parse().map_err(|_| io::Error::other("the offset is not a number"))?;
     // No step can take the name of the socket, because process 1 binds it before the first step and until the pod ends.
     let address = SocketAddr::from_abstract_name(SOCKET)?;
-    let mut stream =
-        UnixStream::connect_addr(&address).map_err(|error| with_context("ask the runner", error))?;
+    let mut stream = UnixStream::connect_addr(&address).context("ask the runner")?;
     // From here on this process has no more privileges than a step.
     confine(None, &Restrictions::BOTH)?;
     stream.write_all(&offset.to_be_bytes())?;

@@ -100,14 +100,23 @@ impl Read for StandardInput {
     }
 }
 
-/// Prefixes an error with the attempted action, and appends its causes.
-pub fn with_context(action: &str, error: impl Into<io::Error>) -> io::Error {
-    let error = error.into();
-    let mut text = format!("{action}: {error}");
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
+/// Adds context to errors.
+pub trait Context<T> {
+    /// Prefixes an error with the attempted action, and appends its causes.
+    fn context(self, action: &str) -> io::Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Context<T> for Result<T, E> {
+    fn context(self, action: &str) -> io::Result<T> {
+        self.map_err(|error| {
+            let error: io::Error = error.into();
+            let mut text = format!("{action}: {error}");
+            let mut cause = error.source();
+            while let Some(inner) = cause {
+                text = format!("{text}: {inner}");
+                cause = inner.source();
+            }
+            io::Error::new(error.kind(), text)
+        })
     }
-    io::Error::new(error.kind(), text)
 }

@@ -18,7 +18,7 @@ use rustix::{
     process::{chdir, pivot_root},
 };
 
-use crate::messages::with_context;
+use crate::messages::Context as _;
 
 /// Temporary mount point of the old root.
 const OLD_ROOT: &str = ".farrier-old-root";
@@ -50,7 +50,7 @@ const SEALED: MountFlags = MountFlags::BIND
 /// Stops mounts of this process's mount namespace from propagating to the host.
 pub fn separate_mounts() -> io::Result<()> {
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-        .map_err(|error| with_context("stop the propagation of mounts to the host", error))
+        .context("stop the propagation of mounts to the host")
 }
 
 /// Replaces the root of this process's mount namespace with an overlay over the trees at `lowers`, the uppermost first. The upper
@@ -62,19 +62,17 @@ pub fn pivot(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     for directory in [&root, &upper, &work, &private, &private.join("context"), &private.join("written")] {
         fs::create_dir(directory)?;
     }
-    mount_overlay(&root, lowers, &upper, &work)
-        .map_err(|error| with_context("mount an overlay over the toolchain", error))?;
+    mount_overlay(&root, lowers, &upper, &work).context("mount an overlay over the toolchain")?;
     let mount_point = root.join(PRIVATE.trim_start_matches('/'));
     fs::create_dir(&mount_point)?;
-    mount_bind(&private, &mount_point).map_err(|error| with_context("mount the build context", error))?;
-    mount_bind(&upper, mount_point.join("written"))
-        .map_err(|error| with_context("mount the upper directory", error))?;
+    mount_bind(&private, &mount_point).context("mount the build context")?;
+    mount_bind(&upper, mount_point.join("written")).context("mount the upper directory")?;
     change_root(&root)?;
     create_missing_directories()?;
     mount_proc()?;
     mount_dev()?;
     let old_root = Path::new("/").join(OLD_ROOT);
-    unmount(&old_root, UnmountFlags::DETACH).map_err(|error| with_context("unmount the old root", error))?;
+    unmount(&old_root, UnmountFlags::DETACH).context("unmount the old root")?;
     fs::remove_dir(old_root)
 }
 
@@ -94,7 +92,7 @@ fn mount_overlay(root: &Path, lowers: &[PathBuf], upper: &Path, work: &Path) -> 
 fn change_root(root: &Path) -> io::Result<()> {
     chdir(root)?;
     fs::create_dir(OLD_ROOT)?;
-    pivot_root(".", OLD_ROOT).map_err(|error| with_context("change the root", error))?;
+    pivot_root(".", OLD_ROOT).context("change the root")?;
     Ok(chdir("/")?)
 }
 
@@ -109,38 +107,34 @@ fn create_missing_directories() -> io::Result<()> {
 }
 
 fn mount_proc() -> io::Result<()> {
-    mount("proc", "/proc", "proc", NOSUID_NOEXEC | MountFlags::NODEV, None)
-        .map_err(|error| with_context("mount /proc", error))?;
+    mount("proc", "/proc", "proc", NOSUID_NOEXEC | MountFlags::NODEV, None).context("mount /proc")?;
     // A step in a new user namespace could gain capabilities.
-    fs::write("/proc/sys/user/max_user_namespaces", "0")
-        .map_err(|error| with_context("forbid namespaces in the sandbox", error))
+    fs::write("/proc/sys/user/max_user_namespaces", "0").context("forbid namespaces in the sandbox")
 }
 
 /// Mounts a `/dev` with the devices of [`DEVICES`] from the old root, and makes it read-only.
 fn mount_dev() -> io::Result<()> {
-    mount("dev", "/dev", "tmpfs", NOSUID_NOEXEC, c"mode=755,size=1m")
-        .map_err(|error| with_context("mount /dev", error))?;
+    mount("dev", "/dev", "tmpfs", NOSUID_NOEXEC, c"mode=755,size=1m").context("mount /dev")?;
     for (name, device) in DEVICES {
         let mount_point = Path::new("/dev").join(name);
         File::create(&mount_point)?;
         mount_bind(Path::new("/").join(OLD_ROOT).join("dev").join(device), &mount_point)
-            .map_err(|error| with_context(&format!("mount {}", mount_point.display()), error))?;
+            .context(&format!("mount {}", mount_point.display()))?;
     }
     for (name, target) in LINKS {
         symlink(target, Path::new("/dev").join(name))?;
     }
     fs::create_dir("/dev/shm")?;
     mount("shm", "/dev/shm", "tmpfs", NOSUID_NOEXEC | MountFlags::NODEV, c"mode=1777,size=64m")
-        .map_err(|error| with_context("mount /dev/shm", error))?;
+        .context("mount /dev/shm")?;
     mount_remount("/dev", MountFlags::BIND | NOSUID_NOEXEC | MountFlags::RDONLY, c"")
-        .map_err(|error| with_context("make /dev read-only", error))
+        .context("make /dev read-only")
 }
 
 /// Makes everything below [`PRIVATE`] read-only.
 pub fn seal() -> io::Result<()> {
     for mount in [PRIVATE, WRITTEN] {
-        mount_remount(mount, SEALED, c"")
-            .map_err(|error| with_context(&format!("make {mount} read-only"), error))?;
+        mount_remount(mount, SEALED, c"").context(&format!("make {mount} read-only"))?;
     }
     Ok(())
 }

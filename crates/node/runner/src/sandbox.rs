@@ -45,7 +45,7 @@ use rustix::{
 
 use crate::{
     canary, filter, landlock_rules,
-    messages::{Messages, StandardInput, with_context},
+    messages::{Context as _, Messages, StandardInput},
     restrictions::{self, Restrictions},
     root,
     rooted::Root,
@@ -58,11 +58,11 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
     // This process must die with farrier.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
-    sys::replace_session_keyring().map_err(|error| with_context("replace the session keyring", error))?;
+    sys::replace_session_keyring().context("replace the session keyring")?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
         // Only root can drop supplementary groups. Another user keeps its groups, and gains no access by them.
-        set_thread_groups(&[]).map_err(|error| with_context("drop all supplementary groups", error))?;
+        set_thread_groups(&[]).context("drop all supplementary groups")?;
     }
     restrictions::leak(enabled)?;
     // Detach the trees before `unshare`, which takes the privilege to map their owners from this process.
@@ -74,7 +74,7 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
-    unshare(namespaces).map_err(|error| with_context("the kernel refuses new namespaces", error))?;
+    unshare(namespaces).context("the kernel refuses new namespaces")?;
     // Open the directories after `unshare`, so that they belong to the new mount namespace, but before the user changes, because
     // the sandbox's user may lack access to them.
     let scratch = open_directory(&scratch)?;
@@ -112,7 +112,7 @@ fn detach(lowers: &[String]) -> io::Result<(Vec<OwnedFd>, Child)> {
     // No close-on-exec: the helper inherits the mounts.
     let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
     let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
-    let mounts = mounts.map_err(|error| with_context("detach mounts of the trees", error))?;
+    let mounts = mounts.context("detach mounts of the trees")?;
     let mut helper = Command::new("/proc/self/exe");
     helper.arg("map-owners").arg(process::id().to_string());
     helper.args(mounts.iter().map(|mount| mount.as_raw_fd().to_string()));
@@ -160,7 +160,7 @@ impl LowerDirs {
                     move_mount(tree, "", CWD, &mount_point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
                 }
             };
-            result.map_err(|error| with_context("mount the toolchain and headers", error))?;
+            result.context("mount the toolchain and headers")?;
         }
         Ok(trees.len())
     }
@@ -195,22 +195,21 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, enabled: &Restrict
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::remove_signal_handlers();
     // A step can set the CPU share of its whole session (`/proc/PID/autogroup`), which must not be farrier's.
-    setsid().map_err(|error| with_context("start a session", error))?;
+    setsid().context("start a session")?;
     umask(Mode::from_raw_mode(0o022));
     let scratch_number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
     sys::close_inherited([scratch_number].into_iter().chain(restrictions::leaked(enabled)))?;
     let scratch = sys::inherited(scratch_number);
-    sethostname(b"farrier").map_err(|error| with_context("set the sandbox's host name", error))?;
+    sethostname(b"farrier").context("set the sandbox's host name")?;
     let plan: Plan = read_frame(&mut StandardInput)?;
     let scratch_path = path_of(&scratch);
     let trees: Vec<_> = (0..lowers).map(|number| lower_path(&scratch_path, number)).collect();
     root::pivot(&scratch_path, &trees)?;
     drop(scratch);
-    unpack(StandardInput, Path::new(root::CONTEXT))
-        .map_err(|error| with_context("unpack the build context", error))?;
+    unpack(StandardInput, Path::new(root::CONTEXT)).context("unpack the build context")?;
     root::seal()?;
-    drop_capabilities().map_err(|error| with_context("drop all capabilities", error))?;
+    drop_capabilities().context("drop all capabilities")?;
     let requires_all = enabled.filter;
     let landlock = confine(plan.limits.processes, enabled)?;
     messages.send(&Message::Canary(Canary { refused: canary::attempt_all(requires_all)?, landlock }))?;
@@ -246,9 +245,9 @@ pub fn confine(processes: Option<u64>, enabled: &Restrictions) -> io::Result<u32
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
     // With a limit of 0 the kernel still starts a program that the host has for core dumps; with 1 it does not (core(5)).
-    lower_limit(Resource::Core, 1).map_err(|error| with_context("forbid core dumps", error))?;
+    lower_limit(Resource::Core, 1).context("forbid core dumps")?;
     if let Some(processes) = processes {
-        lower_limit(Resource::Nproc, processes).map_err(|error| with_context("limit processes", error))?;
+        lower_limit(Resource::Nproc, processes).context("limit processes")?;
     }
     // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
@@ -261,7 +260,7 @@ pub fn confine(processes: Option<u64>, enabled: &Restrictions) -> io::Result<u32
 
 fn open_directory(path: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(path, flags, Mode::empty()).map_err(|error| with_context(&format!("open {path}"), error))
+    open(path, flags, Mode::empty()).context(&format!("open {path}"))
 }
 
 /// Unpacks the build context. Does not check paths, because farrier wrote the archive, no step has run yet, and nothing outside of

@@ -27,7 +27,7 @@ use rustix::{
 
 use crate::{
     copy,
-    messages::{Messages, with_context},
+    messages::{Context as _, Messages},
     payload,
     rooted::{self, Root},
     usage_monitor::{StopReason, UsageMonitor},
@@ -133,7 +133,7 @@ fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result
         Ok(child) => child,
         // No process of an earlier step is left: other programs of the same user, or of the machine, use up the limit of processes.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {
-            return Err(with_context(&format!("start {program}"), error));
+            return Err(error).context(&format!("start {program}"));
         }
         Err(error) => return Ok(Err(format!("{program} cannot be started: {error}"))),
     };
