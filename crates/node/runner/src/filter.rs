@@ -171,8 +171,7 @@ fn allowed(allow_truncate: bool) -> Result<Rules, Error> {
         rules.insert(libc::SYS_truncate, Vec::new());
     }
     // Allow only pid 0, the caller itself. Otherwise a step could kill process 1 by lowering the limits of process 1.
-    let own_limits = SeccompRule::new(vec![Condition::new(0, Width::Dword, Compare::Eq, 0)?])?;
-    rules.insert(libc::SYS_prlimit64, vec![own_limits]);
+    rules.insert(libc::SYS_prlimit64, vec![compared(0, Compare::Eq, 0)?]);
     // Datagram socket pairs stay forbidden, because such sockets can send to any socket that has a path.
     let pair = |kind| rule(&[(0, u32::MAX, libc::AF_UNIX), (1, 0xf, kind)]);
     rules.insert(libc::SYS_socketpair, vec![pair(libc::SOCK_STREAM)?, pair(libc::SOCK_SEQPACKET)?]);
@@ -185,9 +184,8 @@ fn refused() -> Result<Rules, Error> {
     let namespaces = NAMESPACES.iter().map(|flag| has_bits(0, *flag));
     rules.insert(libc::SYS_clone, namespaces.collect::<Result<_, _>>()?);
     // Requests that inject input into a terminal as if its user had typed it.
-    let request_is =
-        |request: u64| SeccompRule::new(vec![Condition::new(1, Width::Dword, Compare::Eq, request)?]);
-    rules.insert(libc::SYS_ioctl, vec![request_is(TIOCSTI)?, request_is(TIOCLINUX)?]);
+    let requests = [TIOCSTI, TIOCLINUX].map(|request| compared(1, Compare::Eq, request));
+    rules.insert(libc::SYS_ioctl, requests.into_iter().collect::<Result<_, _>>()?);
     // Memory that no per-process counter includes: anonymous shared memory and huge pages.
     let mappings =
         [libc::MAP_SHARED | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB].map(|flags| has_bits(3, flags));
@@ -202,9 +200,6 @@ fn refused() -> Result<Rules, Error> {
 /// - The core limit. A limit of 0 lets the kernel start the host's program for core dumps.
 fn feigned() -> Result<Rules, Error> {
     let mut rules = unconditional(FEIGNED);
-    let compared = |argument, compare, value| {
-        SeccompRule::new(vec![Condition::new(argument, Width::Dword, compare, value)?])
-    };
     for call in SET_SCHEDULING {
         rules.insert(*call, vec![compared(0, Compare::Ne, 0)?]);
     }
@@ -222,6 +217,11 @@ fn feigned() -> Result<Rules, Error> {
 
 fn unconditional(calls: &[i64]) -> Rules {
     calls.iter().map(|call| (*call, Vec::new())).collect()
+}
+
+/// Returns a rule that compares the lower half of an argument with a value.
+fn compared(argument: u8, compare: Compare, value: u64) -> Result<SeccompRule, Error> {
+    Ok(SeccompRule::new(vec![Condition::new(argument, Width::Dword, compare, value)?])?)
 }
 
 /// Returns a rule of `(argument, mask, bits)` conditions, which matches if each argument masked with `mask` equals `bits`.
