@@ -5,7 +5,7 @@ use std::{
     fs::{self, File, FileTimes, Permissions},
     io::{self, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, OwnedFd},
         unix::fs::PermissionsExt as _,
     },
     path::{Component, Path, PathBuf},
@@ -47,7 +47,7 @@ pub fn copy(
     for source in paths {
         // Follow a source that is a link. Links below a source directory are copied as links.
         let source_file = open_in_context(context, &source)?;
-        let from = Path::new("/proc/self/fd").join(source_file.as_raw_fd().to_string());
+        let from = rooted::path_of(&source_file);
         if from.is_dir() {
             copy_tree(root, &from, dest, mode)?;
         } else {

@@ -4,10 +4,7 @@ use std::{
     collections::HashMap,
     fs::{self, File, Metadata},
     io::{self, Read as _, Write},
-    os::{
-        fd::AsRawFd as _,
-        unix::fs::{FileTypeExt as _, MetadataExt as _},
-    },
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -16,14 +13,17 @@ use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 use walkdir::WalkDir;
 
-use crate::{messages::Messages, rooted::Root};
+use crate::{
+    messages::Messages,
+    rooted::{Root, path_of},
+};
 
 /// Sends the tree at `/out` as `out/...`. Without `/out` the archive is empty, and farrier reports that it is missing.
 pub fn send_payload(messages: &Messages, root: &Root) -> io::Result<Outcome> {
     let mut writer =
         io::BufWriter::with_capacity(256 << 10, PayloadWriter { messages, size: 0, hash: Sha256::new() });
     match root.existing_directory(Path::new("/out")) {
-        Ok(out) => write_tar(&mut writer, &Path::new("/proc/self/fd").join(out.as_raw_fd().to_string()))?,
+        Ok(out) => write_tar(&mut writer, &path_of(&out))?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Builder::new(&mut writer).finish()?,
         Err(error) => return Err(error),
     }

@@ -6,8 +6,8 @@
 use std::{
     ffi::OsStr,
     io,
-    os::fd::{BorrowedFd, OwnedFd},
-    path::Path,
+    os::fd::{AsRawFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
     time::SystemTime,
 };
 
@@ -55,6 +55,11 @@ impl Root {
     pub fn is_directory(&self, path: &Path) -> bool {
         self.existing_directory(path).is_ok()
     }
+}
+
+/// Returns a path to an open file, which is valid only in this process.
+pub fn path_of(file: &OwnedFd) -> PathBuf {
+    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
 }
 
 /// Creates a file for writing. Replaces a file or link of the same name.

@@ -48,7 +48,7 @@ use crate::{
     messages::{Context as _, Messages, StandardInput},
     restrictions::{self, Restrictions},
     root,
-    rooted::Root,
+    rooted::{Root, path_of},
     steps::{self, BuildPaths},
     sys,
 };
@@ -79,8 +79,8 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
     // the sandbox's user may lack access to them.
     let scratch = open_directory(&scratch)?;
     let (trees, helper) = match detached {
-        Some((mounts, helper)) => (LowerDirs::Detached(mounts), Some(helper)),
-        None => (LowerDirs::open(&lowers)?, None),
+        Some((mounts, helper)) => (mounts, Some(helper)),
+        None => (lowers.iter().map(|path| open_directory(path)).collect::<io::Result<_>>()?, None),
     };
     messages.send(&Message::Unshared)?;
     // farrier sends one byte after it has written the UID and GID maps.
@@ -93,7 +93,7 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
     // A change of the user ID clears the death signal.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     root::separate_mounts()?;
-    let count = trees.mount(&scratch)?;
+    let count = mount_trees(trees, maps_owners, &scratch)?;
     fcntl_setfd(&scratch, FdFlags::empty())?;
     let mut init = Command::new("/proc/self/exe");
     init.args(["init", &scratch.as_raw_fd().to_string(), &count.to_string()]);
@@ -135,35 +135,21 @@ fn map_owners(mut helper: Child) -> io::Result<()> {
     Err(io::Error::other(format!("map the owners of trees: {}", message.trim())))
 }
 
-/// Lower directories of the overlay, the uppermost first.
-enum LowerDirs {
-    /// Open directories, to be bind-mounted.
-    Open(Vec<OwnedFd>),
-    /// Detached mounts, to be attached.
-    Detached(Vec<OwnedFd>),
-}
-
-impl LowerDirs {
-    fn open(lowers: &[String]) -> io::Result<Self> {
-        lowers.iter().map(|path| open_directory(path)).collect::<io::Result<_>>().map(Self::Open)
+/// Mounts the lower directories of the overlay, the uppermost first, below the scratch directory: attaches detached mounts, and
+/// bind-mounts open directories. Returns their number.
+fn mount_trees(trees: Vec<OwnedFd>, are_detached: bool, scratch: &OwnedFd) -> io::Result<usize> {
+    let count = trees.len();
+    for (number, tree) in trees.into_iter().enumerate() {
+        let mount_point = lower_path(&path_of(scratch), number);
+        fs::create_dir(&mount_point)?;
+        let result = if are_detached {
+            move_mount(&tree, "", CWD, &mount_point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        } else {
+            mount_bind(path_of(&tree), &mount_point)
+        };
+        result.context("mount the toolchain and headers")?;
     }
-
-    /// Mounts the trees below the scratch directory, and returns their number.
-    fn mount(self, scratch: &OwnedFd) -> io::Result<usize> {
-        let (Self::Open(trees) | Self::Detached(trees)) = &self;
-        for (number, tree) in trees.iter().enumerate() {
-            let mount_point = lower_path(&path_of(scratch), number);
-            fs::create_dir(&mount_point)?;
-            let result = match self {
-                Self::Open(_) => mount_bind(path_of(tree), &mount_point),
-                Self::Detached(_) => {
-                    move_mount(tree, "", CWD, &mount_point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-                }
-            };
-            result.context("mount the toolchain and headers")?;
-        }
-        Ok(trees.len())
-    }
+    Ok(count)
 }
 
 /// Runs the helper process. Waits until the user namespace of the parent process has UID and GID maps, and then idmaps the
@@ -183,11 +169,6 @@ pub fn map_owners_helper(arguments: &[&str]) -> io::Result<()> {
 
 fn lower_path(scratch: &Path, number: usize) -> PathBuf {
     scratch.join(format!("lower-{number}"))
-}
-
-/// Returns a path to an open file, which is valid only in this process.
-fn path_of(file: &OwnedFd) -> PathBuf {
-    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
 }
 
 /// Runs process 1 of the sandbox.

@@ -5,7 +5,7 @@ use std::{
     fs::{File, Permissions},
     io::{self, Read as _, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _},
+        fd::AsFd as _,
         unix::{
             fs::PermissionsExt as _,
             process::{CommandExt as _, ExitStatusExt as _},
@@ -22,7 +22,7 @@ use runner::{
 };
 use rustix::{
     io::Errno,
-    process::{Pid, Signal, WaitOptions, kill_process_group, wait},
+    process::{Signal, WaitOptions, wait},
 };
 
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
     messages::{Context as _, Messages},
     payload,
     rooted::{self, Root},
-    usage_monitor::{StopReason, UsageMonitor},
+    usage_monitor::{StopReason, UsageMonitor, signal_all},
 };
 
 /// Directory and name of a here-document's script while that script runs.
@@ -124,7 +124,7 @@ fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result
     let mut command = Command::new(&program);
     command.args(arguments).env_clear().envs(env.iter().map(|(name, value)| (name, value)));
     // Use the descriptor, because the path may lead elsewhere when the new process resolves it.
-    command.current_dir(Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()));
+    command.current_dir(rooted::path_of(&directory));
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let child = command.spawn();
     // Drop the last write ends of the pipe in this process, so that the reader sees the end of the output.
@@ -162,14 +162,14 @@ fn forward_output(messages: &Messages, mut output: io::PipeReader) -> io::Result
 }
 
 /// Kills the processes that a step left behind, and waits for them. They are children of this process, which is process 1. In a
-/// pod, [`kill_everything`] would also hit farrier's `follow` processes, so it is used only if a child is still running.
+/// pod, [`signal_all`] would also hit farrier's `follow` processes, so it is used only if a child is still running.
 fn kill_remaining() {
     loop {
         match wait(WaitOptions::NOHANG) {
             // Collect all children that have ended.
             Ok(Some(_)) | Err(Errno::INTR) => continue,
             // A child is still running.
-            Ok(None) => kill_everything(),
+            Ok(None) => signal_all(Signal::KILL),
             // `ECHILD`, the only other error: no child is left.
             Err(_) => return,
         }
@@ -179,12 +179,6 @@ fn kill_remaining() {
             Err(_) => return,
         }
     }
-}
-
-/// Kills all processes except this one.
-fn kill_everything() {
-    // For process group 1, this is `kill(-1)`, which signals all processes.
-    let _ = kill_process_group(Pid::INIT, Signal::KILL);
 }
 
 /// Formats an exit status like a shell, which reports a signal as 128 plus its number.

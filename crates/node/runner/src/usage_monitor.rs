@@ -84,7 +84,8 @@ fn monitor(limits: Limits, mut disk: Option<DiskMeter>, shared: &Mutex<Option<St
 }
 
 /// Sends a signal to all processes except this one, which is process 1.
-fn signal_all(signal: Signal) {
+pub fn signal_all(signal: Signal) {
+    // For process group 1, this is `kill(-1)`, which signals all processes.
     let _ = kill_process_group(Pid::INIT, signal);
 }
 
