@@ -160,13 +160,8 @@ impl kernel::Kernel for Refuses {
         Err(error::LoadRefusal { errno: rustix::io::Errno::PERM, locked_down: false, messages: Vec::new() })
     }
 
-    fn load_within(
-        &self,
-        _: &ModuleFile,
-        _: &str,
-        _: std::time::Duration,
-    ) -> Result<(), kernel::IsolatedLoadError> {
-        Err(kernel::IsolatedLoadError::Failed("refused".to_owned()))
+    fn load_within(&self, _: &ModuleFile, _: &str, _: std::time::Duration) -> Result<(), kernel::LoadError> {
+        Err(kernel::LoadError::Failed("refused".to_owned()))
     }
 
     fn unload(&self, _: &str, _: kernel::Progress<'_>) -> Result<(), rustix::io::Errno> {

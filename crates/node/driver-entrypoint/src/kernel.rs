@@ -54,12 +54,7 @@ pub(crate) trait Kernel {
     ) -> Result<Vec<String>, LoadRefusal>;
     /// Loads an uncompressed module from its file in a separate process, which a crash of the driver kills instead of
     /// this one. Kills the process at the time limit.
-    fn load_within(
-        &self,
-        file: &ModuleFile,
-        parameters: &str,
-        limit: Duration,
-    ) -> Result<(), IsolatedLoadError>;
+    fn load_within(&self, file: &ModuleFile, parameters: &str, limit: Duration) -> Result<(), LoadError>;
     /// Unloads a module; fails with `EAGAIN` if the module is in use.
     fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno>;
     /// Bind-mounts recursively (`mount --rbind`).
@@ -78,7 +73,7 @@ pub(crate) trait Kernel {
 
 /// Failure of a load in a separate process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum IsolatedLoadError {
+pub(crate) enum LoadError {
     /// The kernel refused the module.
     Refused(LoadRefusal),
     /// The process was killed by the kernel, could not be started, or did not end within the time limit.
@@ -106,23 +101,18 @@ impl Kernel for Linux {
         }
     }
 
-    fn load_within(
-        &self,
-        file: &ModuleFile,
-        parameters: &str,
-        limit: Duration,
-    ) -> Result<(), IsolatedLoadError> {
+    fn load_within(&self, file: &ModuleFile, parameters: &str, limit: Duration) -> Result<(), LoadError> {
         let log = KernelLog::open().ok();
         let path = file.path.to_string_lossy();
         match isolated::run_child_within(&[isolated::LOAD, &path, parameters], limit) {
             Ok(SyscallResult::Success) => Ok(()),
             Ok(SyscallResult::Errno(number)) => {
-                Err(IsolatedLoadError::Refused(refusal(Errno::from_raw_os_error(number), log)))
+                Err(LoadError::Refused(refusal(Errno::from_raw_os_error(number), log)))
             }
             Ok(SyscallResult::Killed(signal)) => {
-                Err(IsolatedLoadError::Failed(format!("the kernel killed the process with signal {signal}")))
+                Err(LoadError::Failed(format!("the kernel killed the process with signal {signal}")))
             }
-            Err(error) => Err(IsolatedLoadError::Failed(error.to_string())),
+            Err(error) => Err(LoadError::Failed(error.to_string())),
         }
     }
 

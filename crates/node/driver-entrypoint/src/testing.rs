@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::{
     error::LoadRefusal,
-    kernel::{IsolatedLoadError, Kernel, Progress},
+    kernel::{Kernel, LoadError, Progress},
     log::Log,
     module_file::{ModuleFile, Origin},
     modules::loaded::Loaded,
@@ -374,12 +374,12 @@ impl Kernel for FakeKernel {
         Ok(warnings)
     }
 
-    fn load_within(&self, file: &ModuleFile, parameters: &str, _: Duration) -> Result<(), IsolatedLoadError> {
+    fn load_within(&self, file: &ModuleFile, parameters: &str, _: Duration) -> Result<(), LoadError> {
         if self.refused_parameters.borrow().iter().any(|refused| parameters.contains(refused)) {
             let refusal = LoadRefusal { errno: Errno::INVAL, locked_down: false, messages: Vec::new() };
-            return Err(IsolatedLoadError::Refused(refusal));
+            return Err(LoadError::Refused(refusal));
         }
-        self.load(file, parameters, &mut |_| {}).map(|_| ()).map_err(IsolatedLoadError::Refused)
+        self.load(file, parameters, &mut |_| {}).map(|_| ()).map_err(LoadError::Refused)
     }
 
     fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno> {

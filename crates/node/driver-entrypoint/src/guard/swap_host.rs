@@ -17,7 +17,7 @@ use crate::{
     failure::FailureRecord,
     files::{self, name_of},
     forecast,
-    kernel::IsolatedLoadError,
+    kernel::LoadError,
     module_file::{Compression, ModuleFile, Origin},
     modules::{loaded::Loaded, unload, with_parameters},
     node::Node,
@@ -278,12 +278,12 @@ impl SwapHost<'_> {
         let Module { name, .. } = module;
         match self.node.kernel.load_within(file, parameters, limit) {
             // The process of a guard that was killed may have completed its work.
-            Ok(()) | Err(IsolatedLoadError::Refused(LoadRefusal { errno: Errno::EXIST, .. })) => Ok(()),
-            Err(IsolatedLoadError::Refused(refusal)) => {
+            Ok(()) | Err(LoadError::Refused(LoadRefusal { errno: Errno::EXIST, .. })) => Ok(()),
+            Err(LoadError::Refused(refusal)) => {
                 let path = self.node.paths.container_path(&file.path);
                 Err(Error::Refused { name: name.clone(), path, parameters: parameters.to_owned(), refusal })
             }
-            Err(IsolatedLoadError::Failed(reason)) => Err(Error::new(
+            Err(LoadError::Failed(reason)) => Err(Error::new(
                 format!("load {name}: {reason}"),
                 "dmesg on the node has the kernel's messages",
             )),
