@@ -13,9 +13,7 @@ use swap_guard::{
 };
 
 use super::{
-    LOCK, VARIABLE, failure_record,
-    files_of_request::{JOURNAL, LOG, REQUEST},
-    has_guard, is_open, lock_request, remove_modules,
+    JOURNAL, LOCK, LOG, REQUEST, VARIABLE, failure_record, has_guard, is_open, lock_request, remove_modules,
 };
 use crate::{
     error::Error,

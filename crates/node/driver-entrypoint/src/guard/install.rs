@@ -12,7 +12,7 @@ use std::{
 
 use rustix::process::{chdir, chroot};
 
-use super::{DIRECTORY, REBOOT, files_of_request::JOURNAL, has_guard, is_open};
+use super::{DIRECTORY, JOURNAL, REBOOT, has_guard, is_open};
 use crate::{
     error::Error,
     files::entries,

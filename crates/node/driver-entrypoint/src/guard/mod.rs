@@ -20,7 +20,6 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-use files_of_request::{DONE, REQUEST};
 pub(crate) use serve::serve;
 use swap_guard::request::{NEW, OLD};
 
@@ -46,17 +45,14 @@ serve     swap drivers for the containers that ask for it in /run/farrier/swap; 
 /// Option that lets the guard reboot the node.
 pub(crate) const REBOOT: &str = "--reboot";
 
-/// Files in the directory of a request.
-mod files_of_request {
-    /// The request; a directory without one is incomplete.
-    pub(super) const REQUEST: &str = "request";
-    /// Phases of the swap.
-    pub(super) const JOURNAL: &str = "journal";
-    /// Messages of the guard.
-    pub(super) const LOG: &str = "log";
-    /// Exists once the guard has removed the modules' files after the swap.
-    pub(super) const DONE: &str = "done";
-}
+/// File in the directory of a request: the request. A directory without one is incomplete.
+const REQUEST: &str = "request";
+/// File in the directory of a request: the phases of the swap.
+const JOURNAL: &str = "journal";
+/// File in the directory of a request: the guard's messages.
+const LOG: &str = "log";
+/// File in the directory of a request. It exists once the guard has removed the modules' files after the swap.
+const DONE: &str = "done";
 
 /// File below [`DIRECTORY`] that a running guard holds locked.
 const LOCK: &str = "lock";

@@ -20,9 +20,7 @@ use swap_guard::{
 };
 
 use super::{
-    DIRECTORY, LOCK,
-    files_of_request::{DONE, JOURNAL, LOG, REQUEST},
-    is_open, lock_request,
+    DIRECTORY, DONE, JOURNAL, LOCK, LOG, REQUEST, is_open, lock_request,
     reboot::{self, Watchdog},
     remove_modules,
     swap_host::SwapHost,
