@@ -108,12 +108,12 @@ fn keep_installed(
 ) -> Result<(), Error> {
     let root = installation.root;
     check_systemd(node, root)?;
-    let program = read_program(node)?;
+    let program = fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))?;
     let is_same = has_program(node, root, &program) && has_same_options(&installation)?;
     // Stop the old guard before the copy. Otherwise a container that is killed in between leaves it running, and the next
     // container takes it for the new version.
     if !is_same && is_active(root)? {
-        await_idle(node, root, signals)?;
+        wait(node, MAX_IDLE_POLLS, signals, || !is_busy(node, root))?;
         node.log.step("stopping the guard of another version");
         on_host(root, "systemctl", &["stop", UNIT])?;
     }
@@ -125,10 +125,7 @@ fn keep_installed(
             node.log.step(format!("started {UNIT} on the host"));
         }
         await_guard(node, root, signals)?;
-        for _ in 0..POLLS_PER_CHECK {
-            signals.check()?;
-            node.kernel.pause(POLL_INTERVAL);
-        }
+        wait(node, POLLS_PER_CHECK, signals, || false)?;
     }
 }
 
@@ -142,10 +139,6 @@ fn check_systemd(node: &Node<'_>, root: &str) -> Result<(), Error> {
         "the guard needs systemd, which starts it again when it is killed. Without the guard, leave SWAP_GUARD unset: \
          the driver's container then swaps drivers itself. If the host runs systemd, mount its root there",
     ))
-}
-
-fn read_program(node: &Node<'_>) -> Result<Vec<u8>, Error> {
-    fs::read(node.paths.at("/proc/self/exe")).map_err(Error::on("read", "/proc/self/exe"))
 }
 
 /// Whether the host has this program already.
@@ -189,12 +182,9 @@ fn label_program(node: &Node<'_>, root: &str) -> Result<(), Error> {
 /// Waits a limited time until the guard serves the node. The unit of a program that cannot be executed is active, too, because
 /// systemd starts it again and again.
 fn await_guard(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
-    for _ in 0..MAX_START_POLLS {
-        if has_guard(&node.paths.at(&format!("{root}{DIRECTORY}"))) {
-            return Ok(());
-        }
-        signals.check()?;
-        node.kernel.pause(POLL_INTERVAL);
+    let directory = node.paths.at(&format!("{root}{DIRECTORY}"));
+    if wait(node, MAX_START_POLLS, signals, || has_guard(&directory))? {
+        return Ok(());
     }
     let status = on_host_output(root, "systemctl", &["status", "--full", UNIT])?;
     Err(Error::new(
@@ -236,16 +226,21 @@ fn is_busy(node: &Node<'_>, root: &str) -> bool {
     requests.iter().any(|request| is_open(request) && request.join(JOURNAL).exists())
 }
 
-/// Waits a limited time until the guard performs no swap.
-fn await_idle(node: &Node<'_>, root: &str, signals: &mut dyn Signals) -> Result<(), Error> {
-    for _ in 0..MAX_IDLE_POLLS {
-        if !is_busy(node, root) {
-            break;
+/// Waits until the condition is met, for at most this number of polls. Returns whether it is met.
+fn wait(
+    node: &Node<'_>,
+    polls: u32,
+    signals: &mut dyn Signals,
+    is_met: impl Fn() -> bool,
+) -> Result<bool, Error> {
+    for _ in 0..polls {
+        if is_met() {
+            return Ok(true);
         }
         signals.check()?;
         node.kernel.pause(POLL_INTERVAL);
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Runs a program of the host, which must succeed.
