@@ -106,7 +106,8 @@ pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     let mut has_owner = false;
     for (owner, interface) in saved.iter().filter_map(|saved| Some((saved.owner?, saved.name))) {
         has_owner = true;
-        await_interface(node, interface);
+        let path = node.paths.at("/sys/class/net").join(interface);
+        node.poll(POLLS, POLL_INTERVAL, || path.exists());
         let Owner { name, program, arguments } = owner;
         let arguments = [*arguments, &[interface]].concat();
         match run(node, program, &arguments) {
@@ -154,16 +155,6 @@ fn rename(node: &Node<'_>, from: &str, to: &str) -> Result<(), String> {
     };
     set(&["down"])?;
     set(&["name", to])
-}
-
-fn await_interface(node: &Node<'_>, interface: &str) {
-    let path = node.paths.at("/sys/class/net").join(interface);
-    for _ in 0..POLLS {
-        if path.exists() {
-            return;
-        }
-        node.kernel.pause(POLL_INTERVAL);
-    }
 }
 
 /// Runs a program of the host, with a time limit. Its error messages go to the guard's log.
