@@ -3,9 +3,9 @@
 //! link would cut the node off.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::SocketAddr,
-    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -52,7 +52,9 @@ impl ApiServers<'_> {
         if limit.is_zero() || interfaces.is_empty() {
             return Ok(Vec::new());
         }
-        let mut servers = servers_through(node, &interfaces);
+        let network = Network::read(&node.paths);
+        let mut servers: BTreeSet<SocketAddr> =
+            interfaces.iter().flat_map(|interface| network.servers_through(interface)).collect();
         if !servers.is_empty() && !self.is_in_host_network() {
             node.log.warn(
                 "this container is not in the host's network: it cannot check that the API server answers. Set hostNetwork: true",
@@ -92,10 +94,8 @@ impl ApiServers<'_> {
         let mut uplinks: Vec<Vec<SocketAddr>> =
             interfaces.map(|interface| network.servers_through(&interface).collect()).collect();
         uplinks.retain(|servers| !servers.is_empty());
-        let mut servers = uplinks.concat();
-        servers.extend(self.recorded().into_iter().filter(|_| any_uplink));
-        servers.sort();
-        servers.dedup();
+        let recorded = if any_uplink { self.recorded() } else { Vec::new() };
+        let servers: BTreeSet<SocketAddr> = uplinks.concat().into_iter().chain(recorded).collect();
         let answering = self.answering(&servers, signals)?;
         let all_reached =
             uplinks.iter().all(|servers| servers.iter().any(|server| answering.contains(server)));
@@ -108,7 +108,11 @@ impl ApiServers<'_> {
     }
 
     /// Returns those of the servers that answer. Logs the others.
-    fn answering(&self, servers: &[SocketAddr], signals: &mut dyn Signals) -> Result<Vec<SocketAddr>, Error> {
+    fn answering(
+        &self,
+        servers: &BTreeSet<SocketAddr>,
+        signals: &mut dyn Signals,
+    ) -> Result<Vec<SocketAddr>, Error> {
         let Self { node, .. } = self;
         let mut answering = Vec::new();
         for server in servers {
@@ -168,16 +172,6 @@ impl ApiServers<'_> {
             |process: &str| fs::read_link(self.node.paths.at(&format!("/proc/{process}/ns/net"))).ok();
         namespace("self") == namespace("1")
     }
-}
-
-/// API servers that the node reaches through these interfaces.
-fn servers_through(node: &Node<'_>, interfaces: &[PathBuf]) -> Vec<SocketAddr> {
-    let network = Network::read(&node.paths);
-    let mut servers: Vec<SocketAddr> =
-        interfaces.iter().flat_map(|interface| network.servers_through(interface)).collect();
-    servers.sort();
-    servers.dedup();
-    servers
 }
 
 fn no_answer(server: SocketAddr, limit: Duration) -> Error {
