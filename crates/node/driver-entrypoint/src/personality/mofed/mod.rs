@@ -15,7 +15,7 @@ mod udev;
 use hooks::Hooks;
 pub(crate) use settings::Settings;
 use sriov::NetworkState;
-use stack::{Comparison, PEER_MEMORY, Stack};
+use stack::{PEER_MEMORY, Stack};
 
 use crate::{
     blacklist::Blacklist,
@@ -94,26 +94,17 @@ impl Container<'_> {
         self.blacklist().remove();
         stack.check_image()?;
         let loaded = Loaded::read(&node.paths)?;
-        let comparison = stack.compare(&loaded)?;
         // Finish each branch before the root is exposed: the mount hides the saved state.
-        match comparison {
-            Comparison::Same => self.keep_loaded_drivers(signals)?,
-            Comparison::Differs { module, loaded: loaded_version, image } => {
-                let state = match loaded_version {
-                    None => "not loaded".to_owned(),
-                    // Debian's own modules have no srcversion.
-                    Some(version) if version.is_empty() => "loaded without a srcversion".to_owned(),
-                    Some(version) => format!("loaded as {version}"),
-                };
-                node.log
-                    .step(format!("{module} is {state}, but {image} in this image: replacing the drivers"));
-                signals.check()?;
-                let replaced = self.replace(&loaded, signals);
-                if replaced.is_err() {
-                    self.run_hook_after(signals);
-                }
-                replaced?;
+        if let Some((_, difference)) = stack.find_difference(&loaded)? {
+            node.log.step(format!("{difference}: replacing the drivers"));
+            signals.check()?;
+            let replaced = self.replace(&loaded, signals);
+            if replaced.is_err() {
+                self.run_hook_after(signals);
             }
+            replaced?;
+        } else {
+            self.keep_loaded_drivers(signals)?;
         }
         self.bound_devices.forget()?;
         self.hooks().run_after(&[], signals)?;
@@ -325,7 +316,7 @@ impl Container<'_> {
     fn restore_host(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
-        if stack.compare(&loaded)? != Comparison::Same {
+        if stack.find_difference(&loaded)?.is_some() {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
             return self.repair();
         }

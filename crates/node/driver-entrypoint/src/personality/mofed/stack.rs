@@ -33,15 +33,6 @@ pub(super) struct Stack<'a> {
     pub(super) loader: Loader<'a>,
 }
 
-/// Comparison of the loaded drivers with the image's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Comparison {
-    /// The drivers are the same; nothing is reloaded.
-    Same,
-    /// This module differs or is not loaded.
-    Differs { module: &'static str, loaded: Option<String>, image: String },
-}
-
 impl Stack<'_> {
     /// Lists the image's modules to load by name.
     pub(super) fn modules_to_load(&self) -> Vec<&'static str> {
@@ -67,18 +58,27 @@ impl Stack<'_> {
         Ok(())
     }
 
-    pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, Error> {
+    /// Finds a module that is not loaded, or whose loaded build is not the image's, and describes the difference.
+    pub(super) fn find_difference(&self, loaded: &Loaded) -> Result<Option<(&'static str, String)>, Error> {
         for module in COMPARED_MODULES {
             let Some(file) = self.loader.index.image_file(module) else { continue };
             let image = file.info()?;
-            if !loaded.matches_file(&self.node.paths, module, &image) {
-                let loaded_version = loaded.get(module).map(|module| module.source_version.clone());
-                let image = Some(image.source_version).filter(|version| !version.is_empty());
-                let image = image.unwrap_or_else(|| "another, without a srcversion,".to_owned());
-                return Ok(Comparison::Differs { module, loaded: loaded_version, image });
+            if loaded.matches_file(&self.node.paths, module, &image) {
+                continue;
             }
+            let state = match loaded.get(module).map(|module| module.source_version.as_str()) {
+                None => "not loaded".to_owned(),
+                // Debian's own modules have no srcversion.
+                Some("") => "loaded without a srcversion".to_owned(),
+                Some(version) => format!("loaded as {version}"),
+            };
+            let image = match image.source_version.as_str() {
+                "" => "another, without a srcversion,",
+                version => version,
+            };
+            return Ok(Some((module, format!("{module} is {state}, but {image} in this image"))));
         }
-        Ok(Comparison::Same)
+        Ok(None)
     }
 
     /// Lists the loaded modules to unload, users first. Fails before any change if the operators' container would
@@ -160,14 +160,12 @@ impl Stack<'_> {
     /// Checks that the image's modules are loaded: udev may have loaded the host's first.
     pub(super) fn check_loaded(&self) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
-        match self.compare(&loaded)? {
+        match self.find_difference(&loaded)? {
             // Without an identity, modules cannot be told apart.
-            Comparison::Differs { module, .. } if loaded.identity(&self.node.paths, module).is_some() => {
-                Err(Error::new(
-                    format!("something else on the node has loaded a {module} that is not the image's"),
-                    "mount the host's /run/modprobe.d at /host/run/modprobe.d: the blacklist there keeps udev from loading it",
-                ))
-            }
+            Some((module, _)) if loaded.identity(&self.node.paths, module).is_some() => Err(Error::new(
+                format!("something else on the node has loaded a {module} that is not the image's"),
+                "mount the host's /run/modprobe.d at /host/run/modprobe.d: the blacklist there keeps udev from loading it",
+            )),
             _ => Ok(()),
         }
     }
