@@ -95,12 +95,10 @@ impl Request {
                 }
                 "unload" if is_module_name(rest) => request.unload.push(rest.to_owned()),
                 "expect" => {
-                    let is_valid =
-                        |(name, identity): &(&str, &str)| is_module_name(name) && is_file_name(identity);
-                    let (name, identity) = rest
-                        .split_once(' ')
-                        .filter(is_valid)
-                        .ok_or_else(|| fail("not a module and its identity"))?;
+                    let (name, identity) = rest.split_once(' ').unwrap_or_default();
+                    if !is_module_name(name) || !is_file_name(identity) {
+                        return Err(fail("not a module and its identity"));
+                    }
                     request.expect.push((name.to_owned(), identity.to_owned()));
                 }
                 "load" | "restore" => {

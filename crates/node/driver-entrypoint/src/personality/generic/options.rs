@@ -118,19 +118,14 @@ impl Options {
 }
 
 fn parse_module(name: &str) -> Result<String, String> {
-    if is_module_name(name) && !name.starts_with(['-', '_']) {
-        Ok(kernel_name(name))
-    } else {
-        Err(format!("{name:?} is neither an option of generic nor a module name"))
-    }
+    let is_module = is_module_name(name) && !name.starts_with(['-', '_']);
+    let error = || format!("{name:?} is neither an option of generic nor a module name");
+    is_module.then(|| kernel_name(name)).ok_or_else(error)
 }
 
 fn parse_path(path: &str) -> Result<String, String> {
-    if is_plain_path(path) {
-        Ok(path.to_owned())
-    } else {
-        Err(format!("{path:?} is not an absolute path without .."))
-    }
+    let error = || format!("{path:?} is not an absolute path without ..");
+    is_plain_path(path).then(|| path.to_owned()).ok_or_else(error)
 }
 
 impl Condition {

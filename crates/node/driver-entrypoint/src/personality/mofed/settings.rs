@@ -84,11 +84,9 @@ impl Settings {
         let expose_root = match arguments {
             [] => false,
             ["--expose-root"] => true,
-            _ => {
-                return Err(format!(
-                    "mofed takes --expose-root and nothing else, not {}",
-                    arguments.join(" ")
-                ));
+            other => {
+                let other = other.join(" ");
+                return Err(format!("mofed takes --expose-root and nothing else, not {other}"));
             }
         };
         let allowed = Allowed::read(&environment)?;
