@@ -59,13 +59,11 @@ impl Error {
     }
 
     /// Returns the error without [`state`](Self::Guard), which no longer applies.
-    pub(crate) fn without_state(self) -> Self {
-        match self {
-            Self::Guard { state: _, message, hint, transient } => {
-                Self::Guard { state: None, message, hint, transient }
-            }
-            other => other,
+    pub(crate) fn without_state(mut self) -> Self {
+        if let Self::Guard { state, .. } = &mut self {
+            *state = None;
         }
+        self
     }
 
     /// Describes the error without [`state`](Self::Guard), which may change later.

@@ -205,20 +205,18 @@ fn start_daemons(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals
 
 /// Waits for the modules that the fabric manager of the fifth NVLink generation needs.
 fn wait_for_infiniband(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
-    let needed = ["mlx5_core", "ib_umad"];
-    let mut is_logged = false;
-    loop {
+    let are_loaded = || {
         let loaded = Loaded::read(&node.paths)?;
-        if needed.iter().all(|name| loaded.contains(name)) {
-            return Ok(());
-        }
-        if !is_logged {
-            node.log.step("the fabric manager waits for mlx5_core and ib_umad to be loaded");
-            is_logged = true;
-        }
+        Ok::<_, Error>(["mlx5_core", "ib_umad"].iter().all(|name| loaded.contains(name)))
+    };
+    if !are_loaded()? {
+        node.log.step("the fabric manager waits for mlx5_core and ib_umad to be loaded");
+    }
+    while !are_loaded()? {
         signals.check()?;
         node.kernel.pause(POLL_INTERVAL);
     }
+    Ok(())
 }
 
 fn label_devices(node: &Node<'_>) {
