@@ -83,17 +83,12 @@ fn expand(context: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
         let mut matching = Vec::new();
         for path in &paths {
             if part.contains(['*', '?', '[', '\\']) {
-                let mut names: Vec<_> = fs::read_dir(context.join(path))
-                    .map_err(|_| no_match(pattern))?
-                    .map(|entry| entry.map(|entry| entry.file_name()))
-                    .collect::<io::Result<_>>()?;
+                let entries = fs::read_dir(context.join(path)).map_err(|_| no_match(pattern))?;
+                let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+                let mut names = names.collect::<io::Result<Vec<_>>>()?;
+                names.retain(|name| glob::matches(&part, &name.to_string_lossy()));
                 names.sort();
-                matching.extend(
-                    names
-                        .into_iter()
-                        .filter(|name| glob::matches(&part, &name.to_string_lossy()))
-                        .map(|name| path.join(name)),
-                );
+                matching.extend(names.iter().map(|name| path.join(name)));
             } else if context.join(path).join(&*part).symlink_metadata().is_ok() {
                 matching.push(path.join(&*part));
             }
