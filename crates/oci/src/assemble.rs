@@ -12,9 +12,8 @@ pub const CREATED: &str = "1970-01-01T00:00:00Z";
 /// `created_by` of the history entries for payload layers. Union images find payloads by this value.
 pub const PAYLOAD_HISTORY: &str = "farrier: payload";
 
-/// `created_by` of the history entry for the `driver-entrypoint` layer. A union image treats this layer as part of the base,
-/// because all its members share the layer.
-const ENTRYPOINT_HISTORY: &str = "farrier: driver-entrypoint";
+/// `created_by` of the history entry for the `driver-entrypoint` layer. Union images find the layer by this value.
+pub const ENTRYPOINT_HISTORY: &str = "farrier: driver-entrypoint";
 
 /// Fields of configurations by Docker's engine that describe the build and not the image.
 const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_version", "id"];

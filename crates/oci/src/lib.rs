@@ -21,7 +21,7 @@ mod reference;
 mod scan;
 
 pub use artifact::{Artifact, EMPTY, is_referrers_tag, keep_tag, referrers_tag, subject_of_tag};
-pub use assemble::{Assembled, Assembly, CREATED, PAYLOAD_HISTORY, assemble};
+pub use assemble::{Assembled, Assembly, CREATED, ENTRYPOINT_HISTORY, PAYLOAD_HISTORY, assemble};
 pub use base::{Base, architecture_of};
 pub use entry::{Extensions, MAX_NAME, NameError, Names, each_entry};
 pub use error_chain::{error_causes, error_chain};

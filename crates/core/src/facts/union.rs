@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use oci::{Assembled, Assembly, Base, CREATED, ImageError, ImageManifest, PAYLOAD_HISTORY, assemble};
+use oci::{
+    Assembled, Assembly, Base, CREATED, Descriptor, ENTRYPOINT_HISTORY, ImageError, ImageManifest,
+    PAYLOAD_HISTORY, assemble,
+};
 
 use super::{
     ImageFacts,
@@ -45,8 +48,8 @@ pub struct UnionMetadata<'a> {
     pub architecture: Architecture,
 }
 
-/// Stacks the payload layers of the parts, in their order, on their common base. Entrypoint, environment and labels come from
-/// the last part, as its definition set them.
+/// Stacks the payload layers of the parts, in their order, on the last part's base and `driver-entrypoint`. Entrypoint, environment
+/// and labels also come from the last part, as its definition set them.
 ///
 /// Each kernel's modules are in a separate directory. Of any other file that several parts contain, the last part's copy is
 /// visible. Layers are not read: their descriptors suffice.
@@ -54,24 +57,26 @@ pub fn assemble_union(parts: &[UnionPart], metadata: &UnionMetadata<'_>) -> Resu
     let Some((last, _)) = parts.split_last() else {
         return Err(ImageError::unusable(WHAT, "it has no members"));
     };
-    let mut union = SplitImage::of(last, metadata.architecture)?.into_base();
-    let base_layers = union.layers.len();
+    let last_split = SplitImage::of(last, metadata.architecture)?;
+    let mut union = last_split.base.clone();
     let mut verdict = Verdict::Loads;
     for part in parts {
         let split = SplitImage::of(part, metadata.architecture)?;
-        if split.image.layers[..split.base_layers] != union.layers[..base_layers] {
+        if !split.can_share_base(&last_split) {
             let reason = format!("the images for {} and {} have different bases", part.kernel, last.kernel);
             return Err(ImageError::unusable(WHAT, reason));
         }
         verdict = verdict.max(split.verdict);
-        union.layers.extend_from_slice(&split.image.layers[split.base_layers..]);
-        union.diff_ids.extend_from_slice(&split.image.diff_ids[split.base_layers..]);
+        for (layer, diff_id) in split.payload {
+            union.layers.push(layer);
+            union.diff_ids.push(diff_id);
+        }
     }
     if union.layers.len() > MAX_LAYERS {
         let reason = format!("{} layers, at most {MAX_LAYERS} can be stacked", union.layers.len());
         return Err(ImageError::unusable(WHAT, reason));
     }
-    let payload_layers = union.layers.len() - base_layers;
+    let payload_layers = union.layers.len() - last_split.base.layers.len();
     if let Some(Value::Array(history)) = union.config.get_mut("history") {
         history.extend(vec![json!({"created": CREATED, "created_by": PAYLOAD_HISTORY}); payload_layers]);
     }
@@ -98,18 +103,20 @@ pub fn assemble_union(parts: &[UnionPart], metadata: &UnionMetadata<'_>) -> Resu
     })
 }
 
-/// The image of a part, split into the layers of its base and its payload layers.
+/// The image of a part, split into its base and its payload layers.
 struct SplitImage {
-    image: Base,
-    /// Number of layers that belong to the base.
-    base_layers: usize,
-    /// Digest of the base's manifest, if known.
-    base_digest: Option<Digest>,
+    /// The image without its payload layers.
+    base: Base,
+    /// Layers of the base except `driver-entrypoint`, which differs between versions of farrier.
+    below_entrypoint: Vec<Digest>,
+    /// Payload layers, each with the digest of its uncompressed content.
+    payload: Vec<(Descriptor, String)>,
+    recipe: Option<InputHash>,
     verdict: Verdict,
 }
 
 impl SplitImage {
-    /// Validates and splits an image. Its history has an entry for each payload layer, because farrier records these layers.
+    /// Validates and splits an image. Its history has an entry for each layer, because farrier writes it.
     fn of(part: &UnionPart, arch: Architecture) -> Result<Self, ImageError> {
         let unusable = |why: &str| ImageError::unusable(WHAT, format!("the image for {} {why}", part.kernel));
         if Digest::of(&part.manifest) != part.digest {
@@ -125,24 +132,39 @@ impl SplitImage {
         let Some(verdict @ (Verdict::Loads | Verdict::Unknown)) = facts.verdict else {
             return Err(unusable("has no passing check report"));
         };
-        let history = image.config.get("history").and_then(Value::as_array).into_iter().flatten();
-        let payload_layers = history.filter(|entry| entry["created_by"] == PAYLOAD_HISTORY).count();
-        if payload_layers == 0 || payload_layers > image.layers.len() {
-            return Err(unusable("has no separate payload layer (an engine built the whole image)"));
-        }
-        let base_digest = annotations.get(BASE_DIGEST).and_then(|text| text.parse().ok());
-        Ok(Self { base_layers: image.layers.len() - payload_layers, image, base_digest, verdict })
-    }
-
-    /// Returns the base alone, with this image's configuration.
-    fn into_base(self) -> Base {
-        let Base { digest, mut layers, mut config, mut diff_ids } = self.image;
-        layers.truncate(self.base_layers);
-        diff_ids.truncate(self.base_layers);
+        let Base { digest, layers, mut config, diff_ids } = image;
+        let mut origins = Vec::new();
         if let Some(Value::Array(history)) = config.get_mut("history") {
+            let of_layers = history.iter().filter(|entry| entry["empty_layer"] != true);
+            origins = of_layers.map(|entry| entry["created_by"].clone()).collect();
             history.retain(|entry| entry["created_by"] != PAYLOAD_HISTORY);
         }
-        Base { digest: self.base_digest.unwrap_or(digest), layers, config, diff_ids }
+        let digest = annotations.get(BASE_DIGEST).and_then(|text| text.parse().ok()).unwrap_or(digest);
+        let mut base = Base { digest, layers: Vec::new(), config, diff_ids: Vec::new() };
+        let (mut below_entrypoint, mut payload) = (Vec::new(), Vec::new());
+        let is_complete = origins.len() == layers.len();
+        for ((layer, diff_id), origin) in layers.into_iter().zip(diff_ids).zip(origins) {
+            if origin == PAYLOAD_HISTORY {
+                payload.push((layer, diff_id));
+                continue;
+            }
+            if origin != ENTRYPOINT_HISTORY {
+                below_entrypoint.push(layer.digest.clone());
+            }
+            base.layers.push(layer);
+            base.diff_ids.push(diff_id);
+        }
+        if payload.is_empty() || !is_complete {
+            return Err(unusable("has no separate payload layer (an engine built the whole image)"));
+        }
+        Ok(Self { base, below_entrypoint, payload, recipe: facts.recipe, verdict })
+    }
+
+    /// Whether the payload may be stacked on the other image's base. Equal recipes name equal inputs of the base, which two
+    /// versions of farrier can write as different layers.
+    fn can_share_base(&self, other: &Self) -> bool {
+        self.below_entrypoint == other.below_entrypoint
+            || (self.recipe.is_some() && self.recipe == other.recipe)
     }
 }
 
@@ -153,13 +175,25 @@ mod tests {
     use super::*;
     use crate::oci::{Layer, media_type};
 
-    fn part(base: Option<&Base>, kernel: &str, change: impl FnOnce(&mut ImageFacts)) -> UnionPart {
-        let layer = Layer {
-            digest: Digest::of(kernel.as_bytes()),
-            diff_id: Digest::of(format!("{kernel}.tar").as_bytes()),
+    fn layer(name: &str) -> Layer {
+        Layer {
+            digest: Digest::of(name.as_bytes()),
+            diff_id: Digest::of(format!("{name}.tar").as_bytes()),
             size: 10,
             media_type: media_type::OCI_LAYER_GZIP,
-        };
+        }
+    }
+
+    fn part(base: Option<&Base>, kernel: &str, change: impl FnOnce(&mut ImageFacts)) -> UnionPart {
+        part_with_entrypoint(base, None, kernel, change)
+    }
+
+    fn part_with_entrypoint(
+        base: Option<&Base>,
+        entrypoint: Option<&str>,
+        kernel: &str,
+        change: impl FnOnce(&mut ImageFacts),
+    ) -> UnionPart {
         let mut facts = ImageFacts {
             kernel_release: Some(kernel.parse().unwrap()),
             verdict: Some(Verdict::Loads),
@@ -169,8 +203,8 @@ mod tests {
         let none = BTreeMap::new();
         let made = assemble(&Assembly {
             base,
-            entrypoint_layer: None,
-            layers: &[layer],
+            entrypoint_layer: entrypoint.map(layer).as_ref(),
+            layers: &[layer(kernel)],
             entrypoint: &["driver-entrypoint".to_owned()],
             env: &none,
             labels: &none,
@@ -186,48 +220,48 @@ mod tests {
         }
     }
 
+    fn layers(made: &Assembled) -> Vec<Digest> {
+        let manifest = ImageManifest::parse(&made.manifest).unwrap();
+        manifest.layers.into_iter().map(|layer| layer.digest).collect()
+    }
+
+    fn named<const N: usize>(names: [&str; N]) -> [Digest; N] {
+        names.map(|name| Digest::of(name.as_bytes()))
+    }
+
     /// Each part's image has the `driver-entrypoint` layer; the union image has it once.
     #[test]
     fn driver_entrypoint_is_there_once() {
         let below = base("1.0");
-        let whole = |kernel: &str| {
-            let mut made = part(Some(&below), kernel, |_| ());
-            let facts = ImageFacts {
-                kernel_release: Some(kernel.parse().unwrap()),
-                verdict: Some(Verdict::Loads),
-                ..ImageFacts::default()
-            };
-            let layer = |name: &str| Layer {
-                digest: Digest::of(name.as_bytes()),
-                diff_id: Digest::of(format!("{name}.tar").as_bytes()),
-                size: 10,
-                media_type: media_type::OCI_LAYER_GZIP,
-            };
-            let none = BTreeMap::new();
-            let assembled = assemble(&Assembly {
-                base: Some(&below),
-                entrypoint_layer: Some(&layer("entrypoint")),
-                layers: &[layer(kernel)],
-                entrypoint: &["driver-entrypoint".to_owned()],
-                env: &none,
-                labels: &none,
-                annotations: &facts.to_annotations(),
-                architecture: "amd64",
-            })
-            .unwrap();
-            (made.digest, made.manifest, made.config) =
-                (assembled.digest, assembled.manifest, assembled.config);
-            made
-        };
+        let whole = |kernel: &str| part_with_entrypoint(Some(&below), Some("entrypoint"), kernel, |_| ());
         let made = union(&[whole("6.1.0-1"), whole("6.1.0-2")]).unwrap();
-        let layers = ImageManifest::parse(&made.manifest).unwrap().layers;
-        let digests: Vec<_> = layers.iter().map(|layer| layer.digest.clone()).collect();
-        let expected = ["1.0", "entrypoint", "6.1.0-1", "6.1.0-2"].map(|name| Digest::of(name.as_bytes()));
-        assert_eq!(digests, expected);
+        assert_eq!(layers(&made), named(["1.0", "entrypoint", "6.1.0-1", "6.1.0-2"]));
         let config: Value = serde_json::from_slice(&made.config).unwrap();
         let history: Vec<_> =
             config["history"].as_array().unwrap().iter().map(|e| e["created_by"].clone()).collect();
         assert_eq!(history, ["ADD", "farrier: driver-entrypoint", PAYLOAD_HISTORY, PAYLOAD_HISTORY]);
+    }
+
+    /// A newer farrier has another `driver-entrypoint`, and can write the same base as other layers.
+    #[test]
+    fn parts_of_two_versions_of_farrier_get_the_last_ones_base() {
+        let (old, new) = (base("1.0"), base("1.1"));
+        let whole = |base: &Base, entrypoint: &str, kernel: &str, recipe: Option<&str>| {
+            let recipe = recipe.map(|digits| digits.repeat(32).parse().unwrap());
+            part_with_entrypoint(Some(base), Some(entrypoint), kernel, |facts| facts.recipe = recipe)
+        };
+        let parts = [whole(&old, "e1", "6.1.0-1", Some("ab")), whole(&old, "e2", "6.1.0-2", Some("cd"))];
+        assert_eq!(layers(&union(&parts).unwrap()), named(["1.0", "e2", "6.1.0-1", "6.1.0-2"]));
+        let parts = [whole(&old, "e1", "6.1.0-1", Some("ab")), whole(&new, "e2", "6.1.0-2", Some("ab"))];
+        assert_eq!(layers(&union(&parts).unwrap()), named(["1.1", "e2", "6.1.0-1", "6.1.0-2"]));
+        let parts = [whole(&old, "e1", "6.1.0-1", Some("ab")), whole(&new, "e2", "6.1.0-2", Some("cd"))];
+        assert!(union(&parts).unwrap_err().to_string().ends_with("have different bases"));
+
+        // The base is itself a driver image, which the earlier version built.
+        let needed = whole(&old, "e1", "5.10.0-1", None);
+        let needed = Base::parse(&needed.manifest, &needed.config, "amd64").unwrap();
+        let parts = [whole(&needed, "e2", "6.1.0-1", None), whole(&old, "e2", "6.1.0-2", None)];
+        assert_eq!(layers(&union(&parts).unwrap()), named(["1.0", "e2", "5.10.0-1", "6.1.0-1", "6.1.0-2"]));
     }
 
     fn base(name: &str) -> Base {
