@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::Read as _,
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
@@ -275,6 +276,26 @@ fn a_job_of_earlier_settings_is_replaced() {
     bench.builds(&json!({"pod": {"nodeSelector": {"pool": "builds"}}}));
     let selector = |job: &Value| job["spec"]["template"]["spec"]["nodeSelector"]["pool"].clone();
     bench.build_until("the Job has the new selector", |job| selector(job) == "builds");
+}
+
+/// The image of a build has the runner, so each version of farrier runs another image.
+#[test]
+fn a_job_of_another_version_is_replaced() {
+    let bench = Bench::new();
+    let earlier = bench.abandoned_job()["metadata"]["uid"].clone();
+    let mut runner =
+        fs::read(Path::new(env!("CARGO_BIN_EXE_farrier")).with_file_name("farrier-runner")).unwrap();
+    runner.push(0);
+    let other = bench.site.path("other-runner");
+    fs::write(&other, runner).unwrap();
+    let build = bench.command("kubernetes", &[]).env("FARRIER_RUNNER", &other).spawn().unwrap();
+    wait_until("there is a Job of the other version", || {
+        bench.api.list("jobs.batch").iter().any(|job| job["metadata"]["uid"] != earlier)
+    });
+    assert_eq!(bench.api.list("jobs.batch").len(), 1);
+    interrupt(&build);
+    bench.site.finish(build).exits(130);
+    bench.assert_all_gone();
 }
 
 #[test]

@@ -99,6 +99,7 @@ pub(super) async fn compile(
             builds: &services.definitions.site.builds,
             instance: &services.process.instance,
             driver: &cell.image,
+            inputs: cell.declared_hash,
             kernel: KernelLabel::of(&cell.target.release),
             arch: cell.target.arch,
             image: &reference,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use farrier_core::{
-    image::{BuildSpec, Digest, ImageName, ImageReference, Version},
+    image::{BuildSpec, Digest, ImageName, ImageReference, InputHash},
     kernel::{Architecture, KernelLabel},
     plan::{Instance, is_same_image},
     site::Builds,
@@ -39,6 +39,8 @@ pub struct JobSpec<'a> {
     pub instance: &'a Instance,
     /// The driver image that is built.
     pub driver: &'a ImageName,
+    /// Hash over the declared inputs of the build.
+    pub inputs: InputHash,
     /// Label of the kernel release; `None` if the release yields no valid label value.
     pub kernel: Option<KernelLabel>,
     /// Architecture of the node.
@@ -95,13 +97,14 @@ fn program(container: &Container) -> Container {
     }
 }
 
-/// Returns the name of the Job for a rootfs. It is the same for each build of the same inputs, so that a later caller finds
-/// the Job.
-pub fn name(driver: &ImageName, image: &ImageReference) -> String {
+/// Returns the name of a build's Job. It is the same for each build of the same inputs, so that a later caller finds the Job. The
+/// rootfs has the runner, so its digest would give each version of farrier another Job.
+pub fn name(driver: &ImageName, inputs: InputHash) -> String {
     // A Job's name has at most 63 characters. A pod's name, which also becomes a label, is six characters longer.
-    let driver: String = driver.chars().take(40).collect();
-    let Version::Digest(digest) = &image.version else { return driver };
-    format!("{}-{}", driver.trim_end_matches(['-', '.']), &digest.hex()[..12])
+    let prefix: String = driver.chars().take(40).collect();
+    // Drivers with the same prefix can have equal inputs.
+    let digest = Digest::of(format!("{driver} {inputs}").as_bytes());
+    format!("{}-{}", prefix.trim_end_matches(['-', '.']), &digest.hex()[..12])
 }
 
 /// Number of whole processors that a build may use.
@@ -117,7 +120,7 @@ pub fn environment(build: BuildSpec) -> (String, String) {
 
 /// Composes the Job: one pod, one try, no permissions. It complies with the Pod Security Standard `restricted`.
 pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
-    let JobSpec { builds, instance, driver, kernel, arch, image, build, limits } = spec;
+    let JobSpec { builds, instance, driver, inputs, kernel, arch, image, build, limits } = spec;
     let mut labels: BTreeMap<&str, &str> =
         builds.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let instance = instance.to_string();
@@ -175,7 +178,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     });
     let mut job: Job = serde_json::from_value(json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": {"name": name(driver, image), "namespace": builds.namespace(), "labels": &labels},
+        "metadata": {"name": name(driver, *inputs), "namespace": builds.namespace(), "labels": &labels},
         "spec": {
             "backoffLimit": 0,
             "suspend": builds.suspend,
@@ -204,6 +207,7 @@ mod tests {
             builds: &builds,
             instance: &Instance::default(),
             driver: &"mofed".parse().unwrap(),
+            inputs: "00".repeat(32).parse().unwrap(),
             kernel: "6.1.0-56-amd64".parse().ok(),
             arch: Architecture::Amd64,
             image: &digest.parse().unwrap(),
@@ -245,10 +249,11 @@ mod tests {
 
     #[test]
     fn names_are_names_of_jobs_and_short_enough_for_their_pods() {
-        let image = format!("registry.example/builds@sha256:{}", "cd".repeat(32)).parse().unwrap();
-        let name = name(&"a".repeat(63).parse().unwrap(), &image);
-        assert_eq!(name, format!("{}-cdcdcdcdcdcd", "a".repeat(40)));
-        let dotted = super::name(&format!("{}.8.0", "a".repeat(39)).parse().unwrap(), &image);
-        assert_eq!(dotted, format!("{}-cdcdcdcdcdcd", "a".repeat(39)));
+        let name = |driver: String| name(&driver.parse().unwrap(), "cd".repeat(32).parse().unwrap());
+        let (long, shorter) = (name("a".repeat(63)), name("a".repeat(62)));
+        assert_eq!((long.len(), &long[..41]), (53, &*format!("{}-", "a".repeat(40))));
+        assert_ne!(long, shorter);
+        let dotted = name(format!("{}.8.0", "a".repeat(39)));
+        assert_eq!((dotted.len(), &dotted[..40]), (52, &*format!("{}-", "a".repeat(39))));
     }
 }
