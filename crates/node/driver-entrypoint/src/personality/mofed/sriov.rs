@@ -163,7 +163,10 @@ impl NetworkState {
     }
 
     fn to_text(&self) -> String {
-        let loads = self.loads.iter().map(|(module, load)| format!("load {module} {load}\n"));
+        // Containers of version 0.2.0 read only loads of `mlx5_core`, without a name.
+        let loads = self.loads.iter().map(|(module, load)| {
+            if module == "mlx5_core" { format!("load {load}\n") } else { format!("load {module} {load}\n") }
+        });
         let mut lines: Vec<String> = loads.collect();
         lines.extend(self.parameters.iter().map(Parameter::to_line));
         for physical in &self.physical {
@@ -188,7 +191,6 @@ impl NetworkState {
         for line in text.lines() {
             let fields: Vec<&str> = line.split(' ').collect();
             match (fields.as_slice(), state.physical.last_mut()) {
-                // Containers of earlier versions wrote no name.
                 (["load", module @ .., load], _) => {
                     let module = module.first().copied().unwrap_or("mlx5_core");
                     state.loads.push((module.to_owned(), load.parse().unwrap_or_default()));

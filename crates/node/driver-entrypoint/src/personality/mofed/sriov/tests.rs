@@ -186,6 +186,16 @@ fn saved_state_is_ignored_while_the_driver_stays_loaded() {
     assert_eq!(NetworkState::load_if_unloaded(&bench.node(), KEPT), Some(state));
 }
 
+#[test]
+fn containers_of_0_2_0_can_read_the_load_of_mlx5_core() {
+    let bench = bench();
+    bench.write("/sys/module/mlx5_core/srcversion", "");
+    let load = module_load(&bench.node(), "mlx5_core").unwrap();
+    let (state, expected) = (saved(&bench), format!("load {load}\n"));
+    assert!(state.to_text().starts_with(&expected), "{}", state.to_text());
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
+}
+
 /// A node with devices of two vendors, whose guard swaps the other driver.
 #[test]
 fn a_reload_of_another_driver_is_seen_while_mlx5_core_stays_loaded() {
