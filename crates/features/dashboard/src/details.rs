@@ -249,8 +249,8 @@ impl Fleet<'_> {
         facts.extend(own_drivers.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
         facts.extend(host_drivers.map(|drivers| fact("Host drivers", format!("farrier-host {drivers}"))));
         facts.extend(upgrades.iter().map(|(upgrade, node_upgrade)| {
-            let note = node_upgrade.note.as_ref();
-            let since = note.map(|last| format!(" ({} since {:.0})", last.state.as_str(), last.since));
+            let last = node_upgrade.note.as_ref();
+            let since = last.map(|last| format!(" ({} since {:.0})", last.state.as_str(), last.since));
             fact("Upgrade", format!("{}: {node_upgrade}{}", upgrade.rollout, since.unwrap_or_default()))
         }));
         let current = group.into_iter();
