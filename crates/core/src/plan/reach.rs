@@ -253,6 +253,14 @@ impl Placement {
         }
     }
 
+    /// Returns the taint that keeps new pods off a node.
+    pub(super) fn excluding_taint<'a>(&'a self, node: &'a NodeFacts) -> Option<&'a Taint> {
+        match self.reach(node, false) {
+            NodeReach::Excluded(Exclusion::Taint(taint)) => Some(taint),
+            _ => None,
+        }
+    }
+
     fn tolerates(&self, taint: &Taint) -> bool {
         taint.is_always_tolerated()
             || (self.host_network && (taint.key.as_str(), taint.effect.as_str()) == TOLERATED_ON_HOST_NETWORK)

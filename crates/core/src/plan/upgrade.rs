@@ -22,7 +22,7 @@ pub use self::{
     wait::UpgradeWait,
 };
 use super::{
-    Change, Holder, NodeFacts, PodFacts, UPGRADE_CHECKED, WorkloadFacts,
+    Change, Holder, NodeFacts, PodFacts, Taint, UPGRADE_CHECKED, WorkloadFacts,
     skip_reason::serialize_optional_reason,
 };
 use crate::image::UpgradeSpec;
@@ -50,7 +50,7 @@ pub struct Upgrade<'a> {
     pub cannot_list_pods: Option<&'a str>,
     /// Current time.
     pub now: Timestamp,
-    /// Nodes that the DaemonSet reaches, and nodes with a note that it reaches once their labels are back.
+    /// Nodes that the DaemonSet reaches, and nodes with a note that it reaches once their labels are back or a taint is gone.
     pub nodes: Vec<UpgradeNode<'a>>,
 }
 
@@ -67,6 +67,8 @@ pub struct UpgradeNode<'a> {
     pub hand_over: Option<&'a str>,
     /// Driver pod on the node.
     pub driver: Option<DriverPod<'a>>,
+    /// Taint that keeps new driver pods off the node.
+    pub taint: Option<&'a Taint>,
     /// Whether the target has modules for the node's kernel; `None` where the kernel is unknown.
     pub fits: Option<bool>,
     /// Running pods that must leave the node before its driver is replaced (`drain`).
@@ -223,6 +225,7 @@ impl<'a> UpgradeNode<'a> {
             is_target_pending: false,
             hand_over: None,
             driver,
+            taint: None,
             fits: None,
             users: Vec::new(),
             unload_forecast: None,
@@ -234,6 +237,14 @@ impl<'a> UpgradeNode<'a> {
     /// Whether the `waitFor` annotation confirms the target image.
     fn is_confirmed(&self) -> bool {
         self.facts.annotations.get(UPGRADE_CHECKED).is_some_and(|image| image == self.target)
+    }
+
+    /// Returns the condition of the node that keeps a new driver pod from starting.
+    fn blocks_pods(&self) -> Option<UpgradeWait> {
+        if self.facts.not_ready {
+            return Some(UpgradeWait::NotReady);
+        }
+        self.taint.map(|taint| UpgradeWait::Tainted { taint: taint.to_string() })
     }
 
     /// Returns the driver pod, unless it is terminating.

@@ -11,10 +11,10 @@ use crate::{
     image::{Drain, ImageName, OnFailure, RolloutSpec, UpgradeSpec},
     kernel::KernelTarget,
     plan::{
-        Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
-        LiveDaemonSet, NodeFacts, ObservedKind, PlannedRollout, PlannedUpgrade, PodFacts, ReachingObject,
-        UpdateStrategy, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts,
-        labels::has_pause_annotation, reach::Reach, release_uncovered,
+        Change, ClusterSnapshot, DriverPod, Exclusion, Holder, ImageContents, Instance, JOB_NAME, JobKind,
+        LiveDaemonSet, NodeFacts, NodeReach, ObservedKind, PlannedRollout, PlannedUpgrade, PodFacts,
+        ReachingObject, UpdateStrategy, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState,
+        WorkloadFacts, labels::has_pause_annotation, reach::Reach, release_uncovered,
     },
 };
 
@@ -89,13 +89,24 @@ fn plan_of(
     let contents = &context.observed.contents;
     let current = daemon_set.image_of(container)?;
     let pods = pods_by_node(context.inputs.snapshot);
+    let rollout = format!("{}/{}", daemon_set.namespace, daemon_set.name);
+    let is_unfinished =
+        |note: &UpgradeNote| note.rollout == rollout && note.state != UpgradeState::Uncordoned;
     let mut nodes = Vec::new();
     let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
     for group in context.groups {
         let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
         let reached = reached.into_iter().map(|node| (node, group.target.as_ref().ok()));
         let noted = undetermined.into_iter().filter(|node| UpgradeNote::of(node).is_some());
-        for (node, kernel) in reached.chain(noted.map(|node| (node, None))) {
+        // A node in progress, or with a failure, stays in the upgrade when it gets a taint and loses its pod.
+        let is_tainted = |node: &&NodeFacts| {
+            !node.taints.is_empty()
+                && matches!(object.reach(node), NodeReach::Excluded(Exclusion::Taint(_)))
+                && UpgradeNote::all(node).iter().any(is_unfinished)
+        };
+        let tainted = group.nodes.iter().copied().filter(is_tainted);
+        let tainted = tainted.map(|node| (node, group.target.as_ref().ok()));
+        for (node, kernel) in reached.chain(noted.map(|node| (node, None))).chain(tainted) {
             let next = next.filter(|_| UpgradeNote::in_progress(node).is_none());
             let (target, target_contents) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),
@@ -114,7 +125,14 @@ fn plan_of(
                 DriverPod::of(pod, context.upgraded_containers(), is_current)
             });
             let is_target_pending = next.is_some();
-            nodes.push(UpgradeNode { target, is_target_pending, fits, ..UpgradeNode::of(node, driver) });
+            let taint = daemon_set.placement.excluding_taint(node);
+            nodes.push(UpgradeNode {
+                target,
+                is_target_pending,
+                fits,
+                taint,
+                ..UpgradeNode::of(node, driver)
+            });
         }
     }
     plan_upgrade(context, daemon_set, live, live.desired, nodes)
@@ -156,6 +174,8 @@ pub(super) fn plan_upgrade(
         snapshot.unseen.get(&ObservedKind::Workloads).filter(|_| spec.drain != Drain::None);
     let Limits { deadline, stable_for } = Limits::of(context.spec.watch()?, live);
     let by = context.inputs.instance.to_string();
+    // The DaemonSet's status does not count nodes with such a taint, even if they have a pod.
+    let is_desired = |node: &&UpgradeNode<'_>| node.driver.is_some() && node.taint.is_none();
     let upgrade = Upgrade {
         by: &by,
         namespace: &daemon_set.namespace,
@@ -163,7 +183,7 @@ pub(super) fn plan_upgrade(
         spec,
         deadline,
         stable_for,
-        missing: desired.saturating_sub(nodes.iter().filter(|node| node.driver.is_some()).count()),
+        missing: desired.saturating_sub(nodes.iter().filter(is_desired).count()),
         paused: has_pause_annotation(&live.annotations),
         cannot_list_pods: cannot_list_pods.map(String::as_str),
         now: context.inputs.now,

@@ -63,8 +63,9 @@ impl Upgrade<'_> {
         }
         let has_target = match node.running_pod() {
             Some(driver) => driver.is_current,
-            // The DaemonSet controller itself creates the next pod from the target, unless the node has lost its labels.
-            None => node.fits.is_some(),
+            // The DaemonSet controller itself creates the next pod from the target, unless the node has lost its labels or a
+            // taint keeps the pod off.
+            None => node.fits.is_some() && node.taint.is_none(),
         };
         if node.hand_over.is_none() && has_target {
             return node_upgrade(UpgradeStage::Done, None);
@@ -96,8 +97,8 @@ impl Upgrade<'_> {
         if facts.unschedulable {
             return Some(UpgradeWait::Cordoned);
         }
-        if facts.not_ready {
-            return Some(UpgradeWait::NotReady);
+        if let Some(why) = node.blocks_pods() {
+            return Some(why);
         }
         match node.fits {
             None => return Some(UpgradeWait::KernelUnknown),
@@ -177,7 +178,7 @@ impl Upgrade<'_> {
     fn are_down(&self) -> Vec<bool> {
         let mut missing = self.missing;
         let is_down = |node: &UpgradeNode<'_>| {
-            let is_missing = node.driver.is_none() && missing > 0;
+            let is_missing = node.driver.is_none() && (missing > 0 || node.taint.is_some());
             missing = missing.saturating_sub(usize::from(node.driver.is_none()));
             let works = node.driver.is_none_or(|driver| driver.pod.ready && !driver.pod.deleting);
             node.facts.not_ready || is_missing || !works

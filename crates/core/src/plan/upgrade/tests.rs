@@ -236,6 +236,7 @@ fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed()
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Skipped, UpgradeStage::Begins));
     assert_eq!(waits(&plan, "n2"), "nodes without a working driver, or not Ready: 2; maxParallel: 2");
     fleet.settle_until(|fleet| fleet.state("n1") == "drained");
+    fleet.reconcile(usize::MAX);
     fleet.away("n1", true);
     fleet.away("n0", false);
     fleet.pass_time(60);
@@ -245,6 +246,65 @@ fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed()
     let (node, why) = plan.failure().unwrap();
     assert_eq!((node, why), ("n1", "the node is not Ready; its driver's pod was not replaced within 5m"));
     assert!(fleet.nodes.values().all(|node| !node.facts.unschedulable));
+}
+
+#[test]
+fn a_node_that_dies_with_its_old_driver_says_nothing_about_the_image() {
+    for state in ["cordoned", "drained"] {
+        let mut fleet = Fleet::new(1, draining(json!({})));
+        fleet.held = state == "cordoned";
+        fleet.settle_until(|fleet| fleet.state("n0") == state);
+        fleet.away("n0", true);
+        let plan = fleet.settle();
+        assert_eq!((fleet.state("n0"), plan.failure()), ("not-drained", None), "{state}");
+        assert_eq!(
+            (stage(&plan, "n0"), waits(&plan, "n0").as_str()),
+            (UpgradeStage::Skipped, "it is not Ready")
+        );
+        assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v1");
+        fleet.held = false;
+        fleet.away("n0", false);
+        assert_eq!(fleet.settle().forecast.done, 1, "and the node is retried");
+    }
+}
+
+/// The DaemonSet controller leaves a pod on a node with a new `NoSchedule` taint, and creates no other there.
+#[test]
+fn no_driver_is_taken_from_a_node_whose_taint_keeps_the_next_one_off() {
+    let taint = |fleet: &mut Fleet, taint: Option<&str>| {
+        let taint = taint.map(|key| Taint {
+            key: key.to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        });
+        fleet.nodes.get_mut("n0").unwrap().taint = taint;
+    };
+    for state in ["", "cordoned", "drained"] {
+        let mut fleet = Fleet::new(1, draining(json!({})));
+        fleet.settle_until(|fleet| fleet.state("n0") == state);
+        taint(&mut fleet, Some("maintenance"));
+        let plan = fleet.settle();
+        let why = "its driver pod does not tolerate its taint maintenance:NoSchedule";
+        assert_eq!(
+            (stage(&plan, "n0"), waits(&plan, "n0").as_str()),
+            (UpgradeStage::Skipped, why),
+            "{state}"
+        );
+        let node = &fleet.nodes["n0"];
+        assert_eq!((node.driver.as_ref().unwrap().image.as_str(), node.facts.unschedulable), ("v1", false));
+        taint(&mut fleet, None);
+        assert_eq!(fleet.settle().forecast.done, 1);
+    }
+
+    // The taint comes when the old driver is gone.
+    let mut fleet = Fleet::new(2, draining(json!({})));
+    fleet.settle_until(|fleet| fleet.state("n0") == "drained");
+    fleet.reconcile(usize::MAX);
+    taint(&mut fleet, Some("maintenance"));
+    let plan = fleet.settle();
+    let why = "its new driver was not ready within 150s: taint maintenance:NoSchedule keeps its pod off";
+    assert_eq!((plan.failure(), plan.fault()), (Some(("n0", why)), None));
+    assert_eq!(fleet.nodes["n1"].driver.as_ref().unwrap().image, "v1", "no other node is started");
 }
 
 #[test]

@@ -75,7 +75,19 @@ impl Turn<'_> {
             // The node booted another kernel, so its state is no evidence about the image: end its upgrade.
             return uncordon(node.facts, note, None).into();
         }
-        let is_current = node.running_pod().is_some_and(|driver| driver.is_current);
+        let driver = node.running_pod();
+        let is_current = driver.is_some_and(|driver| driver.is_current);
+        if matches!(note.state, UpgradeState::Cordoned | UpgradeState::Drained)
+            && !is_current
+            && driver.is_some()
+            && let Some(wait) = node.blocks_pods()
+        {
+            // The node would lose its driver and get no other: keep the old one.
+            if self.is_late(upgrade.spec.timeout.signed_duration()) {
+                return self.end(UpgradeState::NotDrained, Some(wait.to_string()));
+            }
+            return wait.into();
+        }
         match note.state {
             UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.lost_driver() => {
                 self.enter(UpgradeState::DriverRestarted)
@@ -199,10 +211,17 @@ impl Turn<'_> {
             Some(driver) if !driver.is_current => return self.enter(UpgradeState::Drained),
             Some(driver) if driver.pod.is_stable(upgrade.stable_for, upgrade.now) => {}
             driver if self.is_late(ready_by) => {
-                let messages = driver.map(|driver| driver.pod.messages.join("; ")).unwrap_or_default();
+                let taint = node.taint.filter(|_| driver.is_none());
+                let messages = match (driver, taint) {
+                    (Some(driver), _) => driver.pod.messages.join("; "),
+                    (None, Some(taint)) => format!("taint {taint} keeps its pod off"),
+                    (None, None) => String::new(),
+                };
                 let within = format!("its new driver was not ready within {}", whole_seconds(ready_by));
                 let why = if messages.is_empty() { within } else { format!("{within}: {messages}") };
-                return self.fail(why);
+                // A taint is no evidence about the image.
+                let unchecked = UpgradeNote { unchecked: note.unchecked || taint.is_some(), ..note.clone() };
+                return Turn { upgrade, node, note: &unchecked }.fail(why);
             }
             _ => return UpgradeWait::Driver.into(),
         }
@@ -268,9 +287,9 @@ impl Turn<'_> {
     }
 
     /// Gives up before the node has another driver, because a timeout passed or the old driver cannot be unloaded. A node
-    /// that is not Ready has failed; other nodes are retried.
+    /// that is not Ready and has lost its old driver has failed; other nodes are retried.
     fn give_up(&self, why: String) -> UpgradeStep {
-        if self.node.facts.not_ready {
+        if self.node.facts.not_ready && self.note.state == UpgradeState::Drained {
             return self.fail(format!("the node is not Ready; {why}"));
         }
         self.end(UpgradeState::NotDrained, Some(why))

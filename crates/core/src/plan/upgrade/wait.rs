@@ -37,6 +37,9 @@ pub enum UpgradeWait {
     /// The node is not Ready.
     #[error("it is not Ready")]
     NotReady,
+    /// The driver pod does not tolerate a taint of the node, so the node would get no new pod.
+    #[error("its driver pod does not tolerate its taint {taint}")]
+    Tainted { taint: String },
     /// An operator is upgrading the node.
     #[error("left to the operator's upgrade controller: {label}={state}")]
     Operator { label: &'static str, state: String },
@@ -86,6 +89,7 @@ impl UpgradeWait {
                 | Self::NoModules { .. }
                 | Self::Cordoned
                 | Self::NotReady
+                | Self::Tainted { .. }
                 | Self::Operator { .. }
         )
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     kmod::Verdict,
     plan::{
-        Container, JobState, KERNEL_LABEL, PAUSED_ANNOTATION, RolloutDecision, UPGRADE, WorkloadFacts,
+        Container, JobState, KERNEL_LABEL, PAUSED_ANNOTATION, RolloutDecision, Taint, UPGRADE, WorkloadFacts,
         fixtures::{K47, K48, World, name, node},
     },
 };
@@ -144,6 +144,35 @@ fn a_pod_that_is_away_counts() {
         world.snapshot.daemon_sets[0].live.as_mut().unwrap().desired = desired;
         assert_eq!(planned(&world).upgrade.unwrap().changes().count(), begun, "{desired}");
     }
+}
+
+#[test]
+fn a_node_whose_taint_keeps_new_pods_off_keeps_its_driver() {
+    let taint = |world: &mut World| {
+        world.snapshot.nodes[0].taints = vec![Taint {
+            key: "maintenance".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        }];
+    };
+    let mut world = rewritten(json!({}));
+    taint(&mut world);
+    assert_eq!((stage(&world, "n0"), stage(&world, "n1")), (UpgradeStage::Skipped, UpgradeStage::Begins));
+    world.snapshot.nodes.push(node("n3", K47));
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().desired = 3;
+    assert_eq!(
+        stage(&world, "n1"),
+        UpgradeStage::Waits,
+        "the pod of n3 is missing: the status does not count n0"
+    );
+
+    let mut world = rewritten(json!({}));
+    make(&mut world);
+    assert_eq!(make(&mut world), ["mft-n0"]);
+    world.snapshot.pods.retain(|pod| pod.node != "n0");
+    taint(&mut world);
+    assert_eq!((stage(&world, "n0"), stage(&world, "n1")), (UpgradeStage::UnderWay, UpgradeStage::Waits));
+    assert_eq!(uncordoned(&world.snapshot, &world.plan().rollouts, &world.instance), []);
 }
 
 #[test]

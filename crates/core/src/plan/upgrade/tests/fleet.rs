@@ -10,7 +10,7 @@ use crate::{
     image::{Drain, UpgradeSpec},
     plan::{
         Change, DriverPod, JobKind, JobState, NodeChange, NodeFacts, NodePrecondition, ObjectVersion,
-        PlannedUpgrade, PodFacts, UPGRADE, UPGRADE_STATE_LABELS, Upgrade, UpgradeNode, UpgradeNote,
+        PlannedUpgrade, PodFacts, Taint, UPGRADE, UPGRADE_STATE_LABELS, Upgrade, UpgradeNode, UpgradeNote,
         WorkloadFacts,
     },
 };
@@ -31,6 +31,8 @@ pub(super) struct Node {
     pub(super) is_known: bool,
     pub(super) driver: Option<Pod>,
     pub(super) users: Vec<Pod>,
+    /// Taint that the driver pod does not tolerate. An existing pod stays.
+    pub(super) taint: Option<Taint>,
 }
 
 #[derive(Clone, Debug)]
@@ -131,6 +133,7 @@ impl Fleet {
             is_known: true,
             driver: Some(driver),
             users: vec![user],
+            taint: None,
         };
         self.nodes.insert(name.to_owned(), node);
     }
@@ -223,7 +226,7 @@ impl Fleet {
             moved += before - node.users.len();
             if node.driver.as_ref().is_some_and(has_ended) {
                 node.driver = None;
-            } else if node.driver.is_none() {
+            } else if node.driver.is_none() && node.taint.is_none() {
                 let driver = self.pod(&image);
                 self.nodes.get_mut(name).unwrap().driver = Some(driver);
             }
@@ -308,6 +311,7 @@ impl Fleet {
                     let image = pod.images["driver"].as_str();
                     DriverPod { pod, image, is_current: image == self.image }
                 }),
+                taint: node.taint.as_ref(),
                 fits: node.is_known.then(|| self.fits(&self.image, &node.facts.kernel_version)),
                 users: users[name].iter().collect(),
                 unload_forecast: self.unload_forecast(node),
@@ -389,6 +393,8 @@ impl Fleet {
                 let fits = kernels.is_none_or(|kernels| kernels.contains(&node.facts.kernel_version));
                 assert!(node.operator.is_none(), "an operator upgrades {name}");
                 assert!(fits && node.is_known, "{name} loses its driver for one that does not fit");
+                let can_restart = node.taint.is_none() && !node.facts.not_ready;
+                assert!(can_restart, "{name} loses its driver and gets no other");
                 let is_held = self.stuck || !node.users.is_empty();
                 assert!(self.spec.forecast.is_none() || !is_held, "{name} loses a driver that is held");
                 driver.ends_at = driver.ends_at.or(ends_at);
