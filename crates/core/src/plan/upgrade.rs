@@ -90,21 +90,26 @@ pub struct DriverPod<'a> {
     pub image: &'a str,
     /// Whether the pod already has the target's modules for the node's kernel, so that a new pod would change nothing.
     pub is_current: bool,
+    /// Whether the pod's image is known to have no modules for the node's kernel.
+    pub lacks_modules: bool,
 }
 
 impl<'a> DriverPod<'a> {
-    /// Examines the named containers of a pod; `is_current` returns whether an image is the target's. `image` becomes the
-    /// image of the first outdated container, or else of the first container.
+    /// Examines the named containers of a pod; `is_current` returns whether an image is the target's, and `lacks_modules` whether
+    /// it is known to have none for the node's kernel. `image` becomes the image of the first outdated container, or else of the
+    /// first container.
     pub(super) fn of<'c>(
         pod: &'a PodFacts,
         containers: impl IntoIterator<Item = &'c str>,
         is_current: impl Fn(&str) -> bool,
+        lacks_modules: impl Fn(&str) -> bool,
     ) -> Self {
         let images = containers.into_iter().map(|name| pod.images.get(name).map_or("", String::as_str));
         let images: Vec<&str> = images.collect();
         let outdated = images.iter().find(|image| !is_current(image));
         let image = outdated.or(images.first()).copied().unwrap_or_default();
-        Self { pod, image, is_current: outdated.is_none() }
+        let lacks_modules = images.iter().any(|image| lacks_modules(image));
+        Self { pod, image, is_current: outdated.is_none(), lacks_modules }
     }
 }
 

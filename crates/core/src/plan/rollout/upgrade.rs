@@ -122,7 +122,8 @@ fn plan_of(
                         |kernel| have_same_modules(kernel, contents.get(image), target_contents);
                     is_same_image(image, target) || kernel.is_some_and(has_same_modules)
                 };
-                DriverPod::of(pod, context.upgraded_containers(), is_current)
+                let lacks = |image: &str| lacks_modules(kernel, contents.get(image));
+                DriverPod::of(pod, context.upgraded_containers(), is_current, lacks)
             });
             let is_target_pending = next.is_some();
             let taint = daemon_set.placement.excluding_taint(node);
@@ -212,6 +213,12 @@ pub(super) fn have_same_modules(
         contents?.for_architecture(kernel.arch)?.members.get(kernel.release.as_str()).cloned()
     };
     member(old).is_some_and(|old| member(new) == Some(old))
+}
+
+/// Whether an image is known to have no modules for a kernel.
+pub(super) fn lacks_modules(kernel: Option<&KernelTarget>, contents: Option<&ImageContents>) -> bool {
+    let known = kernel.zip(contents);
+    known.is_some_and(|(kernel, contents)| !contents.has(kernel.arch, kernel.release.as_str()))
 }
 
 /// Pods of drained nodes, by node.

@@ -153,10 +153,12 @@ impl Upgrade<'_> {
                 _ => canaries_left > 0,
             };
             let is_down = are_down[index];
-            // The node's driver failed and does not work, so another image can only help. The node does not wait
-            // for the window, the pause between nodes or the canary.
+            // The node's driver does not work, because it failed or has no modules for the node's kernel. Another image can
+            // only help, so the node does not wait for the window, the pause between nodes or the canary.
+            let has_failed =
+                node_upgrade.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
             let was_broken =
-                is_down && node_upgrade.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
+                is_down && (has_failed || node.driver.is_some_and(|driver| driver.lacks_modules));
             node_upgrade.waits = match common_wait.as_ref().filter(|why| !was_broken || !why.is_timed()) {
                 Some(common_wait) => Some(common_wait.clone()),
                 None if matches!(canary, Canaries::Missing) && !was_broken => Some(UpgradeWait::NoCanary),

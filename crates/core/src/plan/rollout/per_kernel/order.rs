@@ -5,7 +5,7 @@ use super::{
     super::{
         copy::{CopyRecord, LiveCopy},
         handover::is_handed_over,
-        upgrade::{have_same_modules, plan_upgrade, pods_by_node},
+        upgrade::{have_same_modules, lacks_modules, plan_upgrade, pods_by_node},
         watch::is_same_image,
     },
     Context, Fleet,
@@ -43,7 +43,8 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
                     |kernel| have_same_modules(kernel, contents.get(image), contents.get(target));
                 handed_over && (is_same_image(image, target) || kernel.is_some_and(has_same_modules))
             };
-            DriverPod::of(pod, fleet.containers.iter().copied(), is_current)
+            let lacks = |image: &str| lacks_modules(kernel, contents.get(image));
+            DriverPod::of(pod, fleet.containers.iter().copied(), is_current, lacks)
         });
         UpgradeNode {
             target,

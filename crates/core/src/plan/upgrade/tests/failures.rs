@@ -74,3 +74,16 @@ fn what_failed_and_does_not_work_waits_for_no_window_and_no_other_node() {
     fleet.paused = true;
     assert!(waits(&fleet.plan(), "n0").starts_with("the upgrade is paused"));
 }
+
+#[test]
+fn a_node_that_boots_a_kernel_that_its_image_lacks_waits_for_no_window() {
+    let window = json!({"opens": "0 3 * * * UTC", "duration": "1h"});
+    let mut fleet =
+        Fleet::new(2, draining(json!({"window": window, "canary": {"matchLabels": {"name": "n1"}}})));
+    fleet.modules.insert("v1".to_owned(), ["k1".to_owned()].into());
+    fleet.reboot("n0", "k2", true);
+    let plan = fleet.plan();
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Begins, UpgradeStage::Waits));
+    fleet.paused = true;
+    assert!(waits(&fleet.plan(), "n0").starts_with("the upgrade is paused"));
+}

@@ -309,7 +309,8 @@ impl Fleet {
                 hand_over: None,
                 driver: pod.map(|pod| {
                     let image = pod.images["driver"].as_str();
-                    DriverPod { pod, image, is_current: image == self.image }
+                    let lacks_modules = node.is_known && !self.fits(image, &node.facts.kernel_version);
+                    DriverPod { pod, image, is_current: image == self.image, lacks_modules }
                 }),
                 taint: node.taint.as_ref(),
                 fits: node.is_known.then(|| self.fits(&self.image, &node.facts.kernel_version)),
