@@ -1,6 +1,7 @@
 use super::{
     super::{
-        ImageContents, Instance, NEXT_KERNEL_ANNOTATION, PAUSED_ANNOTATION, Plan, SkipReason,
+        ImageContents, Instance, NEXT_KERNEL_ANNOTATION, PAUSED_ANNOTATION, Plan, SkipReason, UPGRADE,
+        UpdateStrategy,
         fixtures::{K47, K48, World, name},
         table,
     },
@@ -290,7 +291,61 @@ fn a_node_waits_while_its_rollout_is_paused_and_the_current_image_is_not_for_its
     assert_eq!(answer(&plan), (false, BootReadiness::Wait));
     insta::assert_snapshot!(table::missing_images(plan.nodes[0].next.as_ref().unwrap()), @r#"mft: DaemonSet kube-system/mft, container driver: it is paused; to resume, remove its annotation farrier.dev/paused or set it to "false""#);
     let image = world.image_of("driver").to_owned();
-    let kernels = [K47, K48].map(str::to_owned).into();
-    world.observed.contents.insert(image, ImageContents { kernels, ..ImageContents::default() });
+    let contents = |kernels: &[&str]| {
+        let kernels = kernels.iter().map(|kernel| (*kernel).to_owned()).collect();
+        ImageContents { kernels, ..ImageContents::default() }
+    };
+    world.observed.contents.insert(image, contents(&[K47, K48]));
     assert!(world.plan().nodes[0].ready);
+
+    // With `OnDelete`, the node keeps the image of its pod.
+    world.run_pod("n0", true);
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = UpdateStrategy::OnDelete;
+    assert!(world.plan().nodes[0].ready);
+    let earlier = "registry.test/old:0".to_owned();
+    world.snapshot.pods[0].images.insert("driver".to_owned(), earlier.clone());
+    world.observed.contents.insert(earlier, contents(&[K47]));
+    assert_eq!(answer(&world.plan()), (false, BootReadiness::Wait));
+    world.snapshot.pods.clear();
+    assert!(world.plan().nodes[0].ready, "the next pod has the image of the DaemonSet");
+}
+
+/// Returns a world with a node that is to boot another kernel, in a rollout with `upgrade`.
+fn upgraded(strategy: &str, update: UpdateStrategy) -> World {
+    let mut world = World::live(&[K47]);
+    world.snapshot.nodes[0].annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = update;
+    let rollout = serde_json::json!({
+        "strategy": strategy, "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+        "upgrade": {},
+    });
+    world.image("mft").spec.rollout = vec![serde_json::from_value(rollout).unwrap()];
+    world.publish(Verdict::Loads);
+    world
+}
+
+/// The rollout never sets the image for the new kernel.
+#[test]
+fn a_node_waits_while_its_rollout_is_held() {
+    for strategy in ["union", "per-kernel", "image"] {
+        let plan = upgraded(strategy, UpdateStrategy::RollingUpdate).plan();
+        assert_eq!(answer(&plan), (false, BootReadiness::Wait), "{strategy}");
+        let why = table::missing_images(plan.nodes[0].next.as_ref().unwrap());
+        assert!(why.contains("`upgrade` needs updateStrategy.type OnDelete"), "{why}");
+    }
+}
+
+#[test]
+fn a_node_waits_while_the_upgrade_of_its_driver_is_stopped() {
+    let mut world = upgraded("union", UpdateStrategy::OnDelete);
+    assert!(world.plan().nodes[0].ready);
+    let note = serde_json::json!({
+        "rollout": "kube-system/mft", "state": "failed", "to": world.image_of("driver"),
+        "since": "1970-01-01T00:00:00Z", "began": "1970-01-01T00:00:00Z",
+    });
+    world.snapshot.nodes[0].annotations.insert(UPGRADE.to_owned(), note.to_string());
+    let plan = world.plan();
+    assert_eq!(answer(&plan), (false, BootReadiness::Wait));
+    let why = table::missing_images(plan.nodes[0].next.as_ref().unwrap());
+    assert!(why.ends_with("stopped, because node n0 failed"), "{why}");
 }

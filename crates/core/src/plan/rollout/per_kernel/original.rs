@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     super::{
-        DaemonSetFacts, HoldReason,
+        DaemonSetFacts,
         copy::{LiveCopy, copies_of},
         handover::{handover_label, is_fenced, is_handed_over, without_fence},
     },
@@ -68,14 +68,14 @@ impl<'a> Original<'a> {
         &self,
         node: &NodeFacts,
         kernel: &KernelTarget,
-        stop: Option<&HoldReason>,
-    ) -> Option<HoldReason> {
+        stop: Option<&str>,
+    ) -> Option<String> {
         let copy = self.copies.get(kernel).filter(|copy| !copy.live.deleting);
         if let Some(failed) = copy.and_then(LiveCopy::failure) {
-            return Some(failed.hold(kernel));
+            return Some(failed.hold(kernel).to_string());
         }
         let has_copy = copy.is_some() && is_handed_over(node, &self.label) && !self.is_rolled_back();
-        stop.filter(|_| !has_copy).cloned()
+        stop.filter(|_| !has_copy).map(str::to_owned)
     }
 
     /// Whether the fence keeps the DaemonSet off handed-over nodes.
