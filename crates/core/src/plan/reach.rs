@@ -375,6 +375,14 @@ impl NodeFacts {
             None => false,
         }
     }
+
+    /// Whether the GPU Operator has yet to set a label of the node, on which NFD found a GPU.
+    pub(super) fn awaits_gpu_label(&self, key: &str) -> bool {
+        let [present, pci @ ..] = GPU_LABELS.map(|key| self.labels.get(key).map(String::as_str));
+        let is_labeled = present == Some("true") || !pci.contains(&Some("true"));
+        let is_set = key != GPU_PRESENT && self.labels.contains_key(key);
+        !is_labeled && !is_set && key.starts_with("nvidia.com/")
+    }
 }
 
 /// Object whose pods run on nodes.

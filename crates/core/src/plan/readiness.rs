@@ -51,7 +51,7 @@ impl BootReadiness {
 }
 
 /// Reason why a node may need a driver image although no definition's `nodes` match. It prevents [`NO_DRIVER_FOR`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "reason")]
 pub enum Blocker {
     /// No kernel family matches the target.
@@ -64,6 +64,11 @@ pub enum Blocker {
         "the node has no hardware label (feature.node.kubernetes.io/pci-...) yet, so the images that it will need are unknown; check that Node Feature Discovery runs on it"
     )]
     HardwareNotLabelled,
+    /// NFD found a GPU of NVIDIA, and the GPU Operator has not set its labels.
+    #[error(
+        "the node has a GPU and no label nvidia.com/gpu.present=true yet, so the images that it will need are unknown; check that the GPU Operator runs"
+    )]
+    GpuNotLabelled,
 }
 
 /// State of one image that a node will need.
@@ -121,7 +126,7 @@ impl NextKernel {
             (_, Some(worst)) => worst,
             (None, None) => BootReadiness::NoDriver,
             (Some(Blocker::NoFamily), None) => BootReadiness::Wait,
-            (Some(Blocker::HardwareNotLabelled), None) => BootReadiness::Unknown,
+            (Some(Blocker::HardwareNotLabelled | Blocker::GpuNotLabelled), None) => BootReadiness::Unknown,
         }
     }
 }
@@ -150,7 +155,8 @@ struct NextKernelKey<'a> {
     target: KernelTarget,
     /// For each image of the definitions, in their order, whether it selects the node.
     selection: Vec<bool>,
-    has_hardware_labels: bool,
+    /// Reason why images may select the node later.
+    missing_labels: Option<Blocker>,
     /// Images that rollouts cannot set for the kernel, with the reasons.
     conflicts: Vec<(&'a ImageName, String)>,
 }
@@ -179,7 +185,7 @@ pub(super) fn nodes(
             let images = inputs.definitions().images.values();
             let key = NextKernelKey {
                 selection: images.map(|image| node.is_selected_by(image)).collect(),
-                has_hardware_labels: node.has_hardware_labels,
+                missing_labels: missing_labels(inputs, node),
                 conflicts: rollout_conflicts(
                     &rollouts_with_one_image,
                     &stopped_rollouts,
@@ -201,6 +207,25 @@ pub(super) fn nodes(
         }
     }
     planned
+}
+
+/// Returns the reason why images may select a node later: labels of its hardware are still to come.
+fn missing_labels(inputs: &PlanInputs<'_>, node: &NodeFacts) -> Option<Blocker> {
+    if !node.has_hardware_labels {
+        return Some(Blocker::HardwareNotLabelled);
+    }
+    let may_select = |image: &DriverImage| {
+        let nodes = &image.spec.nodes;
+        let awaits = |key: &str| node.awaits_gpu_label(key);
+        let has = |key: &str, required: &str| node.labels.get(key).is_some_and(|label| label == required);
+        nodes.own_driver(&node.labels).is_none()
+            && nodes.match_labels.keys().any(|key| awaits(key.as_str()))
+            && nodes
+                .match_labels
+                .iter()
+                .all(|(key, value)| awaits(key.as_str()) || has(key.as_str(), value.as_str()))
+    };
+    inputs.definitions().images.values().any(may_select).then_some(Blocker::GpuNotLabelled)
 }
 
 /// Returns the images that a node would not get with its next kernel, each with the reason: all nodes of the rollout's
@@ -232,7 +257,7 @@ fn next_kernel(
     cells: &CellLookup<'_>,
     key: &NextKernelKey<'_>,
 ) -> NextKernel {
-    let NextKernelKey { target, selection, has_hardware_labels, conflicts } = key;
+    let NextKernelKey { target, selection, missing_labels, conflicts } = key;
     let images = inputs.definitions().images.values().zip(selection);
     let mut needs: Vec<RequiredImage> = images
         .filter(|(_, is_selected)| **is_selected)
@@ -247,7 +272,7 @@ fn next_kernel(
     let blocker = match match_family(&inputs.definitions().families, target) {
         _ if !needs.is_empty() => None,
         None => Some(Blocker::NoFamily),
-        Some(_) => (!has_hardware_labels).then_some(Blocker::HardwareNotLabelled),
+        Some(_) => missing_labels.clone(),
     };
     NextKernel { kernel: target.clone(), needs, blocker }
 }

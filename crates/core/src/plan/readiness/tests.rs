@@ -205,6 +205,31 @@ fn a_node_whose_hardware_labels_have_not_come_waits() {
     assert!(table::missing_images(plan.nodes[0].next.as_ref().unwrap()).contains("no hardware label"));
 }
 
+/// When NFD restarts, the GPU Operator sets `nvidia.com/gpu.present` to `false`, and to `true` some time after NFD.
+#[test]
+fn a_gpu_node_that_the_gpu_operator_has_not_labeled_waits() {
+    let mut world = world();
+    let selector = serde_json::json!({"matchLabels": {"nvidia.com/gpu.present": "true", "pci": "yes"}});
+    world.image("mft").spec.nodes = serde_json::from_value(selector).unwrap();
+    let pci = "feature.node.kubernetes.io/pci-10de.present".to_owned();
+    world.snapshot.nodes[0].labels.insert(pci.clone(), "true".to_owned());
+    for present in [None, Some("false")] {
+        let present = present.map(str::to_owned).into_iter();
+        world.snapshot.nodes[0]
+            .labels
+            .extend(present.map(|value| ("nvidia.com/gpu.present".to_owned(), value)));
+        let plan = world.plan();
+        assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Unknown), None));
+        let why = table::missing_images(plan.nodes[0].next.as_ref().unwrap());
+        assert!(why.contains("check that the GPU Operator runs"), "{why}");
+    }
+    let mut other = world.clone();
+    other.snapshot.nodes[0].labels.remove("pci");
+    assert_eq!(answer(&other.plan()), (false, BootReadiness::NoDriver), "another label excludes the node");
+    world.snapshot.nodes[0].labels.remove(&pci);
+    assert_eq!(answer(&world.plan()), (false, BootReadiness::NoDriver), "the node has no GPU");
+}
+
 #[test]
 fn labels_that_are_away_for_a_while_take_no_readiness_away() {
     let mut world = world();
