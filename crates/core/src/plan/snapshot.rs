@@ -10,8 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    COPY_OF_LABEL, JobState, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR,
-    ReachingObject, RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
+    JobState, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR, ReachingObject,
+    RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
     labels::HANDOVER_LABEL_PREFIX, operator_resources::OperatorResources, reach::operator_placement,
 };
 use crate::{
@@ -420,12 +420,6 @@ impl DaemonSetFacts {
     /// Whether a rollout names this DaemonSet.
     pub fn is_named(&self, target: &DaemonSetContainer) -> bool {
         self.namespace == *target.namespace && self.name == *target.daemon_set
-    }
-
-    /// Whether farrier created this DaemonSet for one kernel, as a copy of `original`.
-    pub fn is_copy_of(&self, original: &Self) -> bool {
-        let original_name = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
-        self.namespace == original.namespace && original_name == Some(&original.name)
     }
 
     /// Returns the image of a container.

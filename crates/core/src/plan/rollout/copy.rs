@@ -141,6 +141,14 @@ pub(super) fn copy_of_value(original: &DaemonSetFacts) -> String {
     shortened(name, &short_hash(&[name]))
 }
 
+impl DaemonSetFacts {
+    /// Whether farrier created this DaemonSet for one kernel, as a copy of `original`.
+    pub fn is_copy_of(&self, original: &Self) -> bool {
+        let copy_of = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
+        self.namespace == original.namespace && copy_of == Some(&copy_of_value(original))
+    }
+}
+
 /// Returns the name of a new copy.
 pub(super) fn copy_name(original: &DaemonSetFacts, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;
@@ -165,12 +173,7 @@ pub(super) fn name_parts(target: &KernelTarget) -> impl PartialEq + use<'_> {
 
 /// Reads a DaemonSet that is labeled as a copy of `original`; `None` for any other DaemonSet, or if parsing fails.
 fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<LiveCopy<'a>> {
-    let live = facts.live.as_ref()?;
-    if facts.namespace != original.namespace
-        || live.labels.get(COPY_OF_LABEL) != Some(&copy_of_value(original))
-    {
-        return None;
-    }
+    let live = facts.live.as_ref().filter(|_| facts.is_copy_of(original))?;
     let target = KernelTarget {
         os: facts.placement.node_selector.get(OS_ID_LABEL)?.parse().ok()?,
         os_version: facts.placement.node_selector.get(OS_VERSION_LABEL)?.parse().ok()?,

@@ -148,6 +148,9 @@ fn names_stay_within_limits_and_apart() {
     );
     let mark = copy_of_value(&long);
     assert!(mark.len() <= 63 && mark.starts_with("a.bbb"));
+    let mut copy = long.clone();
+    copy.live.as_mut().unwrap().labels.insert(COPY_OF_LABEL.to_owned(), mark.clone());
+    assert!(copy.is_copy_of(&long));
     assert_ne!(mark, copy_of_value(&original(&format!("a.{}", "b".repeat(249)), &json!({}))));
     let [plus, tilde, other] = ["6.1.0+acme", "6.1.0~acme", "6.1.0-2"].map(target);
     assert!(name_parts(&plus) == name_parts(&tilde));
