@@ -14,6 +14,9 @@ use crate::{
     plan::{Change, NodeCheck, PodRestart, WorkloadFacts, labels::operator_upgrade_in_progress},
 };
 
+/// Largest difference between farrier's clock and the API server's that is tolerated.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(1);
+
 /// Changes to make now, and the condition that the node waits for.
 pub(super) struct UpgradeStep {
     pub(super) changes: Vec<Change>,
@@ -171,7 +174,9 @@ impl Turn<'_> {
     /// Replaces the old driver pod by a new one.
     fn replace(&self) -> UpgradeStep {
         let Self { upgrade, node, note } = *self;
-        let is_new = |driver: &DriverPod<'_>| driver.pod.created > Some(note.since);
+        // The API server's clock sets the creation time, and may be ahead of farrier's.
+        let evicted_by = note.since.checked_add(MAX_CLOCK_SKEW).unwrap_or(note.since);
+        let is_new = |driver: &DriverPod<'_>| driver.pod.created > Some(evicted_by);
         // A webhook may write another image into pods. Another new pod would get the same image, so fail.
         if node.hand_over.is_none()
             && note.to == node.target

@@ -32,7 +32,7 @@ fn a_driver_that_is_evicted_late_is_followed_by_one_that_is_checked() {
 }
 
 #[test]
-fn a_pod_that_gets_another_image_is_not_evicted_again() {
+fn a_pod_that_gets_another_image_is_not_evicted_forever() {
     let mut fleet = Fleet::new(2, draining(json!({})));
     fleet.rewritten = Some("mirror/v2".to_owned());
     let plan = fleet.settle();
@@ -49,6 +49,16 @@ fn a_pod_that_gets_another_image_is_not_evicted_again() {
     assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v2");
     fleet.image = "v3".to_owned();
     assert_eq!(fleet.settle().forecast.done, 1);
+}
+
+#[test]
+fn an_old_pod_from_a_clock_that_is_ahead_is_evicted() {
+    let mut fleet = Fleet::new(1, draining(json!({})));
+    fleet.settle_until(|fleet| fleet.state("n0") == "drained");
+    let ahead = fleet.now + 20;
+    fleet.nodes.get_mut("n0").unwrap().driver.as_mut().unwrap().created = ahead;
+    let plan = fleet.settle();
+    assert_eq!((plan.forecast.done, plan.failure()), (1, None));
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub(super) struct Node {
 pub(super) struct Pod {
     uid: String,
     pub(super) image: String,
-    created: i64,
+    pub(super) created: i64,
     pub(super) ready_at: i64,
     ends_at: Option<i64>,
 }
