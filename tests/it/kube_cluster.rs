@@ -459,6 +459,11 @@ async fn a_budget_refuses_an_eviction_in_the_servers_words() {
         "the eviction is not retried"
     );
     api.delete("poddisruptionbudgets.policy", "drivers", "keep");
+    let evictions = Requests::verb("create").subresource("eviction");
+    api.fail(evictions.clone(), ApiFailure::Internal, 1);
+    let error = kube.apply(&restart(&pod.version.uid)).await.unwrap_err();
+    assert!(error.is_unreachable(), "{error}");
+    assert_eq!(api.count(&evictions), 2, "a webhook that does not answer is not asked again at once");
     kube.apply(&restart("of-another-pod")).await.unwrap_err();
     assert!(api.get("pods", &pod.namespace, &pod.name).is_some(), "a pod with another uid is not evicted");
     kube.apply(&restart(&pod.version.uid)).await.unwrap();

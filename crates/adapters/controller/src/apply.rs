@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use farrier_builder::services::{BuildError, ImageAccess, MAX_CONCURRENT_REQUESTS, ProblemKind, Result};
-use farrier_cluster::Cluster;
+use farrier_cluster::{Cluster, ClusterError};
 use farrier_core::plan::{Change, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
 use oci::error_chain;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -103,15 +104,17 @@ pub(super) async fn label_nodes(
 }
 
 /// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans the refused step
-/// again. Returns the applied steps, and the pods whose eviction was refused.
+/// again. Returns the applied steps, and the pods whose eviction was refused or not requested, and is to be retried later.
 pub(super) async fn apply_upgrade_steps(
     cancel: &CancellationToken,
     cluster: &dyn Cluster,
     steps: Vec<Change>,
 ) -> (Vec<String>, Vec<String>) {
+    let unanswered = Mutex::default();
+    let unanswered = &unanswered;
     let outcomes = stream::iter(steps)
         .take_while(|_| std::future::ready(!cancel.is_cancelled()))
-        .map(|step| async move { (cluster.apply(&step).await, step) })
+        .map(|step| async move { (apply_upgrade_step(cluster, &step, unanswered).await, step) })
         .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
@@ -119,31 +122,82 @@ pub(super) async fn apply_upgrade_steps(
     for (outcome, step) in outcomes {
         let object = step.object();
         match outcome {
-            Ok(()) => {
+            None => refused.push(object),
+            Some(Ok(())) => {
                 let step = step.step();
                 tracing::info!(object, step, "change applied");
                 applied.push(step);
             }
-            Err(error) => match error.disruption() {
-                Some(detail) => {
-                    tracing::info!(object, detail, "a pod may not be evicted now");
+            // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
+            Some(Err(error)) if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
+            Some(Err(error)) => {
+                match error.disruption() {
+                    Some(detail) => tracing::info!(object, detail, "a pod may not be evicted now"),
+                    None => tracing::warn!(object, error = error_chain(&error), "upgrade step failed"),
+                }
+                if matches!(step, Change::Restart(_)) {
                     refused.push(object);
                 }
-                // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
-                None if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
-                None => tracing::warn!(object, error = error_chain(&error), "upgrade step failed"),
-            },
+            }
         }
     }
     (applied, refused)
 }
 
+/// Applies an upgrade step. After an eviction without an answer, as from a webhook that does not run, returns `None` for further
+/// evictions in the pod's namespace: each would hold the reconcile until its timeout.
+async fn apply_upgrade_step(
+    cluster: &dyn Cluster,
+    step: &Change,
+    unanswered: &Mutex<BTreeSet<String>>,
+) -> Option<std::result::Result<(), ClusterError>> {
+    let Change::Restart(pod) = step else { return Some(cluster.apply(step).await) };
+    if unanswered.lock().contains(&pod.namespace) {
+        return None;
+    }
+    let outcome = cluster.apply(step).await;
+    if outcome.as_ref().is_err_and(ClusterError::is_unreachable) {
+        unanswered.lock().insert(pod.namespace.clone());
+    }
+    Some(outcome)
+}
+
 #[cfg(test)]
 mod tests {
-    use farrier_builder::testing::Logs;
-    use farrier_core::plan::testing::Fleet;
+    use farrier_builder::testing::{self, Logs};
+    use farrier_cluster::ApiError;
+    use farrier_core::plan::{PodRestart, testing::Fleet};
 
     use super::*;
+
+    #[tokio::test(flavor = "local", start_paused = true)]
+    async fn a_refused_eviction_is_retried_later_whatever_the_reason() {
+        let cluster = testing::Fleet::new(|state| {
+            let silent = || ApiError::Unavailable("failed calling webhook".to_owned());
+            state.refused.insert("a".to_owned(), silent());
+            state.refused.insert("b".to_owned(), silent());
+            state.refused.insert("d".to_owned(), ApiError::Rejected("denied".to_owned()));
+            state.refused.insert("e".to_owned(), ApiError::Gone);
+        });
+        let evict = |(namespace, name): (&str, &str)| {
+            Change::Restart(PodRestart {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                ..PodRestart::default()
+            })
+        };
+        let pods = [("jobs", "a"), ("jobs", "b"), ("drivers", "c"), ("vm", "d"), ("vm", "e")];
+        let steps = pods.map(evict).to_vec();
+        let (applied, mut refused) =
+            apply_upgrade_steps(&CancellationToken::new(), &*cluster, steps).await;
+        refused.sort();
+        assert_eq!(refused, ["pod jobs/a", "pod jobs/b", "pod vm/d"]);
+        assert_eq!(
+            (applied.len(), cluster.state().evictions.len()),
+            (1, 4),
+            "jobs/b would have no answer either"
+        );
+    }
 
     #[test]
     fn another_writer_of_marks_is_said_once() {

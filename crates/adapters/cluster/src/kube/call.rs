@@ -62,7 +62,9 @@ impl Caller {
                 },
                 Err(_) => (format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()), Duration::ZERO),
             };
-            let Some(delay) = retry_delay(attempt).filter(|_| wait <= MAX_REQUESTED_DELAY) else {
+            // An eviction is not retried: other people's webhooks would hold the reconcile. The next one plans it again.
+            let is_retried = wait <= MAX_REQUESTED_DELAY && !permission.resource.ends_with("/eviction");
+            let Some(delay) = retry_delay(attempt).filter(|_| is_retried) else {
                 return Err(ApiError::Unavailable(reason));
             };
             attempt += 1;

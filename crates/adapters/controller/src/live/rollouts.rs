@@ -16,7 +16,7 @@ use crate::{
     runtime::RewriteOutcomeLabel,
 };
 
-/// Delay before retrying an eviction that a PodDisruptionBudget refused.
+/// Delay before retrying an eviction that was refused.
 const EVICTION_RETRY_DELAY: Duration = Duration::from_secs(15);
 
 impl Live {
@@ -175,7 +175,8 @@ impl Live {
         steps.extend(tasks.flat_map(|task| task.changes(&self.services.definitions, planned)));
         let (applied, refused) =
             apply_upgrade_steps(&self.services.process.cancel, self.context.cluster.as_ref(), steps).await;
-        self.evictions.extend(refused.into_iter().map(|pod| (pod, now + EVICTION_RETRY_DELAY)));
+        let retry_at = Instant::now() + EVICTION_RETRY_DELAY;
+        self.evictions.extend(refused.into_iter().map(|pod| (pod, retry_at)));
         applied
     }
 
