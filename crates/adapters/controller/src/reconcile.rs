@@ -261,12 +261,14 @@ pub(super) async fn add_missing_tags(
     }
 }
 
-/// Applies the changes of a rollout in order. On cancellation, stops between two changes.
+/// Applies the changes of a rollout in order. On cancellation, stops between two changes. A refused eviction does not hold the
+/// evictions after it; the first refusal is returned.
 pub(super) async fn roll_out(
     services: &BuildServices,
     cluster: &dyn Cluster,
     rollout: &PlannedRollout,
 ) -> Result<()> {
+    let mut refusal = None;
     for change in &rollout.changes {
         if services.process.cancel.is_cancelled() {
             return Err(BuildError::Canceled);
@@ -279,10 +281,15 @@ pub(super) async fn roll_out(
                 directory.with_chart(values.as_ref()).apply(change).await?;
             }
             Some(ManifestLocation::Git(location)) => commit(services, location, rollout, change).await?,
-            None => cluster.apply(change).await?,
+            None => match cluster.apply(change).await {
+                Err(error) if matches!(change, Change::Restart(_)) && !error.is_unreachable() => {
+                    refusal = refusal.or(Some(error));
+                }
+                outcome => outcome?,
+            },
         }
     }
-    Ok(())
+    refusal.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Commits a change to a Git repository.

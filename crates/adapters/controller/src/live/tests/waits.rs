@@ -167,6 +167,24 @@ async fn a_refused_eviction_is_a_hold_in_a_single_run() {
     assert_eq!((fleet.state().evictions.len(), fleet.state().writes.len()), (1, 1));
 }
 
+/// The budget refuses the eviction of a pod that is not ready, and never that of a pending pod.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_refused_eviction_holds_no_other_pod() {
+    let bench = published_bench().await;
+    let fleet = outdated_pod(&bench).await;
+    let before = published(&bench, K10).await.unwrap();
+    fleet.change(|state| {
+        state.node("o", K9);
+        state.pod("a", "o", &before);
+        for pod in &mut state.snapshot.pods {
+            pod.ready = false;
+        }
+    });
+    run_once(bench.services.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
+    let left: Vec<String> = fleet.state().snapshot.pods.iter().map(|pod| pod.name.clone()).collect();
+    assert_eq!(left, ["a-n"]);
+}
+
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_refused_eviction_is_retried_and_holds_no_other_rollout() {
     let bench = published_bench().await;
