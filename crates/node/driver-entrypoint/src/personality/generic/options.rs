@@ -118,14 +118,17 @@ impl Options {
 }
 
 fn parse_module(name: &str) -> Result<String, String> {
-    let is_module = is_module_name(name) && !name.starts_with(['-', '_']);
-    let error = || format!("{name:?} is neither an option of generic nor a module name");
-    is_module.then(|| kernel_name(name)).ok_or_else(error)
+    if !is_module_name(name) || name.starts_with(['-', '_']) {
+        return Err(format!("{name:?} is neither an option of generic nor a module name"));
+    }
+    Ok(kernel_name(name))
 }
 
 fn parse_path(path: &str) -> Result<String, String> {
-    let error = || format!("{path:?} is not an absolute path without ..");
-    is_plain_path(path).then(|| path.to_owned()).ok_or_else(error)
+    if !is_plain_path(path) {
+        return Err(format!("{path:?} is not an absolute path without .."));
+    }
+    Ok(path.to_owned())
 }
 
 impl Condition {
