@@ -154,11 +154,14 @@ fn is_virtual(words: &[&str], all: &[Vec<&str>]) -> bool {
     // The number is RTPROT_KEEPALIVED (include/uapi/linux/rtnetlink.h), as `ip` prints a protocol that it has no name for.
     let is_keepalived = matches!(attribute(words, "proto"), Some("keepalived" | "0x12"));
     let single = parse_prefix(words).filter(|(address, length)| *length == bits(*address));
-    let mut subnets = all.iter().filter_map(|other| parse_prefix(other));
-    let is_in_subnet = |address| {
-        subnets.any(|(network, length)| length < bits(network) && contains(network, length, address))
-    };
-    is_keepalived || single.map(|(address, _)| address).is_some_and(is_in_subnet)
+    // A network of one address is no subnet.
+    let mut subnets = all
+        .iter()
+        .filter_map(|other| parse_prefix(other))
+        .filter(|(network, length)| *length < bits(*network));
+    is_keepalived
+        || single
+            .is_some_and(|(address, _)| subnets.any(|(network, length)| contains(network, length, address)))
 }
 
 /// Parses an address with the length of its prefix, such as `10.0.0.2/24`.
