@@ -205,9 +205,9 @@ fn start_daemons(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals
 
 /// Waits for the modules that the fabric manager of the fifth NVLink generation needs.
 fn wait_for_infiniband(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
-    let are_loaded = || {
+    let are_loaded = || -> Result<bool, Error> {
         let loaded = Loaded::read(&node.paths)?;
-        Ok::<_, Error>(["mlx5_core", "ib_umad"].iter().all(|name| loaded.contains(name)))
+        Ok(loaded.contains("mlx5_core") && loaded.contains("ib_umad"))
     };
     if !are_loaded()? {
         node.log.step("the fabric manager waits for mlx5_core and ib_umad to be loaded");
