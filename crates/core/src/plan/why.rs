@@ -142,10 +142,13 @@ impl Explain<'_> {
             let cells = self.plan.cells.iter().filter(|cell| cell.image == image.metadata.name);
             let planned: BTreeSet<&str> = cells.map(|cell| cell.target.release.as_str()).collect();
             let planned = some_of(&Vec::from_iter(planned), NAMED);
-            let planned = if planned.is_empty() { planned } else { format!("; planned for {planned}") };
+            let others = match planned.as_str() {
+                "" => String::new(),
+                planned => format!("; {} is planned for {planned}", image.metadata.name),
+            };
             return vec![ExplanationStep {
                 hint: format!(
-                    "`farrier prebuild --kernel {release}` builds for a kernel before a node has it{planned}"
+                    "`farrier prebuild --kernel {release}` builds for a kernel before a node has it{others}"
                 ),
                 ..step("kernel", format!("no node runs {release}, and none announces it"))
             }];

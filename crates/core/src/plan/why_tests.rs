@@ -173,6 +173,6 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     ");
     insta::assert_snapshot!(of_image(&world, "mft", "5.10.0-1-amd64"), @"
     mft for 5.10.0-1-amd64
-    kernel: no node runs 5.10.0-1-amd64, and none announces it -> `farrier prebuild --kernel 5.10.0-1-amd64` builds for a kernel before a node has it; planned for 6.1.0-47-amd64, 6.1.0-48-amd64
+    kernel: no node runs 5.10.0-1-amd64, and none announces it -> `farrier prebuild --kernel 5.10.0-1-amd64` builds for a kernel before a node has it; mft is planned for 6.1.0-47-amd64, 6.1.0-48-amd64
     ");
 }
