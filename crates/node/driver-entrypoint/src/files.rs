@@ -40,7 +40,7 @@ pub(crate) fn names_after(directory: &Path, prefix: &str) -> Vec<String> {
     names.filter_map(|name| name.strip_prefix(prefix).map(str::to_owned)).collect()
 }
 
-/// Decodes escapes in the kernel's text: `prefix`, and a byte as a number with this many digits.
+/// Decodes the kernel's escapes: each is `prefix` and a byte, written as `digits` digits of the radix.
 pub(crate) fn unescape(text: &[u8], prefix: &[u8], digits: usize, radix: u32) -> String {
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((&first, tail)) = rest.split_first() {

@@ -30,7 +30,7 @@ impl<'a> HostModules<'a> {
         files::lines(self.host.node, &self.file)
     }
 
-    /// Lists those of the modules, which are in unload order, that the host's tree has, in load order.
+    /// Takes names in unload order. Returns the names that the host's tree has, in load order.
     pub(crate) fn with_files(&self, names: &[String]) -> Vec<String> {
         names.iter().rev().filter(|name| self.host.index.file(name).is_some()).cloned().collect()
     }

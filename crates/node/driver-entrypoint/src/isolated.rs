@@ -57,7 +57,7 @@ pub(crate) fn run_child(arguments: &[&str]) -> io::Result<SyscallResult> {
     Ok(result_of(Command::new("/proc/self/exe").args(arguments).status()?))
 }
 
-/// Like [`run_child`], but kills the process at a time limit, which is an error.
+/// Like [`run_child`], for a load with a time limit. At the limit, kills the process and returns an error.
 pub(crate) fn run_child_within(arguments: &[&str], limit: Duration) -> io::Result<SyscallResult> {
     let mut child = Command::new("/proc/self/exe").args(arguments).spawn()?;
     if let Some(status) = wait_within(&mut child, limit)? {

@@ -113,6 +113,7 @@ fn keep_installed(
     // Stop the old guard before the copy. Otherwise a container that is killed in between leaves it running, and the next
     // container takes it for the new version.
     if !is_same && is_active(root)? {
+        // A guard that still performs a swap after this time is stopped, too.
         wait(node, MAX_IDLE_POLLS, signals, || !is_busy(node, root))?;
         node.log.step("stopping the guard of another version");
         on_host(root, "systemctl", &["stop", UNIT])?;

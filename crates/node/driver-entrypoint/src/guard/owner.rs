@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug, PartialEq, Eq)]
 struct Owner {
     name: &'static str,
-    /// Program that configures an interface, which follows the arguments.
+    /// Program that configures an interface. The interface's name follows the arguments.
     program: &'static str,
     arguments: &'static [&'static str],
 }
