@@ -188,8 +188,7 @@ mod tests {
         };
         let pods = [("jobs", "a"), ("jobs", "b"), ("drivers", "c"), ("vm", "d"), ("vm", "e")];
         let steps = pods.map(evict).to_vec();
-        let (applied, mut refused) =
-            apply_upgrade_steps(&CancellationToken::new(), &*cluster, steps).await;
+        let (applied, mut refused) = apply_upgrade_steps(&CancellationToken::new(), &*cluster, steps).await;
         refused.sort();
         assert_eq!(refused, ["pod jobs/a", "pod jobs/b", "pod vm/d"]);
         assert_eq!(

@@ -130,8 +130,8 @@ fn plan_of(
             nodes.push(UpgradeNode {
                 target,
                 is_target_pending,
-                fits,
                 taint,
+                fits,
                 ..UpgradeNode::of(node, driver)
             });
         }
