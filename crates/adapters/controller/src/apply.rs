@@ -131,9 +131,10 @@ pub(super) async fn apply_upgrade_steps(
             // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
             Some(Err(error)) if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
             Some(Err(error)) => {
-                match error.disruption() {
-                    Some(detail) => tracing::info!(object, detail, "a pod may not be evicted now"),
-                    None => tracing::warn!(object, error = error_chain(&error), "upgrade step failed"),
+                if let Some(detail) = error.disruption() {
+                    tracing::info!(object, detail, "a pod may not be evicted now");
+                } else {
+                    tracing::warn!(object, error = error_chain(&error), "upgrade step failed");
                 }
                 if matches!(step, Change::Restart(_)) {
                     refused.push(object);
