@@ -63,13 +63,20 @@ pub fn assemble_union(parts: &[UnionPart], metadata: &UnionMetadata<'_>) -> Resu
     for part in parts {
         let split = SplitImage::of(part, metadata.architecture)?;
         if !split.can_share_base(&last_split) {
-            let reason = format!("the images for {} and {} have different bases", part.kernel, last.kernel);
+            let reason = format!(
+                "the images for {} and {} have different bases: set another pattern in `tags` to build both again",
+                part.kernel, last.kernel
+            );
             return Err(ImageError::unusable(WHAT, reason));
         }
         verdict = verdict.max(split.verdict);
         for (layer, diff_id) in split.payload {
-            union.layers.push(layer);
-            union.diff_ids.push(diff_id);
+            // Several parts can have the payload of one driver image as their base. A second copy would hide files of the parts
+            // between the two.
+            if !union.layers.contains(&layer) {
+                union.layers.push(layer);
+                union.diff_ids.push(diff_id);
+            }
         }
     }
     if union.layers.len() > MAX_LAYERS {
@@ -107,7 +114,7 @@ pub fn assemble_union(parts: &[UnionPart], metadata: &UnionMetadata<'_>) -> Resu
 struct SplitImage {
     /// The image without its payload layers.
     base: Base,
-    /// Layers of the base except `driver-entrypoint`, which differs between versions of farrier.
+    /// Layers of the base except the upper `driver-entrypoint`, which differs between versions of farrier.
     below_entrypoint: Vec<Digest>,
     /// Payload layers, each with the digest of its uncompressed content.
     payload: Vec<(Descriptor, String)>,
@@ -133,12 +140,16 @@ impl SplitImage {
             return Err(unusable("has no passing check report"));
         };
         let Base { digest, layers, mut config, diff_ids } = image;
-        let mut origins = Vec::new();
+        let mut origins: Vec<Value> = Vec::new();
         if let Some(Value::Array(history)) = config.get_mut("history") {
             let of_layers = history.iter().filter(|entry| entry["empty_layer"] != true);
             origins = of_layers.map(|entry| entry["created_by"].clone()).collect();
             history.retain(|entry| entry["created_by"] != PAYLOAD_HISTORY);
         }
+        // Layers of other origins may change files of the payloads below them. Such payloads are a fixed part of the base.
+        let is_other = |origin: &Value| *origin != PAYLOAD_HISTORY && *origin != ENTRYPOINT_HISTORY;
+        let fixed_layers = origins.iter().rposition(is_other).map_or(0, |index| index + 1);
+        origins[..fixed_layers].fill(Value::Null);
         let digest = annotations.get(BASE_DIGEST).and_then(|text| text.parse().ok()).unwrap_or(digest);
         let mut base = Base { digest, layers: Vec::new(), config, diff_ids: Vec::new() };
         let (mut below_entrypoint, mut payload) = (Vec::new(), Vec::new());
@@ -255,13 +266,33 @@ mod tests {
         let parts = [whole(&old, "e1", "6.1.0-1", Some("ab")), whole(&new, "e2", "6.1.0-2", Some("ab"))];
         assert_eq!(layers(&union(&parts).unwrap()), named(["1.1", "e2", "6.1.0-1", "6.1.0-2"]));
         let parts = [whole(&old, "e1", "6.1.0-1", Some("ab")), whole(&new, "e2", "6.1.0-2", Some("cd"))];
-        assert!(union(&parts).unwrap_err().to_string().ends_with("have different bases"));
+        assert!(union(&parts).unwrap_err().to_string().contains("have different bases"));
 
         // The base is itself a driver image, which the earlier version built.
         let needed = whole(&old, "e1", "5.10.0-1", None);
         let needed = Base::parse(&needed.manifest, &needed.config, "amd64").unwrap();
         let parts = [whole(&needed, "e2", "6.1.0-1", None), whole(&old, "e2", "6.1.0-2", None)];
         assert_eq!(layers(&union(&parts).unwrap()), named(["1.0", "e2", "5.10.0-1", "6.1.0-1", "6.1.0-2"]));
+    }
+
+    /// The modules of each kernel are those of the kernel's own image: neither a base's payload nor another part hides them.
+    #[test]
+    fn the_payload_of_a_common_base_stays_below() {
+        let driver = part_with_entrypoint(Some(&base("1.0")), Some("e1"), "5.10.0-1", |_| ());
+        let driver = Base::parse(&driver.manifest, &driver.config, "amd64").unwrap();
+        let stacked = |base: &Base| {
+            let whole = |kernel: &str| part_with_entrypoint(Some(base), Some("e2"), kernel, |_| ());
+            layers(&union(&[whole("6.1.0-1"), whole("6.1.0-2")]).unwrap())
+        };
+        assert_eq!(stacked(&driver), named(["1.0", "e1", "e2", "5.10.0-1", "6.1.0-1", "6.1.0-2"]));
+
+        // A Dockerfile changed files of the driver image.
+        let mut changed = driver;
+        changed.layers.push(layer("changed").descriptor());
+        changed.diff_ids.push(layer("changed").diff_id.to_string());
+        changed.config["history"].as_array_mut().unwrap().push(json!({"created_by": "RUN"}));
+        let expected = named(["1.0", "e1", "5.10.0-1", "changed", "e2", "6.1.0-1", "6.1.0-2"]);
+        assert_eq!(stacked(&changed), expected);
     }
 
     fn base(name: &str) -> Base {
