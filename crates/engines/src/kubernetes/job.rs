@@ -97,13 +97,13 @@ fn program(container: &Container) -> Container {
     }
 }
 
-/// Returns the name of a build's Job. It is the same for each build of the same inputs, so that a later caller finds the Job. The
-/// rootfs has the runner, so its digest would give each version of farrier another Job.
-pub fn name(driver: &ImageName, inputs: InputHash) -> String {
+/// Returns the name of a build's Job. It is the same for each build of the same inputs by one instance, so that a later caller
+/// finds the Job. The rootfs has the runner, so its digest would give each version of farrier another Job.
+pub fn name(instance: &Instance, driver: &ImageName, inputs: InputHash) -> String {
     // A Job's name has at most 63 characters. A pod's name, which also becomes a label, is six characters longer.
     let prefix: String = driver.chars().take(40).collect();
-    // Drivers with the same prefix can have equal inputs.
-    let digest = Digest::of(format!("{driver} {inputs}").as_bytes());
+    // Drivers with the same prefix can have equal inputs. Instances with one name for a Job would delete each other's.
+    let digest = Digest::of(format!("{instance} {driver} {inputs}").as_bytes());
     format!("{}-{}", prefix.trim_end_matches(['-', '.']), &digest.hex()[..12])
 }
 
@@ -123,6 +123,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     let JobSpec { builds, instance, driver, inputs, kernel, arch, image, build, limits } = spec;
     let mut labels: BTreeMap<&str, &str> =
         builds.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let name = name(instance, driver, *inputs);
     let instance = instance.to_string();
     labels.extend([
         ("app.kubernetes.io/name", "farrier-build"),
@@ -178,7 +179,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     });
     let mut job: Job = serde_json::from_value(json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": {"name": name(driver, *inputs), "namespace": builds.namespace(), "labels": &labels},
+        "metadata": {"name": name, "namespace": builds.namespace(), "labels": &labels},
         "spec": {
             "backoffLimit": 0,
             "suspend": builds.suspend,
@@ -249,10 +250,13 @@ mod tests {
 
     #[test]
     fn names_are_names_of_jobs_and_short_enough_for_their_pods() {
-        let name = |driver: String| name(&driver.parse().unwrap(), "cd".repeat(32).parse().unwrap());
+        let inputs: InputHash = "cd".repeat(32).parse().unwrap();
+        let name_for = |instance: &Instance, driver: String| name(instance, &driver.parse().unwrap(), inputs);
+        let name = |driver: String| name_for(&Instance::default(), driver);
         let (long, shorter) = (name("a".repeat(63)), name("a".repeat(62)));
         assert_eq!((long.len(), &long[..41]), (53, &*format!("{}-", "a".repeat(40))));
         assert_ne!(long, shorter);
+        assert_ne!(name("mofed".to_owned()), name_for(&"gpu".parse().unwrap(), "mofed".to_owned()));
         let dotted = name(format!("{}.8.0", "a".repeat(39)));
         assert_eq!((dotted.len(), &dotted[..40]), (52, &*format!("{}-", "a".repeat(39))));
     }

@@ -112,7 +112,7 @@ impl Kubernetes {
         let InCluster { job, min_landlock_abi, plan, log, phases, cancel, keep_job } = build;
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
-        let name = job::name(job.driver, job.inputs);
+        let name = job::name(job.instance, job.driver, job.inputs);
         let manifest = job::manifest(&job).map_err(|error| fault("compose a Job", error))?;
         let job_id = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &manifest))).await;
         let job_id = job_id.unwrap_or(Err(EngineError::Canceled))?;
