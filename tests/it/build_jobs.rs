@@ -296,6 +296,12 @@ fn a_job_of_another_version_is_replaced() {
     interrupt(&build);
     bench.site.finish(build).exits(130);
     bench.assert_all_gone();
+    // The deletions name the Job, because another version may have replaced it under the same name.
+    let requests = bench.api.requests();
+    let deletions =
+        requests.iter().filter(|record| record.verb == "delete" && record.resource == "jobs.batch");
+    let uids: Vec<&Value> = deletions.map(|record| &record.body["preconditions"]["uid"]).collect();
+    assert!(uids.len() == 2 && *uids[0] == earlier && uids[1].is_string(), "{uids:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::{
 use k8s_openapi::api::batch::v1::Job;
 use kube::{
     Api, Client,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, PostParams, Preconditions},
 };
 use runner::plan::Plan;
 use tokio::time::sleep;
@@ -116,6 +116,7 @@ impl Kubernetes {
         let manifest = job::manifest(&job).map_err(|error| fault("compose a Job", error))?;
         let job_id = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &manifest))).await;
         let job_id = job_id.unwrap_or(Err(EngineError::Canceled))?;
+        let uid = job_id.uid.clone();
         let pod = job::pod_spec(&manifest).cloned().unwrap_or_default();
         let wait = Wait::new(self, job.builds, job_id, pod, phases);
         let mut follower = Follower::new(self, namespace, wait);
@@ -134,7 +135,7 @@ impl Kubernetes {
             outcome => outcome,
         };
         if !keep_job.is_cancelled() {
-            delete(&jobs, &name).await;
+            delete(&jobs, &name, uid).await;
         }
         outcome.map(|confinement| Confinement { limits: LIMITS.into(), ..confinement })
     }
@@ -193,7 +194,7 @@ async fn create_or_take_over(
     match jobs.get_opt(name).await {
         // The name alone proves nothing: only a Job from the same manifest produces the same result, and runs where the site wants.
         Ok(Some(job)) if is_over(&job) || !job::is_from_manifest(&job, manifest) => {
-            delete(jobs, name).await;
+            delete(jobs, name, JobId::of(&job).uid).await;
             Ok(StartAttempt::Deleted)
         }
         Ok(Some(job)) if job.metadata.deletion_timestamp.is_none() => {
@@ -217,11 +218,13 @@ fn is_over(job: &Job) -> bool {
     })
 }
 
-/// Deletes a Job and its pod. If that fails, the cluster deletes them when the Job's TTL expires.
-async fn delete(jobs: &Api<Job>, name: &str) {
-    match jobs.delete(name, &DeleteParams::background()).await {
+/// Deletes a Job and its pod, but not another Job that has replaced it under its name. If that fails, the cluster deletes them
+/// when the Job's TTL expires.
+async fn delete(jobs: &Api<Job>, name: &str, uid: String) {
+    let this_job = Preconditions { uid: Some(uid), resource_version: None };
+    match jobs.delete(name, &DeleteParams::background().preconditions(this_job)).await {
         Ok(_) => {}
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
         Err(error) => {
             tracing::warn!(job = name, error = causes(&error), "the Job of a build was not deleted");
         }
