@@ -47,7 +47,7 @@ async fn is_all_ok(host: &str) -> String {
 async fn docker_registry_deletes_what_it_may() {
     let server = RegistryProcess::start(Wants { deletion: true, ..Wants::default() });
     let text = is_all_ok(&server.host).await;
-    assert!(text.contains("nothing is left") && text.contains("repositories: "), "{text}");
+    assert!(text.contains("nothing is left") && text.contains("repositories of the definitions: "), "{text}");
     let name = regex::Regex::new(r#""([^" ]+) accepts manifests"#).unwrap();
     let names = plain().tags(&name.captures(&text).unwrap()[1].parse().unwrap()).await.unwrap();
     assert!(names.is_empty(), "{names:?}");
