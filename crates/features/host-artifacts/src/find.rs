@@ -12,7 +12,7 @@ use farrier_store::registry::RegistryError;
 use futures::{StreamExt as _, TryStreamExt as _, future, stream};
 use oci::ImageManifest;
 
-/// What an image must be for.
+/// Kernel and system that an image must be for.
 #[derive(Clone, Copy)]
 pub struct ImageTarget<'a> {
     /// Kernel release; `None` for an image of any kernel.

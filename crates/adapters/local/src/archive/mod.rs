@@ -25,8 +25,8 @@ pub use tree::UnpackMode;
 /// Limits on the content of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of entries, including directories that only occur in the names of others. An entry counts once more for each
-    /// 256 bytes of its name, because farrier keeps names in memory.
+    /// Maximum number of entries, including directories that only occur in the names of others. Each 256 bytes of a name count as
+    /// one more entry, because farrier keeps names in memory.
     pub entries: u64,
     /// Maximum total size of all files, unpacked, in bytes.
     pub bytes: u64,

@@ -167,7 +167,7 @@ async fn a_refused_eviction_is_a_hold_in_a_single_run() {
     assert_eq!((fleet.state().evictions.len(), fleet.state().writes.len()), (1, 1));
 }
 
-/// The budget refuses the eviction of a pod that is not ready, and never that of a pending pod.
+/// The budget refuses the eviction of a pod that is running but not ready. A pending pod may always be evicted.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_refused_eviction_holds_no_other_pod() {
     let bench = published_bench().await;
