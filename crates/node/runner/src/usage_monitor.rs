@@ -176,6 +176,8 @@ impl DiskMeter {
         DiskUsage { is_incomplete: true, ..sum }
     }
 
+    /// Waits until all threads of the build have stopped, and returns each with its number of context switches; `None` if one still
+    /// runs at the timeout. Polls, because the kernel reports stops only to the parent of a process.
     fn wait_until_stopped(&self) -> Option<BTreeMap<PathBuf, u64>> {
         let started = Instant::now();
         loop {
