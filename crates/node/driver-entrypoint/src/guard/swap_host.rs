@@ -140,6 +140,7 @@ impl SwapHost<'_> {
 
     fn load_new(&self, time_left: Duration) -> Result<(), Error> {
         let Self { node, request, .. } = self;
+        self.keep_bond_addresses();
         for module in &request.load {
             if self.is_loaded(module, NEW)? {
                 continue;
@@ -214,6 +215,7 @@ impl SwapHost<'_> {
     /// Loads the old modules again. If a module cannot be loaded, still loads the others.
     fn load_old(&self) -> Result<(), Error> {
         let Self { node, request, .. } = self;
+        self.keep_bond_addresses();
         let mut result = Ok(());
         for module in &request.restore {
             if Loaded::read(&node.paths)?.contains(&module.name) {
@@ -310,6 +312,12 @@ impl SwapHost<'_> {
     fn module_file(&self, module: &Module, directory: &str) -> ModuleFile {
         let path = self.node.paths.at(&self.file(&module.file(directory)));
         ModuleFile { path, compression: Compression::None, origin: Origin::Host }
+    }
+
+    fn keep_bond_addresses(&self) {
+        if let Some(network) = NetworkState::load(self.node, &self.file("network")) {
+            network.keep_bond_addresses(self.node);
+        }
     }
 
     /// Lets the interfaces' owner configure them, and then restores the remaining settings. Only logs failures, because the next

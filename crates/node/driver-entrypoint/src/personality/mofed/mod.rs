@@ -300,7 +300,10 @@ impl Container<'_> {
         let Self { node, stack, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
         self.bound_devices.record(to_unload)?;
-        let result = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
+        let result = unload::unload_all(node, to_unload).and_then(|_| {
+            self.keep_bond_addresses();
+            stack.load(unloaded)
+        });
         let result = result.and_then(|()| stack.check_loaded());
         let result = result.and_then(|()| self.bound_devices.check());
         let result = result.and_then(|()| self.apply_saved_network(true));
@@ -349,6 +352,7 @@ impl Container<'_> {
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
         }
+        self.keep_bond_addresses();
         let restored = self.host_modules.load(&names);
         self.restore_and_forget_network(true)?;
         restored?;
@@ -375,6 +379,7 @@ impl Container<'_> {
             |name: &&String| loaded.contains(name) && !Loaded::is_in_tree(&self.node.paths, name);
         let from_image = loaded.with_holders(names.iter().filter(is_from_image));
         self.node.log.warn_of(unload::unload_all(self.node, &from_image));
+        self.keep_bond_addresses();
         let restored = self.host_modules.load(&names);
         self.restore_and_forget_network(true)?;
         restored?;
@@ -398,6 +403,7 @@ impl Container<'_> {
         let loaded = Loaded::read(&self.node.paths)?;
         let is_image_build = |name: &&str| self.stack.loader.is_image_build(&loaded, name);
         unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_image_build)))?;
+        self.keep_bond_addresses();
         self.host_modules.load(names)
     }
 
@@ -445,6 +451,13 @@ impl Container<'_> {
         }
         self.node.log.step(format!("saved {}", state.summary()));
         state.save(self.node, &file)
+    }
+
+    /// Before a driver is loaded after an unload.
+    fn keep_bond_addresses(&self) {
+        if let Some(state) = NetworkState::load(self.node, &self.state_file("sriov")) {
+            state.keep_bond_addresses(self.node);
+        }
     }
 
     /// Restores the network state saved from the previous driver, and removes it. `just_loaded` is whether the driver was just

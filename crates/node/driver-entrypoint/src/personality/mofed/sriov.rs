@@ -263,6 +263,14 @@ impl NetworkState {
         restorer.restore_links(&self.physical);
     }
 
+    /// Gives bonds whose ports are gone the addresses that they had, before the ports come back.
+    pub(crate) fn keep_bond_addresses(&self, node: &Node<'_>) {
+        for physical in &self.physical {
+            let virtual_links = physical.functions.iter().flat_map(|function| &function.links);
+            links::keep_bond_addresses(node, physical.links.iter().chain(virtual_links));
+        }
+    }
+
     /// Records the current devlink parameters of the devices in the file `defaults_file`, and then restores the saved ones.
     fn restore_parameters(&self, node: &Node<'_>, devlink: Option<&Devlink<'_>>, defaults_file: &str) {
         let Some(devlink) = devlink else {
@@ -387,13 +395,18 @@ fn virtual_function(node: &Node<'_>, device: &Path, index: usize) -> Option<Virt
         pci,
         up: interface.as_deref().is_some_and(is_up),
         mtu: attribute("mtu"),
-        mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(no_value),
+        mac: Some(attribute("address")).filter(|mac| is_mac(mac)).unwrap_or_else(no_value),
         guid: guid.map_or_else(no_value, |guid| with_colons(&guid)),
         driver: link_name(function.join("driver"))
             .filter(|driver| driver != "mlx5_core")
             .unwrap_or_else(no_value),
         links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
     })
+}
+
+/// Whether this is an Ethernet address; addresses of InfiniBand are longer.
+fn is_mac(address: &str) -> bool {
+    address.len() == 17
 }
 
 /// Converts a GUID from the format that sysfs shows, `0011:2233:4455:6677`, to the format that it accepts,

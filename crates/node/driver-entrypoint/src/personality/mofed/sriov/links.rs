@@ -13,7 +13,7 @@ use std::{
 };
 
 use self::ip::{Ip, IpOutput};
-use super::{super::devlink, flags};
+use super::{super::devlink, flags, is_mac};
 use crate::{
     files::{entries, link_name, name_of, names_after, program, text},
     node::Node,
@@ -31,8 +31,8 @@ pub(super) struct LinkSetting {
     kind: Kind,
     /// Name of the bond or bridge, or of the VLAN on top; `-` for the interface itself.
     device: String,
-    /// ID of a VLAN, file and value of a setting, or the arguments of `ip address replace` and the like; the address
-    /// family first for routes and rules.
+    /// MAC address of a bond, ID of a VLAN, file and value of a setting, or the arguments of `ip address replace` and the like;
+    /// the address family first for routes and rules.
     words: String,
 }
 
@@ -127,8 +127,11 @@ pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<LinkSetting> {
 /// Reads everything but the attributes and sysctls.
 fn read_with(node: &Node<'_>, output: &IpOutput, interface: &Path) -> Vec<LinkSetting> {
     let master = link_name(interface.join("master")).filter(|name| name != OVS_DATAPATH);
-    let mut links: Vec<LinkSetting> =
-        master.map(|name| LinkSetting::new(Kind::Master, &name, "")).into_iter().collect();
+    let master = master.map(|name| {
+        let address = bond_address(node, &name).unwrap_or_default();
+        LinkSetting::new(Kind::Master, &name, address)
+    });
+    let mut links: Vec<LinkSetting> = master.into_iter().collect();
     let vlans = vlans(node, interface);
     links.extend(vlans.iter().cloned());
     for (device, name) in names(interface, &vlans) {
@@ -263,6 +266,31 @@ fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &LinkSetting) -
         Kind::Master => format!("added {name} to {device} again"),
         _ => format!("restored {} {words} of {device}", kind.name()),
     })
+}
+
+/// Gives bonds without ports the MAC addresses that they had. Otherwise, the kernel gives such a bond the address of the next port,
+/// which may not be the port that was first before: a DHCP server would give the node another address.
+pub(super) fn keep_bond_addresses<'a>(node: &Node<'_>, saved: impl Iterator<Item = &'a LinkSetting>) {
+    for LinkSetting { device, words: address, .. } in saved.filter(|link| link.kind == Kind::Master) {
+        let slaves = node.paths.at("/sys/class/net").join(device).join("bonding/slaves");
+        let has_changed = bond_address(node, device).is_some_and(|current| current != *address);
+        if !has_changed || address.is_empty() || text(slaves).is_some_and(|ports| !ports.is_empty()) {
+            continue;
+        }
+        let result = Ip::of(node).ok_or_else(|| "this image has no ip (iproute2)".to_owned());
+        let command = ["link", "set", "dev", device, "address", address];
+        match result.and_then(|ip| devlink::run(&ip.program, &command)) {
+            Ok(_) => node.log.step(format!("{device} keeps its address {address} without ports")),
+            Err(error) => node.log.warn(format!("address {address} of {device} is not restored: {error}")),
+        }
+    }
+}
+
+/// MAC address of a bond; `None` for another interface.
+fn bond_address(node: &Node<'_>, name: &str) -> Option<String> {
+    let interface = node.paths.at("/sys/class/net").join(name);
+    let address = interface.join("bonding").is_dir().then(|| text(interface.join("address")))?;
+    address.filter(|address| is_mac(address))
 }
 
 /// Adds an interface to a bond. Takes it down first, as bonds require; the bond brings it up.

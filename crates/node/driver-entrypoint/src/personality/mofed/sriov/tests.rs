@@ -386,6 +386,30 @@ fn settings_that_no_network_manager_restores_are_restored() {
     assert!(log.contains("added enp8s0f0 to bond0 again, because no network manager did"), "{log}");
 }
 
+/// A DHCP server would give the node another address.
+#[test]
+fn a_bond_without_ports_gets_its_address_again() {
+    let bench = bench();
+    ip(&bench, "", "");
+    bench.write("/sys/class/net/bond0/bonding/slaves", "enp8s0f0\n");
+    bench.write("/sys/class/net/bond0/address", "02:00:00:00:00:01\n");
+    link(&bench, "/sys/class/net/bond0", &format!("{PF}/net/enp8s0f0/master"));
+    let state = saved(&bench);
+    assert_eq!(NetworkState::parse(&state.to_text()), state);
+
+    bench.write("/sys/class/net/bond0/address", "02:00:00:00:00:99\n");
+    state.keep_bond_addresses(&bench.node());
+    assert_eq!(bench.read("/asked"), None, "it has a port of another driver");
+    bench.write("/sys/class/net/bond0/bonding/slaves", "\n");
+    state.keep_bond_addresses(&bench.node());
+    assert_eq!(bench.read("/asked").unwrap(), "link set dev bond0 address 02:00:00:00:00:01\n");
+    assert!(
+        bench.log().contains("bond0 keeps its address 02:00:00:00:00:01 without ports"),
+        "{}",
+        bench.log()
+    );
+}
+
 #[test]
 fn settings_that_a_network_manager_restores_are_left_to_it() {
     let bench = bench();
