@@ -19,53 +19,80 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(30);
 /// Maximum number of polls for an interface that a new driver creates.
 const POLLS: u32 = 100;
+/// Maximum number of polls for NetworkManager to activate the profiles of all interfaces by itself.
+const OWN_POLLS: u32 = 50;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Owner of network interfaces.
-#[derive(Debug, PartialEq, Eq)]
-struct Owner {
-    name: &'static str,
-    /// Program that configures an interface. The interface's name follows the arguments.
-    program: &'static str,
-    arguments: &'static [&'static str],
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Networkd,
+    NetworkManager,
+    Ifupdown,
 }
 
-const NETWORKD: Owner =
-    Owner { name: "systemd-networkd", program: "networkctl", arguments: &["reconfigure"] };
-// Do not wait here (networkctl does not either): the replay waits for all owners together.
-const NETWORK_MANAGER: Owner =
-    Owner { name: "NetworkManager", program: "nmcli", arguments: &["--wait", "0", "device", "connect"] };
-const IFUPDOWN: Owner = Owner { name: "ifupdown", program: "ifup", arguments: &["--force"] };
-
 impl Owner {
-    fn named(name: &str) -> Option<&'static Self> {
-        [&NETWORKD, &NETWORK_MANAGER, &IFUPDOWN].into_iter().find(|owner| owner.name == name)
+    fn name(self) -> &'static str {
+        match self {
+            Self::Networkd => "systemd-networkd",
+            Self::NetworkManager => "NetworkManager",
+            Self::Ifupdown => "ifupdown",
+        }
     }
 
-    /// Finds the owner of an interface in the state files that the network managers keep below `/run`.
-    fn of(node: &Node<'_>, interface: &Path) -> Option<&'static Self> {
+    fn named(name: &str) -> Option<Self> {
+        [Self::Networkd, Self::NetworkManager, Self::Ifupdown].into_iter().find(|owner| owner.name() == name)
+    }
+
+    /// Finds the owner of an interface in the state files that the network managers keep below `/run`. NetworkManager owns an
+    /// interface on which a profile is active.
+    fn of(node: &Node<'_>, interface: &Path) -> Option<Self> {
         let name = name_of(interface);
         let index = text(interface.join("ifindex"))?;
         let contents = |path: String| text(node.paths.at(&path)).unwrap_or_default();
-        let is_managed = |text: &str, prefix: &str, unmanaged: &str| {
-            text.lines().filter_map(|line| line.strip_prefix(prefix)).any(|state| state != unmanaged)
-        };
-        if is_managed(&contents(format!("/run/systemd/netif/links/{index}")), "ADMIN_STATE=", "unmanaged") {
-            return Some(&NETWORKD);
+        if value(&contents(format!("/run/systemd/netif/links/{index}")), "ADMIN_STATE=")
+            .is_some_and(|state| state != "unmanaged")
+        {
+            return Some(Self::Networkd);
         }
-        if is_managed(&contents(format!("/run/NetworkManager/devices/{index}")), "managed=", "false") {
-            return Some(&NETWORK_MANAGER);
+        if active_profile(node, interface).is_some() {
+            return Some(Self::NetworkManager);
         }
         let is_up = |line: &str| line.split('=').next() == Some(name.as_str());
         contents(format!("/run/network/ifstate.{name}"))
             .lines()
             .chain(contents("/run/network/ifstate".to_owned()).lines())
             .any(is_up)
-            .then_some(&IFUPDOWN)
+            .then_some(Self::Ifupdown)
+    }
+
+    /// Program and arguments that have the owner configure an interface.
+    fn command<'a>(self, interface: &'a str, profile: &'a str) -> (&'static str, Vec<&'a str>) {
+        match self {
+            Self::Networkd => ("networkctl", vec!["reconfigure", interface]),
+            // `nmcli device connect` would write a new profile, with DHCP, where NetworkManager is still busy with the interface.
+            // Do not wait here (networkctl does not either): the replay waits for all owners together.
+            Self::NetworkManager => {
+                ("nmcli", vec!["--wait", "0", "connection", "up", "uuid", profile, "ifname", interface])
+            }
+            Self::Ifupdown => ("ifup", vec!["--force", interface]),
+        }
     }
 }
 
-/// Placeholder in the file for a missing device or owner.
+fn value<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(prefix))
+}
+
+/// UUID of the profile that NetworkManager has activated on an interface.
+fn active_profile(node: &Node<'_>, interface: &Path) -> Option<String> {
+    let index = text(interface.join("ifindex"))?;
+    let state = text(node.paths.at(&format!("/run/NetworkManager/devices/{index}")))?;
+    let profile = value(&state, "connection-uuid=").filter(|_| value(&state, "managed=") != Some("false"));
+    profile.map(str::to_owned)
+}
+
+/// Placeholder in the file for a missing device, owner or profile.
 const NONE: &str = "-";
 
 /// An interface as it was before the swap.
@@ -73,10 +100,12 @@ struct SavedInterface<'a> {
     name: &'a str,
     /// Address of its PCI device; `None` on another bus, or if the device has other interfaces as well.
     device: Option<&'a str>,
-    owner: Option<&'static Owner>,
+    owner: Option<Owner>,
+    /// UUID of NetworkManager's profile.
+    profile: &'a str,
 }
 
-/// Writes the names, devices and owners of interfaces to a file.
+/// Writes the names, devices, owners and profiles of interfaces to a file.
 pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Result<(), Error> {
     let mut lines = Vec::new();
     for interface in interfaces {
@@ -86,9 +115,10 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
             entries(node.paths.at("/sys/bus/pci/devices").join(device).join("net")).len() == 1
         };
         let device = device.filter(has_one_interface).unwrap_or_else(|| NONE.to_owned());
-        let owner = Owner::of(node, interface).map_or(NONE, |owner| owner.name);
+        let owner = Owner::of(node, interface).map_or(NONE, Owner::name);
+        let profile = active_profile(node, interface).unwrap_or_else(|| NONE.to_owned());
         node.log.step(format!("interface {name}, device {device}, owner {owner}"));
-        lines.push(format!("{name} {device} {owner}"));
+        lines.push(format!("{name} {device} {owner} {profile}"));
     }
     files::write(node, file, &lines.join("\n"))
 }
@@ -97,21 +127,29 @@ pub(super) fn save(node: &Node<'_>, file: &str, interfaces: &[PathBuf]) -> Resul
 pub(super) fn configure(node: &Node<'_>, file: &str) -> bool {
     let text = text(node.paths.at(file)).unwrap_or_default();
     let saved = text.lines().filter_map(|line| {
-        let [name, device, owner] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
+        let [name, device, owner, profile] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
         let device = Some(device).filter(|device| *device != NONE);
-        Some(SavedInterface { name, device, owner: Owner::named(owner) })
+        Some(SavedInterface { name, device, owner: Owner::named(owner), profile })
     });
     let saved: Vec<SavedInterface<'_>> = saved.collect();
     restore_names(node, &saved);
     let mut has_owner = false;
-    for (owner, interface) in saved.iter().filter_map(|saved| Some((saved.owner?, saved.name))) {
+    let start = Instant::now();
+    for (owner, interface) in saved.iter().filter_map(|saved| Some((saved.owner?, saved))) {
         has_owner = true;
-        let path = node.paths.at("/sys/class/net").join(interface);
+        let SavedInterface { name, profile, .. } = *interface;
+        let path = node.paths.at("/sys/class/net").join(name);
         node.poll(POLLS, POLL_INTERVAL, || path.exists());
-        let Owner { name, program, arguments } = owner;
-        let arguments = [*arguments, &[interface]].concat();
-        match run(node, program, &arguments) {
-            Ok(()) => node.log.step(format!("{name} configures {interface}")),
+        // NetworkManager activates most profiles by itself.
+        let is_configured = || active_profile(node, &path).as_deref() == Some(profile);
+        if owner == Owner::NetworkManager {
+            let polls = if start.elapsed() < POLL_INTERVAL * OWN_POLLS { OWN_POLLS } else { 0 };
+            node.poll(polls, POLL_INTERVAL, is_configured);
+        }
+        let (program, arguments) = owner.command(name, profile);
+        let result = if is_configured() { Ok(()) } else { run(node, program, &arguments) };
+        match result {
+            Ok(()) => node.log.step(format!("{} configures {name}", owner.name())),
             Err(reason) => node.log.warn(format!("{program} {}: {reason}", arguments.join(" "))),
         }
     }
@@ -186,15 +224,23 @@ mod tests {
         bench.at("/sys/class/net/eth0")
     }
 
+    const PROFILE: &str = "80c57db6-b98e-3486-bb41-7486503f2560";
+
+    fn managed(state: &str) -> String {
+        format!("[device]\nmanaged={state}\nconnection-uuid={PROFILE}\nnm-owned=false\n")
+    }
+
     #[test]
     fn owners_are_known_by_their_state() {
         for (path, text, owner) in [
-            ("/run/systemd/netif/links/7", "ADMIN_STATE=configured\n", Some(&NETWORKD)),
+            ("/run/systemd/netif/links/7", "ADMIN_STATE=configured\n", Some(Owner::Networkd)),
             ("/run/systemd/netif/links/7", "ADMIN_STATE=unmanaged\n", None),
-            ("/run/NetworkManager/devices/7", "[device]\nmanaged=true\n", Some(&NETWORK_MANAGER)),
-            ("/run/NetworkManager/devices/7", "[device]\nmanaged=false\n", None),
-            ("/run/network/ifstate.eth0", "eth0\n", Some(&IFUPDOWN)),
-            ("/run/network/ifstate", "lo=lo\neth0=eth0\n", Some(&IFUPDOWN)),
+            ("/run/NetworkManager/devices/7", &managed("true"), Some(Owner::NetworkManager)),
+            ("/run/NetworkManager/devices/7", &managed("false"), None),
+            // Without a profile, NetworkManager does not configure it.
+            ("/run/NetworkManager/devices/7", "[device]\nmanaged=true\n", None),
+            ("/run/network/ifstate.eth0", "eth0\n", Some(Owner::Ifupdown)),
+            ("/run/network/ifstate", "lo=lo\neth0=eth0\n", Some(Owner::Ifupdown)),
             ("/run/network/ifstate", "lo=lo\neth01=eth01\n", None),
         ] {
             let bench = Bench::new();
@@ -204,18 +250,27 @@ mod tests {
         }
     }
 
-    /// In a virtual machine, 20 of the 30 seconds until the time limit passed in `nmcli`.
+    /// `nmcli device connect` wrote a profile for each swap to `/etc`, and gave a bond's port an address of its own.
     #[test]
-    fn no_time_for_the_api_server_is_spent_on_waiting_for_networkmanager() {
+    fn networkmanager_activates_the_profile_that_was_active() {
         let bench = Bench::new();
         let interface = interface(&bench);
-        bench.write("/run/NetworkManager/devices/7", "[device]\nmanaged=true\n");
+        bench.write("/run/NetworkManager/devices/7", &managed("true"));
         let said = bench.at("/said");
         bench.program("nmcli", &format!("echo \"$@\" > {}", said.display()));
         let node = bench.node();
-        save(&node, "/run/interfaces", &[interface]).unwrap();
+        save(&node, "/run/interfaces", std::slice::from_ref(&interface)).unwrap();
+        // The new driver's interface has another index.
+        bench.write("/sys/class/net/eth0/ifindex", "8\n");
         assert!(configure(&node, "/run/interfaces"));
-        assert_eq!(text(said).as_deref(), Some("--wait 0 device connect eth0"), "{}", bench.log());
+        // It does not wait: in a virtual machine, 20 of the 30 seconds until the time limit passed in `nmcli`.
+        let expected = format!("--wait 0 connection up uuid {PROFILE} ifname eth0");
+        assert_eq!(text(&said).as_deref(), Some(expected.as_str()), "{}", bench.log());
+
+        fs::remove_file(&said).unwrap();
+        bench.write("/run/NetworkManager/devices/8", &managed("true"));
+        assert!(configure(&node, "/run/interfaces"));
+        assert_eq!(text(said), None, "NetworkManager has activated it by itself: {}", bench.log());
     }
 
     #[test]

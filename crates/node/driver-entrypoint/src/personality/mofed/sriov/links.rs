@@ -242,7 +242,7 @@ fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &LinkSetting) -
         settings::write(node, device, words)?;
         return Ok(format!("restored {} of {device}", words.replacen(' ', "=", 1)));
     }
-    if *kind == Kind::Master && node.paths.at("/sys/class/net").join(device).join("bonding").is_dir() {
+    if *kind == Kind::Master && is_bond(node, device) {
         return add_to_bond(node, interface, device);
     }
     let ip = ip.ok_or_else(|| "not restored, because this image has no ip (iproute2)".to_owned())?;
@@ -288,9 +288,18 @@ pub(super) fn keep_bond_addresses<'a>(node: &Node<'_>, saved: impl Iterator<Item
 
 /// MAC address of a bond; `None` for another interface.
 fn bond_address(node: &Node<'_>, name: &str) -> Option<String> {
-    let interface = node.paths.at("/sys/class/net").join(name);
-    let address = interface.join("bonding").is_dir().then(|| text(interface.join("address")))?;
+    let address =
+        is_bond(node, name).then(|| text(node.paths.at("/sys/class/net").join(name).join("address")))?;
     address.filter(|address| is_mac(address))
+}
+
+fn is_bond(node: &Node<'_>, name: &str) -> bool {
+    node.paths.at("/sys/class/net").join(name).join("bonding").is_dir()
+}
+
+/// Whether the interface with these settings goes back to a bond.
+pub(super) fn is_bond_port(node: &Node<'_>, saved: &[LinkSetting]) -> bool {
+    saved.iter().any(|link| link.kind == Kind::Master && is_bond(node, &link.device))
 }
 
 /// Adds an interface to a bond. Takes it down first, as bonds require; the bond brings it up.

@@ -7,8 +7,8 @@ use std::{
 
 use super::{
     super::devlink::{self, Devlink},
-    POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, links, own_interface, representors,
-    sysfs_path, vf_settings,
+    LinkSetting, POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, links, own_interface,
+    representors, sysfs_path, vf_settings,
 };
 use crate::{
     files::{link_name, name_of, program, text},
@@ -73,7 +73,7 @@ impl Restorer<'_> {
             };
             links::restore_settings(self.node, &interface, &function.links);
             self.write(&interface.join("mtu"), &function.mtu);
-            self.set_up_state(&interface, function.up);
+            self.restore_up_state(&interface, function.up, &function.links);
         }
         if mtu == "-" {
             return;
@@ -86,7 +86,7 @@ impl Restorer<'_> {
         };
         links::restore_settings(self.node, &interface, &physical.links);
         self.write(&interface.join("mtu"), mtu);
-        self.set_up_state(&interface, *up);
+        self.restore_up_state(&interface, *up, &physical.links);
     }
 
     /// Restores the settings that no network manager restores. All interfaces share one wait, and a route may use two of them.
@@ -183,6 +183,13 @@ impl Restorer<'_> {
             let device = sysfs_path(self.node, &format!("pci/{pci}"));
             self.write(&device.join("driver_override"), driver);
             self.write(&self.node.paths.at("/sys/bus/pci/drivers_probe"), pci);
+        }
+    }
+
+    /// Leaves a port to its bond, which takes only interfaces that are down, and brings them up.
+    fn restore_up_state(&self, interface: &Path, up: bool, links: &[LinkSetting]) {
+        if !links::is_bond_port(self.node, links) {
+            self.set_up_state(interface, up);
         }
     }
 

@@ -408,6 +408,16 @@ fn a_bond_without_ports_gets_its_address_again() {
         "{}",
         bench.log()
     );
+
+    // A network manager could not add an interface that is up.
+    reload(&bench);
+    state.restore(&bench.node(), 0, FRESH);
+    assert_eq!(
+        bench.read(&format!("{PF}/net/enp8s0f0/flags")).as_deref(),
+        Some("0x1002\n"),
+        "{}",
+        bench.log()
+    );
 }
 
 #[test]
