@@ -19,6 +19,11 @@ use granit_parser::{Event, Marker, Parser, ScalarStyle, Span, options};
 const MAX_DEPTH: usize = 64;
 /// Maximum number of keys that `<<` may merge into one text; each merged key takes memory.
 const MAX_MERGED_KEYS: usize = 1_000_000;
+/// Maximum number of values that the aliases of one text may repeat. Readers follow each alias, so a small text could
+/// otherwise expand to a huge tree.
+const MAX_REPEATED_VALUES: usize = 20_000;
+/// Number of bytes of a text that count as one more value.
+const BYTES_PER_VALUE: usize = 1024;
 
 /// Position in a text, as shown to users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +84,8 @@ struct Content {
 
 impl Node {
     fn new(value: Value, position: Position, shared: bool) -> Result<Self, YamlError> {
-        let (mut size, mut depth) = (1_usize, 0);
+        let length = if let Value::Scalar(scalar) = &value { scalar.text.len() } else { 0 };
+        let (mut size, mut depth) = (1 + length / BYTES_PER_VALUE, 0);
         let mut count = |child: &Self| {
             size = size.saturating_add(child.size());
             depth = depth.max(child.content.depth + 1);
@@ -99,7 +105,7 @@ impl Node {
         &self.content.value
     }
 
-    /// Returns the number of values in this node, aliases followed.
+    /// Returns the number of values in this node, aliases followed. A text counts as one more value for each KiB.
     pub fn size(&self) -> usize {
         self.content.size
     }
@@ -278,7 +284,7 @@ pub fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
     let mut documents = Vec::new();
     let mut open: Vec<OpenNode> = Vec::new();
     let mut anchors: HashMap<usize, Node> = HashMap::new();
-    let mut mergeable = MAX_MERGED_KEYS;
+    let (mut mergeable, mut repeatable) = (MAX_MERGED_KEYS, MAX_REPEATED_VALUES);
     for next in events(text) {
         let (event, span) = next?;
         let position = to_position(&span.start);
@@ -313,6 +319,9 @@ pub fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
                 // refused.
                 let message = || "an alias refers to the anchor that contains it".to_owned();
                 let node = anchors.get(&anchor).ok_or_else(|| YamlError { position, message: message() })?;
+                let message = || format!("aliases repeat more than {MAX_REPEATED_VALUES} values");
+                let remaining = repeatable.checked_sub(node.size());
+                repeatable = remaining.ok_or_else(|| YamlError { position, message: message() })?;
                 attach(&mut open, &mut documents, Node { position, ..node.clone() });
                 continue;
             }
@@ -433,7 +442,12 @@ mod tests {
         let bomb = (1..30).fold("a0: &a0 [x]\n".to_owned(), |text, n| {
             format!("{text}a{n}: &a{n} [*a{m}, *a{m}, *a{m}]\n", m = n - 1)
         });
-        assert!(documents(&bomb).is_ok());
+        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(100 << 10), "*a, ".repeat(200));
+        for text in [&bomb, &long] {
+            let error = documents(text).unwrap_err();
+            assert_eq!(error.message, "aliases repeat more than 20000 values");
+        }
+        assert_eq!(only(&long.replacen(", *a", "", 20)).size(), 5 + 100 + 180 * 101);
     }
 
     proptest! {

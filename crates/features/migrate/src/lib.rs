@@ -31,8 +31,6 @@ use fields::{text_at, value_at};
 
 /// Size limit of a form, in bytes. Real forms have a few KiB.
 pub const MAX_FORM: u64 = 1 << 20;
-/// Maximum number of values in one form, aliases followed.
-const MAX_VALUES: usize = 20_000;
 
 /// The site that the definitions are drafted for.
 #[derive(Debug, Default)]
@@ -95,12 +93,6 @@ impl Drafted {
         let resource = OperatorResource::TARGETS.into_iter().find(has_kind);
         if resource.is_none() && !driverkit::is_configuration(object) {
             return Ok(false);
-        }
-        // Aliases can make a small text expand to a huge document, and a draft walks through the whole
-        // document.
-        if object.size() > MAX_VALUES {
-            let line = object.position.line;
-            return Err(format!("line {line}: more than {MAX_VALUES} values after alias expansion"));
         }
         match resource {
             Some(OperatorResource::Module) => kmm::draft(self, object, context),

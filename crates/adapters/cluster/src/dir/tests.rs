@@ -89,6 +89,28 @@ fn files_that_are_no_manifests_are_skipped_with_a_reason() {
     assert!(matches!(Directory::open(root.path()).unwrap().read(), Err(ClusterError::Manifest { .. })));
 }
 
+/// The reader follows each alias: the first file would need terabytes of memory, and the second one years.
+#[test]
+fn manifests_with_too_many_aliases_are_skipped() {
+    let bomb = |first: &str, repeat: fn(&str) -> String| {
+        (1..20).fold(format!("x0: &a0 {first}\n"), |text, n| {
+            format!("{text}x{n}: &a{n} {}\n", repeat(&format!("*a{m}, *a{m}, *a{m}, *a{m}", m = n - 1)))
+        })
+    };
+    let tolerations = bomb("[x]", |items| format!("[{items}]"));
+    let lists = bomb("{kind: List, items: []}", |items| format!("{{kind: List, items: [{items}]}}"));
+    let daemon_set = BASE.replace("nodeSelector: {pool: a}", "tolerations: *a19");
+    let root = tree(&[
+        ("ds.yaml", BASE),
+        ("bomb.yaml", &format!("{tolerations}{daemon_set}")),
+        ("lists.yaml", &format!("kind: List\n{lists}items: [*a19]\n")),
+    ]);
+    let snapshot = Directory::open(root.path()).unwrap().read().unwrap();
+    assert_eq!(snapshot.daemon_sets.len(), 1);
+    let has_reason = |reason: &String| reason.ends_with("aliases repeat more than 20000 values");
+    assert!(snapshot.skipped.len() == 2 && snapshot.skipped.iter().all(has_reason), "{:?}", snapshot.skipped);
+}
+
 /// A link into a submodule leads nowhere, because farrier checks out no submodules.
 #[test]
 fn a_link_that_leads_nowhere_is_skipped() {
