@@ -47,8 +47,10 @@ impl<'a> Evidence<'a> {
             Ok(kernel) => kernel,
             Err(why) => return Some(format!("kernel unknown: {why}")),
         };
-        let mut needed_images =
-            self.definitions.images.values().filter(|image| node.is_selected_by(image)).peekable();
+        let is_needed = |image: &&DriverImage| {
+            node.is_selected_by(image) && image.spec.range_excluding(&kernel).is_none()
+        };
+        let mut needed_images = self.definitions.images.values().filter(is_needed).peekable();
         if needed_images.peek().is_none() {
             return Some(
                 "no driver image selects this node; set the taint only on nodes that need a driver"

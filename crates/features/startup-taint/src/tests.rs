@@ -214,6 +214,24 @@ fn every_image_that_the_node_calls_for_counts() {
     assert_eq!(world.blocker(), None);
 }
 
+/// Two definitions for old and for new kernels select the same nodes.
+#[test]
+fn an_image_for_other_kernels_does_not_count() {
+    let mut world = world();
+    let mut second = world.definitions.images.values().next().unwrap().clone();
+    second.metadata.name = "mft-next".parse().unwrap();
+    second.spec.kernels = Some(">=6.2".parse().unwrap());
+    world.definitions.images.insert("mft-next".parse().unwrap(), second.clone());
+    assert_eq!(world.blocker(), None);
+    second.spec.kernels = Some(">=6.1".parse().unwrap());
+    world.definitions.images.insert("mft-next".parse().unwrap(), second);
+    assert!(world.blocker().unwrap().contains("the modules of image mft-next"));
+    for image in world.definitions.images.values_mut() {
+        image.spec.kernels = Some(">=6.2".parse().unwrap());
+    }
+    assert!(world.blocker().unwrap().starts_with("no driver image selects this node"));
+}
+
 /// A new node first gets the original's pod, then a pod of its kernel's copy.
 #[test]
 fn the_pod_of_a_copy_counts_and_the_originals_does_not() {
