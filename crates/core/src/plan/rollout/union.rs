@@ -138,22 +138,34 @@ fn desired<'a>(context: &Context<'a>, target: &RolloutTarget) -> Result<Desired<
         return Err(unlabeled_node(reached.undetermined.into_iter()).unwrap_or(HoldReason::NoNodes));
     }
     let mut kernels: BTreeSet<&KernelTarget> = reached.kernels.keys().copied().collect();
+    if let Some(kernel) = kernels.iter().find(|kernel| overlaps(kernel, &kernels)) {
+        let detail = format!("two kernel targets have the release {}", kernel.release);
+        return Err(HoldReason::NoUnion { detail });
+    }
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
     // Kernels that nodes run take precedence over announced ones.
     for kernel in announced {
-        if kernels.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS {
+        let has_room = kernels.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS;
+        if has_room && !overlaps(kernel, &kernels) {
             kernels.insert(kernel);
         }
     }
     let mut members = Members::default();
     for kernel in &kernels {
-        members.add(context, kernel, current)?;
+        members.add(context, kernel, current);
     }
     let unused = members.keep(context, live, current, &kernels, *drop_after);
     if let Some(on) = members.awaited_build(live, current, reached)? {
         return Ok(Desired::Pending(on));
     }
     Ok(Desired::Unions { target, unions: members.unions(context)?, unused })
+}
+
+/// Whether the kernel's modules would overlap in `/lib/modules` with those of another kernel: two operating systems can have
+/// kernels of one release.
+fn overlaps(kernel: &KernelTarget, kernels: &BTreeSet<&KernelTarget>) -> bool {
+    let KernelTarget { os: _, os_version: _, release, arch } = kernel;
+    kernels.iter().any(|other| *other != kernel && (&other.release, &other.arch) == (release, arch))
 }
 
 /// Images that go into the unions.
@@ -171,12 +183,7 @@ impl Members {
     }
 
     /// Adds the kernel's image: the published one, or as a fallback the one in the current image.
-    fn add(
-        &mut self,
-        context: &Context<'_>,
-        kernel: &KernelTarget,
-        current: Option<&ImageContents>,
-    ) -> Result<(), HoldReason> {
+    fn add(&mut self, context: &Context<'_>, kernel: &KernelTarget, current: Option<&ImageContents>) {
         let reason = match context.cells.state(context.image, kernel) {
             CellState::Published(cell, published) => match context.admissible_image(cell, published) {
                 Ok(_) => return self.insert(kernel, &published.digest),
@@ -184,7 +191,7 @@ impl Members {
             },
             CellState::ToBuild(cell) => {
                 self.building.insert(kernel.clone(), cell.reference.clone());
-                return Ok(());
+                return;
             }
             CellState::Absent(absence) => {
                 let current = current.and_then(|current| current.for_architecture(kernel.arch));
@@ -196,18 +203,10 @@ impl Members {
             }
         };
         self.missing.insert(kernel.clone(), reason);
-        Ok(())
     }
 
-    /// Fails if two targets have the same release and architecture: their modules would overlap in `/lib/modules`.
-    fn insert(&mut self, kernel: &KernelTarget, digest: &Digest) -> Result<(), HoldReason> {
-        let images = self.images.entry(kernel.arch).or_default();
-        match images.insert(kernel.release.clone(), digest.clone()) {
-            Some(other) if other != *digest => Err(HoldReason::NoUnion {
-                detail: format!("two kernel targets have the release {}", kernel.release),
-            }),
-            _ => Ok(()),
-        }
+    fn insert(&mut self, kernel: &KernelTarget, digest: &Digest) {
+        self.images.entry(kernel.arch).or_default().insert(kernel.release.clone(), digest.clone());
     }
 
     /// Keeps kernels that no node runs any more for their grace time, and returns the time since which each is unused. Kernels

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{
     super::{
-        LiveDaemonSet, ObjectVersion, OwnedFields, PodCount, PodFacts,
+        LiveDaemonSet, OS_VERSION_LABEL, ObjectVersion, OwnedFields, PodCount, PodFacts,
         fixtures::{K47, K48, World, node},
         images_in_use, next_deadline,
     },
@@ -227,6 +227,30 @@ fn an_announced_kernel_is_in_the_image_before_a_node_runs_it() {
     publish_union(&mut world);
     apply(&mut world);
     assert_eq!(held(&world), [K47.to_owned(), K48.to_owned()].into());
+}
+
+/// Ubuntu 22.04 and 24.04 have kernels of one release, compiled by different compilers.
+#[test]
+fn modules_of_one_system_are_not_taken_for_those_of_another() {
+    let mut world = world(&[K47, K47], UpdateStrategy::RollingUpdate);
+    publish_union(&mut world);
+    let mut mixed = world.clone();
+    mixed.snapshot.nodes[1].labels.insert(OS_VERSION_LABEL.to_owned(), "13".to_owned());
+    for _ in 0..2 {
+        let RolloutDecision::Hold(HoldReason::NoUnion { detail }) = decision(&mixed) else {
+            panic!("not held")
+        };
+        assert_eq!(detail, format!("two kernel targets have the release {K47}"));
+        mixed.publish(Verdict::Loads);
+    }
+    // An announcement takes nothing from nodes that run a kernel.
+    world.announce(K47);
+    let announced = world.definitions.announced.values_mut().next().unwrap();
+    let mut list = serde_json::to_value(&*announced).unwrap();
+    list["spec"]["kernels"][0]["osVersion"] = "13".into();
+    *announced = serde_json::from_value(list).unwrap();
+    world.publish(Verdict::Loads);
+    assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
 }
 
 #[test]
