@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use farrier_cluster::{ApiError, Cluster, ClusterError};
 use farrier_core::plan::{
-    ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet, NodeFacts,
-    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, OwnedFields, Placement, PodCount, PodFacts, SnapshotScope,
-    UpdateStrategy,
+    ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetCopy, DaemonSetFacts, KERNEL_LABEL,
+    LiveDaemonSet, NodeChange, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, OwnedFields,
+    Placement, PodCount, PodFacts, SnapshotScope, UpdateStrategy,
 };
 use kmod::{BootOutcome, BootReport, ModuleBoot};
 use tokio::{
@@ -188,11 +188,11 @@ impl Cluster for Fleet {
                 self.0.send_modify(|state| state.evictions.push(Instant::now()));
                 &restart.name
             }
-            // Another client deletes the copy at once.
-            Change::Copy(copy) => {
+            // Another client deletes the copy, or reverts the change of the node, at once.
+            Change::Copy(DaemonSetCopy { name, .. }) | Change::Node(NodeChange { name, .. }) => {
                 self.0.send_modify(|state| {
                     state.changed = true;
-                    state.writes.push(copy.name.clone());
+                    state.writes.push(name.clone());
                 });
                 return Ok(());
             }

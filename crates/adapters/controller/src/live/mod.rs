@@ -109,7 +109,7 @@ pub struct Live {
     states: StateLog,
     node_kernel_limiter: NodeKernelLimiter,
     labels: NodeLabeler,
-    /// Nodes that were recently handed over or uncordoned.
+    /// Nodes that were recently handed over, uncordoned or changed by a node task.
     handovers: NodeWriteLimiter,
     rewrite_rate_limiter: RewriteRateLimiter,
     repeated_writes: RepeatedWrites,

@@ -170,11 +170,20 @@ impl Live {
         let is_due = |step: &&Change| !self.evictions.contains_key(&step.object());
         let mut steps: Vec<Change> =
             upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
-        steps.extend(uncordoned(&planned.snapshot, rollouts, &self.services.process.instance));
+        let mut node_changes = uncordoned(&planned.snapshot, rollouts, &self.services.process.instance);
         let tasks = self.context.node_tasks.iter();
-        steps.extend(tasks.flat_map(|task| task.changes(&self.services.definitions, planned)));
+        node_changes.extend(tasks.flat_map(|task| task.changes(&self.services.definitions, planned)));
+        let contested = self.handovers.drop_contested(&mut node_changes, self.started.elapsed());
+        if let Some(node) = contested.first() {
+            let count = contested.len();
+            let hint = "let the other writer set a startup taint only when a node registers; farrier writes to the nodes again later";
+            tracing::warn!(node, count, hint, "another writer reverts farrier's changes of nodes");
+        }
+        steps.extend(node_changes.iter().cloned());
         let (applied, refused) =
             apply_upgrade_steps(&self.services.process.cancel, self.context.cluster.as_ref(), steps).await;
+        node_changes.retain(|change| applied.contains(&change.step()));
+        self.handovers.record_writes(&node_changes, self.started.elapsed());
         let retry_at = Instant::now() + EVICTION_RETRY_DELAY;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, retry_at)));
         applied

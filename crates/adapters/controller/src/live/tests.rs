@@ -14,7 +14,7 @@ use std::{
 use farrier_builder::services::{BootChecker, Stage};
 use farrier_builder::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, Logs, SYMBOLS, module};
 use farrier_cluster::{ApiError, Fence};
-use farrier_core::plan::{Activity, KERNEL_LABEL};
+use farrier_core::plan::{Activity, KERNEL_LABEL, NodeChange, Untaint};
 use farrier_store::registry::RegistryLocation;
 use futures::FutureExt as _;
 use parking_lot::Mutex;
@@ -102,6 +102,10 @@ fn bench(further: &Value, daemon_sets: &[&str]) -> Bench {
 
 impl Running {
     fn start(bench: Bench, fleet: Arc<Fleet>, leads: bool) -> Self {
+        Self::start_with(bench, fleet, leads, Vec::new())
+    }
+
+    fn start_with(bench: Bench, fleet: Arc<Fleet>, leads: bool, node_tasks: Vec<Arc<dyn NodeTask>>) -> Self {
         let views = Arc::new(RecordingSink::default());
         let definitions = Arc::new(bench.services.definitions.clone());
         let configuration = watch::channel(Configuration { definitions, error: None }).0;
@@ -117,7 +121,7 @@ impl Running {
                 leads: leads.subscribe(),
                 status: Some(Arc::clone(&views) as Arc<dyn StatusSink>),
                 page: None,
-                node_tasks: Vec::new(),
+                node_tasks,
                 reconcile_request: Arc::default(),
                 metrics: Arc::clone(&metrics),
                 health: Arc::clone(&health),
@@ -253,6 +257,30 @@ async fn copies_that_another_client_deletes_are_created_at_a_limited_rate() {
     let began = Instant::now();
     live.fleet.until(|state| state.writes.len() >= 8).await;
     assert!(began.elapsed() >= Duration::from_secs(45), "{:?}", began.elapsed());
+    live.stop().await;
+}
+
+/// Removes a taint from node `n` in each reconcile.
+struct Untainter;
+
+impl NodeTask for Untainter {
+    fn changes(&self, _: &Definitions, _: &Planned) -> Vec<Change> {
+        let untaint = Some(Untaint { key: "farrier.dev/driver-not-ready".to_owned(), created: None });
+        vec![Change::Node(NodeChange { name: "n".to_owned(), untaint, ..NodeChange::default() })]
+    }
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_startup_taint_that_another_writer_sets_again_is_left_for_a_while() {
+    let logs = Logs::start();
+    let bench = bench(&json!({}), &[]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| state.node("n", K9));
+    let live = Running::start_with(bench, fleet, true, vec![Arc::new(Untainter)]);
+    let began = Instant::now();
+    live.fleet.until(|state| state.writes.len() >= 4).await;
+    assert!(began.elapsed() >= Duration::from_mins(10), "{:?}", began.elapsed());
+    assert_eq!(logs.with("another writer reverts farrier's changes of nodes").len(), 1);
     live.stop().await;
 }
 
