@@ -18,7 +18,8 @@ use super::{
 };
 
 const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
-/// Maximum number of references to files in all kustomizations.
+/// Maximum number of references to files in all kustomizations. Each object of a file counts as another reference, because
+/// it is copied.
 pub(super) const MAX_REFERENCES: usize = 10_000;
 /// Maximum number of kustomizations between an overlay and a manifest.
 const MAX_DEPTH: usize = 16;
@@ -105,12 +106,15 @@ impl Kustomizations<'_> {
             return all;
         };
         if depth > 0 {
-            self.references_left.set(self.references_left.get() - 1);
+            self.use_references(1);
             self.referenced.borrow_mut().insert(file.clone());
         }
         let Some(manifest) = self.files.get(&file).cloned().or_else(|| (self.read)(&file)) else {
             return all;
         };
+        if depth > 0 {
+            self.use_references(manifest.targets.daemon_sets.len() + manifest.targets.resources.len());
+        }
         all.extend(manifest.targets.clone());
         let directory = file.parent().unwrap_or(&file);
         for kustomization in &manifest.documents {
@@ -123,6 +127,10 @@ impl Kustomizations<'_> {
             transform(&mut all, &self.patches(directory, kustomization), kustomization, &manifest);
         }
         all
+    }
+
+    fn use_references(&self, count: usize) {
+        self.references_left.set(self.references_left.get().saturating_sub(count));
     }
 
     /// Reads the entries of a kustomization that may change any field.

@@ -111,6 +111,17 @@ fn manifests_with_too_many_aliases_are_skipped() {
     assert!(snapshot.skipped.len() == 2 && snapshot.skipped.iter().all(has_reason), "{:?}", snapshot.skipped);
 }
 
+/// Each reference copies the file's objects.
+#[test]
+fn a_kustomization_with_too_many_objects_is_cut() {
+    let objects: Vec<String> = (0..10).map(|n| BASE.replace("mofed}", &format!("d{n}}}"))).collect();
+    let objects = objects.join("---\n");
+    let more = [("overlays/a/many.yaml", &*objects)];
+    let (_root, directory) = overlay(&format!("resources:\n{}", "- many.yaml\n".repeat(2_000)), &more);
+    let count = directory.read().unwrap().daemon_sets.len();
+    assert!(count > MAX_REFERENCES / 2 && count <= MAX_REFERENCES, "{count}");
+}
+
 /// A link into a submodule leads nowhere, because farrier checks out no submodules.
 #[test]
 fn a_link_that_leads_nowhere_is_skipped() {
