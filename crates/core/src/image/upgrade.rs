@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
-use jiff::{Timestamp, fmt::temporal::DateTimeParser, tz::TimeZone};
+use jiff::{SignedDuration, Timestamp, fmt::temporal::DateTimeParser, tz::TimeZone};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -232,7 +232,9 @@ impl Window {
         // Find the clock time first: cronexpr skips a time that daylight saving time leaves out, and finds a repeated one twice.
         let schedule = cronexpr::parse_crontab(&format!("{fields} UTC")).ok()?;
         let start = now.checked_sub(duration).ok()?;
-        let mut clock = TimeZone::UTC.to_timestamp(zone.to_datetime(start)).ok()?;
+        // A clock time that daylight saving time leaves out opens the window up to two hours later.
+        let earlier = start.checked_sub(SignedDuration::from_hours(2)).ok()?;
+        let mut clock = TimeZone::UTC.to_timestamp(zone.to_datetime(earlier)).ok()?;
         loop {
             clock = schedule.find_next(clock).ok()?.timestamp();
             let opens = zone.to_timestamp(TimeZone::UTC.to_datetime(clock)).ok()?;
@@ -319,6 +321,7 @@ mod tests {
         let opens = |text: &str, now: &str| sunday(text).next(at(now)).unwrap().0;
         assert_eq!(opens("0 2", "2027-03-14T06:00:00Z"), at("2027-03-14T07:00:00Z"));
         assert_eq!(opens("0 2", "2027-03-14T08:00:00Z"), at("2027-03-21T06:00:00Z"), "the next one");
+        assert_eq!(opens("30 2", "2027-03-14T08:15:00Z"), at("2027-03-14T07:30:00Z"), "still open");
         assert_eq!(opens("30 1", "2027-11-07T05:00:00Z"), at("2027-11-07T05:30:00Z"));
         assert_eq!(opens("30 1", "2027-11-07T06:30:00Z"), at("2027-11-14T06:30:00Z"), "once");
         let never = Window { opens: "0 0 30 2 * UTC".parse().unwrap(), duration: Period::seconds(60) };
