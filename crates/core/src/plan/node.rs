@@ -159,13 +159,19 @@ impl From<ExceededLimit> for NodeReason {
     }
 }
 
+impl NodeFacts {
+    /// Whether the node runs Linux. Manifests may lack the field.
+    pub(super) fn is_linux(&self) -> bool {
+        ["", "linux"].contains(&self.operating_system.as_str())
+    }
+}
+
 /// Returns the kernel target that a node runs.
 pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     if let Some(rule) = node.ignored_by {
         return Err(NodeReason::Ignored { rule });
     }
-    // Manifests may lack the field.
-    if !["", "linux"].contains(&node.operating_system.as_str()) {
+    if !node.is_linux() {
         return Err(NodeReason::NotLinux { os: node.operating_system.clone() });
     }
     // Only a hand-written manifest can lack these fields; a kubelet always sets both.

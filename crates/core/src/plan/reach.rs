@@ -357,6 +357,10 @@ impl Serialize for MissingLabel {
 impl NodeFacts {
     /// Returns the label that NFD has yet to add, or that the GPU Operator has yet to derive from NFD's labels.
     pub(super) fn missing_label(&self) -> Option<MissingLabel> {
+        // Neither NFD nor the operators run on other systems.
+        if !self.is_linux() {
+            return None;
+        }
         if self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty) {
             return Some(MissingLabel::Kernel);
         }

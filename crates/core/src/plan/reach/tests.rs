@@ -85,6 +85,18 @@ fn taints_of_a_nodes_state_do_not_keep_a_daemon_set_away() {
     assert_eq!(said(&json!({"hostNetwork": true}), &no_network, false), "reached");
 }
 
+/// NFD never labels a Windows node.
+#[test]
+fn a_windows_node_is_not_awaited() {
+    let windows = NodeFacts { operating_system: "windows".to_owned(), ..unlabeled() };
+    let pod = json!({"nodeSelector": {PCI: "true"}});
+    assert_eq!(said(&pod, &unlabeled(), false), "undetermined");
+    assert_eq!(
+        said(&pod, &windows, false),
+        format!("it does not have the label {PCI}=true of the node selector")
+    );
+}
+
 #[test]
 fn the_template_selects_by_label_affinity_and_name() {
     let node = node(&[]);
