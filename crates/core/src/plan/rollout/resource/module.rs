@@ -79,11 +79,19 @@ pub(super) fn desired_fields<'a>(
     if let Some(version) = container.get("version").filter(|version| *version != "") {
         let mut cells =
             kernels.keys().filter_map(|kernel| context.cells.get(context.image, kernel)?.outcome.cell());
-        let next = cells.next().filter(|_| has_change).map(|cell| Value::from(cell.version.clone()));
+        let next = cells.next().filter(|_| has_change).map(|cell| Value::from(label_value(&cell.version)));
         fields.insert("version".to_owned(), next.unwrap_or_else(|| version.clone()));
     }
     let version = format!("tag {}", versions.join(", "));
     Ok(DesiredField::Fields { fields: fields.into(), version, kernels: count, required_images })
+}
+
+/// Returns a driver's version as a label's value: KMM copies the Module's `version` into labels of DaemonSets, and compares it
+/// with a label of the node.
+fn label_value(version: &str) -> String {
+    let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let value: String = version.chars().map(|c| if is_kept(c) { c } else { '_' }).take(63).collect();
+    value.trim_matches(['-', '_', '.']).to_owned()
 }
 
 /// Fails if KMM builds or signs images itself, or looks for files where farrier's images have none.

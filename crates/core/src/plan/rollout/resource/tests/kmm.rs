@@ -87,6 +87,16 @@ fn the_version_of_a_module_changes_with_its_image() {
         (container["containerImage"], container["version"]) = (image.into(), "v1".into());
     });
     assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
+    // A label cannot have this version.
+    let mut world = module();
+    world.image("mft").spec.tags.remove(0);
+    let resolved = world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap();
+    "4.33.0+1".clone_into(&mut resolved.version);
+    world.publish(Verdict::Loads);
+    set_container(&mut world, |container| container["version"] = "v1".into());
+    assert_eq!(written(&world)["version"], "4.33.0_1");
+    reconcile(&mut world);
+    assert!(world.plan().rollouts[0].changes.is_empty());
 }
 
 #[test]
