@@ -448,6 +448,9 @@ impl TryFrom<RolloutForm> for RolloutSpec {
         if let Some(field) = fields.find(|field| !strategy.accepts(field)) {
             return Err(format!("strategy `{}` has no `{field}`", strategy.as_str()));
         }
+        if form.deadline.is_some_and(|deadline| deadline.duration().is_zero()) {
+            return Err("a `deadline` of zero would restore the previous image at once".to_owned());
+        }
         let missing = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.as_str());
         let resource_name = |resource: OperatorResource| {
             let (namespace, name) =
@@ -529,6 +532,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_deadline_of_zero_is_refused() {
+        let read = |deadline: &str| {
+            let form = json!({
+                "strategy": "image", "namespace": "n", "daemonSet": "d", "container": "c", "deadline": deadline,
+            });
+            serde_json::from_value::<RolloutSpec>(form)
+        };
+        assert!(read("1s").is_ok());
+        assert!(read("0s").unwrap_err().to_string().contains("at once"));
+    }
 
     #[test]
     fn a_resource_is_named_in_the_cluster_and_in_manifests() {

@@ -177,6 +177,9 @@ impl UpgradeSpec {
         if matches!(&self.canary, Some(Canary::Labels(labels)) if labels.match_labels.is_empty()) {
             return Err("upgrade: `canary` has no labels, so every node would be a canary".to_owned());
         }
+        if self.timeout.duration().is_zero() {
+            return Err("upgrade: a `timeout` of zero leaves no time to replace a driver".to_owned());
+        }
         if self.window.as_ref().is_some_and(|window| window.duration.duration().is_zero()) {
             return Err("upgrade: a `window` with a duration of zero never opens".to_owned());
         }
@@ -290,6 +293,7 @@ mod tests {
             (json!({"window": {"opens": "0 25 * * * UTC", "duration": "1h"}}), "with a time zone"),
             (json!({"window": {"opens": "0 2 * * * Mars/Base", "duration": "1h"}}), "with a time zone"),
             (json!({"window": {"opens": "0 2 * * * UTC", "duration": "0s"}}), "never opens"),
+            (json!({"timeout": "0s"}), "leaves no time"),
             (json!({"drains": "node"}), "unknown field"),
         ] {
             let error = read(upgrade.clone()).unwrap_err();
