@@ -14,7 +14,7 @@ use super::{
     reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
     upgrade,
-    watch::{Limits, Progress, progress, runs},
+    watch::{Limits, Progress, is_same_image, progress, runs},
 };
 use crate::{
     image::{ImageReference, RolloutSpec},
@@ -33,7 +33,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
 /// Decides which image a container gets, for the nodes that the DaemonSet `reaching` reaches.
 pub(super) fn decide_for(
     context: &Context<'_>,
-    TargetContainer { daemon_set, container: Container { name, .. } }: TargetContainer<'_>,
+    TargetContainer { daemon_set, container: Container { name, image: in_field, .. } }: TargetContainer<'_>,
     reaching: &DaemonSetFacts,
 ) -> Result<Decided, HoldReason> {
     check_supported(&reaching.placement)?;
@@ -64,6 +64,13 @@ pub(super) fn decide_for(
             return Ok(RolloutDecision::Pending { on: tag.clone() }.into());
         };
         image = Some(index.pinned(tag));
+    } else if let Some(tag) = tag
+        && let Some(index) = context.observed.published.get(tag).map(|index| index.pinned(tag))
+        && is_same_image(in_field, &index.to_string())
+    {
+        // The nodes of another architecture have left. The index still gives these nodes the same image, and another name
+        // for the image would restart their pods.
+        image = Some(index);
     }
     set_image(context, daemon_set, name, image.ok_or(HoldReason::NoNodes)?, tag)
 }
