@@ -5,11 +5,11 @@ mod lexer;
 mod nesting;
 pub mod steps;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use handlebars::{
     Context, Handlebars, Helper, HelperDef, HelperResult, JsonTruthy, Output, RenderContext, RenderError,
-    RenderErrorReason, Renderable, TemplateErrorReason,
+    RenderErrorReason, Renderable, Template, TemplateErrorReason,
 };
 use serde::Serialize;
 
@@ -46,6 +46,9 @@ pub struct TemplateContext {
     /// `{{vars.<name>}}`; [`Templates::render_vars`] renders the values.
     pub vars: BTreeMap<String, String>,
 }
+
+/// Maximum size of a rendered text in bytes.
+const MAX_RENDERED: usize = 4 << 20;
 
 /// `{{kernel.flags}}` for modules without type information. Debug information would be stripped, so none is generated.
 const WITHOUT_BTF: &str = "KCFLAGS=-g0";
@@ -142,7 +145,7 @@ impl Templates {
         if !self.0.has_template(name) {
             register(&mut self.0, name, text)?;
         }
-        self.0.render(name, context).map_err(|error| TemplateError {
+        self.render_limited(name, context).map_err(|error| TemplateError {
             missing_var: missing_var(&error),
             ..TemplateError::new(name, error.line_no, reason(&error))
         })
@@ -158,6 +161,12 @@ impl Templates {
         Ok(())
     }
 
+    fn render_limited(&self, name: &str, values: &impl Serialize) -> Result<String, RenderError> {
+        let mut rendered = Rendered::default();
+        self.0.render_to_write(name, values, &mut rendered)?;
+        Ok(String::from_utf8(rendered.0)?)
+    }
+
     /// Renders one line, such as a tag pattern, from named values. The error does not name the template.
     pub(crate) fn render_line(&mut self, text: &str, values: &impl Serialize) -> Result<String, String> {
         // The blank in the name prevents a collision with names of templates.
@@ -166,15 +175,35 @@ impl Templates {
             if let Some((_, reason)) = nesting::exceeded_limit(text) {
                 return Err(reason);
             }
-            self.0
-                .register_template_string(&name, text)
-                .map_err(|_| format!("invalid Handlebars: {text}"))?;
+            let template = Template::compile(text).map_err(|_| format!("invalid Handlebars: {text}"))?;
+            if let Some((_, reason)) = nesting::refused_element(&template) {
+                return Err(reason);
+            }
+            self.0.register_template(&name, template);
         }
-        self.0.render(&name, values).map_err(|error| {
+        self.render_limited(&name, values).map_err(|error| {
             let values = serde_json::to_value(values).unwrap_or_default();
             let names = values.as_object().into_iter().flat_map(serde_json::Map::keys);
             format!("{}; known: {}", reason(&error), names.map(String::as_str).collect::<Vec<_>>().join(", "))
         })
+    }
+}
+
+/// Rendered text of at most [`MAX_RENDERED`] bytes.
+#[derive(Default)]
+struct Rendered(Vec<u8>);
+
+impl io::Write for Rendered {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_RENDERED {
+            return Err(io::Error::other(format!("the rendered text exceeds {} MiB", MAX_RENDERED >> 20)));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -192,7 +221,7 @@ fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), T
     if let Some((line, reason)) = nesting::exceeded_limit(text) {
         return Err(TemplateError::new(name, Some(line), reason));
     }
-    engine.register_template_string(name, text).map_err(|error| {
+    let template = Template::compile_with_name(text, name.to_owned()).map_err(|error| {
         let reason = match error.reason() {
             // Handlebars' message would list all grammar rules that were expected.
             TemplateErrorReason::InvalidSyntax(_) => {
@@ -201,7 +230,12 @@ fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), T
             other => other.to_string(),
         };
         TemplateError::new(name, error.pos().map(|(line, _)| line), reason)
-    })
+    })?;
+    if let Some((line, reason)) = nesting::refused_element(&template) {
+        return Err(TemplateError::new(name, Some(line), reason));
+    }
+    engine.register_template(name, template);
+    Ok(())
 }
 
 /// Creates a strict engine, in which a mistyped variable is an error instead of an empty string. Nothing is escaped, because a
@@ -326,7 +360,7 @@ mod tests {
         insta::assert_snapshot!(message("{{#if (eq arhc \"amd64\")}}x{{/if}}"), @"template kbuild line 1: word 1 after `eq` is missing or an unknown variable");
         insta::assert_snapshot!(message("{{#with vars}}{{nonesuch}}{{/with}}"), @"template kbuild line 1: there is no variable nonesuch");
         insta::assert_snapshot!(message("{{lookup vars \"nonesuch\"}}"), @"template kbuild line 1: `lookup` finds no such variable");
-        insta::assert_snapshot!(message("a\n{{> header}}"), @"template kbuild line 2: Partial not found header");
+        insta::assert_snapshot!(message("a\n{{> header}}"), @"template kbuild line 2: partials and decorators are not supported");
         insta::assert_snapshot!(message("a\n{{uppercase arch}}"), @"template kbuild line 2: Helper not found uppercase");
     }
 
@@ -336,6 +370,17 @@ mod tests {
         insta::assert_snapshot!(message("a\n{{#if arch}}x"), @"template kbuild line 2: invalid Handlebars from here on; perhaps a `{{` or a block is not closed");
         insta::assert_snapshot!(message("a\nb\n{{#if arch}}x{{/each}}"), @r#"template kbuild line 3: helper "if" was opened, but "each" is closing"#);
         insta::assert_snapshot!(message("a\nb {{arch}\n"), @"template kbuild line 2: invalid Handlebars from here on; perhaps a `{{` or a block is not closed");
+    }
+
+    #[test]
+    fn a_rendered_text_has_a_limit() {
+        let mut context = context();
+        context.modules = vec!["x".repeat(3000); 50];
+        let text = "{{#each modules}}{{#each ../modules}}{{this}}{{/each}}{{/each}}";
+        let error = render("t", text, &context).unwrap_err();
+        assert!(error.reason.contains("exceeds 4 MiB"), "{error}");
+        context.modules.truncate(10);
+        assert_eq!(render("t", text, &context).unwrap().len(), 300_000);
     }
 
     #[test]

@@ -1,10 +1,14 @@
-//! Limits the nesting of a template before it is parsed. The parser recurses for each level, and its run time is quadratic in the
-//! depth.
+//! Limits the nesting of a template before it is parsed: the parser recurses for each level, and its run time is quadratic in the
+//! depth. Also refuses parsed templates that could render without end.
+
+use handlebars::{Template, template::TemplateElement};
 
 /// Maximum nesting depth: blocks, further branches of a block (`{{else if}}`), and words in parentheses and brackets.
 const MAX_DEPTH: usize = 64;
 /// Maximum number of blocks and further branches in a template.
 const MAX_BLOCKS: usize = 1000;
+/// Maximum number of loops (`{{#each}}`) inside each other: their numbers of rounds multiply.
+const MAX_LOOPS: usize = 2;
 
 /// Returns the first violation of a limit: its line, from 1, and the reason.
 pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
@@ -16,7 +20,7 @@ pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
         if exceeds_depth(words) {
             return Some((line(), format!("parentheses and brackets are nested more than {MAX_DEPTH} deep")));
         }
-        let word = words.trim_start_matches('~').trim_start();
+        let word = words.trim_start_matches(|c: char| c == '~' || c.is_ascii_whitespace());
         if word.starts_with('#') {
             open_blocks.push(1);
             blocks += 1;
@@ -36,6 +40,39 @@ pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
         }
     }
     None
+}
+
+/// Returns the first element that could make a template render without end: its line, and the reason. A partial can name itself.
+pub(super) fn refused_element(template: &Template) -> Option<(usize, String)> {
+    refused_below(template, 0)
+}
+
+/// `loops` is the number of loops around the template.
+fn refused_below(template: &Template, loops: usize) -> Option<(usize, String)> {
+    template.elements.iter().enumerate().find_map(|(index, element)| {
+        // A branch after `{{else if}}` has no position.
+        let line = template.mapping.get(index).map_or(0, |position| position.0);
+        match element {
+            TemplateElement::HelperBlock(block) => {
+                let loops = loops + usize::from(block.name.as_name() == Some("each"));
+                if loops > MAX_LOOPS {
+                    return Some((line, format!("more than {MAX_LOOPS} loops are inside each other")));
+                }
+                let mut branches = [&block.template, &block.inverse].into_iter().flatten();
+                branches.find_map(|branch| refused_below(branch, loops))
+            }
+            TemplateElement::DecoratorExpression(_)
+            | TemplateElement::DecoratorBlock(_)
+            | TemplateElement::PartialExpression(_)
+            | TemplateElement::PartialBlock(_) => {
+                Some((line, "partials and decorators are not supported".to_owned()))
+            }
+            TemplateElement::RawString(_)
+            | TemplateElement::HtmlExpression(_)
+            | TemplateElement::Expression(_)
+            | TemplateElement::Comment(_) => None,
+        }
+    })
 }
 
 /// Iterates over the tags of a text, each with its start and its words from `{{` to the next `}}`. Comments, escaped tags and
@@ -124,6 +161,29 @@ mod tests {
             assert_eq!(told(&words), (2, "parentheses and brackets are nested more than 64 deep".to_owned()));
         }
         assert_eq!(told(&format!("{{{{#if {}", "(not ".repeat(20_000))).0, 1, "a tag without an end");
+    }
+
+    #[test]
+    fn loops_inside_each_other_and_partials_are_refused() {
+        let told = |text: &str| refused_element(&Template::compile(text).unwrap());
+        let each = |times| format!("{}x{}", "{{#each a}}".repeat(times), "{{/each}}".repeat(times));
+        assert_eq!((told(&each(2)), told(&each(2).repeat(9))), (None, None));
+        let hidden = "{{! -- }}{{/each}} --}}";
+        let else_each = "{{#if a}}{{else each b}}{{#each c}}{{~#each d}}x{{/each}}{{/each}}{{/if}}";
+        for text in [each(3), each(3).replace('x', hidden), else_each.to_owned()] {
+            assert_eq!(told(&text).unwrap().1, "more than 2 loops are inside each other", "{text}");
+        }
+        for text in ["{{> a}}", "{{ ~ > a}}", "{{#> a}}x{{/a}}", "{{#*inline \"a\"}}{{/inline}}", "{{* a}}"] {
+            let expected = Some((2, "partials and decorators are not supported".to_owned()));
+            assert_eq!(told(&format!("{{{{#if a}}}}\n{text}{{{{/if}}}}")), expected, "{text}");
+        }
+    }
+
+    /// Blanks are allowed on both sides of a tilde.
+    #[test]
+    fn a_blank_before_a_tilde_hides_no_block() {
+        assert!(exceeded_limit(&"{{ ~ #if a}}".repeat(MAX_DEPTH + 1)).is_some());
+        assert_eq!(exceeded_limit(&"{{ ~#if a}}{{ ~/if}}".repeat(MAX_DEPTH + 1)), None);
     }
 
     /// Text that does not end a block in the parser must not end one here.
