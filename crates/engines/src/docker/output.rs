@@ -10,12 +10,15 @@ pub(super) struct Output<'a> {
     log: &'a dyn BuildLog,
     splitter: LineSplitter,
     step: Option<String>,
+    /// ID from the builder's separate message, which no step can send.
     image: Option<String>,
+    /// ID from the last line `Successfully built`: a step can print such a line too, but only before the builder does.
+    named: Option<String>,
 }
 
 impl<'a> Output<'a> {
     pub(super) fn new(log: &'a dyn BuildLog) -> Self {
-        Self { log, splitter: LineSplitter::default(), step: None, image: None }
+        Self { log, splitter: LineSplitter::default(), step: None, image: None, named: None }
     }
 
     /// Processes one message.
@@ -23,15 +26,13 @@ impl<'a> Output<'a> {
         if let Some(id) = info.aux.and_then(|aux| aux.id) {
             self.image = Some(id);
         }
-        let Self { log, splitter, step, image } = self;
+        let Self { log, splitter, step, image: _, named } = self;
         let mut line = |line: &str| {
             if let Some(instruction) = instruction(line) {
                 *step = Some(instruction.to_owned());
-            } else if let Some(id) = line.strip_prefix("Successfully built ")
-                && image.is_none()
-            {
+            } else if let Some(id) = line.strip_prefix("Successfully built ") {
                 // Podman does not always send the ID as a separate message.
-                *image = Some(id.trim().to_owned());
+                *named = Some(id.trim().to_owned());
             }
             log.line(line);
         };
@@ -47,7 +48,7 @@ impl<'a> Output<'a> {
     /// Returns the image ID at the end of the response.
     pub(super) fn image(mut self) -> Result<String> {
         self.flush();
-        self.image.ok_or_else(|| {
+        self.image.or(self.named).ok_or_else(|| {
             EngineError::engine(EngineKind::Docker, "build", "the daemon disconnected before the build ended")
         })
     }
@@ -211,6 +212,13 @@ mod tests {
             ..BuildInfo::default()
         });
         assert_eq!(output.image().unwrap(), "sha256:00");
+    }
+
+    #[test]
+    fn a_step_cannot_name_the_image() {
+        let lines =
+            ["Successfully built 0badf00d0bad\n", "--> 0123456789ab\n", "Successfully built 0123456789ab\n"];
+        assert_eq!(run(&Lines::default(), &lines).image().unwrap(), "0123456789ab");
     }
 
     #[test]
