@@ -5,6 +5,9 @@ use oci::error_chain;
 
 use super::super::{BuildLog, EngineError, EngineKind, Result, error::is_disk_full, lines::LineSplitter};
 
+/// Ends of the messages of a builder whose daemon stops.
+const CANCELLATIONS: [&str; 2] = ["build cancelled", "context canceled"];
+
 /// Reads the response to a build: forwards log lines, and records the current step and the resulting image.
 pub(super) struct Output<'a> {
     log: &'a dyn BuildLog,
@@ -59,11 +62,7 @@ impl<'a> Output<'a> {
         match error {
             Error::DockerStreamError { error } => {
                 self.log.line(&error);
-                match self.step.as_ref().and_then(|step| Some((step, exit_code(step, &error)?))) {
-                    // Do not search this message for a full disk: the message quotes the step, whose text may mention one.
-                    Some((step, code)) => EngineError::Step(format!("{step}: exit code {code}")),
-                    None => EngineError::from_build(EngineKind::Docker, self.step.as_deref(), error),
-                }
+                self.stopped(error)
             }
             // 4xx means that the Dockerfile has a syntax error or lacks the stage. In some of these cases the builder responds
             // with 500.
@@ -83,6 +82,24 @@ impl<'a> Output<'a> {
         }
     }
 
+    /// Classifies the message with which the builder stopped.
+    fn stopped(&self, error: String) -> EngineError {
+        let (step, code) = (self.step.as_deref(), exit_code(&error));
+        if let (Some(step), Some(code)) = (step.filter(|step| step.starts_with("RUN ")), code) {
+            // Do not search this message for a full disk: the message quotes the step, whose text may mention one.
+            return EngineError::Step(format!("{step}: exit code {code}"));
+        }
+        let end = error.trim_end().to_lowercase();
+        if CANCELLATIONS.iter().any(|words| end.ends_with(words)) {
+            return EngineError::engine(EngineKind::Docker, "build", error);
+        }
+        // A step can print a line like the builder's for `FROM`. Its own failure has an exit code.
+        match step.and_then(base) {
+            Some(base) if code.is_none() => EngineError::from_pull(EngineKind::Docker, base, error),
+            _ => EngineError::from_build(EngineKind::Docker, step, error),
+        }
+    }
+
     fn flush(&mut self) {
         self.splitter.finish(|line| self.log.line(line));
     }
@@ -97,12 +114,14 @@ fn instruction(line: &str) -> Option<&str> {
     (is_number(step) && is_number(total)).then(|| instruction.trim())
 }
 
-/// Extracts the code from `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman) if the step runs a command,
-/// whose output is in the log. For other failed steps, such as `COPY`, the engine's message is the only explanation.
-fn exit_code(step: &str, message: &str) -> Option<u32> {
-    if !step.starts_with("RUN ") {
-        return None;
-    }
+/// Extracts the base image from the instruction `FROM`.
+fn base(instruction: &str) -> Option<&str> {
+    instruction.strip_prefix("FROM ")?.split(' ').find(|word| !word.starts_with("--"))
+}
+
+/// Extracts the code from `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman). The code explains the failure of
+/// a `RUN`, whose output is in the log. For other failed steps, such as `COPY`, the engine's message is the only explanation.
+fn exit_code(message: &str) -> Option<u32> {
     ["returned a non-zero code: ", "exit status "].iter().find_map(|words| {
         let (_, code) = message.split_once(words)?;
         code.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
@@ -180,6 +199,25 @@ mod tests {
     }
 
     #[test]
+    fn a_base_that_cannot_be_pulled_and_a_daemon_that_stops_are_no_compile_errors() {
+        let stop = |step: &str, message: &str| {
+            run(&Lines::default(), &[step]).failure(Error::DockerStreamError { error: message.to_owned() })
+        };
+        let from = "Step 1/5 : FROM localhost/farrier/base:1 AS modules\n";
+        let refused = "Get \"http://localhost/v2/\": dial tcp 127.0.0.1:80: connect: connection refused";
+        let pull = stop(from, refused);
+        assert!(pull.is_transient());
+        assert_eq!(pull.to_string(), "docker failed to pull localhost/farrier/base:1");
+        assert!(matches!(stop(from, "manifest unknown: manifest unknown"), EngineError::Pull { .. }));
+        for message in ["context canceled", "Build cancelled\n"] {
+            assert!(stop("Step 4/5 : RUN make\n", message).is_transient(), "{message}");
+        }
+        // A failed step that printed a line like the builder's.
+        let failed = stop(from, "The command '/bin/sh -c make' returned a non-zero code: 2");
+        assert!(matches!(failed, EngineError::Step(_)), "{failed}");
+    }
+
+    #[test]
     fn a_daemon_that_hangs_up_is_transient() {
         let error = run(&Lines::default(), &["Step 1/3 : FROM base\n"]).image().unwrap_err();
         assert!(error.is_transient());
@@ -229,10 +267,7 @@ mod tests {
         );
         assert_eq!(instruction("STEP 1/2: FROM scratch"), Some("FROM scratch"));
         assert_eq!(instruction("Step aside: x"), None);
-        assert_eq!(
-            exit_code("RUN x", "building at STEP \"RUN x\": while running runtime: exit status 17"),
-            Some(17)
-        );
-        assert_eq!(exit_code("RUN x", "COPY failed"), None);
+        assert_eq!(exit_code("building at STEP \"RUN x\": while running runtime: exit status 17"), Some(17));
+        assert_eq!(exit_code("COPY failed"), None);
     }
 }
