@@ -348,6 +348,23 @@ fn a_suspended_job_waits_for_its_turn_without_limit() {
     bench.assert_all_gone();
 }
 
+/// Kueue preempts a build in this way. The next pod would begin again, while farrier reads on where the first pod stopped.
+#[test]
+fn a_job_that_is_suspended_while_it_runs_ends_the_build() {
+    let bench = Bench::new();
+    bench.slow();
+    let build = bench.start("kubernetes", &[]);
+    wait_until("the pod runs", || bench.log().contains("Step 3/"));
+    let job = bench.api.list("jobs.batch").remove(0);
+    let name = job["metadata"]["name"].as_str().unwrap();
+    bench.api.patch_as("kueue", "jobs.batch", BUILDS, name, &json!({"spec": {"suspend": true}}));
+    let run = bench.site.finish(build).exits(1);
+    run.line("ended without a result: ");
+    run.line("hint: farrier retries automatically");
+    bench.assert_all_gone();
+    bench.assert_no_image();
+}
+
 #[test]
 fn a_pod_that_vanishes_during_a_gap_of_the_watch_is_missed() {
     let bench = Bench::new();

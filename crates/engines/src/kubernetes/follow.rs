@@ -49,8 +49,10 @@ struct Connection {
 pub(super) struct Follower<'a> {
     pods: Api<Pod>,
     wait: Wait<'a>,
-    /// Name of the pod, once it runs.
+    /// Name of the pod, once it has run.
     pod: Option<String>,
+    /// Whether the pod ran when farrier last looked.
+    is_running: bool,
     connection: Option<Connection>,
     /// Time of the last frame, or of the pod's start.
     last_frame: Option<Instant>,
@@ -76,7 +78,16 @@ impl From<io::Error> for ReadError {
 impl<'a> Follower<'a> {
     pub(super) fn new(engine: &Kubernetes, namespace: &str, wait: Wait<'a>) -> Self {
         let pods = Api::namespaced(engine.client.clone(), namespace);
-        Self { pods, wait, pod: None, connection: None, last_frame: None, offset: 0, pause: MIN_PAUSE }
+        Self {
+            pods,
+            wait,
+            pod: None,
+            is_running: false,
+            connection: None,
+            last_frame: None,
+            offset: 0,
+            pause: MIN_PAUSE,
+        }
     }
 
     /// Whether the runner's heartbeats have not arrived for so long that the connection to the pod is lost.
@@ -114,8 +125,13 @@ impl<'a> Follower<'a> {
 impl MessageSource for Follower<'_> {
     async fn next(&mut self) -> Result<Message> {
         loop {
-            if self.pod.is_none() {
-                self.pod = Some(self.wait.until_running().await?);
+            if !self.is_running {
+                let pod = self.wait.until_running().await?;
+                // The offset counts bytes of the first pod's messages, and says nothing about those of another pod.
+                if let Some(first) = self.pod.as_ref().filter(|first| self.offset > 0 && **first != pod) {
+                    return Err(replaced(first, &pod));
+                }
+                (self.pod, self.is_running) = (Some(pod), true);
                 self.last_frame.get_or_insert_with(Instant::now);
             }
             let outcome = self.read().await;
@@ -133,12 +149,21 @@ impl MessageSource for Follower<'_> {
                 Err(ReadError::Connection(error)) => {
                     tracing::debug!(pod = self.pod, offset = self.offset, %error, "the connection to the pod of a build failed");
                     // The pod may be gone; if it still runs, the next round reconnects.
-                    (self.connection, self.pod) = (None, None);
+                    (self.connection, self.is_running) = (None, false);
                     sleep(self.pause).await;
                     self.pause = (2 * self.pause).min(MAX_PAUSE);
                 }
             }
         }
+    }
+}
+
+/// Error for a pod that the cluster replaced, with its messages, during the build.
+fn replaced(first: &str, second: &str) -> EngineError {
+    EngineError::Pod {
+        message: format!("pod {first} ended without a result: the cluster replaced it by pod {second}"),
+        hint: "farrier retries automatically".to_owned(),
+        is_transient: true,
     }
 }
 

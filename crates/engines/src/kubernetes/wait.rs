@@ -139,6 +139,10 @@ impl<'a> Wait<'a> {
             return Some(deleted(name, "its Job was deleted"));
         };
         if job.spec.as_ref().is_some_and(|spec| spec.suspend == Some(true)) {
+            // The cluster deletes the pods of a suspended Job.
+            if self.has_run {
+                return Some(deleted(name, "its Job was suspended"));
+            }
             self.deadline = Instant::now() + self.limit.duration();
         }
         // The watch shows a pod's end at about the time of its Job's end, unless the pod was deleted during a gap of the watch.
