@@ -147,22 +147,13 @@ impl Kubernetes {
             match create_or_take_over(jobs, name, manifest).await {
                 Ok(StartAttempt::Runs(id)) => return Ok(id),
                 // The name is probably free now.
-                Ok(StartAttempt::Deleted) => continue,
+                Ok(StartAttempt::Deleted) if attempt == 1 => continue,
                 Err((_, kube::Error::Api(status))) if is_refusal(status.code) => {
-                    return Err(EngineError::Pod {
-                        message: format!(
-                            "the cluster refuses Job {}/{name}: {}",
-                            manifest.metadata.namespace.as_deref().unwrap_or_default(),
-                            status.message
-                        ),
-                        hint: "apply deploy/kustomize/builds, which has the namespace of builds with farrier's permissions in it, and \
-                               set spec.builds.namespace in site.yaml to that namespace"
-                            .to_owned(),
-                        is_transient: false,
-                    });
+                    let namespace = manifest.metadata.namespace.as_deref().unwrap_or_default();
+                    return Err(refused(namespace, name, &status.message));
                 }
                 Err((action, error)) if attempt == TRIES => return Err(fault(action, causes(&error))),
-                Ok(StartAttempt::StillDeleting) | Err(_) => {}
+                Ok(StartAttempt::Deleted | StartAttempt::StillDeleting) | Err(_) => {}
             }
             sleep(PAUSE).await;
         }
@@ -192,17 +183,34 @@ async fn create_or_take_over(
         Err(error) => return Err(("create a Job", error)),
     }
     match jobs.get_opt(name).await {
+        Ok(Some(job)) if job.metadata.deletion_timestamp.is_some() => Ok(StartAttempt::StillDeleting),
         // The name alone proves nothing: only a Job from the same manifest produces the same result, and runs where the site wants.
         Ok(Some(job)) if is_over(&job) || !job::is_from_manifest(&job, manifest) => {
             delete(jobs, name, JobId::of(&job).uid).await;
             Ok(StartAttempt::Deleted)
         }
-        Ok(Some(job)) if job.metadata.deletion_timestamp.is_none() => {
+        Ok(Some(job)) => {
             tracing::info!(job = name, "takes over a build that runs");
             Ok(StartAttempt::Runs(JobId::of(&job)))
         }
-        Ok(_) => Ok(StartAttempt::StillDeleting),
+        Ok(None) => Ok(StartAttempt::StillDeleting),
         Err(error) => Err(("read a Job", error)),
+    }
+}
+
+/// Error for a Job that the cluster refuses. A quota may have room later.
+fn refused(namespace: &str, name: &str, message: &str) -> EngineError {
+    let is_quota = message.contains("exceeded quota");
+    let hint = if is_quota {
+        "farrier retries automatically; raise the ResourceQuota of the namespace of builds, or lower spec.builds.atOnce in site.yaml"
+    } else {
+        "apply deploy/kustomize/builds, which has the namespace of builds with farrier's permissions in it, and set \
+         spec.builds.namespace in site.yaml to that namespace"
+    };
+    EngineError::Pod {
+        message: format!("the cluster refuses Job {namespace}/{name}: {message}"),
+        hint: hint.to_owned(),
+        is_transient: is_quota,
     }
 }
 
@@ -233,4 +241,22 @@ async fn delete(jobs: &Api<Job>, name: &str, uid: String) {
 
 fn fault(action: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> EngineError {
     EngineError::engine(EngineKind::Kubernetes, action, source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_of_jobs_is_no_missing_permission() {
+        let hint = |message: &str| {
+            let error = refused("builds", "hello-0", message);
+            (error.is_transient(), error.hint().unwrap_or_default())
+        };
+        let (is_transient, text) =
+            hint("jobs.batch \"hello-0\" is forbidden: exceeded quota: q, used: count/jobs.batch=5");
+        assert!(is_transient && text.contains("ResourceQuota"), "{text}");
+        let (is_transient, text) = hint("jobs.batch is forbidden: User \"farrier\" cannot create resource");
+        assert!(!is_transient && text.contains("deploy/kustomize/builds"), "{text}");
+    }
 }

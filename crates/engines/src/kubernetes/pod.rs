@@ -68,16 +68,25 @@ pub fn pod_state(pod: &Pod, expected: &PodSpec) -> PodState {
     }
 }
 
-/// Returns the state of a Job without a pod, from its Events. An exceeded quota makes the Job wait. Any other refusal is
-/// permanent.
+/// Parts of the API server's messages about a pod that it refuses. Other messages are about a fault of the cluster, such as a
+/// webhook that does not respond: the cluster tries again.
+const REFUSALS: [&str; 3] = ["is forbidden: ", "is invalid: ", "denied the request"];
+/// Parts of refusals that end by themselves: a quota may have room later, and a new namespace has no service account at first.
+const PASSING_REFUSALS: [&str; 3] =
+    ["exceeded quota", "status unknown for quota", "error looking up service account"];
+
+/// Returns the state of a Job without a pod, from its Events. A refusal that does not end by itself is permanent. The Job waits
+/// otherwise.
 pub fn state_without_pod(job: &str, events: &[Event]) -> PodState {
     let refusal = events.iter().rev().find(|event| event.reason.as_deref() == Some("FailedCreate"));
     // The text before the reason contains the name of a pod, which differs on each try.
-    let message = refusal.and_then(|event| event.message.as_deref());
-    let message = message.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
+    let full = refusal.and_then(|event| event.message.as_deref());
+    let contains = |parts: &[&str]| parts.iter().any(|part| full.is_some_and(|full| full.contains(part)));
+    let may_pass = !contains(&REFUSALS) || contains(&PASSING_REFUSALS);
+    let message = full.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
     match message {
         None => PodState::Waiting("its Job has no pod yet".to_owned()),
-        Some(message) if message.contains("exceeded quota") => PodState::Waiting(message.to_owned()),
+        Some(message) if may_pass => PodState::Waiting(message.to_owned()),
         Some(message) => PodState::Ended(EngineError::Pod {
             message: format!("the cluster refuses pods of Job {job}: {message}"),
             hint: "the namespace of builds must admit pods that keep to Pod Security Standards `restricted`; the cluster's own policies \
@@ -303,6 +312,20 @@ mod tests {
         let policy =
             "Error creating: pods \"j-x\" is forbidden: ValidatingAdmissionPolicy 'ours' denied request: no";
         assert!(matches!(state_without_pod("j", &[]), PodState::Waiting(_)));
+        for passing in [
+            "Error creating: Internal error occurred: failed calling webhook \"k\": connection refused",
+            "Error creating: pods \"j-x\" is forbidden: status unknown for quota: builds, resources: pods",
+            "Error creating: pods \"j-x\" is forbidden: error looking up service account builds/default: serviceaccount \
+             \"default\" not found",
+        ] {
+            let state = state_without_pod("j", &[event(passing)]);
+            assert!(matches!(&state, PodState::Waiting(_)), "{state:?}");
+        }
+        for refusal in ["admission webhook \"k\" denied the request: no", "Pod \"j-x\" is invalid: spec: no"]
+        {
+            let state = state_without_pod("j", &[event(&format!("Error creating: {refusal}"))]);
+            assert!(matches!(&state, PodState::Ended(error) if !error.is_transient()), "{state:?}");
+        }
         assert!(
             matches!(state_without_pod("j", &[event(quota)]), PodState::Waiting(why) if quota.ends_with(&why))
         );
