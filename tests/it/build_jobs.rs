@@ -439,3 +439,21 @@ fn builds_in_equal_root_file_systems_have_images_of_their_own() {
     }
     bench.assert_all_gone();
 }
+
+/// Each of two instances that build the same inputs deletes its image in the end, which the other's node may still have to pull.
+#[test]
+fn instances_have_images_of_their_own() {
+    let bench = Bench::new();
+    bench.api.limit_pods("builds", 0);
+    let images = ["one", "other"].map(|instance| {
+        let build = bench.start("kubernetes", &["--instance", instance]);
+        wait_until("there is a Job", || !bench.api.list("jobs.batch").is_empty());
+        let job = bench.api.list("jobs.batch").remove(0);
+        interrupt(&build);
+        bench.site.finish(build).exits(130);
+        job["spec"]["template"]["spec"]["containers"][0]["image"].clone()
+    });
+    assert_ne!(images[0], images[1]);
+    bench.assert_all_gone();
+    bench.assert_no_image();
+}

@@ -21,7 +21,7 @@ pub use connect::{EngineChoice, EngineEnv, connect, connect_docker};
 pub use context::write_tar;
 pub use docker::DockerEngine;
 pub use error::{EngineError, Result};
-pub use kubernetes::{InCluster, JobSpec, Kubernetes, Phase, USER, environment};
+pub use kubernetes::{InCluster, JobSpec, Kubernetes, Phase, USER, environment, job_name};
 pub use sandbox::{InPlace, Owner, Sandbox};
 
 /// Prefix of the names of kept images.

@@ -21,7 +21,7 @@ use farrier_core::{
 };
 use farrier_engines::{
     BuildRequest, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment,
-    write_tar,
+    job_name, write_tar,
 };
 use farrier_inputs::{RootFs, root_fs_layer};
 use farrier_local::{blocking::blocking, cache::LockMode};
@@ -149,8 +149,8 @@ async fn publish(
     layers.insert(0, headers);
     let new_layers: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
     // The tag protects the image from garbage collection, and shows users which build owns it.
-    let tag: Tag = format!("{}-{}", cell.image, cell.declared_hash.short()).parse()?;
-    // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each cell a
+    let tag: Tag = job_name(&services.process.instance, &cell.image, cell.declared_hash).parse()?;
+    // Builds can have identical root file systems, and the first build to end deletes its image. The label gives each Job a
     // distinct image. All replicas use the same label for a cell, so a replica finds a Job that another replica created.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
     let base = pod_base(&toolchain.image);

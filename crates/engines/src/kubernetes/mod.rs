@@ -31,7 +31,7 @@ use farrier_cluster::{
 };
 use farrier_core::{kernel::Architecture, provenance::Confinement};
 use farrier_local::machine::program_for;
-pub use job::{JobSpec, USER, environment};
+pub use job::{JobSpec, USER, environment, name as job_name};
 
 use self::{follow::Follower, wait::Wait};
 use super::{BuildLog, EngineError, EngineKind, Result, runner_session::RunnerSession};
