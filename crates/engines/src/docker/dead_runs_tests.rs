@@ -116,15 +116,18 @@ async fn build_of(
     context: Vec<ContextEntry>,
     cancel: CancellationToken,
 ) -> EngineError {
-    let request = BuildRequest {
+    let dest = tempfile::tempdir().unwrap();
+    engine.build_payload(&request(context, cancel), dest.path()).await.unwrap_err()
+}
+
+fn request(context: Vec<ContextEntry>, cancel: CancellationToken) -> BuildRequest {
+    BuildRequest {
         id: "job".to_owned(),
         dockerfile: "FROM base AS modules\nRUN make\n".to_owned(),
         context,
         log: Arc::new(Silent),
         cancel,
-    };
-    let dest = tempfile::tempdir().unwrap();
-    engine.build_payload(&request, dest.path()).await.unwrap_err()
+    }
 }
 
 /// IDs of the untagged images that are left.
@@ -166,6 +169,19 @@ async fn a_daemon_that_does_not_read_the_context_holds_no_canceled_build() {
     let build = tokio::time::timeout(Duration::from_mins(1), build_of(&engine, context, cancel));
     let error = build.await.expect("a canceled build ends");
     assert!(matches!(error, EngineError::Canceled), "{error}");
+}
+
+/// No deadline of a build includes its base. The clock is paused, so that the hour passes at once.
+#[tokio::test]
+async fn a_daemon_that_makes_no_base_does_not_hold_a_build_for_ever() {
+    let (daemon, address) = daemon().await;
+    let engine = DockerEngine::connect(&address, None).await.unwrap();
+    daemon.lock().unwrap().hangs = true;
+    tokio::time::pause();
+    let base = request(Vec::new(), CancellationToken::new());
+    let error = engine.build_image(&base, "localhost/farrier/base:1").await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert_eq!(error_chain(&error), "docker failed to build: it is not done after 60 minutes");
 }
 
 /// The next process cleans up after a farrier that was killed during its build, but not after one that is alive.

@@ -26,6 +26,7 @@ use farrier_core::image::Digest;
 use farrier_local::run_notes::{Note, Notes};
 use futures::StreamExt;
 use oci::error_chain;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::output::Output;
@@ -48,6 +49,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const CALL_TIMEOUT: Duration = Duration::from_mins(10);
 /// Timeout until the first response of a build, a pull or an export. It includes the upload of the context.
 const STREAM_TIMEOUT: Duration = Duration::from_hours(24);
+/// Time limit for a pull, and for the build of an image that is kept: a toolchain or a base, whose steps are short. A build's
+/// own deadline does not include them.
+const IMAGE_TIMEOUT: Duration = Duration::from_hours(1);
 /// Time that a canceled build has to stop gracefully before its connection is cut.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
@@ -244,6 +248,19 @@ impl DockerEngine {
         self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))
     }
 
+    /// Makes and tags an image within [`IMAGE_TIMEOUT`].
+    async fn tag_build_in_time(&self, run: &Run, request: &BuildRequest, name: &str) -> Result<()> {
+        let cancel = request.cancel.child_token();
+        let request = BuildRequest { cancel: cancel.clone(), ..request.clone() };
+        let mut build = pin!(self.tag_build(run, &request, name));
+        if let Ok(result) = timeout(IMAGE_TIMEOUT, build.as_mut()).await {
+            return result;
+        }
+        // Stop the build gracefully, instead of dropping it.
+        cancel.cancel();
+        build.await.map_err(|_| EngineError::engine(EngineKind::Docker, "build", timed_out()))
+    }
+
     /// Removes the containers and images of a run, except for a kept image. A failure only logs a warning, because the run's own
     /// outcome matters more. The next run tries again.
     async fn clean(&self, run: Run) {
@@ -299,16 +316,20 @@ impl DockerEngine {
             ..DockerCredentials::default()
         });
         let mut stream = pin!(self.streaming.create_image(Some(options), None, credentials));
-        while let Some(step) = stream.next().await {
-            step.map_err(|error| EngineError::from_pull(EngineKind::Docker, reference, error_chain(&error)))?;
-        }
-        Ok(())
+        let failed = |message: String| EngineError::from_pull(EngineKind::Docker, reference, message);
+        let pull = async {
+            while let Some(step) = stream.next().await {
+                step.map_err(|error| failed(error_chain(&error)))?;
+            }
+            Ok::<_, EngineError>(())
+        };
+        timeout(IMAGE_TIMEOUT, pull).await.unwrap_or_else(|_| Err(failed(timed_out())))
     }
 
     /// Runs the Dockerfile and keeps its final image under a local name, labeled `farrier.dev/cache=base`.
     pub async fn build_image(&self, request: &BuildRequest, name: &str) -> Result<()> {
         let run = self.begin(&request.id).await?;
-        let result = self.tag_build(&run, request, name).await;
+        let result = self.tag_build_in_time(&run, request, name).await;
         self.clean(run).await;
         result
     }
@@ -335,6 +356,10 @@ impl DockerEngine {
 /// Notes for the daemon at an address, in a subdirectory of the directory for all daemons.
 fn notes_of(directory: &Path, address: &str) -> Notes {
     Notes::in_directory(directory.join(&Digest::of(address.as_bytes()).hex()[..16]))
+}
+
+fn timed_out() -> String {
+    format!("it is not done after {} minutes", IMAGE_TIMEOUT.as_secs() / 60)
 }
 
 /// Converts an error of the daemon.
