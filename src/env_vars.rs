@@ -121,10 +121,11 @@ pub fn is_utf8() -> bool {
 }
 
 /// Returns the locations of engines: `$DOCKER_HOST`, `$XDG_RUNTIME_DIR/podman/podman.sock`,
-/// `$FARRIER_RUNNER`.
+/// `$FARRIER_RUNNER`. A `tcp://` address is refused if `$DOCKER_TLS_VERIFY` is set, because farrier connects without TLS.
 pub fn engine_env() -> EngineEnv {
     EngineEnv {
         docker_host: env::var("DOCKER_HOST").ok().filter(|value| !value.is_empty()),
+        docker_tls: env::var_os("DOCKER_TLS_VERIFY").is_some_and(|value| !value.is_empty()),
         runtime_dir: absolute("XDG_RUNTIME_DIR"),
         runner: env::var_os(FARRIER_RUNNER).map(PathBuf::from),
         ..EngineEnv::default()

@@ -6,6 +6,9 @@ use farrier_cluster::KubeOptions;
 
 use super::{DockerEngine, Engine, EngineError, Kubernetes, Result, Sandbox, sandbox::find_runner};
 
+/// Reason why a daemon is not tried.
+const NO_TLS: &str = "DOCKER_TLS_VERIFY is set, and farrier connects to daemons without TLS: forward the daemon's socket with \
+                      ssh -L, and name the local socket";
 /// Default socket of Docker.
 const DOCKER_SOCKET: &str = "unix:///var/run/docker.sock";
 /// Socket of Podman's system service.
@@ -32,6 +35,8 @@ pub enum EngineChoice {
 pub struct EngineEnv {
     /// `DOCKER_HOST`: `unix://PATH` or `tcp://HOST:PORT`.
     pub docker_host: Option<String>,
+    /// `DOCKER_TLS_VERIFY`: whether the user requires TLS to a daemon that is not on a local socket.
+    pub docker_tls: bool,
     /// `XDG_RUNTIME_DIR`: the directory with the socket of a user's Podman.
     pub runtime_dir: Option<PathBuf>,
     /// Directory of notes about runs in a daemon, by which a run removes the leftovers of dead runs. `None` if nothing is built.
@@ -82,6 +87,10 @@ pub async fn connect_docker(choice: EngineChoice, env: &EngineEnv) -> Result<Doc
 
 async fn connect_daemon(choice: EngineChoice, env: &EngineEnv, mut tried: Tried) -> Result<DockerEngine> {
     for (name, address) in sockets(choice, env) {
+        if env.docker_tls && !address.starts_with("unix://") {
+            tried.note(&format!("{name} at {address}"), NO_TLS);
+            continue;
+        }
         match DockerEngine::connect(&address, env.notes.as_deref()).await {
             Ok(engine) => return Ok(engine),
             Err(error) => tried.note(&format!("{name} at {address}"), &error),
@@ -178,6 +187,18 @@ mod tests {
         let env = EngineEnv { docker_host: Some("ssh://host".to_owned()), ..EngineEnv::default() };
         let error = connect(EngineChoice::Docker, &env).await.err().unwrap();
         assert!(error.to_string().contains("only unix:// and tcp://"), "{error}");
+    }
+
+    /// Docker's own client would refuse the connection, too.
+    #[tokio::test]
+    async fn a_daemon_that_must_have_tls_is_not_reached_without_it() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let host = format!("tcp://{}", listener.local_addr().unwrap());
+        let env = EngineEnv { docker_host: Some(host), docker_tls: true, ..EngineEnv::default() };
+        let error = connect(EngineChoice::Docker, &env).await.err().unwrap();
+        assert!(error.to_string().contains("DOCKER_TLS_VERIFY is set"), "{error}");
+        assert!(listener.accept().is_err(), "nothing was sent");
     }
 
     #[tokio::test]
