@@ -80,14 +80,20 @@ async fn run_boot_check(request: &BootRequest) -> Result<BootReport> {
 
 /// Runs the machine with KVM if that works, otherwise with software emulation.
 async fn run_machine(machine: &Machine<'_>, kvm_state_dir: Option<&Path>) -> Result<(Accelerator, Run)> {
-    if kvm::may_be_usable(machine.kernel.arch, kvm_state_dir) {
+    let try_kvm = kvm::may_be_usable(machine.kernel.arch, kvm_state_dir);
+    if try_kvm {
         match machine.run(Accelerator::Kvm).await {
             Ok(run) if run.transcript.kernel().is_some() => return Ok((Accelerator::Kvm, run)),
             Err(error @ (BootError::NoEmulator { .. } | BootError::Start(..))) => return Err(error),
-            Ok(_) | Err(_) => kvm::record_failure(kvm_state_dir),
+            Ok(_) | Err(_) => {}
         }
     }
-    Ok((Accelerator::Tcg, machine.run(Accelerator::Tcg).await?))
+    let run = machine.run(Accelerator::Tcg).await?;
+    // A kernel that does not boot at all says nothing about KVM.
+    if try_kvm && run.transcript.kernel().is_some() {
+        kvm::record_failure(kvm_state_dir);
+    }
+    Ok((Accelerator::Tcg, run))
 }
 
 fn report(
