@@ -3,6 +3,7 @@
 use std::{
     fs::Metadata,
     io::{self, Read as _, Write},
+    os::unix::fs::MetadataExt as _,
     path::{Component, Path, PathBuf},
 };
 
@@ -28,9 +29,9 @@ struct ContextItem {
 /// File with the paths that a builder excludes from the context: this file and the Dockerfile, which only the builder reads.
 const IGNORE_FILE: &str = ".dockerignore";
 
-/// Writes the context as tar while walking it: entries sorted by name, owned by root, with their modes. Files keep their
-/// modification times. Directories and links get the epoch, because their times depend on the machine that unpacked them. A
-/// builder gets the Dockerfile too; in-place engines have already parsed it.
+/// Writes the context as tar while walking it: entries sorted by name, owned by root. Files keep their modification times.
+/// Directories and links get the epoch, because their times depend on the machine that unpacked them. A builder gets the
+/// Dockerfile too; in-place engines have already parsed it.
 pub fn write_tar(dockerfile: Option<&str>, entries: &[ContextEntry], out: &mut impl Write) -> Result<()> {
     let mut tar = Builder::new(out);
     let ignored = format!("{DOCKERFILE}\n{IGNORE_FILE}\n");
@@ -59,6 +60,10 @@ fn append(tar: &mut Builder<impl Write>, item: &ContextItem) -> io::Result<()> {
     if !metadata.is_file() {
         header.set_mtime(0);
     }
+    // The input hash covers only the executable bit. Other bits depend on the umask of the machine that made the tree, and the
+    // user of a pod's steps may not be allowed to read the owner's files.
+    let is_executable = metadata.is_dir() || metadata.mode() & 0o111 != 0;
+    header.set_mode(if is_executable { 0o755 } else { 0o644 });
     if metadata.is_symlink() {
         header.set_size(0);
         header.set_entry_type(EntryType::Symlink);
@@ -168,6 +173,34 @@ mod tests {
         assert!(
             found.contains_key(Path::new("patches/1.patch")) && found.contains_key(Path::new(DOCKERFILE))
         );
+    }
+
+    #[test]
+    fn nothing_but_the_executable_bit_of_a_mode_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let src = dir.path().join("src");
+        fs::create_dir(&src).unwrap();
+        let mut contexts = Vec::new();
+        for (directory, file, program) in
+            [(0o700, 0o600, 0o700), (0o775, 0o664, 0o775), (0o755, 0o444, 0o4555)]
+        {
+            for (name, mode) in [("a.c", file), ("configure", program), ("", directory)] {
+                let path = src.join(name);
+                if !path.exists() {
+                    fs::write(&path, "").unwrap();
+                }
+                fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            }
+            let entries = [ContextEntry { dest: "sources/x".into(), from: src.clone() }];
+            let mut context = Vec::new();
+            write_tar(None, &entries, &mut context).unwrap();
+            contexts.push(context);
+        }
+        assert_eq!([&contexts[1], &contexts[2]], [&contexts[0]; 2]);
+        let mut archive = tar::Archive::new(contexts[0].as_slice());
+        let modes: Vec<_> =
+            archive.entries().unwrap().map(|entry| entry.unwrap().header().mode().unwrap()).collect();
+        assert_eq!(modes, [0o755, 0o644, 0o755]);
     }
 
     #[test]
