@@ -64,10 +64,12 @@ impl<'a> Output<'a> {
                 self.log.line(&error);
                 self.stopped(error)
             }
-            // 4xx means that the Dockerfile has a syntax error or lacks the stage. In some of these cases the builder responds
-            // with 500.
+            // 400 means that the Dockerfile has a syntax error or lacks the stage. In some of these cases the builder responds
+            // with 500. Other codes come from a plugin or proxy that limits access, or mean that an image is missing.
             Error::DockerResponseServerError { status_code, message }
-                if status_code < 500 || message.contains("ockerfile") || message.contains("build stage") =>
+                if status_code == 400
+                    || status_code == 500
+                        && (message.contains("ockerfile") || message.contains("build stage")) =>
             {
                 EngineError::from_build(EngineKind::Docker, None, message)
             }
@@ -233,9 +235,12 @@ mod tests {
             message: "dockerfile parse error line 1: unknown instruction: FRMO".into(),
         });
         assert!(matches!(bad, EngineError::Step(_)));
-        let down = run(&Lines::default(), &[])
-            .failure(Error::DockerResponseServerError { status_code: 503, message: "busy".into() });
-        assert!(down.is_transient());
+        for status_code in [403, 404, 429, 503] {
+            let message = "no".into();
+            let down = run(&Lines::default(), &[])
+                .failure(Error::DockerResponseServerError { status_code, message });
+            assert!(down.is_transient(), "{status_code}");
+        }
     }
 
     #[test]
