@@ -391,7 +391,7 @@ fn an_outage_of_the_api_server_past_the_deadline_is_no_fault_of_the_build() {
     wait_until("the pod runs", || bench.log().contains("Step 3/"));
     bench.api.go_away();
     let run = bench.site.finish(build).exits(1);
-    run.line("the connection to the pod is lost");
+    run.line("the connection to the pod is lost: ");
 }
 
 #[test]

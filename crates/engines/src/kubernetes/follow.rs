@@ -56,6 +56,8 @@ pub(super) struct Follower<'a> {
     connection: Option<Connection>,
     /// Time of the last frame, or of the pod's start.
     last_frame: Option<Instant>,
+    /// Error of the last connection that failed.
+    pub(super) last_error: Option<String>,
     /// Number of bytes read, in complete frames.
     offset: u64,
     pause: Duration,
@@ -85,6 +87,7 @@ impl<'a> Follower<'a> {
             is_running: false,
             connection: None,
             last_frame: None,
+            last_error: None,
             offset: 0,
             pause: MIN_PAUSE,
         }
@@ -150,6 +153,11 @@ impl MessageSource for Follower<'_> {
                     tracing::debug!(pod = self.pod, offset = self.offset, %error, "the connection to the pod of a build failed");
                     // The pod may be gone; if it still runs, the next round reconnects.
                     (self.connection, self.is_running) = (None, false);
+                    // Tell the user once, before the pause reaches its maximum.
+                    if (MAX_PAUSE / 2..MAX_PAUSE).contains(&self.pause) {
+                        tracing::warn!(pod = self.pod, %error, "farrier cannot reach the pod of a build, and keeps trying");
+                    }
+                    self.last_error = Some(error.to_string());
                     sleep(self.pause).await;
                     self.pause = (2 * self.pause).min(MAX_PAUSE);
                 }

@@ -130,7 +130,11 @@ impl Kubernetes {
         let outcome = match session.run(&mut follower, dest).await {
             // The steps may have ended, so their deadline proves nothing.
             Err(EngineError::Canceled) if follower.is_silent() => {
-                Err(fault("read the messages of a build", "the connection to the pod is lost"))
+                let why = follower.last_error.as_deref().unwrap_or("it is silent");
+                Err(fault(
+                    "read the messages of a build",
+                    format!("the connection to the pod is lost: {why}"),
+                ))
             }
             outcome => outcome,
         };
