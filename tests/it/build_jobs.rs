@@ -252,6 +252,16 @@ fn a_pod_that_may_not_be_is_told_in_the_policys_words() {
 }
 
 #[test]
+fn a_missing_right_to_watch_pods_is_named() {
+    let bench = Bench::new();
+    bench.api.limit_pods("builds", 0);
+    bench.api.deny("watch", "pods");
+    let run = bench.build("kubernetes", &[]).exits(1);
+    run.line("the cluster denies farrier access to the pod of a build");
+    bench.assert_all_gone();
+}
+
+#[test]
 fn another_farrier_takes_a_running_build_over() {
     let bench = Bench::new();
     bench.slow();

@@ -90,7 +90,10 @@ impl<'a> Wait<'a> {
                         has_pod = true;
                         (pod.name_any(), pod_state(&pod, &self.own))
                     }
-                    Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
+                    Some(Err(
+                        watcher::Error::InitialListFailed(kube::Error::Api(status))
+                        | watcher::Error::WatchStartFailed(kube::Error::Api(status)),
+                    )) if status.code == 403 => {
                         (String::new(), PodState::Ended(missing_permission(&status.message)))
                     }
                     // The watcher restarts automatically.
