@@ -227,7 +227,7 @@ async fn kept_images_are_listed_with_their_own_bytes_and_go() {
     assert!((1 << 20..4 << 20).contains(&own.bytes), "{own:?}");
     assert!(own.created.elapsed().unwrap() < std::time::Duration::from_hours(1));
     for _ in 0..2 {
-        bench.docker().remove_cached_image(&name).await.unwrap();
+        assert!(bench.docker().remove_cached_image(&name).await.unwrap());
         assert!(!bench.docker().has_image(&name).await.unwrap());
     }
     assert!(bench.docker().has_image(&bench.base).await.unwrap());

@@ -26,7 +26,10 @@ async fn remove_surplus(services: &BuildServices, engine: &DockerEngine) -> Resu
         if services.cache.all_in_use()?.contains(&name) {
             continue;
         }
-        engine.remove_cached_image(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
+        if !engine.remove_cached_image(&format!("{LOCAL_PREFIX}{kind}:{key}")).await? {
+            tracing::debug!(image = name, "the engine keeps this image, because a container uses it");
+            continue;
+        }
         services.cache.forget_stamp(kind, key)?;
         tracing::info!(image = name, bytes, "removed the least recently used image from the engine");
     }

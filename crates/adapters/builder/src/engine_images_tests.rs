@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use axum::{
     Router,
     extract::{Request, State},
-    http::Method,
+    http::{Method, StatusCode},
     response::{IntoResponse as _, Response},
 };
 use farrier_core::image::Memory;
@@ -22,6 +22,9 @@ type Images = Arc<Mutex<Vec<String>>>;
 async fn answer(State(images): State<Images>, request: Request) -> Response {
     let path = request.uri().path().replace("%2F", "/").replace("%3A", ":");
     let mut images = images.lock().unwrap();
+    if request.method() == Method::DELETE && path.ends_with("/base:container") {
+        return (StatusCode::CONFLICT, r#"{"message":"a container is using it"}"#).into_response();
+    }
     if request.method() == Method::DELETE {
         images.retain(|name| !path.ends_with(&format!("/images/{name}")));
         return "[]".into_response();
@@ -69,4 +72,10 @@ async fn the_least_recently_used_images_go_and_none_that_is_in_use() {
     make_room(&bench.services, &engine).await;
     assert_eq!(left(), "base:old base:used");
     assert_eq!(bench.services.cache.last_use("base", "stamped").unwrap(), None);
+
+    images.lock().unwrap().push(format!("{LOCAL_PREFIX}base:container"));
+    Cache::open(other.root().to_owned()).unwrap().stamp("base", "container").unwrap();
+    make_room(&bench.services, &engine).await;
+    assert_eq!(left(), "base:old base:used base:container");
+    assert!(bench.services.cache.last_use("base", "container").unwrap().is_some(), "it was not removed");
 }

@@ -67,10 +67,10 @@ impl DockerEngine {
         Ok(images.into_iter().filter_map(cached_image).collect())
     }
 
-    /// Removes a cached image. The daemon refuses if a container uses it.
-    pub async fn remove_cached_image(&self, name: &str) -> Result<()> {
+    /// Removes a cached image. Returns whether it is gone: the daemon keeps an image that a container uses.
+    pub async fn remove_cached_image(&self, name: &str) -> Result<bool> {
         let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
-        is_removed(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
+        is_removed(self.client.remove_image(name, Some(options), None).await, "remove an image")
     }
 
     /// Removes the run's images, children first, but no parent that belongs to another run. The daemon cannot remove an
