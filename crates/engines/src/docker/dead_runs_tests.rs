@@ -26,6 +26,10 @@ struct Daemon {
     is_dead: bool,
     /// Whether the daemon stops before it reads the context of the next build.
     hangs: bool,
+    /// Response to builds that succeed. Their payload is never sent.
+    built: Option<&'static str>,
+    /// Number of requests for a payload.
+    transfers: usize,
 }
 
 type Shared = Arc<Mutex<Daemon>>;
@@ -45,6 +49,9 @@ impl Daemon {
             self.images.push((format!("image{number}{step}"), run.clone(), name));
         }
         self.runs.push(run);
+        if let Some(built) = self.built {
+            return built.into_response();
+        }
         if self.dies {
             self.is_dead = true;
             return (StatusCode::INTERNAL_SERVER_ERROR, r#"{"message":"EOF"}"#).into_response();
@@ -72,6 +79,10 @@ async fn answer(State(daemon): State<Shared>, request: Request) -> Response {
     if hangs && head.uri.path().ends_with("/build") {
         std::future::pending::<()>().await;
     }
+    if head.uri.path().ends_with("/archive") {
+        daemon.lock().unwrap().transfers += 1;
+        std::future::pending::<()>().await;
+    }
     let body: Bytes = to_bytes(body, usize::MAX).await.unwrap();
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
     let mut daemon = daemon.lock().unwrap();
@@ -81,6 +92,7 @@ async fn answer(State(daemon): State<Shared>, request: Request) -> Response {
     match path.rsplit('/').next().unwrap() {
         "version" => r#"{"ApiVersion":"1.44","Version":"0"}"#.into_response(),
         "build" => daemon.build(&body),
+        "create" => (StatusCode::CREATED, r#"{"Id":"c","Warnings":[]}"#).into_response(),
         "json" if path.ends_with("/images/json") => daemon.list(query).into_response(),
         "json" => "[]".into_response(),
         id if head.method == Method::DELETE => {
@@ -169,6 +181,22 @@ async fn a_daemon_that_does_not_read_the_context_holds_no_canceled_build() {
     let build = tokio::time::timeout(Duration::from_mins(1), build_of(&engine, context, cancel));
     let error = build.await.expect("a canceled build ends");
     assert!(matches!(error, EngineError::Canceled), "{error}");
+}
+
+#[tokio::test]
+async fn a_daemon_that_does_not_send_the_payload_is_no_fault_of_the_steps() {
+    let (daemon, address) = daemon().await;
+    let engine = DockerEngine::connect(&address, None).await.unwrap();
+    daemon.lock().unwrap().built = Some(r#"{"aux":{"ID":"sha256:00"}}"#);
+    let cancel = CancellationToken::new();
+    let deadline = async {
+        while daemon.lock().unwrap().transfers == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        cancel.cancel();
+    };
+    let (error, ()) = tokio::join!(build_of(&engine, Vec::new(), cancel.clone()), deadline);
+    assert!(error.is_transient(), "{error}");
 }
 
 /// No deadline of a build includes its base. The clock is paused, so that the hour passes at once.

@@ -232,12 +232,14 @@ impl DockerEngine {
             error => fault("read the payload")(error),
         })
         .await
+        .map_err(transfer_error)
     }
 
     async fn export_archive(&self, run: &Run, request: &BuildRequest, dest: &Path) -> Result<()> {
         let image = self.build(run, request, "", &[]).await?;
         bridge::save(self.streaming.export_image(&image), dest, &request.cancel, fault("export the image"))
             .await
+            .map_err(transfer_error)
     }
 
     async fn tag_build(&self, run: &Run, request: &BuildRequest, name: &str) -> Result<()> {
@@ -356,6 +358,18 @@ impl DockerEngine {
 /// Notes for the daemon at an address, in a subdirectory of the directory for all daemons.
 fn notes_of(directory: &Path, address: &str) -> Notes {
     Notes::in_directory(directory.join(&Digest::of(address.as_bytes()).hex()[..16]))
+}
+
+/// Error of a transfer. The steps have ended: if their deadline passes during the transfer, the daemon is late.
+fn transfer_error(error: EngineError) -> EngineError {
+    match error {
+        EngineError::Canceled => EngineError::engine(
+            EngineKind::Docker,
+            "send the result",
+            "the deadline passed after the steps ended",
+        ),
+        error => error,
+    }
 }
 
 fn timed_out() -> String {
