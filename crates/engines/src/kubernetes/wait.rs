@@ -126,7 +126,9 @@ impl<'a> Wait<'a> {
                     (self.phases)(Phase::Running);
                     return Ok(name);
                 }
-                PodState::Ended(error) => return Err(error),
+                PodState::Ended(error) => {
+                    return Err(if self.has_run { error } else { before_first_step(error) });
+                }
                 PodState::Waiting(why) => self.report(why),
                 PodState::WithoutImage(why) => self.report(format!("its node cannot pull the image: {why}")),
             }
@@ -181,6 +183,19 @@ impl<'a> Wait<'a> {
     }
 }
 
+/// Returns the error for a pod that ended before a step ran. Its deadline then says nothing about the steps: its node could not
+/// start it, for example because the node's network plugin fails.
+fn before_first_step(error: EngineError) -> EngineError {
+    match error {
+        EngineError::Deadline(message) => EngineError::Pod {
+            message: format!("{message}: its node did not start it"),
+            hint: "see the Events of the pods in the namespace of builds, and their node; farrier retries automatically".to_owned(),
+            is_transient: true,
+        },
+        error => error,
+    }
+}
+
 /// Error for a missing permission in the namespace of builds.
 pub(super) fn missing_permission(detail: &str) -> EngineError {
     EngineError::Pod {
@@ -197,5 +212,19 @@ fn pull_timed_out(job: &str, why: &str) -> EngineError {
                in site.yaml names a Secret of the namespace of builds"
             .to_owned(),
         is_transient: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_never_started_says_nothing_about_the_deadline_of_the_steps() {
+        let late =
+            before_first_step(EngineError::Deadline("pod p did not end within its deadline".to_owned()));
+        assert!(late.is_transient());
+        assert_eq!(late.to_string(), "pod p did not end within its deadline: its node did not start it");
+        assert!(matches!(before_first_step(EngineError::Limit(String::new())), EngineError::Limit(_)));
     }
 }
