@@ -84,8 +84,8 @@ pub struct PageServer {
     state: watch::Sender<Option<Arc<PageState>>>,
     images: Images,
     excerpts: Excerpts,
-    /// Limits rendering to one page at a time, so that viewers take at most one CPU from builds.
-    rendering: Semaphore,
+    /// Limits rendering to one page at a time, so that viewers take at most one CPU, and the memory of one page, from builds.
+    rendering: Arc<Semaphore>,
     viewers: Arc<Semaphore>,
 }
 
@@ -141,7 +141,7 @@ impl PageServer {
     pub fn new(services: BuildServices, cluster: String, actions: Option<Arc<Actions>>) -> Arc<Self> {
         let (state, images) = (watch::Sender::default(), Images::of(services.clone()));
         let viewers = Arc::new(Semaphore::new(MAX_VIEWERS));
-        let (excerpts, rendering) = (Excerpts::default(), Semaphore::new(1));
+        let (excerpts, rendering) = (Excerpts::default(), Arc::new(Semaphore::new(1)));
         Arc::new(Self { services, cluster, actions, state, images, excerpts, rendering, viewers })
     }
 
@@ -184,11 +184,15 @@ impl PageServer {
         if let Some(actions) = &self.actions {
             data.actions = actions.allowed_actions(&headers, &state.facts, &path).await;
         }
-        let _permit = self.rendering.acquire().await;
+        let permit = Arc::clone(&self.rendering).acquire_owned().await;
         let server = Arc::clone(&self);
-        let render = move || match state.render(&path, uri.query().unwrap_or_default(), data, &server)? {
-            Some(content) => Ok(content),
-            None => Ok(Content::NotFound(html::missing_page(&state.facts, &path)?)),
+        let render = move || {
+            // The task also runs to its end if the viewer hangs up, so the task holds the permit.
+            let _permit = permit;
+            match state.render(&path, uri.query().unwrap_or_default(), data, &server)? {
+                Some(content) => Ok(content),
+                None => Ok(Content::NotFound(html::missing_page(&state.facts, &path)?)),
+            }
         };
         // An error means that the task panicked. The panic hook has reported the panic.
         tokio::task::spawn_blocking(render).await.unwrap_or_else(|_| Err(HtmlError::panicked()))

@@ -3,6 +3,7 @@ use std::net::SocketAddr;
 use farrier_builder::testing::Bench;
 use farrier_controller::runtime::{Health, HttpServer, Metrics};
 use farrier_core::plan::{Activity, testing::Fleet as PlannerFleet};
+use futures::FutureExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
@@ -125,6 +126,27 @@ async fn pages_of_the_newest_reconcile_are_served_read_only() {
     }
     cancel.cancel();
     task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_viewer_who_hangs_up_makes_no_room_for_a_second_rendering() {
+    let page =
+        PageServer::new(Bench::new(&serde_json::json!({})).services.clone(), "cluster c1".to_owned(), None);
+    page.reconciled(&view(&PlannerFleet::new(&[K47]))).await;
+    let state = page.state().unwrap();
+    {
+        // The rendering of the index page waits for this lock.
+        let _index = state.index.lock();
+        let request = Arc::clone(&page).content_for(
+            Arc::clone(&state),
+            HeaderMap::new(),
+            Uri::from_static("/index.html"),
+        );
+        assert!(request.now_or_never().is_none());
+        assert_eq!(page.rendering.available_permits(), 0);
+    }
+    let rendered = tokio::time::timeout(Duration::from_mins(1), page.rendering.acquire()).await;
+    assert!(rendered.unwrap().is_ok());
 }
 
 #[tokio::test]
