@@ -14,7 +14,7 @@ use farrier_core::{
     plan::{self, Plan, RolloutWait},
 };
 use jiff::Timestamp;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -199,8 +199,15 @@ impl Metrics {
         self.registry.lock().register("api_requests", help, stats.requests.clone());
     }
 
+    /// Holds back [`Self::text`] while the series of a family are replaced. A scrape in between would see none or only some of
+    /// them, and alerts on them would end and begin again.
+    fn lock_out_scrapes(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock()
+    }
+
     /// Records the matrix of images and the upgrades of a plan.
     pub fn plan(&self, plan: &Plan) {
+        let _replacing = self.lock_out_scrapes();
         self.images.clear();
         for row in plan::status(plan) {
             let labels = [("image", row.image), ("phase", row.phase.as_str().to_owned())];
@@ -221,6 +228,7 @@ impl Metrics {
     pub fn kernels(&self, mut waiting: Vec<(String, Duration)>) {
         // Kernels that have waited for longest come first.
         waiting.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let _replacing = self.lock_out_scrapes();
         self.kernels_without_series.set(count(waiting.len().saturating_sub(MAX_KERNELS)));
         self.kernels.clear();
         for (kernel, wait) in waiting.into_iter().take(MAX_KERNELS) {
@@ -231,6 +239,7 @@ impl Metrics {
     /// Records the unfinished rollouts (image, target, state), and how long each has been unfinished. The definitions bound their
     /// number.
     pub fn rollouts<'a>(&self, unfinished: impl Iterator<Item = (&'a str, &'a str, RolloutWait, Duration)>) {
+        let _replacing = self.lock_out_scrapes();
         self.rollouts.clear();
         for (image, target, state, wait) in unfinished {
             let state: &'static str = state.into();
@@ -243,6 +252,7 @@ impl Metrics {
     /// Records when certificates and keys expire, by purpose. There are a few for each host in `site.yaml`, and one for each key
     /// file that definitions name.
     pub fn certificates(&self, ends: impl IntoIterator<Item = (String, Timestamp)>) {
+        let _replacing = self.lock_out_scrapes();
         self.certificates.clear();
         for (purpose, end) in ends {
             self.certificates.get_or_create(&[("certificate", purpose)]).set(end.as_duration().as_secs_f64());
@@ -363,6 +373,28 @@ mod tests {
         metrics.kernels(Vec::new());
         metrics.rollouts(std::iter::empty());
         assert!(!metrics.text().unwrap().contains("_unresolved_seconds{"));
+    }
+
+    #[test]
+    fn a_scrape_sees_all_series_of_a_family() {
+        let metrics = Metrics::default();
+        let record = || {
+            let waiting =
+                (0..MAX_KERNELS).map(|n| (format!("debian 12 6.1.{n} amd64"), Duration::from_secs(1)));
+            metrics.kernels(waiting.collect());
+        };
+        record();
+        std::thread::scope(|scope| {
+            let recording = scope.spawn(|| {
+                for _ in 0..1000 {
+                    record();
+                }
+            });
+            while !recording.is_finished() {
+                let text = metrics.text().unwrap();
+                assert_eq!(text.matches("farrier_kernel_unresolved_seconds{").count(), MAX_KERNELS);
+            }
+        });
     }
 
     /// Every metric and label value that a dashboard or alert queries exists in farrier.
