@@ -278,7 +278,8 @@ impl Live {
         let now = Instant::now();
         self.kernels.update(unfinished_kernels(&planned.plan), now);
         self.rollouts.update(unfinished_rollouts(&planned.plan), now);
-        self.context.metrics.plan(&planned.plan);
+        let activity = self.builds.activity().snapshot();
+        self.context.metrics.plan(&planned.plan, &activity);
         self.update_wait_metrics(now);
         if let Some(wait) = until_deadline {
             self.timer.schedule(now + wait);
@@ -294,7 +295,7 @@ impl Live {
         };
         // The leader logs state changes; a standby does not.
         if self.may_act() {
-            self.states.log(&planned.plan, &self.builds.activity().snapshot());
+            self.states.log(&planned.plan, &activity);
         }
         self.show(planned, rollouts);
         Ok(outcome)

@@ -11,7 +11,7 @@ use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 use farrier_cluster::kube::KubeStats;
 use farrier_core::{
     image::Strategy,
-    plan::{self, Plan, RolloutWait},
+    plan::{self, Activity, Plan, RolloutWait},
 };
 use jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
@@ -155,7 +155,7 @@ impl Default for Metrics {
             ),
             build_seconds: registrar.seconds(
                 "build_duration",
-                "How long builds took, from headers to the published image",
+                "How long builds took, published or failed, but not those that were stopped",
                 Histogram::new(BUILD_SECONDS),
             ),
             builds: registrar.add("builds", "Finished builds, by outcome"),
@@ -205,11 +205,11 @@ impl Metrics {
         self.registry.lock()
     }
 
-    /// Records the matrix of images and the upgrades of a plan.
-    pub fn plan(&self, plan: &Plan) {
+    /// Records the matrix of images, with the progress of builds, and the upgrades of a plan.
+    pub fn plan(&self, plan: &Plan, activity: &Activity) {
         let _replacing = self.lock_out_scrapes();
         self.images.clear();
-        for row in plan::status(plan) {
+        for row in plan::status_at(plan, activity, Timestamp::UNIX_EPOCH) {
             let labels = [("image", row.image), ("phase", row.phase.as_str().to_owned())];
             self.images.get_or_create(&labels).inc();
         }
@@ -324,7 +324,7 @@ impl Registrar {
 
 #[cfg(test)]
 mod tests {
-    use farrier_core::plan::{Phase, UpgradeStage};
+    use farrier_core::plan::{BuildActivity, Phase, Stage, UpgradeStage, testing::Fleet};
 
     use super::*;
 
@@ -373,6 +373,19 @@ mod tests {
         metrics.kernels(Vec::new());
         metrics.rollouts(std::iter::empty());
         assert!(!metrics.text().unwrap().contains("_unresolved_seconds{"));
+    }
+
+    #[test]
+    fn images_are_counted_by_the_phase_that_the_page_shows() {
+        let (metrics, plan) = (Metrics::default(), Fleet::new(&["6.1.0-47-amd64"]).plan());
+        let building = BuildActivity { stage: Some(Stage::Compile), ..BuildActivity::default() };
+        for (activity, phase) in [(None, "missing"), (Some(building), "building")] {
+            let cells = plan.cells.iter().map(|planned| (planned.image.clone(), planned.target.clone()));
+            let activity = cells.filter_map(|key| Some((key, activity.clone()?))).collect();
+            metrics.plan(&plan, &activity);
+            let (text, wanted) = (metrics.text().unwrap(), format!("phase=\"{phase}\"}} 1"));
+            assert!(text.contains(&wanted), "{wanted} is not in\n{text}");
+        }
     }
 
     #[test]
