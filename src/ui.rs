@@ -14,6 +14,7 @@ use farrier_controller::{
 };
 use farrier_core::plan::{SnapshotScope, WriteNamespaces};
 use jiff::Timestamp;
+use oci::error_chain;
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -103,7 +104,10 @@ async fn show(
                 page.sink.reconciled(&view).await;
             }
             Err(error) if address.is_none() => return Err(error.into()),
-            Err(error) => output::message(&CliError::from(error).render()),
+            Err(error) => {
+                page.sink.failed(&error_chain(&error));
+                output::message(&CliError::from(error).render());
+            }
         }
         if address.is_none() {
             let url = serve(session, page).await?;

@@ -322,6 +322,8 @@ pub struct ClusterSnapshot {
     pub skipped: Vec<String>,
     /// Namespaces in which DaemonSets and pods may be written.
     pub writable: WriteNamespaces,
+    /// Time since which the API server has not answered, if it is silent. The snapshot is then the last known state.
+    pub stale_since: Option<Timestamp>,
 }
 
 /// Content of one manifest location.

@@ -46,6 +46,8 @@ pub struct Facts {
     pub failed_rewrites: BTreeMap<RolloutTarget, String>,
     /// Mistakes in the definitions on disk, if the last valid ones are still in use.
     pub configuration_error: Option<String>,
+    /// Reason why the cluster is not known as of `now`, if it cannot be read.
+    pub outdated: Option<String>,
     /// Description of the cluster.
     pub cluster: String,
     /// Location of the published images.
@@ -149,6 +151,11 @@ impl Facts {
             records: records(snapshot),
             paused_objects: paused(snapshot),
             excluded: excluded(&plan, snapshot.read_only_nodes),
+            outdated: snapshot.stale_since.map(|since| {
+                format!(
+                    "The API server has not answered since {since:.0}: nodes and rollouts are shown as they were."
+                )
+            }),
             ..Self::default()
         };
         facts.add_nodes(snapshot, definitions);

@@ -94,7 +94,7 @@ fn html(
     let served = facts.served && template != "confirm";
     let frame = json!({
         "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template, "body": body,
-        "live": served && model["live"] == true, "cluster": facts.cluster,
+        "live": served && model["live"] == true, "cluster": facts.cluster, "outdated": facts.outdated,
     });
     render("frame", &frame)
 }

@@ -134,6 +134,20 @@ impl StatusSink for PageServer {
         let state = Arc::new(PageState { facts, live, definitions, history, index: Mutex::default() });
         self.state.send_replace(Some(state));
     }
+
+    fn failed(&self, error: &str) {
+        let outdated = Some(format!("The last reconcile failed: {error}"));
+        self.state.send_if_modified(|state| {
+            let Some(last) = state.as_ref().filter(|last| last.facts.outdated != outdated) else {
+                return false;
+            };
+            let PageState { facts, live, definitions, history, index: _ } = &**last;
+            let (live, definitions, history) = (live.clone(), Arc::clone(definitions), history.clone());
+            let facts = Facts { outdated, ..facts.clone() };
+            *state = Some(Arc::new(PageState { facts, live, definitions, history, index: Mutex::default() }));
+            true
+        });
+    }
 }
 
 impl PageServer {
@@ -275,7 +289,10 @@ fn parse_filter(query: &str) -> Filter {
 
 async fn serve_page(State(server): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
     with_security_headers(match server.state() {
-        None => (StatusCode::SERVICE_UNAVAILABLE, "no reconcile has finished yet\n").into_response(),
+        None => {
+            let text = "no reconcile has finished yet: see farrier's log for the reason if this lasts\n";
+            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        }
         Some(state) => match Arc::clone(&server).content_for(state, headers, uri).await {
             Ok(Content::Page(content_type, text)) => {
                 ([(header::CONTENT_TYPE, content_type)], text).into_response()

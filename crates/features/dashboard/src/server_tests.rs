@@ -150,6 +150,34 @@ async fn a_viewer_who_hangs_up_makes_no_room_for_a_second_rendering() {
 }
 
 #[tokio::test]
+async fn pages_say_that_the_cluster_cannot_be_read() {
+    let page =
+        PageServer::new(Bench::new(&serde_json::json!({})).services.clone(), "cluster c1".to_owned(), None);
+    let text = async || {
+        let request = axum::http::Request::builder().uri("/nodes.html").body(Body::empty()).unwrap();
+        let answer = tower::Service::call(&mut page.router(), request).await.unwrap();
+        let bytes = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    };
+    page.failed("no cluster");
+    assert!(text().await.contains("no reconcile has finished yet"));
+    let fleet = PlannerFleet::new(&[K47]);
+    page.reconciled(&view(&fleet)).await;
+    assert!(!text().await.contains("role=\"alert\""));
+    let updates = page.state.subscribe();
+    page.failed("<b>no route");
+    assert!(updates.has_changed().unwrap(), "open pages are not updated");
+    assert!(text().await.contains("The last reconcile failed: &lt;b&gt;no route"));
+    let mut stale = view(&fleet);
+    Arc::make_mut(&mut stale.snapshot).stale_since = Some(Timestamp::UNIX_EPOCH);
+    page.reconciled(&stale).await;
+    let shown = text().await;
+    assert!(shown.contains("The API server has not answered since <time datetime=\"1970-01-01"), "{shown}");
+    page.reconciled(&view(&fleet)).await;
+    assert!(!text().await.contains("role=\"alert\""));
+}
+
+#[tokio::test]
 async fn the_number_of_viewers_is_limited() {
     let page =
         PageServer::new(Bench::new(&serde_json::json!({})).services.clone(), "cluster c1".to_owned(), None);

@@ -133,8 +133,8 @@ impl Cluster for KubeCluster {
         format!("Kubernetes cluster at {}", self.address)
     }
 
-    /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable. If a
-    /// kernel family names an ImageStream, each snapshot requests the ImageStream from the API server.
+    /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable; then
+    /// `stale_since` of the snapshot is set. If a kernel family names an ImageStream, each snapshot requests the ImageStream from the API server.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let failed =
             |error| ClusterError::Api { action: format!("read the cluster at {}", self.address), error };
@@ -159,7 +159,7 @@ impl Cluster for KubeCluster {
             }
         };
         let image_streams = image_streams(self, streams).await.map_err(failed)?;
-        Ok(ClusterSnapshot { image_streams, ..snapshot })
+        Ok(ClusterSnapshot { image_streams, stale_since: self.shared.stats.silent_since(), ..snapshot })
     }
 
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {

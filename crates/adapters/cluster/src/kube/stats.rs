@@ -34,6 +34,8 @@ pub struct KubeStats {
     /// End of the pause that the API server requested (`Retry-After`).
     paused_until: Mutex<Option<Instant>>,
     latest_outage: Mutex<Option<Outage>>,
+    /// Time of the first request without a response since the latest response or event.
+    silence: Mutex<Option<(Instant, Timestamp)>>,
     /// Clock offset of the server from the latest response that states the time. A positive offset means that the server is ahead
     /// of this machine.
     clock_ahead: Mutex<Option<SignedDuration>>,
@@ -80,6 +82,18 @@ impl KubeStats {
         let warned =
             latest.is_some_and(|outage| outage.warned && outage.last_failure.elapsed() < STARTUP_PERIOD);
         *latest = Some(Outage { last_failure: Instant::now(), warned });
+        self.silence.lock().get_or_insert_with(|| (Instant::now(), Timestamp::now()));
+    }
+
+    /// Records that the API server answered a request, or sent an event.
+    pub(super) fn note_answer(&self) {
+        *self.silence.lock() = None;
+    }
+
+    /// Returns the time since which the API server has not answered, if that is longer than [`SILENCE_LIMIT`].
+    pub(super) fn silent_since(&self) -> Option<Timestamp> {
+        let (began, time) = (*self.silence.lock())?;
+        (began.elapsed() >= SILENCE_LIMIT).then_some(time)
     }
 
     /// Whether a refusal may come from a starting API server. Logs a warning once for each outage.
@@ -106,6 +120,9 @@ impl KubeStats {
     }
 }
 
+/// Time without a response after which the known state of the cluster counts as stale. A single request may fail, and a watch
+/// that breaks is opened again within seconds.
+const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// Upper limit of a pause. farrier retries after this time even if the server asks for more.
 const MAX_PAUSE: Duration = Duration::from_mins(1);
 /// Timeout for the start of a response. The API server itself ends a request after a minute (`--request-timeout`), and
@@ -166,6 +183,8 @@ where
                     }
                     if matches!(response.status().as_u16(), 502..=504) {
                         stats.note_unavailable();
+                    } else {
+                        stats.note_answer();
                     }
                     if let Some(wait) = retry_after(response) {
                         stats.pause_for(wait);
@@ -297,6 +316,19 @@ mod tests {
         assert!(!stats.is_starting());
         stats.note_unavailable();
         assert!(!stats.latest_outage.lock().unwrap().warned);
+    }
+
+    #[test]
+    fn a_server_without_an_answer_for_long_is_silent() {
+        let stats = KubeStats::default();
+        stats.note_unavailable();
+        assert_eq!(stats.silent_since(), None, "a single request may fail");
+        let long_ago = Instant::now().checked_sub(SILENCE_LIMIT).unwrap();
+        *stats.silence.lock() = Some((long_ago, Timestamp::UNIX_EPOCH));
+        stats.note_unavailable();
+        assert_eq!(stats.silent_since(), Some(Timestamp::UNIX_EPOCH));
+        stats.note_answer();
+        assert_eq!(stats.silent_since(), None);
     }
 
     #[test]

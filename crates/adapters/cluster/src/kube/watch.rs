@@ -221,6 +221,7 @@ impl Watch {
                         if !matches!(event, Event::Init) {
                             backoff.reset();
                             attempts = 0;
+                            self.shared.stats.note_answer();
                         }
                         if let Some(event) = convert_event(event, &convert) {
                             self.shared.update_store(|store| store.event(&self.target, self.epoch, event));

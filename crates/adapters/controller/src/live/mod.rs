@@ -236,7 +236,11 @@ impl Live {
         }
         let outcome = outcome.unwrap_or_else(|error| {
             let (cluster, hint) = (self.context.cluster.describe(), error.hint());
-            tracing::warn!(error = error_chain(&error), cluster, hint, "reconcile failed");
+            let error = error_chain(&error);
+            tracing::warn!(error, cluster, hint, "reconcile failed");
+            if let Some(page) = &self.page {
+                page.failed(&error);
+            }
             ReconcileOutcomeLabel::Failed
         });
         tracing::debug!(took = ?began.elapsed(), ?outcome, "reconcile finished");
@@ -286,7 +290,10 @@ impl Live {
         }
         let was_refused = rollouts.iter().any(|report| report.error.is_some())
             || targets.iter().any(|report| matches!(report, TargetReport::Failed { .. }));
-        let outcome = if planned.unreachable {
+        if let Some(since) = planned.snapshot.stale_since {
+            tracing::warn!(%since, "the API server does not answer: planned with the last known state of the cluster");
+        }
+        let outcome = if planned.unreachable || planned.snapshot.stale_since.is_some() {
             ReconcileOutcomeLabel::Unreachable
         } else if was_refused {
             ReconcileOutcomeLabel::Refused

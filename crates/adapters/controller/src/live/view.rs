@@ -39,6 +39,11 @@ pub trait StatusSink: Send + Sync {
     /// Shows the result of a reconcile. The sink logs its errors itself, and can retry at the next reconcile.
     async fn reconciled(&self, view: &ReconcileView);
 
+    /// Shows that a reconcile failed, so that the last view is outdated.
+    fn failed(&self, error: &str) {
+        let _ = error;
+    }
+
     /// Discards the sink's knowledge of earlier reconciles, because another replica may have written status since.
     fn forget(&self) {}
 }
@@ -83,6 +88,11 @@ impl StatusWorker {
         drop(next);
         // An error means that a notification is pending, which covers this view too.
         let _ = self.notifier.try_send(());
+    }
+
+    /// Tells the sink that a reconcile failed.
+    pub(super) fn failed(&self, error: &str) {
+        self.sink.failed(error);
     }
 
     /// Drops the pending view, which is stale, and resets the sink.

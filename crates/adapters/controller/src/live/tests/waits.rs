@@ -229,6 +229,21 @@ async fn a_refused_write_is_no_unreachable_server() {
     live.stop().await;
 }
 
+/// The loop plans with the last known state, which is no observation.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_silent_api_server_is_unreachable() {
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.snapshot.stale_since = Some(Timestamp::UNIX_EPOCH);
+    });
+    let live = Running::start(published_bench().await, fleet, true);
+    live.fleet.until(|state| state.snapshots_taken >= 3).await;
+    let metrics_text = live.metrics.text().unwrap();
+    assert!(metrics_text.contains("farrier_reconciles_total{outcome=\"done\"} 0"), "{metrics_text}");
+    assert!(!metrics_text.contains("farrier_reconciles_total{outcome=\"unreachable\"} 0"), "{metrics_text}");
+    live.stop().await;
+}
+
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_slow_reconcile_is_no_hang() {
     let fleet = Fleet::new(|state| {
