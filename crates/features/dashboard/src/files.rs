@@ -3,8 +3,10 @@
 use std::{io, path::Path};
 
 use farrier_builder::services::{BuildServices, MAX_CONCURRENT_REQUESTS};
+use farrier_core::plan::Phase;
 use fs_err as fs;
 use futures::{StreamExt as _, stream};
+use strum::VariantArray as _;
 
 use super::{
     action::ActionLinks,
@@ -68,8 +70,8 @@ pub async fn write_files(
             html::cell_page(&fleet, entry, CellData { log, ..data })?,
         )?;
     }
-    let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());
-    for state in states.chain([OPEN]).collect::<std::collections::BTreeSet<_>>() {
+    // Also a state without images has a page, because an earlier run may have left one.
+    for state in Phase::VARIANTS.iter().map(|phase| phase.as_str()).chain([OPEN]) {
         let filter = Filter { state: state.to_owned(), ..Filter::default() };
         write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[])?)?;
     }

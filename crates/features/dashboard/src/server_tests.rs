@@ -197,13 +197,14 @@ async fn files_replace_the_pages_of_an_earlier_run() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     fs_err::create_dir_all(at("c")).unwrap();
-    for name in ["c/0123456789abcdef.html", "c/mine.html"] {
+    for name in ["c/0123456789abcdef.html", "c/mine.html", "state-failed.html"] {
         fs_err::write(at(name), "").unwrap();
     }
     let facts = crate::fleet::tests::facts_of(&PlannerFleet::new(&[K47]));
     crate::write_files(directory.path(), &facts, &bench.services).await.unwrap();
     assert!(!at("c/0123456789abcdef.html").exists() && at("c/mine.html").exists());
     let read = |name: &str| fs_err::read_to_string(at(name)).unwrap();
+    assert!(read("state-failed.html").contains("Nothing matches state"));
     let index = read("index.html");
     let cell = cell_link(&facts.plan.cells[0].image, &facts.plan.cells[0].target);
     for link in
