@@ -272,12 +272,16 @@ impl<'a> Fleet<'a> {
         // List failures before warnings.
         problems.sort_by_key(|problem| problem.class != StateClass::Bad);
         for rollout in &self.facts.plan.rollouts {
-            if !matches!(rollout.decision, RolloutDecision::Hold(_)) {
-                continue;
-            }
             let (state, class) = decision_state(&rollout.decision);
+            let (class, reason) = match self.facts.failed_rewrites.get(&rollout.target) {
+                Some(error) => (StateClass::Bad, format!("the last rewrite failed: {error}")),
+                None if matches!(rollout.decision, RolloutDecision::Hold(_)) => {
+                    (class, rollout.hold_text().unwrap_or_default())
+                }
+                None => continue,
+            };
             let subject = format!("{}: {}", rollout.image, rollout.target);
-            let (link, reason) = (Some("rollouts.html".to_owned()), rollout.hold_text().unwrap_or_default());
+            let link = Some("rollouts.html".to_owned());
             problems.push(Problem { state, class, subject, link, more: 0, reason, hint: String::new() });
         }
         for ((why, remedy), names) in &self.facts.excluded {

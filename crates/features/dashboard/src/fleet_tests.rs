@@ -131,6 +131,19 @@ fn published_images_are_neither_problems_nor_risks() {
 }
 
 #[test]
+fn a_rewrite_that_failed_is_a_problem() {
+    let mut fleet = testing::Fleet::new(&[K47]);
+    fleet.publish(Verdict::Loads);
+    let mut facts = facts_of(&fleet);
+    let target = facts.plan.rollouts[0].target.clone();
+    facts.failed_rewrites.insert(target, "denied by a policy".to_owned());
+    let page = page_of(&facts);
+    let [problem] = page.problems.items.as_slice() else { panic!("{:?}", page.problems) };
+    assert_eq!(problem.reason, "the last rewrite failed: denied by a policy");
+    assert_eq!((problem.state, problem.class), ("rewrite", StateClass::Bad));
+}
+
+#[test]
 fn nodes_that_run_or_announce_a_kernel_without_image_are_at_risk() {
     let mut fleet = testing::Fleet::new(&[K47, K47]);
     fleet.publish(Verdict::Loads);
