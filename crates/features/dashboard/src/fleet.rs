@@ -309,7 +309,12 @@ impl<'a> Fleet<'a> {
                 .images
                 .iter()
                 .filter_map(|image| self.entry(image, &group.target))
-                .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != StateClass::Off)
+                .filter(|entry| match class_of(entry) {
+                    StateClass::Off => false,
+                    // A published image that its definition does not accept is not rolled out either.
+                    StateClass::Bad => true,
+                    _ => entry.row.phase != Phase::Published,
+                })
                 .map(image_badge)
                 .collect();
             if !images.is_empty() {
@@ -377,12 +382,13 @@ fn index_by_node(plan: &Plan) -> HashMap<&str, NodeEntries<'_>> {
 }
 
 pub fn image_badge(entry: &StatusEntry<'_>) -> ImageBadge {
+    let is_denied = matches!(entry.outcome, Outcome::UpToDate { denied: true, .. });
     ImageBadge {
         image: entry.image.to_string(),
         link: Some(cell_link(entry.image, entry.target)),
         state: entry.row.phase.as_str(),
         class: class_of(entry),
-        why: String::new(),
+        why: if is_denied { entry.reason_and_hint().0 } else { String::new() },
     }
 }
 

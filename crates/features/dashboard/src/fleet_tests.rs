@@ -144,6 +144,21 @@ fn a_rewrite_that_failed_is_a_problem() {
 }
 
 #[test]
+fn nodes_whose_image_is_not_accepted_are_at_risk() {
+    let mut fleet = testing::Fleet::new(&[K47]);
+    fleet.publish(Verdict::Unknown);
+    let mut facts = facts_of(&fleet);
+    assert_eq!(page_of(&facts).at_risk_nodes, 0);
+    if let Outcome::UpToDate { denied, .. } = &mut Arc::make_mut(&mut facts.plan).cells[0].outcome {
+        *denied = true;
+    }
+    let page = page_of(&facts);
+    let [risk] = page.at_risk.items.as_slice() else { panic!("{:?}", page.at_risk) };
+    assert_eq!((page.at_risk_nodes, risk.missing[0].state), (1, "published"));
+    assert!(risk.missing[0].why.contains("does not accept"), "{risk:?}");
+}
+
+#[test]
 fn nodes_that_run_or_announce_a_kernel_without_image_are_at_risk() {
     let mut fleet = testing::Fleet::new(&[K47, K47]);
     fleet.publish(Verdict::Loads);
