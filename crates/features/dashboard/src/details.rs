@@ -405,6 +405,8 @@ fn may_boot(fleet: &Fleet<'_>, planned: &PlannedNode) -> Answer {
 
 /// Maximum number of nodes of a group that the served page lists. A file lists all nodes, because it has no search.
 const MAX_ROWS: usize = 200;
+/// Maximum number of nodes in all groups of the served page, except that each group lists one.
+const MAX_PAGE_ROWS: usize = 4000;
 
 /// Model of the page of nodes, grouped by kernel and needed images.
 #[derive(Debug, Serialize)]
@@ -439,7 +441,8 @@ pub struct NodeRow {
 impl NodesPage {
     pub fn of(fleet: &Fleet<'_>, name: String) -> Self {
         let facts = fleet.facts;
-        let limit = if facts.served { MAX_ROWS } else { usize::MAX };
+        let share = MAX_PAGE_ROWS / (facts.groups.len() + 1);
+        let limit = if facts.served { share.clamp(1, MAX_ROWS) } else { usize::MAX };
         let view = |title: String, images: Vec<ImageBadge>, all: &mut dyn Iterator<Item = &String>| {
             let matching: Vec<&String> = all.filter(|node| node.contains(&name)).collect();
             let rows = matching.iter().take(limit).filter_map(|node| NodeRow::of(fleet, node)).collect();

@@ -144,6 +144,16 @@ fn a_rewrite_that_failed_is_a_problem() {
 }
 
 #[test]
+fn the_page_of_nodes_has_a_limited_length() {
+    let facts = large(100, 1, 10_000);
+    let since = BTreeMap::new();
+    let groups = NodesPage::of(&Fleet::new(&facts, &since), String::new()).groups;
+    assert!(groups.iter().all(|group| group.count == "100 nodes"), "{groups:?}");
+    let rows: usize = groups.iter().map(|group| group.nodes.items.len()).sum();
+    assert_eq!((groups.len(), rows, groups[0].nodes.more), (100, 3900, 61));
+}
+
+#[test]
 fn nodes_whose_image_is_not_accepted_are_at_risk() {
     let mut fleet = testing::Fleet::new(&[K47]);
     fleet.publish(Verdict::Unknown);
