@@ -154,6 +154,24 @@ fn the_page_of_nodes_has_a_limited_length() {
 }
 
 #[test]
+fn a_rewrite_that_keeps_failing_displaces_no_other() {
+    let mut fleet = testing::Fleet::new(&[K47]);
+    fleet.publish(Verdict::Loads);
+    let planned = fleet.plan().rollouts[0].clone();
+    assert!(!planned.changes.is_empty());
+    let mut history = History::default();
+    for attempt in 0..100 {
+        let error = (attempt > 0).then(|| "denied by a policy".to_owned());
+        let report = farrier_controller::RolloutReport { planned: planned.clone(), error };
+        history.record_rewrites(&[report], morning() + jiff::SignedDuration::from_secs(attempt));
+    }
+    let failed: Vec<Option<&str>> =
+        history.rewrites.iter().map(|rewrite| rewrite.failed.as_deref()).collect();
+    assert_eq!(failed, [Some("denied by a policy"), None]);
+    assert_eq!(history.rewrites[0].at, "2026-11-25T09:01:39Z");
+}
+
+#[test]
 fn nodes_whose_image_is_not_accepted_are_at_risk() {
     let mut fleet = testing::Fleet::new(&[K47]);
     fleet.publish(Verdict::Unknown);

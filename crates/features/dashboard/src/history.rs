@@ -72,7 +72,12 @@ impl History {
         {
             let (action, why) = decided(planned);
             let (target, at, failed) = (planned.target.clone(), format!("{time:.0}"), error.clone());
-            self.rewrites.insert(0, Rewrite { target, at, what: format!("{action}: {why}"), failed });
+            let made = Rewrite { target, at, what: format!("{action}: {why}"), failed };
+            // A rewrite that fails at each reconcile is listed once, so that it does not displace the others.
+            self.rewrites.retain(|rewrite| {
+                made.failed.is_none() || *rewrite != Rewrite { at: rewrite.at.clone(), ..made.clone() }
+            });
+            self.rewrites.insert(0, made);
         }
         self.rewrites.truncate(MAX_REWRITES);
     }
