@@ -396,13 +396,23 @@ async fn serve_log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Respo
     let open = async {
         let file = tokio::fs::File::open(&path).await?;
         let length = file.metadata().await?.len();
-        Ok::<_, io::Error>((file.take(length), LogReader::open(&path, length)?))
+        Ok::<_, io::Error>((file.take(length), length))
     };
-    let Ok((existing, reader)) = open.await else {
-        return (StatusCode::NOT_FOUND, "the log is no longer in the cache\n").into_response();
+    let (existing, length) = match open.await {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return (StatusCode::NOT_FOUND, "the log is no longer in the cache\n").into_response();
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "build log not sent");
+            return (StatusCode::SERVICE_UNAVAILABLE, "the log cannot be read at the moment\n")
+                .into_response();
+        }
     };
-    let appended = futures::stream::unfold(Some((reader, viewer)), |following| async {
-        let (mut reader, viewer) = following?;
+    let appended = futures::stream::unfold(Some((path, None, viewer)), move |following| async move {
+        let (path, reader, viewer) = following?;
+        // Opened when the existing text has been sent, so that a viewer takes one file descriptor at a time.
+        let mut reader = reader.map_or_else(|| LogReader::open(&path, length), Ok).ok()?;
         let (mut text, is_growing) = reader.read_new().ok()?;
         if is_growing && viewer.is_none() {
             text.extend_from_slice(LOG_CUT_OFF);
@@ -411,7 +421,7 @@ async fn serve_log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Respo
         if is_growing && text.is_empty() {
             tokio::time::sleep(LOG_POLL_INTERVAL).await;
         }
-        Some((Ok(Bytes::from(text)), is_growing.then_some((reader, viewer))))
+        Some((Ok(Bytes::from(text)), is_growing.then_some((path, Some(reader), viewer))))
     });
     let body = Body::from_stream(ReaderStream::new(existing).chain(appended));
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()

@@ -150,6 +150,17 @@ async fn a_viewer_who_hangs_up_makes_no_room_for_a_second_rendering() {
 }
 
 #[tokio::test]
+async fn a_log_that_cannot_be_opened_is_not_called_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let gone = serve_log(directory.path().join("build.log"), None).await;
+    assert_eq!(gone.status(), StatusCode::NOT_FOUND);
+    // No file can be opened below another file.
+    fs_err::write(directory.path().join("file"), "").unwrap();
+    let unreadable = serve_log(directory.path().join("file/build.log"), None).await;
+    assert_eq!(unreadable.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
 async fn pages_say_that_the_cluster_cannot_be_read() {
     let page =
         PageServer::new(Bench::new(&serde_json::json!({})).services.clone(), "cluster c1".to_owned(), None);

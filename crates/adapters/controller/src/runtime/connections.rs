@@ -35,9 +35,9 @@ use tower::Service as _;
 
 /// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 512;
-/// Connections may take at most `1 / FILE_LIMIT_DIVISOR` of the process's file descriptors. Builds and the cluster client need
-/// the rest.
-const FILE_LIMIT_DIVISOR: u64 = 2;
+/// Connections may take at most `1 / FILE_LIMIT_DIVISOR` of the process's file descriptors. A request for a log takes another
+/// one. Builds and the cluster client need the rest, which is more than half.
+const FILE_LIMIT_DIVISOR: u64 = 4;
 /// Maximum size of a request's head, and size of the send buffer.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Maximum size of a part of a body that is moved to the send buffer at once.
@@ -59,7 +59,10 @@ pub(super) struct Limits {
 impl Limits {
     /// Derives the number of connections from the process's limit on file descriptors.
     pub(super) fn of_process() -> Self {
-        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        Self::of_files(rustix::process::getrlimit(rustix::process::Resource::Nofile).current)
+    }
+
+    fn of_files(files: Option<u64>) -> Self {
         let part = files.map_or(MAX_CONNECTIONS, |files| {
             usize::try_from(files / FILE_LIMIT_DIVISOR).unwrap_or(MAX_CONNECTIONS)
         });

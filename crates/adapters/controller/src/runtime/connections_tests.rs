@@ -151,3 +151,12 @@ fn the_limit_of_requests_is_below_the_limit_of_connections() {
     let limits = Limits::of_process();
     assert!((1..limits.connections).contains(&limits.requests), "{limits:?}");
 }
+
+#[test]
+fn connections_and_logs_take_less_than_half_of_the_file_descriptors() {
+    for files in [64, 1024, 2048, 1 << 20] {
+        let limits = Limits::of_files(Some(files));
+        let taken = u64::try_from(limits.connections + limits.requests).unwrap();
+        assert!(taken < files / 2, "{files}: {limits:?}");
+    }
+}
