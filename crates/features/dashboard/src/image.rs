@@ -8,7 +8,7 @@ use std::{
 
 use farrier_builder::{
     images::{BILL_OF_MATERIALS, CHECK_REPORT, PROVENANCE, StoredImage, build_times},
-    services::{BuildError, BuildServices},
+    services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS},
 };
 use farrier_core::{
     image::ImageReference,
@@ -20,6 +20,7 @@ use oci::{ImageManifest, error_chain};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use super::{
     action::ActionLinks,
@@ -94,15 +95,20 @@ pub struct Images {
     services: BuildServices,
     cache: Mutex<BTreeMap<ImageReference, (Instant, Arc<Image>)>>,
     times: Mutex<Option<(Instant, BuildTimes)>>,
+    /// Limits the cells that are looked up at once, so that many viewers are no load for the registry, which may throttle
+    /// farrier's own requests.
+    lookups: Semaphore,
 }
 
 impl Images {
     pub fn of(services: BuildServices) -> Self {
-        Self { services, cache: Mutex::default(), times: Mutex::default() }
+        let lookups = Semaphore::new(MAX_CONCURRENT_REQUESTS);
+        Self { services, cache: Mutex::default(), times: Mutex::default(), lookups }
     }
 
     /// Returns the data of a cell's image and of the previous image.
     pub async fn cell_data(&self, plan: &Plan, planned: &PlannedCell) -> CellData {
+        let _permit = self.lookups.acquire().await;
         let image = async { Some(self.find(&image_of(&planned.outcome)?).await) };
         let previous_image = async {
             let compared = ComparedImage::of(plan, planned)?;
@@ -205,7 +211,8 @@ fn provenance_summary(predicate: &Value) -> ProvenanceSummary {
 
 #[cfg(test)]
 mod tests {
-    use farrier_core::{facts::CheckReportDocument, kernel::Architecture};
+    use farrier_builder::testing::Bench;
+    use farrier_core::{facts::CheckReportDocument, kernel::Architecture, plan::testing::Fleet};
     use kmod::{BootOutcome, BootReport, CheckReport, ModuleBoot, Verdict};
 
     use super::*;
@@ -248,6 +255,18 @@ mod tests {
         {
             assert!(read_report(other.as_bytes()).is_none(), "{other}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_viewers_are_no_load_for_the_registry() {
+        let bench = Bench::new(&serde_json::json!({}));
+        let (images, plan) = (Images::of(bench.services.clone()), Fleet::new(&["6.1.0-47-amd64"]).plan());
+        let of_others =
+            images.lookups.acquire_many(MAX_CONCURRENT_REQUESTS.try_into().unwrap()).await.unwrap();
+        let lookup = || tokio::time::timeout(Duration::from_mins(1), images.cell_data(&plan, &plan.cells[0]));
+        assert!(lookup().await.is_err());
+        drop(of_others);
+        assert!(lookup().await.is_ok());
     }
 
     #[test]
