@@ -48,6 +48,8 @@ pub struct Facts {
     pub configuration_error: Option<String>,
     /// Reason why the cluster is not known as of `now`, if it cannot be read.
     pub outdated: Option<String>,
+    /// Reason why this farrier may not write, if it is not the leader.
+    pub standby: Option<String>,
     /// Description of the cluster.
     pub cluster: String,
     /// Location of the published images.

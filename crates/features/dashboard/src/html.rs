@@ -95,6 +95,7 @@ fn html(
     let frame = json!({
         "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template, "body": body,
         "live": served && model["live"] == true, "cluster": facts.cluster, "outdated": facts.outdated,
+        "standby": facts.standby,
     });
     render("frame", &frame)
 }

@@ -122,6 +122,7 @@ impl StatusSink for PageServer {
             failed_rewrites: rewrite_errors.collect(),
             configuration_error: configuration_error.clone(),
             served: true,
+            standby: self.services.process.fence.as_ref().and_then(|fence| fence.closed_reason()),
             builds: LoggedBuilds::of(&self.services.cache, plan, *now),
             cluster: self.cluster.clone(),
             registry: self.services.images.location.to_string(),

@@ -160,6 +160,30 @@ async fn a_log_that_cannot_be_opened_is_not_called_gone() {
     assert_eq!(unreadable.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
+struct HeldByAnother;
+
+impl farrier_cluster::Fence for HeldByAnother {
+    fn closed_reason(&self) -> Option<String> {
+        Some("lease farrier/farrier is held by another farrier".to_owned())
+    }
+}
+
+#[tokio::test]
+async fn the_page_of_a_standby_says_so() {
+    let mut services = Bench::new(&serde_json::json!({})).services.clone();
+    for fence in [None, Some(Arc::new(HeldByAnother) as Arc<dyn farrier_cluster::Fence>)] {
+        let is_standby = fence.is_some();
+        services.process.fence = fence;
+        let page = PageServer::new(services.clone(), "cluster c1".to_owned(), None);
+        page.reconciled(&view(&PlannerFleet::new(&[K47]))).await;
+        let request = axum::http::Request::builder().uri("/rollouts.html").body(Body::empty()).unwrap();
+        let answer = tower::Service::call(&mut page.router(), request).await.unwrap();
+        let bytes = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
+        let shown = String::from_utf8(bytes.to_vec()).unwrap();
+        assert_eq!(shown.contains("lease farrier/farrier is held by another farrier"), is_standby, "{shown}");
+    }
+}
+
 #[tokio::test]
 async fn pages_say_that_the_cluster_cannot_be_read() {
     let page =
