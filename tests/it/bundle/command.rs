@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_bundle::ContentKind;
-use farrier_core::{facts::media_type, provenance::PublicKey};
+use farrier_core::{facts::media_type, image::Digest, provenance::PublicKey};
 use oci::{Descriptor, ImageIndex};
 
 use super::{KERNEL, Site, content, farrier, filled, noise, text};
@@ -196,7 +196,7 @@ async fn farriers_own_image_goes_along() {
     let output = farrier(&[&IMPORT, &[&*file, "--registry", &to.location.to_string()][..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let arrived = to.manifest("farrier", "0.1.0").await.unwrap();
-    assert_eq!(farrier_core::image::Digest::of(&arrived), digest);
+    assert_eq!(Digest::of(&arrived), digest);
 }
 
 #[tokio::test]
@@ -323,6 +323,42 @@ async fn a_bundle_counts_for_who_signed_it() {
     fs::remove_file(format!("{file}.sig")).unwrap();
     let (code, said) = import(&["--key", ours.to_str().unwrap()]);
     assert!(code == Some(1) && said.contains("its signature cannot be read"), "{said}");
+}
+
+/// The other side takes the definitions of a signed bundle, and every writer to the registry can replace them there.
+#[tokio::test]
+async fn definitions_that_no_key_of_the_site_signed_are_not_exported() {
+    let site = Site::start();
+    let directory = tempfile::tempdir().unwrap();
+    key(directory.path(), "ours");
+    let definitions = definitions(&directory.path().join("definitions"));
+    let text_of_site = format!(
+        "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec:\n  imageSigning:\n    key: {{file: {}}}\n",
+        directory.path().join("ours").display()
+    );
+    fs::write(Path::new(&definitions).join("site.yaml"), text_of_site).unwrap();
+    let repository = site.location.repository("definitions").unwrap();
+    let layer = b"kind: Site";
+    for bytes in [&layer[..], oci::EMPTY] {
+        site.registry.push_bytes(&repository, bytes).await.unwrap();
+    }
+    let layer = Descriptor::new(media_type::OCI_LAYER, Digest::of(layer), layer.len() as u64);
+    let manifest = oci::ImageManifest::artifact(media_type::DEFINITIONS, vec![layer], []).to_bytes().unwrap();
+    site.put("definitions", "latest", media_type::OCI_MANIFEST, &manifest).await;
+    site.publish("one", "1", &[b"one"]).await;
+
+    let (file, registry) = (directory.path().join("site.bundle"), site.location.to_string());
+    let mut words =
+        vec!["--offline", "bundle", "export", "--registry", &registry, "--definitions", &definitions];
+    words.extend(["--kernel", KERNEL, "--os", "debian", "--os-version", "12", "--arch", "amd64"]);
+    words.extend(["--to", file.to_str().unwrap(), "--incomplete"]);
+    let output = farrier(&words);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("missing: definitions: "), "{said}");
+    assert!(said.contains("is not signed with a key of this site"), "{said}");
+    let listed = text(&farrier(&["bundle", "inspect", file.to_str().unwrap()]).stdout);
+    assert!(listed.contains("one:1") && !listed.contains("definitions"), "{listed}");
 }
 
 /// The blobs are missing, so any copy of them would fail first.

@@ -9,7 +9,7 @@ use farrier_builder::{
     services::{BuildError, BuildServices, ImageAccess, Result},
 };
 use farrier_core::{
-    image::{DriverImage, ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
+    image::{DriverImage, ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Tag, Version},
     kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
     plan::Resolved,
 };
@@ -137,8 +137,7 @@ pub async fn find_inputs(services: &BuildServices, selection: &Selection) -> Fou
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
-    let (kind, name) = (ContentKind::Definitions, InputKind::Definitions.repository());
-    match tagged_content(&services.images, kind, name, store::LATEST).await {
+    match stored_definitions(services).await {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }
@@ -369,6 +368,21 @@ async fn content_tag_of(fetcher: &Fetcher, kind: InputKind, content: &Content) -
     let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
     let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else { return Ok(None) };
     Ok(Some(Content { tag: Some(tag), ..content.clone() }))
+}
+
+/// The newest definitions in the registry. A site that signs exports only definitions that a trusted key signed: the other side takes
+/// the definitions of a signed bundle.
+async fn stored_definitions(services: &BuildServices) -> Result<Vec<Content>> {
+    let kind = InputKind::Definitions;
+    let mut found = tagged_content(&services.images, kind.into(), kind.repository(), store::LATEST).await?;
+    if let Some(signed) = services.fetcher.store()
+        && services.definitions.site.image_signing.is_some()
+    {
+        let latest: Tag = store::LATEST.parse()?;
+        let trusted = signed.find_trusted(kind, &latest).await.map_err(FetchError::from)?;
+        found.retain(|content| trusted.as_ref().is_some_and(|trusted| trusted.digest == content.digest));
+    }
+    Ok(found)
 }
 
 /// Content under a tag of a repository below the prefix; empty if there is none.
