@@ -145,6 +145,12 @@ impl CredentialFile {
 fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
     let config: Value =
         serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
+    // A helper is a program in PATH. A path would run any file, such as one that came with definitions.
+    let for_hosts = config["credHelpers"].as_object().into_iter().flat_map(serde_json::Map::values);
+    let mut helpers = for_hosts.chain([&config["credsStore"]]).filter_map(Value::as_str);
+    if let Some(helper) = helpers.find(|helper| helper.contains('/')) {
+        return Err(format!("{file}: the credential helper {helper:?} is not the name of a program"));
+    }
     let host = if is_docker_hub(host) { "docker.io" } else { host };
     let key = key_for(&config, host, path);
     let has_path = key.contains('/') && key != HUB_KEY;
@@ -298,5 +304,14 @@ mod tests {
         assert!(entry("{", "h", "x").unwrap_err().contains("is not valid"));
         assert!(entry(r#"{"auths":{"h":{"auth":"%%"}}}"#, "h", "x").unwrap_err().contains(r#"entry "h""#));
         assert!(entry(r#"{"credsStore":"farrier-no-such-helper"}"#, "h", "x").is_err());
+    }
+
+    /// Definitions from a bundle can bring the file and the program, and need no `--accept` for them.
+    #[test]
+    fn a_helper_is_no_path() {
+        for config in [r#"{"credsStore":"x/../evil"}"#, r#"{"credHelpers":{"h":"x/evil"}}"#] {
+            let error = entry(config, "h", "x").unwrap_err();
+            assert!(error.ends_with("is not the name of a program"), "{error}");
+        }
     }
 }
