@@ -12,10 +12,12 @@ use farrier_local::{
 };
 use farrier_store::registry::BlobSource as _;
 use fs_err as fs;
-use oci::LayerReader;
+use oci::{Hashing, LayerReader};
 use walkdir::WalkDir;
 
-use super::{BundleError, ContentKind, Result, Verified, collect::blobs_of, review::review};
+use super::{
+    BundleError, ContentKind, Result, Verified, collect::blobs_of, entry::blob_name, review::review,
+};
 
 /// Generous limits for definitions, which consist of text files, patches and small sources.
 const LIMITS: Limits = Limits { entries: 50_000, bytes: 4 << 30, depth: 64 };
@@ -47,8 +49,14 @@ pub fn write_definitions(
         let (Some(blob), Some(frame)) = (blob, verified.frames.get(&layer.digest)) else {
             return Err(BundleError::Absent(format!("layer {} of the definitions", layer.digest)));
         };
-        let reader = LayerReader::new(verified.bundle.source(*frame, blob).open()?)?;
-        unpack_tar(reader, unpacked.path(), &LIMITS)?;
+        let mut content = Hashing::new(verified.bundle.source(*frame, blob).open()?);
+        unpack_tar(LayerReader::new(&mut content)?, unpacked.path(), &LIMITS)?;
+        io::copy(&mut content, &mut io::sink())?;
+        // The file is read again, and may have changed since its verification.
+        if content.into_parts().1 != blob.digest {
+            let reason = "it changed after its verification";
+            return Err(verified.bundle.damaged(*frame, &blob_name(&blob.digest), reason));
+        }
     }
     install(unpacked.path(), to, overwrite, accept).map(Some)
 }

@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, fs, io::Write as _, path::Path, sync::Arc};
+use std::{collections::BTreeSet, fs, io::Write as _, os::unix::fs::FileExt as _, path::Path, sync::Arc};
 
 use farrier_core::{
     facts::media_type,
@@ -191,6 +191,30 @@ fn repeated_entries_of_nested_indexes_count_once() {
         verified.manifests.insert(digest.clone(), Manifest { bytes, media_type, parsed });
     }
     assert_eq!(manifests_of(&verified, &digest).len(), 3);
+}
+
+/// A medium can give other bytes when it is read again.
+#[tokio::test]
+async fn definitions_that_change_after_the_verification_are_not_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, to) = (directory.path().join("bundle"), directory.path().join("definitions"));
+    let tar =
+        |text: &str| [&entry::entry("site.yaml", text.as_bytes()).unwrap()[..], &entry::TAR_END].concat();
+    let text: String = (0_u8..50).map(|number| Digest::of(&[number]).hex().to_owned()).collect();
+    let old = tar(&text);
+    let mut wanted = layout(directory.path(), &old).await;
+    wanted.content.kind = ContentKind::Definitions;
+    let collection = collect(&[wanted], "a.example/drivers", None).await.unwrap();
+    export(collection, &file, None, Arc::new(Silent)).await.unwrap();
+    let verified = Bundle::open(&file).unwrap().verify(&Silent).unwrap();
+
+    let digest = Digest::of(&old);
+    let start = verified.bundle.offsets[verified.frames[&digest]];
+    let changed = frame(&entry::blob_name(&digest), &tar(&"#".repeat(text.len())));
+    fs::OpenOptions::new().write(true).open(&file).unwrap().write_all_at(&changed, start).unwrap();
+    let error = write_definitions(&verified, &to, false, true).unwrap_err().to_string();
+    assert!(error.contains("it changed after its verification"), "{error}");
+    assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
 }
 
 #[test]
