@@ -10,7 +10,9 @@ use std::{
 use clap::{Args, Subcommand};
 use farrier_builder::{images, images::ImageSigner};
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, ContentKind, ContentRequest, PreviousBundle, Target};
+use farrier_bundle::{
+    Bundle, BundleError, Collection, Content, ContentKind, ContentRequest, PreviousBundle, Target,
+};
 use farrier_core::{
     image::{Definitions, Digest, ImageReference, Memory},
     provenance::PublicKey,
@@ -145,7 +147,7 @@ pub async fn bundle(session: &Session, command: BundleCommand) -> Result<Exit> {
 }
 
 async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
-    if args.to.exists() {
+    if args.to.exists() && bundle::is_complete(&args.to) {
         return Err(BundleError::Exists(args.to.clone()).into());
     }
     let since = args.since.clone();
@@ -180,13 +182,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
             error_chain(&error)
         ));
     }
-    let split = args.split.map(Memory::bytes);
-    let exported = bundle::export(collection, &args.to, split, Arc::new(Bar::new())).await?;
-    if exported.resumed_blobs > 0 {
-        output::message(&format!("kept {} blobs that an earlier run wrote", exported.resumed_blobs));
-    }
-    let path = args.to.clone();
-    let exported_bundle = blocking(move || Bundle::open(&path)).await?;
+    let exported_bundle = write(collection, args).await?;
     match &signer {
         Some(signer) => {
             let signature = signer.sign(exported_bundle.signed_bytes()?).await?;
@@ -204,6 +200,22 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         args.to.display()
     ));
     Ok(Exit::Done)
+}
+
+/// Writes the bundle, unless an interrupted run has written all of it.
+async fn write(collection: Collection, args: &BundleExportArgs) -> Result<Bundle> {
+    let (index, path) = (collection.index.clone(), args.to.clone());
+    if let Some(finished) = blocking(move || bundle::find_finished(&index, &path)).await {
+        output::message("kept the bundle that an earlier run wrote");
+        return Ok(finished);
+    }
+    let split = args.split.map(Memory::bytes);
+    let exported = bundle::export(collection, &args.to, split, Arc::new(Bar::new())).await?;
+    if exported.resumed_blobs > 0 {
+        output::message(&format!("kept {} blobs that an earlier run wrote", exported.resumed_blobs));
+    }
+    let path = args.to.clone();
+    Ok(blocking(move || Bundle::open(&path)).await?)
 }
 
 /// Finds farrier's own image in its registry.

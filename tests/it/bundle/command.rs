@@ -105,6 +105,34 @@ async fn an_export_that_is_killed_goes_on_to_the_same_bytes() {
     assert!(!partial.exists());
 }
 
+/// As after a kill or a full disk between the bundle and the files beside it.
+#[tokio::test]
+async fn an_export_that_lacks_its_checksums_is_completed() {
+    let from = Site::start();
+    from.publish("large", "1", &[b"one"]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (file, registry) = (directory.path().join("site.bundle"), from.location.to_string());
+    let export = || export_command(&registry, &file, directory.path()).output().unwrap();
+    let output = export();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let whole = fs::read(&file).unwrap();
+    let checksums = directory.path().join("site.bundle.sha256");
+    let text_of_checksums = fs::read(&checksums).unwrap();
+    fs::write(&checksums, "").unwrap();
+    let output = export();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("kept the bundle that an earlier run wrote"));
+    assert!(fs::read(&file).unwrap() == whole && fs::read(&checksums).unwrap() == text_of_checksums);
+    let output = export();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    // A file that is not this bundle stays.
+    fs::remove_file(&checksums).unwrap();
+    fs::write(&file, "of others").unwrap();
+    let output = export();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert_eq!(fs::read(&file).unwrap(), b"of others");
+}
+
 #[tokio::test]
 async fn a_full_disk_is_told_and_what_is_written_is_kept() {
     let from = Site::start();

@@ -15,7 +15,12 @@ use super::{Silent, Site, farrier, filled, run, text};
 /// Size of a part: the bundle of `filled` has five of them.
 const SIZE: u64 = 300_000;
 
-async fn export(site: &Site, contents: &[Content], to: &Path) -> bundle::Exported {
+async fn export(
+    site: &Site,
+    contents: &[Content],
+    to: &Path,
+    size: u64,
+) -> Result<bundle::Exported, BundleError> {
     let contents = bundle::with_referrers(contents.to_vec(), &site.location, site.registry.as_ref());
     let wanted = |content: Content| ContentRequest {
         repository: site.location.repository(&content.repository).unwrap(),
@@ -24,7 +29,7 @@ async fn export(site: &Site, contents: &[Content], to: &Path) -> bundle::Exporte
     };
     let wanted: Vec<ContentRequest> = contents.await.unwrap().into_iter().map(wanted).collect();
     let collection = bundle::collect(&wanted, "a.example/drivers", None).await.unwrap();
-    bundle::export(collection, to, Some(SIZE), Arc::new(Silent)).await.unwrap()
+    bundle::export(collection, to, Some(size), Arc::new(Silent)).await
 }
 
 #[tokio::test]
@@ -35,7 +40,7 @@ async fn parts_join_to_the_bundle_and_import_in_any_order() {
     fs::create_dir(split.parent().unwrap()).unwrap();
     from.export(&contents, &whole, None).await.unwrap();
     let whole = fs::read(&whole).unwrap();
-    export(&from, &contents, &split).await;
+    export(&from, &contents, &split, SIZE).await.unwrap();
     let mut parts: Vec<PathBuf> =
         fs::read_dir(split.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path()).collect();
     parts.sort();
@@ -72,13 +77,32 @@ async fn parts_join_to_the_bundle_and_import_in_any_order() {
     fs::copy(&parts[0], partial(1)).unwrap();
     fs::copy(&parts[1], partial(2)).unwrap();
     fs::write(partial(3), &fs::read(&parts[2]).unwrap()[..1000]).unwrap();
-    let exported = export(&from, &contents, &again).await;
+    let exported = export(&from, &contents, &again, SIZE).await.unwrap();
     assert!(exported.resumed_blobs > 0, "{exported:?}");
     for (number, part) in (1..).zip(&parts) {
         let resumed = directory.path().join(format!("again.{number:03}"));
         assert!(fs::read(&resumed).unwrap() == fs::read(part).unwrap(), "part {number}");
     }
     assert!(!partial(1).exists());
+}
+
+/// An export that fails between two renames continues, because the first part is renamed last.
+#[tokio::test]
+async fn an_export_goes_on_that_had_renamed_some_parts() {
+    let (from, contents, _) = filled().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    let obstacle = directory.path().join("site.bundle.002");
+    fs::create_dir(&obstacle).unwrap();
+    assert!(export(&from, &contents, &file, SIZE).await.is_err());
+    assert!(directory.path().join("site.bundle.003").exists());
+    fs::remove_dir(&obstacle).unwrap();
+    let exported = export(&from, &contents, &file, SIZE).await.unwrap();
+    assert!(exported.resumed_blobs > 0, "{exported:?}");
+    assert_eq!(*Bundle::open(&file).unwrap().verify(&Silent).unwrap().bundle().id(), exported.id);
+
+    let error = export(&from, &contents, &directory.path().join("tiny"), 500).await.unwrap_err();
+    assert!(error.to_string().contains("make more than 999 parts"), "{error}");
 }
 
 #[tokio::test]

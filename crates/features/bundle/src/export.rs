@@ -10,10 +10,15 @@ use bytes::{Buf as _, Bytes};
 use farrier_core::image::Digest;
 use farrier_local::blocking::blocking;
 use farrier_store::registry::BlobStream;
+use fs_err as fs;
 use futures::TryStreamExt as _;
 use tokio::sync::mpsc;
 
-use super::{BundleError, Collection, Meter, Phase, Result, write::Writer};
+use super::{
+    Bundle, BundleError, BundleIndex, Collection, Meter, Phase, Result,
+    volume::{part, with_suffix},
+    write::Writer,
+};
 
 /// Maximum number of chunks in the queue to the writer. A full queue holds a few megabytes.
 const MAX_QUEUED_CHUNKS: usize = 16;
@@ -47,6 +52,22 @@ impl Read for BlobReader<'_> {
         chunk.copy_to_slice(&mut to[..count]);
         Ok(count)
     }
+}
+
+/// Whether an export has written everything: the bundle's checksums come last.
+pub fn is_complete(to: &Path) -> bool {
+    fs::metadata(with_suffix(to, ".sha256")).is_ok_and(|checksums| checksums.len() > 0)
+}
+
+/// Returns the bundle with this index if an interrupted run wrote all of it, but not its signature or checksums.
+pub fn find_finished(index: &BundleIndex, to: &Path) -> Option<Bundle> {
+    // A named pipe would block.
+    if !to.is_file() && !part(to, Some(1)).is_file() {
+        return None;
+    }
+    let bundle = Bundle::open(to).ok()?;
+    let id = Digest::of(&index.to_bytes().ok()?);
+    (*bundle.id() == id && !is_complete(to)).then_some(bundle)
 }
 
 /// Writes the bundle to `to`, or in parts of `split` bytes to `<to>.001`, `<to>.002` and so on. The data goes to `<to>.partial`

@@ -177,10 +177,11 @@ impl VolumeWriter {
         Ok(())
     }
 
-    /// Makes the files durable, and gives them their final names.
+    /// Makes the files durable, and gives them their final names. The first part comes last: without it an interrupted run
+    /// continues.
     pub(super) fn finish(self, to: &Path) -> io::Result<()> {
         self.parts.iter().try_for_each(File::sync_data)?;
-        for (index, file) in self.parts.iter().enumerate() {
+        for (index, file) in self.parts.iter().enumerate().rev() {
             fs::rename(file.path(), part(to, self.size.map(|_| index + 1)))?;
         }
         Ok(())
