@@ -12,6 +12,9 @@ use fs_err::{self as fs, File, OpenOptions, os::unix::fs::FileExt as _};
 
 use super::{BundleError, Result};
 
+/// Maximum number of parts. Their numbers have three digits, so that `cat FILE.*` joins them in order, and all are open at once.
+pub(super) const MAX_PARTS: u64 = 999;
+
 /// The files of a bundle, for reading.
 #[derive(Debug)]
 pub(super) struct Volume {
@@ -75,6 +78,8 @@ fn is_part_of(name: &Path, part: &Path) -> bool {
 /// parts' common name, or a directory of parts; the other parts are then searched for.
 pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     let [path] = paths else { return in_order(paths.to_vec()) };
+    // Without a `/` at the end, because the signature lies beside a directory.
+    let path: &PathBuf = &path.components().collect();
     if path.join("oci-layout").is_file() {
         return Ok((path.clone(), vec![path.clone()]));
     }

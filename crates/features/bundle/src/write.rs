@@ -17,7 +17,7 @@ use super::{
     index::{Blob, BundleIndex},
     read::{HEAD_ENTRIES, Section, read_blob},
     trailer::Trailer,
-    volume::{Volume, VolumeWriter, part, with_suffix},
+    volume::{MAX_PARTS, Volume, VolumeWriter, part, with_suffix},
 };
 
 /// Size of the write buffer in bytes.
@@ -46,6 +46,12 @@ impl Writer {
             if existing.exists() {
                 return Err(BundleError::Exists(existing));
             }
+        }
+        let bytes = index.bytes().0;
+        if split.is_some_and(|size| bytes.div_ceil(size) > MAX_PARTS) {
+            let message =
+                format!("{bytes} bytes make more than {MAX_PARTS} parts: choose a larger size (--split)");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message).into());
         }
         let mut files = VolumeWriter::open(&with_suffix(to, ".partial"), split)?;
         let bytes = index.to_bytes()?;
