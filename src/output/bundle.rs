@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use farrier_bundle::{
     Bundle, BundleIndex, Content, ContentKind, ImportOutcome, ImportSummary, Imported, License, Listed,
 };
-use farrier_core::image::Digest;
+use farrier_core::{image::Digest, text::is_deceptive};
 use indicatif::HumanBytes;
 use serde::Serialize;
 
@@ -66,9 +66,9 @@ impl<'a> Listing<'a> {
             return String::new();
         }
         let rows = self.index.licenses.iter().map(|License { image, source, license, redistribute }| {
-            let source = source.as_deref().unwrap_or("-").to_owned();
-            let license = license.as_deref().unwrap_or("-").to_owned();
-            [image.clone(), source, license, redistribute.map_or("-", <&str>::from).to_owned()]
+            let source = line(source.as_deref().unwrap_or("-"));
+            let license = line(license.as_deref().unwrap_or("-"));
+            [line(image), source, license, redistribute.map_or("-", <&str>::from).to_owned()]
         });
         indented_table(["IMAGE", "SOURCE", "LICENSE", "REDISTRIBUTE"], rows) + "\n"
     }
@@ -86,13 +86,13 @@ impl<'a> Listing<'a> {
             format!("file     {}, {}", bundle.path().display(), HumanBytes(bundle.length())),
         ];
         lines.extend(self.sha256.lines().map(|line| format!("sha256   {line}")));
-        lines.push(format!("made     by {} from {}", index.made_by, index.from));
+        lines.push(format!("made     by {} from {}", line(&index.made_by), line(&index.from)));
         lines.extend(index.order.as_ref().map(|order| format!("order    {order}")));
         lines.extend(self.signed_by.as_ref().map(|key| format!("signed   by {key}")));
         lines.push(format!("holds    {}", kinds.join(", ")));
         lines.push(format!("blobs    {}, {}, each once", index.carried().count(), HumanBytes(*carried)));
         if let Some(base) = &index.base {
-            lines.push(format!("adds to  bundle {}, made from {}", base.id, base.from));
+            lines.push(format!("adds to  bundle {}, made from {}", base.id, line(&base.from)));
             lines.push(format!("         which has {} more of its contents", HumanBytes(*in_base)));
         }
         lines.join("\n")
@@ -125,6 +125,11 @@ pub fn imported(imported: &ImportSummary) -> String {
     let table = indented_table(["KIND", "NAME", "OUTCOME"], rows);
     let ImportSummary { sent_blobs, sent_bytes, .. } = imported;
     format!("{table}\nsent     {sent_blobs} blobs, {}", HumanBytes(*sent_bytes))
+}
+
+/// Text of a bundle without line breaks, which could imitate other lines such as `signed by`.
+fn line(text: &str) -> String {
+    text.replace(is_deceptive, "")
 }
 
 fn name(content: &Content) -> String {

@@ -1,8 +1,11 @@
 //! Messages of the commands for bundles.
 
-use std::{fs, process::Command};
+use std::{fs, process::Command, sync::Arc};
 
-use super::{KERNEL, Site, command::definitions, farrier, text};
+use farrier_bundle as bundle;
+use farrier_bundle::ContentRequest;
+
+use super::{KERNEL, Silent, Site, command::definitions, farrier, image, text};
 
 #[tokio::test]
 async fn the_digest_of_the_file_is_printed_and_lies_beside_it() {
@@ -38,6 +41,25 @@ async fn an_incomplete_bundle_without_images_has_the_inputs() {
     let output = farrier(&words);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("holds    1 definitions"), "{}", text(&output.stdout));
+}
+
+#[tokio::test]
+async fn a_bundle_prints_no_line_of_its_own() {
+    let from = Site::start();
+    let digest = from.publish("one", "1", &[b"one"]).await;
+    let request = ContentRequest {
+        content: image("one", "1", &digest),
+        repository: from.location.repository("one").unwrap(),
+        registry: Arc::clone(&from.registry),
+    };
+    let origin = "a.example\nsigned   by you";
+    let collection = bundle::collect(&[request], origin, None).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    bundle::export(collection, &file, None, Arc::new(Silent)).await.unwrap();
+    let output = farrier(&["bundle", "inspect", file.to_str().unwrap()]);
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("from a.examplesigned   by you\n"), "{said}");
 }
 
 /// `skopeo copy` copies an image without its referrers.
