@@ -10,6 +10,9 @@ use ring::signature::{KeyPair as _, RsaKeyPair};
 
 use super::{Key, Result, Signer, SigningCommand, SigningError, pem, public_key::check_usable};
 
+/// Reason to refuse an encrypted key: PBES1, 3DES, or a key derived with SHA-1.
+const UNSUPPORTED_ENCRYPTION: &str = "its encryption is not PBES2 with AES and SHA-2 or scrypt";
+
 impl Signer {
     /// Loads a key. `passphrase` decrypts an encrypted key. `public` is the public key, which is required if a program signs.
     pub async fn load(
@@ -62,7 +65,7 @@ impl Signer {
             "PRIVATE KEY" => pkcs8(&bytes, from),
             "ENCRYPTED PRIVATE KEY" => {
                 let encrypted = EncryptedPrivateKeyInfoRef::try_from(bytes.as_slice())
-                    .map_err(|_| unsupported("its encryption is not PBES2"))?;
+                    .map_err(|_| unsupported(UNSUPPORTED_ENCRYPTION))?;
                 let passphrase = passphrase.filter(|passphrase| !passphrase.is_empty()).ok_or_else(|| {
                     let message =
                         format!("the private key in {from} is encrypted, and no passphrase is named");
@@ -74,7 +77,14 @@ impl Signer {
                         newline is ignored";
                     SigningError::key(message, hint)
                 };
-                pkcs8(encrypted.decrypt(passphrase).map_err(|_| wrong())?.as_bytes(), from)
+                let decrypted = encrypted.decrypt(passphrase).map_err(|error| match error {
+                    // The default of OpenSSL before 1.1.0.
+                    pkcs8::Error::EncryptedPrivateKey(pkcs8::pkcs5::Error::UnsupportedAlgorithm {
+                        ..
+                    }) => unsupported(UNSUPPORTED_ENCRYPTION),
+                    _ => wrong(),
+                });
+                pkcs8(decrypted?.as_bytes(), from)
             }
             "RSA PRIVATE KEY" => rsa(RsaKeyPair::from_der(&bytes), from),
             "EC PRIVATE KEY" => {

@@ -98,6 +98,8 @@ fn what_is_wrong_with_a_key_is_said() {
     openssl_dir.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
     openssl_dir.openssl("rsa -traditional -aes128 -passout pass:sesame -in k.pem -out old.pem");
     openssl_dir.openssl("pkcs8 -topk8 -v1 PBE-SHA1-3DES -in k.pem -passout pass:sesame -out pbes1.pem");
+    openssl_dir
+        .openssl("pkcs8 -topk8 -v2 aes256 -v2prf hmacWithSHA1 -in k.pem -passout pass:sesame -out sha1.pem");
     openssl_dir.openssl("genpkey -algorithm ED25519 -out ed.pem");
     openssl_dir.openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:secp521r1 -out p521.pem");
     openssl_dir.openssl("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:1024 -out weak.pem");
@@ -118,6 +120,7 @@ fn what_is_wrong_with_a_key_is_said() {
         ("aes.pem", Some("")),
         ("old.pem", Some("sesame")),
         ("pbes1.pem", Some("sesame")),
+        ("sha1.pem", Some("sesame")),
         ("ed.pem", None),
         ("p521.pem", None),
         ("weak.pem", None),
