@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::RegistryImage;
-use crate::{image::ImageReference, plan::ClusterSnapshot};
+use crate::{
+    image::{ImageReference, Version},
+    plan::ClusterSnapshot,
+};
 
 /// Shortest tag that names an image without its repository (`newTag:` of a kustomization, `version:` of an operator's
 /// resource). Shorter ones such as `latest` and `1.0` have other meanings as well.
@@ -57,8 +60,12 @@ impl Candidates {
             if let Some(candidate) = self.0.get(word) {
                 into.insert(candidate.clone());
             } else if let Ok(reference) = word.parse::<ImageReference>() {
-                // In a reference with a tag and a digest, the digest decides.
-                into.extend(self.0.get(&reference.to_string()).cloned());
+                // In a reference with a tag and a digest, the digest decides. A digest names the image at each name of its registry.
+                let by_digest = match &reference.version {
+                    Version::Digest(digest) => self.0.get(digest.as_str()),
+                    Version::Tag(_) => None,
+                };
+                into.extend(self.0.get(&reference.to_string()).or(by_digest).cloned());
             }
         }
     }
@@ -95,6 +102,7 @@ mod tests {
             (&format!("docker-pullable://{by_digest}"), Some(by_digest.as_str())),
             (&format!("image: r.test/drivers/mft:gone@{digest}"), Some(by_digest.as_str())),
             (&format!("digest: {digest}"), Some(digest.as_str())),
+            (&format!("image: localhost:5000/drivers/mft@{digest}"), Some(digest.as_str())),
             ("newTag: 1.0-6.1.0-47-amd64\n", Some("1.0-6.1.0-47-amd64")),
             ("replicas: 1", None),
             ("image: r.test/drivers/mft:2", None),
