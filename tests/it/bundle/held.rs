@@ -40,6 +40,23 @@ async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
     assert!(said.contains("hint: a published tag never changes"), "{said}");
 }
 
+#[tokio::test]
+async fn a_blob_that_the_registry_lost_is_sent_again() {
+    let (from, contents, _) = filled().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    from.export(&contents, &file, None).await.unwrap();
+    let (to, verified) = (Site::start(), verify(&file).unwrap());
+    bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
+    let image = ImageManifest::parse(&to.manifest("two", "2").await.unwrap()).unwrap();
+    let lost = &image.layers[1].digest;
+    to.process.lose_blob(lost);
+    let again = bundle::import(&verified, &to.target(), false, &Silent).await.unwrap();
+    assert!(again.contents.iter().all(|new| new.outcome == ImportOutcome::Present), "{again:?}");
+    assert_eq!(again.sent_blobs, 1);
+    assert!(to.process.stores(lost.as_str()));
+}
+
 /// `farrier gc` would delete a referrer whose subject is missing as a leftover.
 #[tokio::test]
 async fn an_image_is_there_before_what_refers_to_it_and_its_tag_comes_last() {

@@ -115,6 +115,11 @@ impl RegistryProcess {
         fs::write(path, bytes).unwrap();
     }
 
+    /// Deletes a blob but not its manifests, like a garbage collection during a push.
+    pub fn lose_blob(&self, digest: &farrier_core::image::Digest) {
+        fs::remove_file(self.data(digest.as_str())).expect("the registry has the blob");
+    }
+
     /// Returns a blob's bytes (`sha256:...`).
     pub fn blob(&self, digest: &str) -> Vec<u8> {
         fs::read(self.data(digest)).expect("the registry has the blob")

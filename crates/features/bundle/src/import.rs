@@ -59,6 +59,12 @@ impl Imported {
     fn is_pending(&self) -> bool {
         matches!(self.outcome, ImportOutcome::Pushed | ImportOutcome::Moved { .. })
     }
+
+    /// Whether the registry must have the blobs of the content. A registry can lose blobs of a manifest that it keeps, in a garbage
+    /// collection during a push or on a broken disk. An existing tag with signatures may have another manifest.
+    fn needs_blobs(&self) -> bool {
+        self.is_pending() || (self.outcome == ImportOutcome::Present && !self.content.is_joined())
+    }
 }
 
 /// Result of an import.
@@ -110,9 +116,9 @@ pub async fn import(
         let outcome = target.outcome(verified, content, &mut listed).await?;
         contents.push(Imported { content: content.clone(), outcome });
     }
-    let pending: Vec<&Content> =
-        contents.iter().filter(|new| new.is_pending()).map(|new| &new.content).collect();
-    let blobs = blobs_to_push(verified, &pending);
+    let selected: Vec<&Content> =
+        contents.iter().filter(|new| new.needs_blobs()).map(|new| &new.content).collect();
+    let blobs = blobs_to_push(verified, &selected);
     target.check_base(verified, &blobs).await?;
     target.check_moving_tags(&contents).await?;
 
@@ -125,7 +131,7 @@ pub async fn import(
     // Before the first tag moves, so that even an interrupted import rules out older bundles.
     target.accept(verified).await?;
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
-    for content in pending.into_iter().filter(|content| content.is_image()) {
+    for Imported { content, .. } in contents.iter().filter(|new| new.is_pending() && new.content.is_image()) {
         target.push_manifests(verified, content).await?;
     }
     // The site may have accepted a newer bundle during the uploads.
@@ -195,8 +201,7 @@ impl Target {
         repository(&self.location, name)
     }
 
-    /// Determines the outcome of importing one content now. Existing content under its tag is complete, because
-    /// registries enforce that.
+    /// Determines the outcome of importing one content now.
     pub(super) async fn outcome(
         &self,
         verified: &Verified,
