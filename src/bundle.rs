@@ -181,6 +181,10 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
             "note: the bundle's order comes from the clock alone: {}",
             error_chain(&error)
         ));
+        let (index, path) = (collection.index.clone(), args.to.clone());
+        if let Some(order) = blocking(move || bundle::earlier_order(&index, &path)).await {
+            collection.index.order = Some(order);
+        }
     }
     let exported_bundle = write(collection, args).await?;
     match &signer {

@@ -15,8 +15,9 @@ use futures::TryStreamExt as _;
 use tokio::sync::mpsc;
 
 use super::{
-    Bundle, BundleError, BundleIndex, Collection, Meter, Phase, Result,
-    volume::{part, with_suffix},
+    Bundle, BundleError, BundleIndex, Collection, Meter, Order, Phase, Result,
+    read::find_index,
+    volume::{Volume, part, with_suffix},
     write::Writer,
 };
 
@@ -68,6 +69,19 @@ pub fn find_finished(index: &BundleIndex, to: &Path) -> Option<Bundle> {
     let bundle = Bundle::open(to).ok()?;
     let id = Digest::of(&index.to_bytes().ok()?);
     (*bundle.id() == id && !is_complete(to)).then_some(bundle)
+}
+
+/// Returns the order of an interrupted export of the same contents to the same file, if it is not newer than the index's own. An export
+/// whose registry records no order would otherwise get another order, and write everything again.
+pub fn earlier_order(index: &BundleIndex, to: &Path) -> Option<Order> {
+    let partial = with_suffix(to, ".partial");
+    let candidates = [part(&partial, None), part(&partial, Some(1)), part(to, None), part(to, Some(1))];
+    let file = candidates.into_iter().find(|path| path.is_file())?;
+    let volume = Arc::new(Volume::open(&[file]).ok()?);
+    let (bytes, _) = find_index(to, &volume, volume.length).ok()?;
+    let mut earlier: BundleIndex = serde_json::from_slice(&bytes).ok()?;
+    let (order, own) = (std::mem::replace(&mut earlier.order, index.order.clone())?, index.order.as_ref()?);
+    (earlier == *index && order.origin == own.origin && order.counter <= own.counter).then_some(order)
 }
 
 /// Writes the bundle to `to`, or in parts of `split` bytes to `<to>.001`, `<to>.002` and so on. The data goes to `<to>.partial`

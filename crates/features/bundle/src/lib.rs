@@ -41,7 +41,7 @@ pub use collect::{Collection, ContentRequest, collect};
 pub use contents::{Content, ContentKind, Needed, Selection, needed};
 pub use definitions::write_definitions;
 pub use error::{BundleError, Result};
-pub use export::{Exported, export, find_finished, is_complete};
+pub use export::{Exported, earlier_order, export, find_finished, is_complete};
 pub use import::{ImportOutcome, ImportSummary, Imported, Target, import};
 pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
 pub use license::{License, ensure_exportable, licenses};

@@ -167,7 +167,7 @@ impl Bundle {
 
 /// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized. Also returns
 /// its byte range in the file.
-fn find_index(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
+pub(super) fn find_index(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
     let not_a_bundle = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
     let mut magic = [0; 4];
     if length < 4 || file.read_exact_at(&mut magic, 0).is_err() || magic != ZSTD {

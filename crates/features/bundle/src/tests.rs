@@ -193,6 +193,27 @@ fn repeated_entries_of_nested_indexes_count_once() {
     assert_eq!(manifests_of(&verified, &digest).len(), 3);
 }
 
+#[test]
+fn an_export_without_a_record_keeps_the_order_of_its_interrupted_run() {
+    let (_, mut index) = small();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bundle");
+    let order = |counter: u64| {
+        let time = "2026-11-21T00:00:00Z".parse().unwrap();
+        Some(Order { origin: "a.example".to_owned(), counter, time })
+    };
+    index.order = order(5);
+    fs::write(directory.path().join("bundle.partial"), made(&index, &[])).unwrap();
+    index.order = order(7);
+    assert_eq!(earlier_order(&index, &file), order(5));
+    // Anyone who wrote to the medium may have chosen the order there.
+    index.order = order(4);
+    assert_eq!(earlier_order(&index, &file), None);
+    index.order = order(7);
+    index.contents.clear();
+    assert_eq!(earlier_order(&index, &file), None);
+}
+
 /// A medium can give other bytes when it is read again.
 #[tokio::test]
 async fn definitions_that_change_after_the_verification_are_not_written() {
