@@ -256,15 +256,19 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
         }
         output::message(&format!("note: {older}"));
     }
-    // Write definitions before anything is pushed, so that conflicting files stop the import first.
-    let (from, to) = (Arc::clone(&verified), definitions_to.clone());
+    // Before anything is pushed, conflicting files stop the import. An import that fails changes no definitions.
     let (overwrite, accept) = (*overwrite, *accept);
+    if let Some(to) = definitions_to.clone() {
+        let from = Arc::clone(&verified);
+        blocking(move || bundle::check_definitions(&from, &to, overwrite, accept)).await?;
+    }
+    let imported = bundle::import(&verified, &target, args.allow_older, bar.as_ref()).await?;
+    let (from, to) = (Arc::clone(&verified), definitions_to.clone());
     let written = blocking(move || match to {
         Some(to) => bundle::write_definitions(&from, &to, overwrite, accept),
         None => Ok(None),
     })
     .await?;
-    let imported = bundle::import(&verified, &target, args.allow_older, bar.as_ref()).await?;
     let report = ImportReport {
         id: verified.bundle().id(),
         registry: location.to_string(),

@@ -6,11 +6,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier_bundle::ContentKind;
+use farrier_bundle::{ContentKind, PreviousBundle};
 use farrier_core::{facts::media_type, image::Digest, provenance::PublicKey};
 use oci::{Descriptor, ImageIndex};
 
-use super::{KERNEL, Site, content, farrier, filled, noise, text};
+use super::{KERNEL, Site, content, farrier, filled, image, noise, text};
 
 /// Imports an unsigned bundle.
 const IMPORT: [&str; 3] = ["bundle", "import", "--insecure-no-signature"];
@@ -278,6 +278,43 @@ async fn definitions_that_bring_commands_are_taken_at_a_word_only() {
         let output = import(&["--accept"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         assert_eq!(fs::read_to_string(place.join(path)).unwrap(), content);
+    }
+}
+
+#[tokio::test]
+async fn a_delta_brings_its_definitions_and_none_if_it_is_refused() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let publish = async |text: &str| {
+        let digest = from.publish_files("definitions", "latest", &[("site.yaml", text.as_bytes())]).await;
+        content(ContentKind::Definitions, "definitions", "latest", &digest)
+    };
+    let one = image("one", "1", &from.publish("one", "1", &[b"one"]).await);
+    let two = image("two", "2", &from.publish("two", "2", &[b"two"]).await);
+    from.export(&[publish("old").await, one.clone()], &file("base"), None).await.unwrap();
+    let new = publish("new").await;
+    let since = PreviousBundle::read(&file("base")).unwrap();
+    from.export(&[new.clone(), one.clone()], &file("delta"), Some(&since)).await.unwrap();
+    let since = PreviousBundle::read(&file("delta")).unwrap();
+    from.export(&[new, one, two], &file("same-definitions"), Some(&since)).await.unwrap();
+
+    let (registry, place) = (to.location.to_string(), file("definitions"));
+    let import = |name: &str| {
+        let words = ["--definitions-to", place.to_str().unwrap(), "--overwrite", "--accept", "--registry"];
+        let bundle = file(name);
+        let output = farrier(&[&IMPORT, &[bundle.to_str().unwrap()][..], &words, &[&*registry]].concat());
+        let written = fs::read_to_string(place.join("site.yaml")).unwrap_or_default();
+        (output.status.code(), written, text(&output.stderr))
+    };
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("site.yaml"), "of the site").unwrap();
+    let (code, written, said) = import("delta");
+    assert!(said.contains("the bundle is a delta to bundle"), "{said}");
+    assert_eq!((code, &*written), (Some(1), "of the site"));
+    for (name, expected) in [("base", "old"), ("delta", "new"), ("same-definitions", "new")] {
+        let (code, written, said) = import(name);
+        assert_eq!((code, &*written), (Some(0), expected), "{name}: {said}");
     }
 }
 

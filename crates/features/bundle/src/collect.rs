@@ -9,7 +9,10 @@ use farrier_core::{
     facts::ImageFacts,
     image::{Digest, Repository, Version},
 };
-use farrier_store::registry::{Registry, StoredManifest};
+use farrier_store::{
+    InputKind,
+    registry::{Registry, StoredManifest},
+};
 use oci::{AnyManifest, Descriptor};
 
 use super::{
@@ -64,7 +67,10 @@ pub async fn collect(
     let Collector { manifests, mut blobs, sources, .. } = collector;
     if let Some(since) = since {
         let known = since.index.known();
-        for blob in blobs.values_mut().filter(|blob| blob.manifest.is_none()) {
+        // An import unpacks the definitions from the bundle.
+        let definitions = InputKind::Definitions.repository();
+        let may_omit = |blob: &&mut Blob| blob.manifest.is_none() && !blob.repositories.contains(definitions);
+        for blob in blobs.values_mut().filter(may_omit) {
             blob.base = known.get(&blob.digest).copied().cloned().unwrap_or_default();
         }
     }

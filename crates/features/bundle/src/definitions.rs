@@ -13,6 +13,7 @@ use farrier_local::{
 use farrier_store::registry::BlobSource as _;
 use fs_err as fs;
 use oci::{Hashing, LayerReader};
+use tempfile::TempDir;
 use walkdir::WalkDir;
 
 use super::{
@@ -21,6 +22,12 @@ use super::{
 
 /// Generous limits for definitions, which consist of text files, patches and small sources.
 const LIMITS: Limits = Limits { entries: 50_000, bytes: 4 << 30, depth: 64 };
+
+/// Fails if [`write_definitions`] would refuse the bundle's definitions. Changes no file.
+pub fn check_definitions(verified: &Verified, to: &Path, overwrite: bool, accept: bool) -> Result<()> {
+    let Some(unpacked) = unpack(verified, to)? else { return Ok(()) };
+    find_new(unpacked.path(), to, overwrite, accept).map(drop)
+}
 
 /// Writes the bundle's definitions into a directory. Returns the number of files written, or `None` if the bundle has
 /// no definitions.
@@ -35,6 +42,12 @@ pub fn write_definitions(
     overwrite: bool,
     accept: bool,
 ) -> Result<Option<usize>> {
+    let Some(unpacked) = unpack(verified, to)? else { return Ok(None) };
+    install(unpacked.path(), to, overwrite, accept).map(Some)
+}
+
+/// Unpacks the bundle's newest definitions into a temporary directory in `to`; `None` if the bundle has none.
+fn unpack(verified: &Verified, to: &Path) -> Result<Option<TempDir>> {
     let index = verified.bundle.index();
     // The newest export comes last.
     let newest = index.contents.iter().rfind(|listed| listed.content.kind == ContentKind::Definitions);
@@ -47,7 +60,11 @@ pub fn write_definitions(
     for layer in blobs_of(&manifest.parsed).skip(1) {
         let blob = index.blobs.iter().find(|blob| blob.digest == layer.digest);
         let (Some(blob), Some(frame)) = (blob, verified.frames.get(&layer.digest)) else {
-            return Err(BundleError::Absent(format!("layer {} of the definitions", layer.digest)));
+            // Older farriers left definitions out of deltas.
+            let path = verified.bundle.path().to_owned();
+            let message = "leaves out the definitions, which its base has".to_owned();
+            let hint = "import it without --definitions-to: the definitions are those of the base";
+            return Err(BundleError::Unusable { path, message, hint });
         };
         let mut content = Hashing::new(verified.bundle.source(*frame, blob).open()?);
         unpack_tar(LayerReader::new(&mut content)?, unpacked.path(), &LIMITS)?;
@@ -58,11 +75,11 @@ pub fn write_definitions(
             return Err(verified.bundle.damaged(*frame, &blob_name(&blob.digest), reason));
         }
     }
-    install(unpacked.path(), to, overwrite, accept).map(Some)
+    Ok(Some(unpacked))
 }
 
-/// Moves the files into place; moves none if one of them would replace different content.
-fn install(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize> {
+/// Returns the files to write; fails if one of them would replace different content.
+fn find_new(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in WalkDir::new(from).sort_by_file_name() {
         let entry = entry.map_err(io::Error::from)?;
@@ -89,6 +106,12 @@ fn install(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usiz
     if !diff.is_empty() {
         return Err(BundleError::NotAccepted(to.to_owned(), diff));
     }
+    Ok(new)
+}
+
+/// Moves the files into place; moves none if one of them would replace different content.
+fn install(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize> {
+    let new = find_new(from, to, overwrite, accept)?;
     for file in &new {
         let path = to.join(file);
         if let Some(parent) = path.parent() {

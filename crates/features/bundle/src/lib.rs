@@ -39,7 +39,7 @@ mod write;
 
 pub use collect::{Collection, ContentRequest, collect};
 pub use contents::{Content, ContentKind, Needed, Selection, needed};
-pub use definitions::write_definitions;
+pub use definitions::{check_definitions, write_definitions};
 pub use error::{BundleError, Result};
 pub use export::{Exported, earlier_order, export, find_finished, is_complete};
 pub use import::{ImportOutcome, ImportSummary, Imported, Target, import};
