@@ -243,6 +243,12 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let BundleImportArgs { file, signature, key, registry, definitions_to, overwrite, accept, .. } = args;
     let definitions = definitions(&session.global, definitions_to.as_deref())?;
     let keys = images::named_keys(&definitions, key).await?;
+    // The directory that the import writes to can revoke keys, too. An unreadable one is about to be replaced.
+    if let Some(to) = definitions_to.as_deref().filter(|to| to.exists())
+        && let Ok(existing) = Settings::definitions(Some(to))
+    {
+        images::named_keys(&existing, key).await?;
+    }
     let options = Settings::registry_options(&session.global, &definitions)?;
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());

@@ -369,6 +369,16 @@ async fn a_bundle_counts_for_who_signed_it() {
     assert!(to.manifest("one", "1").await.is_none());
     let (code, said) = import(&["--key", ours.to_str().unwrap()]);
     assert_eq!(code, Some(0), "{said}");
+    // A key that the site's own directory revokes does not replace the revocation.
+    let place = directory.path().join("place");
+    fs::create_dir(&place).unwrap();
+    fs::copy(&ours, place.join("ours.pub")).unwrap();
+    let revoked = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: s}\nspec:\n  revoked:\n    \
+                   - {key: ours.pub, since: \"2026-11-01T00:00:00Z\"}\n";
+    fs::write(place.join("site.yaml"), revoked).unwrap();
+    let words = ["--key", ours.to_str().unwrap(), "--definitions-to", place.to_str().unwrap(), "--overwrite"];
+    let (code, said) = import(&words);
+    assert!(code != Some(0) && said.contains("is revoked since 2026-11-01T00:00:00Z"), "{said}");
     // Other programs verify the signature of the index.
     let script = "zstd -dc $1 | tar -x farrier-bundle.json && openssl dgst -sha256 -verify $2 \
                   -signature <(base64 -d $1.sig) farrier-bundle.json";
