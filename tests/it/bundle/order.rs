@@ -226,3 +226,18 @@ async fn the_same_contents_have_the_same_order_and_a_lost_record_does_not_restar
     let delta = export(&other, two, ORIGIN, &file("4"), Some(&since)).await;
     assert!(delta.counter > third.counter, "{delta:?}");
 }
+
+/// The base comes back on a medium that was at the other side.
+#[tokio::test]
+async fn a_forged_base_does_not_use_up_the_counters() {
+    let from = Site::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> PathBuf { directory.path().join(name) };
+    let old = source(&from, "mstflint 4.33").await;
+    let first = export(&from, old, ORIGIN, &file("base"), None).await;
+    let mut since = PreviousBundle::read(&file("base")).unwrap();
+    since.index.order.as_mut().unwrap().counter = i64::MAX.unsigned_abs() - 1;
+    let new = source(&from, "mstflint 4.34").await;
+    let second = export(&from, new, ORIGIN, &file("delta"), Some(&since)).await;
+    assert!(first.counter < second.counter && second.counter < 1 << 40, "{second:?}");
+}

@@ -119,7 +119,9 @@ impl Collection {
             return Ok(None);
         }
         let now = Timestamp::now().as_second();
-        let base = since.and_then(|since| since.index.order.clone()).filter(|order| order.origin == origin);
+        // The file of the base is not verified: a counter near the largest one would leave none for later exports.
+        let is_usable = |order: &Order| order.origin == origin && order.counter <= MAX_COUNTER / 2;
+        let base = since.and_then(|since| since.index.order.clone()).filter(is_usable);
         let next = newest.map(|newest| newest.order).into_iter().chain(base).map(|order| order.counter + 1);
         let counter = next.chain(u64::try_from(now)).max().unwrap_or_default();
         let time = Timestamp::from_second(now).unwrap_or_default();
