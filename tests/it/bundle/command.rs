@@ -133,6 +133,24 @@ async fn an_export_that_lacks_its_checksums_is_completed() {
     assert_eq!(fs::read(&file).unwrap(), b"of others");
 }
 
+/// A medium comes back from the other side.
+#[tokio::test]
+async fn an_export_writes_through_no_link() {
+    let from = Site::start();
+    from.publish("large", "1", &[b"one"]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let other = directory.path().join("other");
+    fs::write(&other, "of others").unwrap();
+    for name in ["site.bundle.partial", "site.bundle.sha256"] {
+        std::os::unix::fs::symlink(&other, directory.path().join(name)).unwrap();
+    }
+    let file = directory.path().join("site.bundle");
+    let output = export_command(&from.location.to_string(), &file, directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read(&other).unwrap(), b"of others");
+    assert!(!file.is_symlink() && !directory.path().join("site.bundle.sha256").is_symlink());
+}
+
 #[tokio::test]
 async fn a_full_disk_is_told_and_what_is_written_is_kept() {
     let from = Site::start();

@@ -16,7 +16,7 @@ use oci::Hashing;
 use super::{
     Bundle, BundleError, BundleIndex, Result,
     read::{CHUNK, Section},
-    volume::with_suffix,
+    volume::{remove_link, with_suffix},
 };
 
 /// Maximum size of a signature file in bytes.
@@ -31,6 +31,7 @@ impl Bundle {
     /// Writes the signature next to the bundle.
     pub fn write_signature(&self, signature: &[u8]) -> Result<PathBuf> {
         let path = with_suffix(self.path(), ".sig");
+        remove_link(&path)?;
         fs::write(&path, STANDARD.encode(signature) + "\n")?;
         Ok(path)
     }
@@ -48,6 +49,7 @@ impl Bundle {
             text.extend([digest.hex(), "  ", &name.to_string(), "\n"]);
         }
         let path = with_suffix(self.path(), ".sha256");
+        remove_link(&path)?;
         fs::write(&path, &text)?;
         Ok((path, text))
     }

@@ -59,6 +59,11 @@ pub(super) fn with_suffix(bundle: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
+/// Removes a link, through which a write would replace another file. A medium can come back with links.
+pub(super) fn remove_link(path: &Path) -> io::Result<()> {
+    if path.is_symlink() { fs::remove_file(path) } else { Ok(()) }
+}
+
 /// Path of a part, or of the whole file without a number.
 pub(super) fn part(file: &Path, number: Option<usize>) -> PathBuf {
     with_suffix(file, &number.map(|number| format!(".{number:03}")).unwrap_or_default())
@@ -140,6 +145,7 @@ impl VolumeWriter {
             if !writer.parts.is_empty() && !path.exists() {
                 break;
             }
+            remove_link(&path)?;
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
             // Every writer locks the first part first, so a second one stops there.
             match file.try_lock() {
@@ -198,7 +204,9 @@ impl Write for VolumeWriter {
         let size = self.size.unwrap_or(u64::MAX);
         let (index, start) = (usize::try_from(self.offset / size).unwrap_or(usize::MAX), self.offset % size);
         if index == self.parts.len() {
-            self.parts.push(File::create(part(&self.base, self.number()))?);
+            let path = part(&self.base, self.number());
+            remove_link(&path)?;
+            self.parts.push(File::create(path)?);
         }
         let limit = data.len().min(usize::try_from(size - start).unwrap_or(usize::MAX));
         let file = self.parts.get(index).ok_or(io::ErrorKind::NotFound)?;
