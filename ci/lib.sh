@@ -102,7 +102,7 @@ build_static() {
     for name in driver-entrypoint farrier-runner farrier-host; do cp "$target/$name" "$(dirname "$farrier")/$name"; done
 }
 
-# host_package PROGRAM FILE [ARCH]: writes the Debian package of farrier-host.
+# host_package PROGRAM FILE [ARCH [NOTICES]]: writes the Debian package of farrier-host.
 host_package() {
     local place="$state/deb-host" from="$root/crates/node/host/package" name version
     version="$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/crates/node/host/Cargo.toml")"
@@ -118,6 +118,7 @@ host_package() {
         install -D -m 755 "$from/kernel-changed" "$place/etc/kernel/$occasion.d/zzz-farrier-host"
     done
     install -D -m 644 "$root/LICENSE" "$place/usr/share/doc/farrier-host/copyright"
+    [ -z "${4:-}" ] || install -m 644 -t "$place/usr/share/doc/farrier-host" "$4"
     mkdir -p "$place/DEBIAN"
     for name in postinst prerm postrm; do install -m 755 "$from/$name" "$place/DEBIAN/$name"; done
     printf '%s\n' /etc/default/grub.d/farrier-host.cfg /etc/dpkg/dpkg.cfg.d/farrier-host /etc/kernel/postinst.d/zzz-farrier-host /etc/kernel/postrm.d/zzz-farrier-host \

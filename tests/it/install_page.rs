@@ -83,6 +83,8 @@ fn farriers_image_has_the_package_sources_of_the_machine_that_builds_it() {
     for program in ["farrier", "driver-entrypoint", "farrier-runner"] {
         fs::write(build.join(program), "").unwrap();
     }
+    fs::create_dir(build.join("doc")).unwrap();
+    fs::write(build.join("doc/THIRD-PARTY-NOTICES.gz"), "").unwrap();
     let prepares = part("ci/image", "for suite in", "empty_headers");
     let step =
         part("deploy/image/templates/farrier.Dockerfile.hbs", "RUN", "FROM scratch").replace("RUN ", "");
@@ -92,6 +94,7 @@ fn farriers_image_has_the_package_sources_of_the_machine_that_builds_it() {
     let sources = fs::read_to_string(out.join("etc/apt/sources.list.d/debian.list")).unwrap();
     let suites: Vec<&str> = sources.lines().filter_map(|line| line.split(' ').nth_back(1)).collect();
     assert_eq!(suites, ["bookworm", "bookworm-updates", "bookworm-security"], "{sources}");
+    assert!(out.join("usr/share/doc/farrier/THIRD-PARTY-NOTICES.gz").is_file());
 }
 
 /// `ci/image` trusts FARRIER_CA_FILE both for the publication and for the inspection afterwards.

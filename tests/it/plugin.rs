@@ -184,10 +184,15 @@ fn krew_gets_an_archive_and_a_manifest_that_agree() {
     }
     let (native, other) = if cfg!(target_arch = "aarch64") { ("arm64", "amd64") } else { ("amd64", "arm64") };
     fs::write(binaries.join(format!("farrier-{other}")), other).unwrap();
+    let notices = live.site.path("notices");
+    for arch in [native, other] {
+        fs::create_dir_all(notices.join(arch)).unwrap();
+        fs::write(notices.join(arch).join("THIRD-PARTY-NOTICES.gz"), arch).unwrap();
+    }
     let krew = |out: &Path| {
         let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/krew"));
         command.args(["--url", "https://downloads.example/v1/", "--out"]).arg(out);
-        done(command.env("FARRIER_BINARY", binaries.join("farrier")));
+        done(command.env("FARRIER_BINARY", binaries.join("farrier")).env("FARRIER_NOTICES", &notices));
     };
     let (out, again) = (live.site.path("krew"), live.site.path("again"));
     krew(&out);
@@ -220,6 +225,11 @@ fn krew_gets_an_archive_and_a_manifest_that_agree() {
     fs::create_dir(&store).unwrap();
     done(Command::new("tar").arg("-xzf").arg(archive_of(native)).arg("-C").arg(&store));
     assert!(store.join("LICENSE").exists() && value("bin:") == "kubectl-farrier");
+    assert_eq!(fs::read_to_string(store.join("THIRD-PARTY-NOTICES.gz")).unwrap(), native);
+    assert!(
+        manifest.contains("{from: LICENSE, to: .}, {from: THIRD-PARTY-NOTICES.gz, to: .}]"),
+        "{manifest}"
+    );
     let help = done(&mut kubectl(&live, "farrier --help"));
     assert!(help.contains("Usage: kubectl farrier [OPTIONS] <COMMAND>"), "{help}");
 }
