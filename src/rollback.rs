@@ -1,6 +1,9 @@
 //! `farrier rollback`: reverts farrier's changes in a cluster.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use clap::Args;
 use farrier_cluster::Cluster;
@@ -18,7 +21,7 @@ use super::{
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
     /// Objects to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource [default:
-    /// everything that has a record of farrier's changes]
+    /// everything that has a record of changes by this farrier, see --instance]
     #[arg(value_name = "OBJECT")]
     pub objects: Vec<String>,
     #[command(flatten)]
@@ -74,17 +77,30 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
         scope.daemon_sets.extend(originals.iter().cloned());
         cluster.set_snapshot_scope(&scope);
     }
+    let mut others = BTreeMap::new();
+    if objects.is_empty() {
+        others = plan::set_by_others(&snapshot, &session.global.instance());
+        others.retain(|object, _| args.namespace.selects(object));
+    }
+    if let Some((object, name)) = others.first_key_value() {
+        let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
+        output::message(&format!(
+            "warning: another farrier set these objects, which stay unchanged: {object} ({name}){more}\n\
+             hint: name the objects, or give that farrier's --instance"
+        ));
+    }
     let mut selected = objects.clone();
-    let by_namespace = args.namespace.namespace.is_some() && objects.is_empty();
-    if by_namespace {
+    let is_part = objects.is_empty() && (args.namespace.namespace.is_some() || !others.is_empty());
+    if is_part {
         let recorded = plan::rollback(&snapshot, &[]).unwrap_or_default().into_iter().map(|step| step.object);
         let with_copies = originals.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
         let all: BTreeSet<String> = recorded.chain(with_copies).collect();
-        selected = all.into_iter().filter(|object| args.namespace.selects(object)).collect();
+        let is_selected = |object: &String| args.namespace.selects(object) && !others.contains_key(object);
+        selected = all.into_iter().filter(is_selected).collect();
     }
     let rolled = match selected.as_slice() {
         // An empty list would select everything.
-        [] if by_namespace => Vec::new(),
+        [] if is_part => Vec::new(),
         selected => roll_back(cluster.as_ref(), selected, args.dry_run).await?,
     };
     let search = Search { cluster: cluster.describe(), objects: &objects, unseen: !unseen.is_empty() };

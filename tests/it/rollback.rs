@@ -109,6 +109,34 @@ fn everything_that_carries_a_record_is_taken_back_without_any_definition() {
     assert_eq!(all_writes(), 55);
 }
 
+/// Two teams run a farrier each: a rollback without named objects restores only what its farrier has set.
+#[test]
+fn what_another_farrier_set_stays() {
+    let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());
+    api.kubeconfig(directory.path());
+    for (name, by) in [("ours", "farrier-gpu"), ("theirs", "farrier")] {
+        let entry = json!({
+            "set": NEW_IMAGE, "replaced": OLD_IMAGE, "at": "2026-11-01T00:00:00Z", "state": "good", "by": by,
+        });
+        let mut object = daemon_set("drivers", name, NEW_IMAGE);
+        let record = json!({"driver": entry}).to_string();
+        object["metadata"]["annotations"] = json!({"farrier.dev/record": record});
+        api.create(object);
+    }
+    let restored = || images(&api).iter().filter(|image| *image == OLD_IMAGE).count();
+    let output = rollback(directory.path(), &["--instance", "gpu"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("stay unchanged: drivers/theirs (farrier)\n"), "{said}");
+    let shown = done(&output);
+    assert!(shown.contains("drivers/ours") && !shown.contains("drivers/theirs"), "{shown}");
+    assert_eq!(restored(), 1);
+    // Named objects are restored, whoever has set them.
+    let output = rollback(directory.path(), &["--instance", "gpu", "drivers/theirs"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("another farrier"));
+    done(&output);
+    assert_eq!(restored(), 2);
+}
+
 /// The options of kubectl: the namespace of an object, a kubeconfig, and a context without `--cluster`.
 #[test]
 fn a_namespace_selects_objects_in_the_cluster_of_a_context() {

@@ -116,7 +116,7 @@ pub use rollout::{
     ImageChange, NodeChange, NodeCheck, NodePrecondition, PastUpgrade, PlannedRollout, PodRestart,
     RecordState, ResourceChange, RewriteRecord, RollbackOutcome, RollbackStep, RolloutDecision,
     RolloutWarning, Untaint, git_commit, handover_label, is_same_image, past_table, past_upgrades, pause,
-    paused, per_kernel_originals, rollback, rollback_per_kernel, uncordoned,
+    paused, per_kernel_originals, rollback, rollback_per_kernel, set_by_others, uncordoned,
 };
 pub use rounds::{ComparedMatrix, DecidedMatrix};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};

@@ -51,7 +51,7 @@ pub(super) use operator::skip_labels;
 pub use past::{PastUpgrade, past_table, past_upgrades};
 pub use pause::{pause, paused};
 pub use record::{Earlier, FieldRecord, RecordState, RewriteRecord};
-pub use rollback::{RollbackOutcome, RollbackStep, rollback};
+pub use rollback::{RollbackOutcome, RollbackStep, rollback, set_by_others};
 pub(super) use stopped::StoppedRollout;
 pub(super) use union::{release_of_key, unused_kernels};
 pub use upgrade::uncordoned;

@@ -9,12 +9,13 @@ use serde_json::Value;
 
 use super::{
     Change, RecordState, ResourceChange, RewriteRecord,
+    copy::{CopyRecord, original_of},
     image::unchanged_fields,
     live_object::LiveObject,
     record::FieldRecord,
     resource::{self, SPEC},
 };
-use crate::plan::{ClusterSnapshot, RECORD_ANNOTATION};
+use crate::plan::{ClusterSnapshot, Instance, RECORD_ANNOTATION, labels::COPY_RECORD_ANNOTATION};
 
 /// Result of a rollback for one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -71,6 +72,27 @@ pub fn rollback(snapshot: &ClusterSnapshot, selected: &[String]) -> Result<Vec<R
     }
     let objects = objects.into_iter().filter(|(name, _)| selected.is_empty() || selected.contains(name));
     Ok(objects.filter_map(|(name, object)| step(name, object)).collect())
+}
+
+/// Returns the objects that only other farriers of the cluster have set, each with the name of such a farrier.
+pub fn set_by_others(snapshot: &ClusterSnapshot, instance: &Instance) -> BTreeMap<String, String> {
+    let mut writers: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for object in LiveObject::all(snapshot) {
+        if let Ok(record) = RewriteRecord::of(object.annotations()) {
+            writers.entry(object.name()).or_default().extend(record.0.into_values().map(|field| field.by));
+        }
+        let LiveObject::DaemonSet(facts, live) = object else { continue };
+        // A per-kernel rollout has its records in the copies.
+        let text = live.annotations.get(COPY_RECORD_ANNOTATION);
+        let copy = text.and_then(|text| serde_json::from_str::<CopyRecord>(text).ok());
+        if let (Some(original), Some(copy)) = (original_of(live), copy) {
+            writers.entry(format!("{}/{original}", facts.namespace)).or_default().push(copy.by);
+        }
+    }
+    // Records of older versions have no name.
+    let this = instance.to_string();
+    writers.retain(|_, names| names.iter().all(|name| !name.is_empty() && *name != this));
+    writers.into_iter().filter_map(|(object, names)| Some((object, names.into_iter().next()?))).collect()
 }
 
 /// Returns the step for an object; `None` where it has no record.

@@ -127,3 +127,23 @@ fn a_record_that_cannot_be_read_is_said() {
     assert!(steps[0].change.is_none());
     assert!(steps[0].error.as_ref().unwrap().contains(RECORD_ANNOTATION));
 }
+
+#[test]
+fn objects_of_other_farriers_are_told_apart() {
+    let mut world = world();
+    let others = |world: &World, name: &str| set_by_others(&world.snapshot, &name.parse().unwrap());
+    let ours = set_by_others(&world.snapshot, &world.instance);
+    assert_eq!(ours, BTreeMap::new());
+    let names = ["NicClusterPolicy/nic-cluster-policy", "kube-system/mft"];
+    let all = names.map(|object| (object.to_owned(), "farrier".to_owned()));
+    assert_eq!(others(&world, "gpu"), all.clone().into());
+    // Records of older versions have no name, and count as this farrier's.
+    let annotations = &mut world.snapshot.resources[0].annotations;
+    let mut record = RewriteRecord::of(annotations).unwrap();
+    for field in record.0.values_mut() {
+        field.by.clear();
+    }
+    *annotations = record.annotations(annotations);
+    let [_, daemon_set] = all;
+    assert_eq!(others(&world, "gpu"), [daemon_set].into());
+}
