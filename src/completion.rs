@@ -37,6 +37,10 @@ pub fn script(shell: Shell) -> io::Result<String> {
     if let Some(shell) = SHELLS.completer(&shell.to_string()) {
         shell.write_registration(vars::FARRIER_COMPLETE, PROGRAM, PROGRAM, PROGRAM, &mut script)?;
     }
+    if shell == Shell::Zsh {
+        // As a file in `fpath`, the script is the body of `_farrier`, and its first call must complete, too.
+        script.extend(b"[[ $funcstack[1] != _farrier ]] || _clap_dynamic_completer_farrier \"$@\"\n");
+    }
     Ok(String::from_utf8_lossy(&script).into_owned())
 }
 

@@ -162,6 +162,12 @@ fn zsh_completes_them_too() {
     assert_eq!(zsh("farrier why hel\t"), ["farrier", "why", "hello"]);
     assert_eq!(zsh("farrier why node/\t"), ["farrier", "why", "node/edge-2"]);
     assert_eq!(zsh("farrier build hello --kernel 6.1.0-902\t")[4], "6.1.0-902-amd64");
+
+    // Packages install a file in `fpath`, which zsh reads at the first completion.
+    let lines = "bindkey -e\nfarrier completions zsh > $ZDOTDIR/_farrier\nfpath=($ZDOTDIR $fpath)\n\
+                 autoload -U compinit\ncompinit -u -D\n";
+    fs::write(start.join(".zshrc"), lines).unwrap();
+    assert_eq!(zsh("farrier why hel\t"), ["farrier", "why", "hello"]);
 }
 
 #[test]
