@@ -1,5 +1,6 @@
 //! Parses and validates base images.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Descriptor, Digest, ImageError, ImageManifest, manifest::from_json, media_type};
@@ -53,8 +54,11 @@ impl Base {
 
 /// Returns the architecture in an image's configuration (untrusted bytes), in Go's spelling.
 pub fn architecture_of(config: &[u8]) -> Option<String> {
-    let mut config: Map<String, Value> = from_json("image configuration", config).ok()?;
-    config.remove("architecture")?.as_str().map(str::to_owned)
+    #[derive(Deserialize)]
+    struct Config {
+        architecture: String,
+    }
+    from_json("image configuration", config).ok().map(|Config { architecture }| architecture)
 }
 
 fn with_oci_media_type(layer: Descriptor) -> Result<Descriptor, ImageError> {
@@ -70,4 +74,18 @@ fn with_oci_media_type(layer: Descriptor) -> Result<Descriptor, ImageError> {
 pub(super) fn diff_ids(config: &Map<String, Value>) -> Option<Vec<String>> {
     let ids = config.get("rootfs")?.get("diff_ids")?.as_array()?;
     ids.iter().map(|id| Some(id.as_str()?.parse::<Digest>().ok()?.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_of_configurations() {
+        let found = architecture_of(br#"{"os":"linux","architecture":"arm64","config":{"Cmd":[]}}"#);
+        assert_eq!(found.as_deref(), Some("arm64"));
+        for invalid in ["{}", r#"{"architecture":1}"#, "<html>"] {
+            assert_eq!(architecture_of(invalid.as_bytes()), None, "{invalid}");
+        }
+    }
 }

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, de::IgnoredAny};
-use serde_json::Value;
 
 use super::{Digest, media_type};
 
@@ -298,14 +297,29 @@ impl ImageIndex {
     /// because other clients add entries, too.
     pub fn parse_referrers(bytes: &[u8]) -> Result<Self, ImageError> {
         const WHAT: &str = "list of referrers";
-        kind_of(WHAT, bytes)?;
-        let mut list: Value = from_json(WHAT, bytes)?;
-        if let Some(Value::Array(entries)) = list.get_mut("manifests") {
-            entries.retain(|entry| Descriptor::deserialize(entry).is_ok());
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Entry {
+            Valid(Descriptor),
+            Invalid(IgnoredAny),
         }
-        let list: Self = serde_json::from_value(list).map_err(|source| ImageError::Json(WHAT, source))?;
-        check_version(WHAT, list.schema_version)?;
-        Ok(list)
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct List {
+            schema_version: u32,
+            media_type: Option<String>,
+            manifests: Vec<Entry>,
+            #[serde(default, deserialize_with = "null_is_empty")]
+            annotations: BTreeMap<String, String>,
+        }
+        kind_of(WHAT, bytes)?;
+        let List { schema_version, media_type, manifests, annotations } = from_json(WHAT, bytes)?;
+        check_version(WHAT, schema_version)?;
+        let valid = manifests.into_iter().filter_map(|entry| match entry {
+            Entry::Valid(descriptor) => Some(descriptor),
+            Entry::Invalid(IgnoredAny) => None,
+        });
+        Ok(Self { schema_version, media_type, manifests: valid.collect(), annotations })
     }
 
     /// Serializes the index. Equal indexes give equal bytes.

@@ -28,6 +28,13 @@ const MAX_CONCURRENT_LOOKUPS: usize = 8;
 /// Maximum number of listed manifests that are looked up. Anyone who may push can extend a list.
 const MAX_CANDIDATES: usize = 1000;
 
+/// Maximum size in bytes of a manifest whose annotations a list keeps. Those that farrier reads have about one kibibyte. With larger
+/// ones, [`MAX_CANDIDATES`] manifests of [`crate::MAX_MANIFEST`] bytes would take 4 GiB of memory.
+const MAX_ANNOTATED: usize = 16 << 10;
+
+/// Maximum length of a media type (RFC 6838, section 4.2).
+const MAX_MEDIA_TYPE: usize = 255;
+
 /// Statuses of registries without a referrers API. The specification has 404; Artifactory answers 406
 /// (go-containerregistry issue 1962), others 400 or 405.
 const NO_API: [u16; 4] = [400, 404, 405, 406];
@@ -293,11 +300,17 @@ fn has_type(referrer: &Descriptor, artifact_type: Option<&str>) -> bool {
     artifact_type.is_none_or(|kind| referrer.artifact_type.as_deref() == Some(kind))
 }
 
-/// Returns the descriptor of a manifest that refers to the subject; `None` for other manifests.
+/// Returns the descriptor of a manifest that refers to the subject; `None` for other manifests. Omits what is too large for a list:
+/// annotations and an overlong type.
 fn referrer_of(subject: &Digest, stored: &StoredManifest) -> Option<Descriptor> {
     let manifest = ImageManifest::parse(&stored.bytes).ok()?;
-    let is_about = manifest.subject.as_ref().is_some_and(|found| found.digest == *subject);
-    is_about.then(|| manifest.as_referrer(&stored.bytes))
+    manifest.subject.as_ref().filter(|found| found.digest == *subject)?;
+    let mut referrer = manifest.as_referrer(&stored.bytes);
+    referrer.artifact_type = referrer.artifact_type.filter(|kind| kind.len() <= MAX_MEDIA_TYPE);
+    if stored.bytes.len() > MAX_ANNOTATED {
+        referrer.annotations.clear();
+    }
+    Some(referrer)
 }
 
 fn unusable(repository: &Repository, version: &Version, reason: &str) -> RegistryError {
@@ -347,6 +360,26 @@ impl RecentEntries {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Anyone who may push can attach a thousand manifests of four mebibytes.
+    #[test]
+    fn a_list_keeps_little_of_large_referrers() {
+        let subject = Digest::of(b"image");
+        let listed = |kind: &str, annotation: String| {
+            let manifest = ImageManifest {
+                subject: Some(Descriptor::new(media_type::OCI_MANIFEST, subject.clone(), 5)),
+                ..ImageManifest::artifact(kind, Vec::new(), [("a", annotation)])
+            };
+            let bytes = manifest.to_bytes().unwrap();
+            let media_type = media_type::OCI_MANIFEST.to_owned();
+            referrer_of(&subject, &StoredManifest { digest: Digest::of(&bytes), media_type, bytes }).unwrap()
+        };
+        let small = listed("application/x", "1".to_owned());
+        assert_eq!(small.annotations.get("a").map(String::as_str), Some("1"));
+        let large = listed("application/x", "x".repeat(MAX_ANNOTATED));
+        assert_eq!((large.artifact_type.as_deref(), large.annotations.len()), (Some("application/x"), 0));
+        assert_eq!(listed(&"x".repeat(MAX_MEDIA_TYPE + 1), String::new()).artifact_type, None);
+    }
 
     #[test]
     fn the_last_candidates_are_looked_up_once() {

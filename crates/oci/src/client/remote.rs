@@ -7,8 +7,7 @@ use reqwest::{
     Method,
     header::{ACCEPT, CONTENT_TYPE, DATE, HeaderName},
 };
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
     auth::Scope,
@@ -328,9 +327,33 @@ impl Registry for RemoteRegistry {
 
 /// Returns the media type in the manifest, or else in the header. Returns `None` if the bytes are not a manifest in JSON.
 fn media_type_of(bytes: &[u8], content_type: Option<&str>) -> Option<String> {
-    let manifest: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
-    manifest.get("schemaVersion")?;
-    let in_manifest = manifest.get("mediaType").and_then(Value::as_str);
+    // Other fields stay unparsed: as a `serde_json::Value`, four hostile mebibytes take a hundred times as much memory.
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Fields {
+        schema_version: IgnoredAny,
+        media_type: Option<String>,
+    }
+    let Fields { schema_version: IgnoredAny, media_type } = serde_json::from_slice(bytes).ok()?;
     let content_type = content_type.filter(|content_type| media_type::MANIFESTS.contains(content_type));
-    Some(in_manifest.or(content_type).unwrap_or(media_type::OCI_MANIFEST).to_owned())
+    Some(media_type.unwrap_or_else(|| content_type.unwrap_or(media_type::OCI_MANIFEST).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_types_of_manifests() {
+        let found = |bytes: &str, content_type| media_type_of(bytes.as_bytes(), content_type);
+        let (oci, docker) = (Some(media_type::OCI_INDEX), Some(media_type::DOCKER_MANIFEST));
+        let declared = format!(r#"{{"mediaType":"{}","x":[{{}}],"schemaVersion":2}}"#, media_type::OCI_INDEX);
+        assert_eq!(found(&declared, docker).as_deref(), oci);
+        assert_eq!(found(r#"{"schemaVersion":2}"#, docker).as_deref(), docker);
+        let unknown = found(r#"{"schemaVersion":2,"mediaType":null}"#, Some("text/html"));
+        assert_eq!(unknown.as_deref(), Some(media_type::OCI_MANIFEST));
+        for invalid in ["", "{}", r#"{"mediaType":"x"}"#, r#"{"schemaVersion":2,"mediaType":1}"#, "<html>"] {
+            assert_eq!(found(invalid, docker), None, "{invalid}");
+        }
+    }
 }
