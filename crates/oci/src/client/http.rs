@@ -367,11 +367,17 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Returns the address of the next page (RFC 8288). Ignores an address with another origin.
+/// Returns the address of the next page (RFC 8288), at the host of the response. Of an address at another host, only the path and the
+/// query count: a registry behind a proxy may name its inner address.
 fn next_page(response: &Response) -> Option<Url> {
     let link = header(response.headers(), &LINK)?;
     let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
-    let next = parameters.replace('"', "").split(';').any(|p| p.trim() == "rel=next");
-    let url = response.url().join(target).ok()?;
-    (next && url.origin() == response.url().origin()).then_some(url)
+    if !parameters.replace('"', "").split(';').any(|p| p.trim().eq_ignore_ascii_case("rel=next")) {
+        return None;
+    }
+    let target = response.url().join(target).ok()?;
+    let mut next = response.url().clone();
+    next.set_path(target.path());
+    next.set_query(target.query());
+    Some(next)
 }
