@@ -79,10 +79,13 @@ async fn a_mount_asks_for_a_token_of_both_repositories() {
 #[tokio::test]
 async fn a_blob_that_may_not_be_read_where_it_is_is_not_mounted() {
     let blob = Digest::of(b"blob");
-    let refusals: [fn(&str) -> Vec<Answer>; 3] = [
+    let refusals: [fn(&str) -> Vec<Answer>; 5] = [
         |host| vec![refusal(host), answer(200, r#"{"token":"1"}"#), refusal(host)],
         |host| vec![refusal(host), answer(403, "not both of them")],
         |_| vec![answer(403, "")],
+        // Harbor does not accept each name (Harbor issue 22078).
+        |_| vec![answer(400, "invalid repository name")],
+        |_| vec![answer(404, "")],
     ];
     for script in refusals {
         for (path, is_error) in [("drivers/base", false), ("drivers/x", true)] {
@@ -91,8 +94,7 @@ async fn a_blob_that_may_not_be_read_where_it_is_is_not_mounted() {
             let outcome = plain().mount_blob(&to, &blob, &from).await;
             match outcome {
                 Ok(mounted) => assert!(!mounted && !is_error),
-                Err(RegistryError::Denied { .. }) => assert!(is_error),
-                Err(error) => panic!("{error:?}"),
+                Err(error) => assert!(is_error && !error.is_transient(), "{error:?}"),
             }
         }
     }

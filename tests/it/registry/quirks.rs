@@ -129,6 +129,8 @@ async fn a_missing_repository_at_ecr_comes_with_the_command_that_creates_it() {
     let server = RegistryProcess::start(Wants::default());
     let host = registry_with(&server.host, &[Quirk::PushNeedsRepository]).await;
     let repository = repository(&host, "drivers/x");
+    let mount = plain().mount_blob(&repository, &Digest::of(b"{}"), &repository).await;
+    assert!(matches!(mount, Err(RegistryError::NoRepository { .. })), "{mount:?}");
     let error = plain().push_bytes(&repository, b"{}").await.unwrap_err();
     assert!(!error.is_transient());
     let expected =

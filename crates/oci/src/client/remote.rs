@@ -18,6 +18,7 @@ use super::{
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},
+    upload::post_upload,
     versioned_tags::IsMovingTag,
 };
 use crate::{AnyManifest, Descriptor, Digest, Repository, Tag, Version, error_chain, media_type};
@@ -232,10 +233,11 @@ impl Registry for RemoteRegistry {
         call.url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
         // 202 means that the registry has opened an upload session instead (distribution spec, "Mounting a blob"). Unused sessions
         // expire.
-        match self.http.expect(&call, &[201, 202]).await {
+        match post_upload(&self.http, &call).await {
             Ok(response) => Ok(response.status().as_u16() == 201),
-            // The client may lack read access to the other repository, or the token server issues no tokens for two repositories.
-            Err(error @ RegistryError::Denied { .. }) if other_repository.is_some() => {
+            // The client may lack read access to the other repository, the token server may issue no tokens for two repositories, or
+            // the registry may refuse the name of the other repository (Harbor issue 22078).
+            Err(error) if other_repository.is_some() && !error.is_transient() => {
                 tracing::debug!(error = %error_chain(&error), "cross-repository mount failed, uploading the blob");
                 Ok(false)
             }

@@ -152,14 +152,7 @@ impl Session<'_> {
     async fn open(&self) -> Result<(Url, u64)> {
         let call =
             self.http.call(Method::POST, self.name, Scope::Push, "blobs/uploads/", self.action).await?;
-        let response = self.http.expect(&call, &[202, 404]).await?;
-        if response.status().as_u16() == 404 {
-            return Err(RegistryError::NoRepository {
-                host: self.name.host.clone(),
-                repository: self.name.path.clone(),
-                action: self.action.to_owned(),
-            });
-        }
+        let response = post_upload(self.http, &call).await?;
         let min_chunk = header(response.headers(), &MIN_CHUNK_HEADER).and_then(|text| text.parse().ok());
         Ok((upload_location(&call, &response)?, min_chunk.unwrap_or_default()))
     }
@@ -239,6 +232,19 @@ impl Session<'_> {
         Ok(received
             .map(|bytes| (upload_location(&call, &response).unwrap_or_else(|_| call.url.clone()), bytes)))
     }
+}
+
+/// Sends a request that opens an upload session or mounts a blob (201).
+pub(super) async fn post_upload(http: &Http, call: &Call<'_>) -> Result<Response> {
+    let response = http.expect(call, &[201, 202, 404]).await?;
+    if response.status().as_u16() != 404 {
+        return Ok(response);
+    }
+    Err(RegistryError::NoRepository {
+        host: call.name.host.clone(),
+        repository: call.name.path.clone(),
+        action: call.action.to_owned(),
+    })
 }
 
 /// Returns the address of the upload session, which may be relative and may have a query.
