@@ -253,16 +253,17 @@ const TAGS: &str = r#"{"name":"drivers/x","tags":["1","2","not/a tag"]}"#;
 #[tokio::test]
 async fn server_faults_are_transient_and_refusals_are_not() {
     let denied = r#"{"errors":[{"code":"DENIED","message":"not for you"}]}"#;
-    let script = vec![answer(500, "oops"), answer(429, ""), answer(403, denied), answer(200, TAGS)];
+    let script =
+        vec![answer(500, "oops"), answer(429, ""), answer(408, ""), answer(403, denied), answer(200, TAGS)];
     let (results, _) = tags_of(script).await;
-    for (result, wanted) in results.iter().zip([500, 429]) {
+    for (result, wanted) in results.iter().zip([500, 429, 408]) {
         let error = result.as_ref().unwrap_err();
         assert!(matches!(error, RegistryError::Server { status, .. } if *status == wanted), "{error:?}");
         assert!(error.is_transient());
     }
-    let error = results[2].as_ref().unwrap_err();
+    let error = results[3].as_ref().unwrap_err();
     assert!(!error.is_transient() && error.to_string().ends_with("DENIED: not for you"), "{error}");
-    assert_eq!(*results[3].as_ref().unwrap(), 2);
+    assert_eq!(*results[4].as_ref().unwrap(), 2);
 }
 
 #[tokio::test]

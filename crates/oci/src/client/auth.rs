@@ -16,7 +16,7 @@ use url::{Url, form_urlencoded};
 
 use super::{
     challenge::{self, Challenge},
-    error::{RegistryError, Result, excerpt},
+    error::{RegistryError, Result, excerpt, is_transient_status},
     registry::Credential,
     retry_after::retry_after,
     transport::{RemoteName, Transport, body_start, next_chunk},
@@ -359,7 +359,7 @@ impl TokenQuery<'_> {
             status @ (400 | 401 | 403) => {
                 Err(RegistryError::Denied { host, action, reason: describe(status) })
             }
-            status @ (429 | 500..=599) => {
+            status if is_transient_status(status) => {
                 let after = retry_after(response.headers());
                 Err(RegistryError::Server { host, status, action, after })
             }

@@ -21,7 +21,7 @@ pub enum RegistryError {
     /// useless, because the address is wrong or the registry is not running.
     #[error("registry {host}")]
     Refused { host: String, source: NotListening },
-    /// Status 5xx or 429, with the delay from `Retry-After`. Transient.
+    /// Status 408, 425, 429 or 5xx, with the delay from `Retry-After`. Transient.
     #[error(
         "{host} answered {status} to {action}{}",
         after.map(|after| format!("; retry after {} s", after.as_secs())).unwrap_or_default()
@@ -120,6 +120,11 @@ impl RegistryError {
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Refused { .. } | Self::Server { .. })
     }
+}
+
+/// Whether a status states a transient fault: 408 (a proxy timed out), 425, 429 (throttling) or 5xx.
+pub(super) fn is_transient_status(status: u16) -> bool {
+    matches!(status, 408 | 425 | 429 | 500..=599)
 }
 
 /// No server is at an address. A separate type, so that a search through the sources of any error finds it.

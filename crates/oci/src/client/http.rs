@@ -23,7 +23,7 @@ use url::Url;
 
 use super::{
     auth::{Authorizer, Purpose, Scope, explain},
-    error::{RegistryError, Result},
+    error::{RegistryError, Result, is_transient_status},
     registry::{Access, BlobSource},
     retry_after::{RequestedDelays, retry_after},
     stream::{CHUNK, read_source},
@@ -150,7 +150,7 @@ impl Http {
     }
 
     /// Sends the request, and once more with a new header if the registry rejects the authorization. Rejections (401, 403),
-    /// throttling (429) and server errors (5xx) are errors. Every other status returns the response.
+    /// transient faults ([`is_transient_status`]) are errors. Every other status returns the response.
     ///
     /// Quay and GitLab refuse a token for `pull` where the repository does not exist yet, and answer 404 to a token for
     /// `pull,push` (containers/image issue 1265). A refused read is therefore sent again with the wider scope.
@@ -240,7 +240,7 @@ impl Http {
                 let refusal = RegistryError::Denied { host, action, reason };
                 if is_from_registry { Ok(Outcome::Refused(refusal)) } else { Err(refusal) }
             }
-            status @ (429 | 500..=599) => {
+            status if is_transient_status(status) => {
                 let after = retry_after(response.headers());
                 if let Some(wait) = after.filter(|_| is_from_registry) {
                     self.delays.record(&name.authority, status, wait, Instant::now());

@@ -171,6 +171,13 @@ pub fn hint(error: &RegistryError) -> Option<String> {
         RegistryError::Digest { .. } => {
             Some("the registry, or a proxy in front of it, returns altered or mixed-up content".to_owned())
         }
+        RegistryError::Server { host, status: 429, .. } => Some(format!(
+            "wait, or run `docker login {host}` as a user with a higher limit, or read from a mirror (`mirrors` in site.yaml)"
+        )),
+        // If the registry requests a long delay, there were no retries.
+        RegistryError::Server { host, after: Some(_), .. } => {
+            Some(format!("check the log of the registry at {host}"))
+        }
         RegistryError::Server { host, .. } => {
             Some(format!("check the log of the registry at {host}; several retries failed"))
         }
@@ -184,6 +191,8 @@ fn not_running_hint(host: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn unreachable(source: impl Error + Send + Sync + 'static) -> RegistryError {
@@ -208,5 +217,20 @@ mod tests {
         let refused = unreachable(io::Error::from(io::ErrorKind::ConnectionRefused));
         assert!(refused.is_transient());
         insta::assert_snapshot!(refused, @"cannot reach r.example:5000 to list tags of drivers/x");
+    }
+
+    #[test]
+    fn a_rate_limit_is_not_looked_for_in_a_log() {
+        let hint = |status, after: Option<u64>| {
+            let (host, action) = ("docker.io".to_owned(), "fetch manifest of library/debian:12".to_owned());
+            let after = after.map(Duration::from_secs);
+            hint(&RegistryError::Server { host, status, action, after }).unwrap()
+        };
+        insta::assert_snapshot!(
+            hint(429, Some(3600)),
+            @"wait, or run `docker login docker.io` as a user with a higher limit, or read from a mirror (`mirrors` in site.yaml)"
+        );
+        insta::assert_snapshot!(hint(503, Some(3600)), @"check the log of the registry at docker.io");
+        insta::assert_snapshot!(hint(503, None), @"check the log of the registry at docker.io; several retries failed");
     }
 }
