@@ -88,3 +88,17 @@ async fn without_credentials_any_token_server_is_asked() {
     assert_eq!(plain().tags(&repository(&fake.host, "x")).await.unwrap().len(), 2);
     assert_eq!(tokens.requests()[0].header("authorization"), None);
 }
+
+/// docker and Podman read `null` like a missing token.
+#[tokio::test]
+async fn a_token_may_have_either_name() {
+    for token in [r#"{"token":null,"access_token":"a"}"#, r#"{"token":"a","access_token":null}"#] {
+        let fake = FakeHttp::start_with(|host| {
+            let challenge = format!(r#"Bearer realm="http://{host}/token""#);
+            vec![answer(401, "").header("WWW-Authenticate", challenge), answer(200, token), answer(200, TAGS)]
+        })
+        .await;
+        assert_eq!(plain().tags(&repository(&fake.host, "x")).await.unwrap().len(), 2);
+        assert_eq!(fake.requests()[2].header("authorization"), Some("Bearer a"));
+    }
+}

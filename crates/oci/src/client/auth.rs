@@ -86,10 +86,8 @@ pub(super) struct Authorizer {
 
 #[derive(Deserialize)]
 struct TokenResponse {
-    #[serde(default)]
-    token: String,
-    #[serde(default)]
-    access_token: String,
+    token: Option<String>,
+    access_token: Option<String>,
     expires_in: Option<u64>,
 }
 
@@ -314,9 +312,9 @@ impl TokenQuery<'_> {
             RegistryError::protocol(host, self.action, "the response of the token server contains no token")
         };
         let body: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
-        let token = if body.token.is_empty() { body.access_token } else { body.token };
-        let header =
-            sensitive(&format!("Bearer {token}")).filter(|_| !token.is_empty()).ok_or_else(no_token)?;
+        let mut tokens = [body.token, body.access_token].into_iter().flatten();
+        let token = tokens.find(|token| !token.is_empty()).ok_or_else(no_token)?;
+        let header = sensitive(&format!("Bearer {token}")).ok_or_else(no_token)?;
         let lifetime = Duration::from_secs(body.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
         Ok(Grant { header, expires_at: Some(start + lifetime.saturating_sub(EXPIRY_MARGIN)) })
     }
