@@ -28,6 +28,7 @@ use farrier_store::registry::{
 };
 
 use crate::support::{
+    cutting_proxy::{Cut, CuttingProxy},
     fake_http::{Answer, FakeHttp, answer},
     registry_process::{PASSWORD, RegistryProcess, USER, Wants},
 };
@@ -235,6 +236,18 @@ async fn a_registry_that_is_not_running() {
     assert!(matches!(error, RegistryError::Unreachable { .. }) && error.is_transient(), "{error:?}");
     let error = plain().tags(&repository).await.unwrap_err();
     assert!(matches!(error, RegistryError::Refused { .. }) && error.is_unreachable(), "{error:?}");
+}
+
+/// A connection that breaks during the handshake, as while a registry restarts, does not mean that the registry has no TLS.
+#[tokio::test]
+async fn a_registry_whose_first_connection_breaks_is_asked_over_tls_again() {
+    let server = RegistryProcess::start(Wants { tls: true, ..Wants::default() });
+    let proxy = CuttingProxy::before(&server.host, &[Cut::After(10)]).await;
+    let net = Net::new(NetOptions { ca_file: Some(server.ca_file()), ..NetOptions::default() }).unwrap();
+    let registry = remote(&RegistryOptions { net, ..RegistryOptions::default() });
+    let repository = repository(&proxy.host, "x");
+    assert!(registry.tags(&repository).await.is_err());
+    assert!(registry.tags(&repository).await.unwrap().is_empty());
 }
 
 async fn tags_of(script: Vec<Answer>) -> (Vec<Result<usize, RegistryError>>, FakeHttp) {

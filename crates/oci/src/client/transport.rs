@@ -19,7 +19,10 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::{
-    error::{NotListening, RegistryError, Result, excerpt, may_speak_plain_http},
+    error::{
+        ConnectionProblem, NotListening, RegistryError, Result, connection_problem, excerpt,
+        may_speak_plain_http,
+    },
     pace::{Pace, Pacer, TooSlow},
     registry::Access,
 };
@@ -97,7 +100,8 @@ impl Transport {
         address(name, &format!("{scheme}://{}/v2/{}/{path}", name.authority, name.path))
     }
 
-    /// Returns `https`, unless the host does not speak TLS and may be used without it.
+    /// Returns `https`, unless the host does not speak TLS and may be used without it. Asks again after a connection that broke,
+    /// because the registry may have been restarting.
     async fn scheme(&self, name: &RemoteName, action: &str) -> Result<&'static str> {
         let authority = name.authority.as_str();
         if !self.access.may_be_plain(authority) {
@@ -109,7 +113,12 @@ impl Transport {
         let probe = Request::new(Method::HEAD, address(name, &format!("https://{authority}/v2/"))?);
         let scheme = match self.execute(probe, &AtomicU64::default(), action, &name.host, None).await {
             Ok(_) => "https",
-            Err(RegistryError::Unreachable { source, .. }) if may_speak_plain_http(source.as_ref()) => "http",
+            Err(RegistryError::Unreachable { source, .. }) if may_speak_plain_http(source.as_ref()) => {
+                if connection_problem(source.as_ref()) != ConnectionProblem::NotTls {
+                    return Ok("http");
+                }
+                "http"
+            }
             Err(error) => return Err(error),
         };
         self.schemes.lock().insert(authority.to_owned(), scheme);
