@@ -111,7 +111,8 @@ fn main() -> ExitCode {
         stop.on_signals(cli.global.log_format);
         Box::pin(dispatch(cli, stop)).await
     });
-    drop(runtime);
+    // A thread that hangs in a system call, such as a read from a dead network file system, must not keep the program alive.
+    runtime.shutdown_timeout(Duration::from_secs(5));
     exit_code(outcome)
 }
 

@@ -5,6 +5,8 @@ use std::{
     process::{Child, Command},
 };
 
+use farrier_core::{facts::media_type, image::Digest};
+
 use crate::support::{
     docker, kernels,
     site::{FIRST_IMAGE, Run, Site, entries, wait_until},
@@ -52,6 +54,25 @@ fn a_run_that_is_told_to_stop() {
     // An interrupted build must not be recorded as a failure.
     make_quick(&site);
     site.run_once().exits(0).line("rewrote");
+}
+
+/// A read that never ends, as from a dead network file system, does not keep a farrier alive that is told to stop.
+#[test]
+fn a_read_that_never_ends() {
+    let (site, layout) = (Site::new(), tempfile::tempdir().unwrap());
+    let digest = Digest::of(b"manifest");
+    let blobs = layout.path().join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    assert!(Command::new("mkfifo").arg(blobs.join(digest.hex())).status().unwrap().success());
+    let mut index = oci::ImageIndex::empty();
+    index.manifests.push(oci::Descriptor {
+        annotations: [("org.opencontainers.image.ref.name".to_owned(), "x:1".to_owned())].into(),
+        ..oci::Descriptor::new(media_type::OCI_MANIFEST, digest, 8)
+    });
+    fs::write(layout.path().join("index.json"), index.to_bytes().unwrap()).unwrap();
+    let image = format!("oci:{}:x:1", layout.path().display());
+    let run = site.farrier(&["verify", "--insecure-no-signature", "--timeout", "1", &image]).exits(3);
+    assert!(run.stderr.contains("not done after 1 s (--timeout)"), "{run}");
 }
 
 /// A compile that hangs is stopped at its deadline and not retried until an input changes.
