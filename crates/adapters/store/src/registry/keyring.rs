@@ -1,6 +1,12 @@
 //! Credentials for registries, from site.yaml and from Docker's configuration file.
 
-use std::{io::ErrorKind, path::PathBuf, sync::Arc};
+use std::{
+    io::{self, ErrorKind},
+    path::PathBuf,
+    process::{Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
 
 use ::oci::{
     client::{Credential, excerpt},
@@ -11,12 +17,15 @@ use farrier_core::{
     image::Repository,
     site::{Credentials, Prefix},
 };
-use farrier_local::blocking::blocking;
 use farrier_net::SecretReader;
 use serde_json::Value;
+use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 /// Key of a Secret of type `kubernetes.io/dockerconfigjson`.
 const PULL_SECRET_KEY: &str = ".dockerconfigjson";
+
+/// Time limit of a credential helper, as for the kubelet's credential providers.
+const HELPER_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Credentials from all sources. The most specific entry wins; of equally specific entries, the first one. Docker's file
 /// comes last. Each use reads the sources again, so that a changed Secret takes effect.
@@ -71,8 +80,7 @@ impl Keyring {
         for credentials in self.site.iter() {
             best = more_specific(best, self.look_up(credentials, host, path).await?);
         }
-        let (docker, for_host, for_path) = (self.docker.clone(), host.to_owned(), path.to_owned());
-        let from_docker = blocking(move || docker.find(&for_host, &for_path)).await?;
+        let from_docker = self.docker.find(host, path).await?;
         Ok(more_specific(best, from_docker).map(|(_, credential)| credential))
     }
 
@@ -99,8 +107,7 @@ impl Keyring {
             }
         };
         let text = text.map_err(|error| error_chain(&error))?;
-        let (host, path) = (host.to_owned(), path.to_owned());
-        blocking(move || find_in(text.as_bytes(), &what, &host, &path)).await
+        find_in(text.as_bytes(), &what, host, path).await
     }
 }
 
@@ -130,11 +137,11 @@ impl CredentialFile {
     }
 
     /// Credential for a repository and the specificity of its entry, if there is one. The error explains why an
-    /// existing credential is unusable. Blocks: it may run a credential helper.
-    pub(super) fn find(&self, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
+    /// existing credential is unusable. May run a credential helper.
+    pub(super) async fn find(&self, host: &str, path: &str) -> Result<Match, String> {
         let Some(file) = &self.0 else { return Ok(None) };
-        match std::fs::read(file) {
-            Ok(text) => find_in(&text, &file.display().to_string(), host, path),
+        match tokio::fs::read(file).await {
+            Ok(text) => find_in(&text, &file.display().to_string(), host, path).await,
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(format!("{} cannot be read: {error}", file.display())),
         }
@@ -142,8 +149,8 @@ impl CredentialFile {
 }
 
 /// Looks up a credential like [`CredentialFile::find`] in a file's text. `file` is its name for messages.
-fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
-    let config: Value =
+async fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Match, String> {
+    let mut config: Value =
         serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
     // A helper is a program in PATH. A path would run any file, such as one that came with definitions.
     let for_hosts = config["credHelpers"].as_object().into_iter().flat_map(serde_json::Map::values);
@@ -155,24 +162,70 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
     let key = key_for(&config, host, path);
     let has_path = key.contains('/') && key != HUB_KEY;
     let rank = if has_path { key.len() } else { host.len() };
-    match docker_credential::get_credential_from_reader(text, &key) {
-        Ok(DockerCredential::UsernamePassword(user, password)) => {
-            Ok(Some((rank, Credential::Password { user, password })))
-        }
-        Ok(DockerCredential::IdentityToken(token)) => Ok(Some((rank, Credential::IdentityToken(token)))),
-        Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
-        // Message of docker-credential-helpers; docker also compares this text.
-        Err(CredentialRetrievalError::HelperFailure { stdout, .. })
-            if stdout.contains("credentials not found") =>
-        {
-            Ok(None)
-        }
-        Err(CredentialRetrievalError::HelperFailure { helper, stderr, stdout }) => {
-            let output = excerpt(format!("{stderr} {stdout}").as_bytes());
-            Err(format!("{helper} failed: {output}"))
-        }
-        Err(error) => Err(format!("the entry {key:?} of {file}: {error}")),
+    let name = |helper: &Value| helper.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
+    let (helper, store) = (name(&config["credHelpers"][key.as_str()]), name(&config["credsStore"]));
+    // Without these fields, `docker_credential` runs no helper. It sets no time limit.
+    if let Some(fields) = config.as_object_mut() {
+        fields.retain(|field, _| field != "credHelpers" && field != "credsStore");
     }
+    // A helper for the registry precedes the file's entry, and the file's entry precedes the helper for all registries.
+    let in_file = if helper.is_some() {
+        Err(CredentialRetrievalError::NoCredentialConfigured)
+    } else {
+        docker_credential::get_credential_from_reader(config.to_string().as_bytes(), &key)
+    };
+    let found = match in_file {
+        Ok(DockerCredential::UsernamePassword(user, password)) => {
+            Some(Credential::Password { user, password })
+        }
+        Ok(DockerCredential::IdentityToken(token)) => Some(Credential::IdentityToken(token)),
+        Err(CredentialRetrievalError::NoCredentialConfigured) => match helper.or(store) {
+            Some(helper) => ask_helper(&format!("docker-credential-{helper}"), &key).await?,
+            None => None,
+        },
+        Err(error) => return Err(format!("the entry {key:?} of {file}: {error}")),
+    };
+    Ok(found.map(|credential| (rank, credential)))
+}
+
+/// Asks a credential helper (<https://github.com/docker/docker-credential-helpers>). `None` if it has no credential for the server.
+async fn ask_helper(program: &str, server: &str) -> Result<Option<Credential>, String> {
+    let Output { status, stdout, stderr } = timeout(HELPER_TIMEOUT, run_helper(program, server))
+        .await
+        .map_err(|_| format!("{program} did not answer within {} s", HELPER_TIMEOUT.as_secs()))?
+        .map_err(|error| format!("{program} cannot be run: {error}"))?;
+    if !status.success() {
+        let output = String::from_utf8_lossy(&[stderr, b" ".to_vec(), stdout].concat()).into_owned();
+        // Message of docker-credential-helpers; docker also compares this text.
+        if output.contains("credentials not found") {
+            return Ok(None);
+        }
+        return Err(format!("{program} failed: {}", excerpt(output.as_bytes())));
+    }
+    // The output is not quoted, because it may contain a password.
+    let answer: Value = serde_json::from_slice(&stdout).unwrap_or_default();
+    match (answer["Username"].as_str(), answer["Secret"].as_str()) {
+        (Some("<token>"), Some(token)) => Ok(Some(Credential::IdentityToken(token.to_owned()))),
+        (Some(user), Some(password)) => {
+            Ok(Some(Credential::Password { user: user.to_owned(), password: password.to_owned() }))
+        }
+        _ => Err(format!("{program} printed no credential")),
+    }
+}
+
+async fn run_helper(program: &str, server: &str) -> io::Result<Output> {
+    let mut child = Command::new(program)
+        .arg("get")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A helper for one server need not read its input.
+        let _ = stdin.write_all(server.as_bytes()).await;
+    }
+    child.wait_with_output().await
 }
 
 /// Most specific key in the file: keys of Podman's file may include a part of the repository's path.
@@ -195,7 +248,7 @@ fn key_for(config: &Value, host: &str, path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{os::unix::fs::PermissionsExt as _, path::Path};
 
     use super::*;
 
@@ -244,11 +297,11 @@ mod tests {
         assert_eq!(user(absent, dir.path(), "other.example", "x").await.unwrap(), None);
     }
 
-    fn entry(config: &str, host: &str, path: &str) -> Result<Option<(String, String)>, String> {
+    async fn entry(config: &str, host: &str, path: &str) -> Result<Option<(String, String)>, String> {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("config.json");
         std::fs::write(&file, config).unwrap();
-        let found = CredentialFile::new(Some(file)).find(host, path)?;
+        let found = CredentialFile::new(Some(file)).find(host, path).await?;
         Ok(found.map(|(_, credential)| match credential {
             Credential::Password { user, password } => (user, password),
             Credential::IdentityToken(token) => ("<token>".to_owned(), token),
@@ -267,43 +320,77 @@ mod tests {
         "t.example": {"auth": "", "identitytoken": "refresh"}
     }}"#;
 
-    #[test]
-    fn the_most_specific_entry_counts() {
-        assert_eq!(entry(ENTRIES, "r.example:5000", "other/x").unwrap(), Some(pair("u", "p:w")));
-        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers/x").unwrap(), Some(pair("n", "q")));
-        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers2").unwrap(), Some(pair("u", "p:w")));
-        assert_eq!(entry(ENTRIES, "docker.io", "library/debian").unwrap(), Some(pair("hub", "x")));
-        assert_eq!(entry(ENTRIES, "t.example", "x").unwrap(), Some(pair("<token>", "refresh")));
-        assert_eq!(entry(ENTRIES, "r.example", "x").unwrap(), None);
+    #[tokio::test]
+    async fn the_most_specific_entry_counts() {
+        assert_eq!(entry(ENTRIES, "r.example:5000", "other/x").await.unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers/x").await.unwrap(), Some(pair("n", "q")));
+        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers2").await.unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(entry(ENTRIES, "docker.io", "library/debian").await.unwrap(), Some(pair("hub", "x")));
+        assert_eq!(entry(ENTRIES, "t.example", "x").await.unwrap(), Some(pair("<token>", "refresh")));
+        assert_eq!(entry(ENTRIES, "r.example", "x").await.unwrap(), None);
     }
 
     /// Podman names Docker Hub by its host.
-    #[test]
-    fn each_name_of_docker_hub_is_found() {
-        let found = |config: &str, path: &str| entry(config, "docker.io", path).unwrap();
+    #[tokio::test]
+    async fn each_name_of_docker_hub_is_found() {
+        let found = async |config: &str, path: &str| entry(config, "docker.io", path).await.unwrap();
         for key in ["docker.io", "index.docker.io", "registry-1.docker.io", "docker.io/library"] {
             let config = format!(r#"{{"auths": {{"{key}": {{"auth": "bjpx"}}}}}}"#);
-            assert_eq!(found(&config, "library/debian"), Some(pair("n", "q")), "{key}");
+            assert_eq!(found(&config, "library/debian").await, Some(pair("n", "q")), "{key}");
         }
         let both = r#"{"auths": {"https://index.docker.io/v1/": {"auth": "dTpwOnc="}, "docker.io/acme": {"auth": "bjpx"}}}"#;
-        assert_eq!(found(both, "library/debian"), Some(pair("u", "p:w")));
-        assert_eq!(found(both, "acme/base"), Some(pair("n", "q")));
+        assert_eq!(found(both, "library/debian").await, Some(pair("u", "p:w")));
+        assert_eq!(found(both, "acme/base").await, Some(pair("n", "q")));
         // A path makes an entry more specific, whatever name of Docker Hub is asked for.
-        let rank =
-            |path: &str| find_in(both.as_bytes(), "x", "registry-1.docker.io", path).unwrap().unwrap().0;
-        assert!(rank("acme/base") > rank("library/debian"));
+        let rank = async |path: &str| {
+            find_in(both.as_bytes(), "x", "registry-1.docker.io", path).await.unwrap().unwrap().0
+        };
+        assert!(rank("acme/base").await > rank("library/debian").await);
         let helper = r#"{"credHelpers": {"docker.io": "farrier-no-such-helper"}}"#;
-        assert!(entry(helper, "docker.io", "library/debian").is_err());
+        let error = entry(helper, "docker.io", "library/debian").await.unwrap_err();
+        assert!(error.starts_with("docker-credential-farrier-no-such-helper cannot be run: "), "{error}");
     }
 
-    #[test]
-    fn absent_and_damaged_files() {
-        assert!(CredentialFile::new(None).find("h", "x").unwrap().is_none());
+    #[tokio::test]
+    async fn absent_and_damaged_files() {
+        assert!(CredentialFile::new(None).find("h", "x").await.unwrap().is_none());
         let absent = CredentialFile::new(Some(PathBuf::from("/nonexistent/config.json")));
-        assert!(absent.find("h", "x").unwrap().is_none());
-        assert!(entry("{", "h", "x").unwrap_err().contains("is not valid"));
-        assert!(entry(r#"{"auths":{"h":{"auth":"%%"}}}"#, "h", "x").unwrap_err().contains(r#"entry "h""#));
-        assert!(entry(r#"{"credsStore":"farrier-no-such-helper"}"#, "h", "x").is_err());
+        assert!(absent.find("h", "x").await.unwrap().is_none());
+        assert!(entry("{", "h", "x").await.unwrap_err().contains("is not valid"));
+        assert!(
+            entry(r#"{"auths":{"h":{"auth":"%%"}}}"#, "h", "x").await.unwrap_err().contains(r#"entry "h""#)
+        );
+        assert!(entry(r#"{"credsStore":"farrier-no-such-helper"}"#, "h", "x").await.is_err());
+    }
+
+    async fn helper(directory: &Path, script: &str) -> Result<Option<Credential>, String> {
+        let program = directory.join("helper");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let program = program.display().to_string();
+        ask_helper(&program, "r.example").await.map_err(|error| error.replace(&program, "HELPER"))
+    }
+
+    #[tokio::test]
+    async fn answers_of_helpers() {
+        let directory = tempfile::tempdir().unwrap();
+        let ask = async |script: &str| helper(directory.path(), script).await;
+        let of_server = r#"read server; echo "{\"Username\": \"u\", \"Secret\": \"$server\"}""#;
+        let password = Credential::Password { user: "u".to_owned(), password: "r.example".to_owned() };
+        assert!(ask(of_server).await == Ok(Some(password)));
+        let token = ask(r#"echo '{"Username": "<token>", "Secret": "t"}'"#).await;
+        assert!(token == Ok(Some(Credential::IdentityToken("t".to_owned()))));
+        assert!(ask("echo credentials not found in native keychain; exit 1").await == Ok(None));
+        let error = async |script: &str| ask(script).await.err();
+        assert_eq!(error("echo no network >&2; exit 1").await.as_deref(), Some("HELPER failed: no network"));
+        assert_eq!(error("echo secret words").await.as_deref(), Some("HELPER printed no credential"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_helper_that_hangs_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = helper(directory.path(), "exec sleep 600").await.err();
+        assert_eq!(error.as_deref(), Some("HELPER did not answer within 60 s"));
     }
 
     /// Definitions from a bundle can bring the file and the program, and need no `--accept` for them.
