@@ -270,7 +270,10 @@ async fn check_blobs(
     deep: bool,
 ) -> Result<Outcome> {
     let registry = access.registry_of(repository);
-    let blobs: Vec<&Descriptor> = manifest.blobs().collect();
+    // A hostile manifest can name a large blob 500 times.
+    let mut seen = BTreeSet::new();
+    let blobs: Vec<&Descriptor> =
+        manifest.blobs().filter(|blob| seen.insert((&blob.digest, blob.size))).collect();
     let mut problems = Vec::new();
     for blob in &blobs {
         let digest = &blob.digest;
@@ -288,7 +291,7 @@ async fn check_blobs(
     if !problems.is_empty() {
         return Ok(Err(FailedCheck::failed(problems.join("; "), PUSH_AGAIN)));
     }
-    let bytes: u64 = blobs.iter().map(|blob| blob.size).sum();
+    let bytes = blobs.iter().fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
     let state = if deep { "verified" } else { "there" };
     Ok(Ok(format!("{} blobs with {bytes} bytes in total are {state}", blobs.len())))
 }

@@ -71,3 +71,19 @@ async fn an_index_with_a_repeated_entry_or_an_index_is_refused() {
     let [entry] = &nested.platforms[..] else { panic!("{nested:?}") };
     assert_eq!((entry.checks[0].result, entry.platforms.len()), (CheckResult::Failed, 0));
 }
+
+#[tokio::test]
+async fn a_blob_that_is_named_often_is_looked_up_once_and_hostile_sizes_do_not_overflow() {
+    let bench = Bench::new(&json!({}));
+    let images = &bench.services.images;
+    let repository = images.location.repository("x").unwrap();
+    images.registry.push_bytes(&repository, oci::EMPTY).await.unwrap();
+    let blob = |size| Descriptor::new(media_type::OCI_LAYER, Digest::of(oci::EMPTY), size);
+    let check = async |sizes: [u64; 2]| {
+        let manifest = ImageManifest::new(blob(2), sizes.map(blob).into());
+        let outcome = check_blobs(images, &repository, &manifest, false).await.unwrap();
+        outcome.unwrap_or_else(|failed| panic!("{}", failed.why))
+    };
+    assert_eq!(check([2, 2]).await, "1 blobs with 2 bytes in total are there");
+    assert_eq!(check([u64::MAX, 3]).await, "3 blobs with 18446744073709551615 bytes in total are there");
+}
