@@ -19,12 +19,14 @@ use super::{
     documents::PREDICATE_TYPES,
     keys::{has_keys, own_signers, required_signers, revoked_keys},
 };
-use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
+use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, MAX_DOCUMENT, Result};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
 /// Maximum number of signatures or statements that are read: layers of one tag, or bundles of one image.
 pub(super) const MAX_SIGNATURES: usize = 100;
+/// Maximum size in bytes of these signatures or statements, which are in memory at the same time.
+const MAX_TOTAL_BYTES: u64 = 8 * MAX_DOCUMENT;
 
 /// An image in a repository.
 #[derive(Clone, Copy)]
@@ -66,8 +68,16 @@ impl StoredImage<'_> {
         Ok(stored.map(|stored| ImageManifest::parse(&stored.bytes)).transpose())
     }
 
-    async fn read(self, layer: &Descriptor, what: &str) -> Result<ReadResult<Vec<u8>>> {
+    /// Reads a layer, if its size is at most `remaining`, and subtracts the size.
+    async fn read(self, layer: &Descriptor, what: &str, remaining: &mut u64) -> Result<ReadResult<Vec<u8>>> {
         let Self { services, repository, digest } = self;
+        let Some(rest) = remaining.checked_sub(layer.size) else {
+            return Ok(Err(format!(
+                "cannot read {what} {}: only {MAX_TOTAL_BYTES} bytes are read for an image",
+                layer.digest
+            )));
+        };
+        *remaining = rest;
         match services.images.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
             Err(error @ BuildError::Registry(_)) if !error.is_unreachable() => {
@@ -94,8 +104,9 @@ impl StoredImage<'_> {
             layer.media_type == media_type
                 && predicate_type.is_none_or(|kind| PREDICATE_TYPES.contains(&kind))
         });
+        let mut remaining = MAX_TOTAL_BYTES;
         for layer in last(manifest.layers) {
-            let read = self.read(&layer, name).await?;
+            let read = self.read(&layer, name, &mut remaining).await?;
             contents.push((layer, read));
         }
         Ok(contents)
@@ -119,12 +130,13 @@ impl StoredImage<'_> {
         let mut envelopes = Vec::new();
         let mut candidates = registry.referrers(repository, digest, None).await?;
         candidates.retain(|referrer| provenance::may_be_bundle(referrer, predicate_types));
+        let mut remaining = MAX_TOTAL_BYTES;
         for candidate in last(candidates) {
             let stored = registry.manifest(repository, &Version::Digest(candidate.digest)).await?;
             let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
             let layer = manifest.as_ref().and_then(|manifest| provenance::bundle_layer(manifest, digest));
             let Some(layer) = layer else { continue };
-            match self.read(layer, "signature bundle").await? {
+            match self.read(layer, "signature bundle", &mut remaining).await? {
                 // Bundles can contain other content than statements.
                 Ok(bytes) => envelopes.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
                 Err(why) => envelopes.push(Err(why)),
@@ -336,4 +348,27 @@ pub async fn look_up_signatures(
         .collect::<Vec<_>>()
         .await;
     known.extend(states);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::Bench;
+
+    /// Anyone who may push can attach a hundred signatures of 16 MiB.
+    #[tokio::test]
+    async fn signatures_are_read_up_to_a_total_size() {
+        let bench = Bench::new(&json!({}));
+        let (services, digest) = (&bench.services, Digest::of(b"image"));
+        let repository = services.images.location.repository("x").unwrap();
+        services.images.registry.push_bytes(&repository, oci::EMPTY).await.unwrap();
+        let image = StoredImage { services, repository: &repository, digest: &digest };
+        let (layer, mut remaining) = (Descriptor::of(SIMPLE_SIGNING, oci::EMPTY), 3);
+        assert_eq!(image.read(&layer, "signed payload", &mut remaining).await.unwrap().unwrap(), oci::EMPTY);
+        let why = image.read(&layer, "signed payload", &mut remaining).await.unwrap().unwrap_err();
+        assert!(why.ends_with("only 134217728 bytes are read for an image"), "{why}");
+        assert_eq!(remaining, 1);
+    }
 }
