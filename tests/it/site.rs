@@ -242,6 +242,8 @@ async fn proxy_and_the_hosts_that_bypass_it() {
     assert_eq!(proxy.opened(), 2, "farrier used the proxy for loopback or a host in noProxy");
     let error = list_tags("registry.test", json!([]), "wrong").await.unwrap_err();
     assert!(!error_chain(&error).contains("wrong"), "{}", error_chain(&error));
+    let says = registry::hint(&error).unwrap();
+    assert!(error.is_transient() && says.starts_with("check that the proxy is running"), "{says}");
 
     // With --offline, the environment's proxy needs permission like any other host.
     let environment = serde_json::from_value(json!({"https": format!("http://{}", proxy.host)})).unwrap();

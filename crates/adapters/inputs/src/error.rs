@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use ::oci::client::{ConnectionProblem, connection_problem};
+use ::oci::client::connection_problem;
 use farrier_local::{
     archive::UnpackError,
     cache::{CacheError, FULL_DISK, is_full_disk},
@@ -144,7 +144,7 @@ impl FetchError {
         match self {
             Self::Program { transient, .. } => *transient,
             Self::Truncated { .. } => true,
-            Self::Transfer(_, source) => connection_problem(source.as_ref()) == ConnectionProblem::Broken,
+            Self::Transfer(_, source) => connection_problem(source.as_ref()).is_transient(),
             Self::Net(error) => error.is_transient(),
             Self::UnavailableOffline { source, .. } => source.is_transient(),
             Self::Store(error) => error.is_transient(),

@@ -28,7 +28,7 @@ impl NetError {
     /// Whether a retry of the same request may succeed without any change.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Http(_, source) => connection_problem(source) == ConnectionProblem::Broken,
+            Self::Http(_, source) => connection_problem(source).is_transient(),
             Self::Secret(_, source) => source.is_transient(),
             Self::Offline { .. } | Self::Options(..) | Self::Redirect(_) => false,
         }
@@ -64,6 +64,10 @@ pub fn connection_hint(problem: ConnectionProblem, host: &str) -> Option<String>
         ConnectionProblem::ClientCertificate => format!(
             "set `clientCertificate` and `clientKey` of {host} in site.yaml to a certificate that the server \
              accepts and that has not expired"
+        ),
+        ConnectionProblem::Proxy => format!(
+            "check that the proxy is running, takes the password and may connect to {host}: `proxy` in site.yaml, else the environment's; \
+             or add {host} to `noProxy`"
         ),
         ConnectionProblem::NotTls | ConnectionProblem::Broken => return None,
     })

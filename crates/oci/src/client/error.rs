@@ -88,9 +88,7 @@ impl RegistryError {
     /// Whether a retry of the same request may succeed without any change.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { source, .. } => {
-                connection_problem(source.as_ref()) == ConnectionProblem::Broken
-            }
+            Self::Unreachable { source, .. } => connection_problem(source.as_ref()).is_transient(),
             Self::Refused { .. } | Self::Server { .. } | Self::Digest { .. } | Self::Missed { .. } => true,
             Self::NotSent { transient, .. } => *transient,
             Self::Denied { .. }
@@ -139,10 +137,13 @@ pub enum NotListening {
 }
 
 impl NotListening {
-    /// Finds the cause in the sources of an error. Returns `None` if the DNS server does not answer.
+    /// Finds the cause in the sources of an error. Returns `None` if the DNS server does not answer, or if a proxy does not listen.
     pub fn find(error: &(dyn Error + 'static)) -> Option<Self> {
         /// Texts of `EAI_NONAME` in glibc and musl. The standard library keeps no code.
         const UNKNOWN_NAME: [&str; 2] = ["Name or service not known", "Name does not resolve"];
+        if is_proxy_error(error) {
+            return None;
+        }
         error_causes(error).find_map(|cause| {
             let error = cause.downcast_ref::<io::Error>()?;
             let is_unknown = || UNKNOWN_NAME.iter().any(|text| error.to_string().ends_with(text));
@@ -172,12 +173,29 @@ pub enum ConnectionProblem {
     ClientCertificate,
     /// The other side does not speak TLS.
     NotTls,
+    /// The proxy does not connect to the host. It may be down, require a password, or refuse the host.
+    Proxy,
     /// Refused, timed out, unknown host, or reset.
     Broken,
 }
 
+impl ConnectionProblem {
+    /// Whether a retry may succeed without any change.
+    pub fn is_transient(self) -> bool {
+        matches!(self, Self::Proxy | Self::Broken)
+    }
+}
+
+/// Whether a proxy for HTTPS failed. hyper-util does not export the type of this error.
+fn is_proxy_error(error: &(dyn Error + 'static)) -> bool {
+    error_causes(error).any(|cause| cause.to_string().starts_with("tunnel error: "))
+}
+
 /// Classifies the cause of a failed connection.
 pub fn connection_problem(error: &(dyn Error + 'static)) -> ConnectionProblem {
+    if is_proxy_error(error) {
+        return ConnectionProblem::Proxy;
+    }
     let Some(error) = error_causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) else {
         return ConnectionProblem::Broken;
     };
@@ -273,6 +291,18 @@ mod tests {
             assert_eq!(NotListening::find(&io::Error::other(text)), None, "{text}");
         }
         assert_eq!(NotListening::find(&io::Error::from_raw_os_error(111)), Some(NotListening::Refused));
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("tunnel error: failed to create underlying connection")]
+    struct Tunnel(#[source] io::Error);
+
+    #[test]
+    fn a_proxy_that_is_down_is_told_from_a_registry_that_is_down() {
+        let tunnel = io::Error::other(Tunnel(io::Error::from_raw_os_error(111)));
+        assert_eq!(NotListening::find(&tunnel), None);
+        let problem = connection_problem(&tunnel);
+        assert!(problem == ConnectionProblem::Proxy && problem.is_transient());
     }
 
     #[test]
