@@ -16,6 +16,9 @@ use serde_json::Value;
 use super::signatures::StoredImage;
 use crate::services::Result;
 
+/// Maximum number of JSON objects in a document. In memory, each takes 600 bytes or more.
+const MAX_OBJECTS: usize = 200_000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentKind {
     /// Name for messages.
@@ -181,6 +184,42 @@ impl StoredImage<'_> {
         }
         let has_media_type = |layer: &&Descriptor| layer.media_type == kind.media_type;
         let Some(layer) = manifest.layers.iter().find(has_media_type) else { return Ok(None) };
-        services.images.small_blob(repository, layer, kind.name).await.map(Some)
+        let content = services.images.small_blob(repository, layer, kind.name).await?;
+        if content.split(|byte| *byte == b'{').skip(1).count() > MAX_OBJECTS {
+            let reason = format!("has more than {MAX_OBJECTS} objects");
+            return Err(ImageError::unusable(kind.name, reason).into());
+        }
+        Ok(Some(content))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oci::error_chain;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::Bench;
+
+    /// Anyone who may push can attach 16 MiB of small objects, which would take 1.4 GiB in memory.
+    #[tokio::test]
+    async fn a_document_of_many_objects_is_refused() {
+        let bench = Bench::new(&json!({}));
+        let services = &bench.services;
+        let repository = services.images.location.repository("x").unwrap();
+        let subject = ImageManifest::artifact("x", Vec::new(), []).to_bytes().unwrap();
+        let image = StoredImage { services, repository: &repository, digest: &Digest::of(&subject) };
+        for (objects, is_refused) in [(MAX_OBJECTS, false), (MAX_OBJECTS + 1, true)] {
+            let content = vec!["{}"; objects].join(",").into_bytes();
+            let report = Artifact::about(&subject, CHECK_REPORT.media_type, content.clone(), &[]).unwrap();
+            image.push_document(&report).await.unwrap();
+            match image.find_document(&CHECK_REPORT).await {
+                Ok(found) => assert!(!is_refused && found == Some(content)),
+                Err(error) => {
+                    assert!(is_refused);
+                    assert_eq!(error_chain(&error), "check report: has more than 200000 objects");
+                }
+            }
+        }
     }
 }
