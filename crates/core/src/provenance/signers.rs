@@ -23,15 +23,17 @@ impl ImageSignature {
     /// Whether this key made the signature for this image. Checks the image and the statement's type too, because
     /// anyone who may push can store a valid signature of another image, or another statement, with this image's signatures.
     pub fn is_by(&self, image: &Digest, key: &PublicKey) -> bool {
+        // Content that the key did not sign is not parsed, because hostile JSON can take a hundred times its size in memory.
         match self {
             Self::Simple { payload, signature } => {
-                signed_digest(payload).is_some_and(|signed| signed == *image)
-                    && key.verify_sha256(payload, signature)
+                key.verify_sha256(payload, signature)
+                    && signed_digest(payload).is_some_and(|signed| signed == *image)
             }
             Self::Statement(envelope) => {
-                Statement::parse(&envelope.payload).is_ok_and(|statement| {
-                    statement.predicate_type == SIGNED_PREDICATE && is_about(&statement, image)
-                }) && envelope.is_signed_by(key)
+                envelope.is_signed_by(key)
+                    && Statement::parse(&envelope.payload).is_ok_and(|statement| {
+                        statement.predicate_type == SIGNED_PREDICATE && is_about(&statement, image)
+                    })
             }
         }
     }
