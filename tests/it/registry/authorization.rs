@@ -35,6 +35,19 @@ async fn an_expired_token_is_not_sent_again() {
 }
 
 #[tokio::test]
+async fn a_token_with_a_short_life_is_used_at_first() {
+    let fake = FakeHttp::start_with(|host| {
+        let token = answer(200, r#"{"token":"1","expires_in":5}"#);
+        vec![refusal(host), token, answer(200, TAGS), answer(200, TAGS)]
+    })
+    .await;
+    let (registry, repository) = (plain(), repository(&fake.host, "x"));
+    registry.tags(&repository).await.unwrap();
+    registry.tags(&repository).await.unwrap();
+    assert_eq!(fake.requests()[3].header("authorization"), Some("Bearer 1"));
+}
+
+#[tokio::test]
 async fn a_mount_asks_for_a_token_of_both_repositories() {
     let blob = Digest::of(b"blob");
     let pull = "repository%3Adrivers%2Fbase%3Apull";

@@ -316,7 +316,9 @@ impl TokenQuery<'_> {
         let token = tokens.find(|token| !token.is_empty()).ok_or_else(no_token)?;
         let header = sensitive(&format!("Bearer {token}")).ok_or_else(no_token)?;
         let lifetime = Duration::from_secs(body.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
-        Ok(Grant { header, expires_at: Some(start + lifetime.saturating_sub(EXPIRY_MARGIN)) })
+        // A token that counted as expired at once would send each request twice, and a large body in vain.
+        let valid_for = lifetime.saturating_sub(EXPIRY_MARGIN).max(Duration::from_secs(1));
+        Ok(Grant { header, expires_at: Some(start + valid_for) })
     }
 
     fn request(&self, mut url: Url, credential: Option<Credential>) -> Request {
