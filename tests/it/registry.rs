@@ -503,3 +503,14 @@ async fn tags_come_in_pages_from_one_host() {
     let targets: Vec<_> = fake.requests().into_iter().map(|request| request.target).collect();
     assert_eq!(targets[1..], ["/v2/x/tags/list?n=1&last=1", "/v2/x/tags/list?last=2"]);
 }
+
+#[tokio::test]
+async fn a_list_without_its_next_page_is_no_list() {
+    let fake = FakeHttp::start(vec![
+        answer(200, r#"{"tags":["1"]}"#).header("Link", r#"</v2/x/tags/list?last=1>; rel="next""#),
+        answer(404, ""),
+    ])
+    .await;
+    let error = plain().tags(&repository(&fake.host, "x")).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Protocol { .. }), "{error:?}");
+}

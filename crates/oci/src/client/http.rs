@@ -284,7 +284,9 @@ impl Http {
         mut parse_page: impl FnMut(&[u8]) -> Result<(), String> + Send,
     ) -> Result<bool> {
         let mut remaining = MAX_LIST_BYTES;
-        for _ in 0..MAX_PAGES {
+        for number in 0..MAX_PAGES {
+            // A list whose next page does not exist is incomplete.
+            let absent = if number == 0 { absent } else { &[] };
             let mut response = self.expect(&call, &[&[200], absent].concat()).await?;
             if absent.contains(&response.status().as_u16()) {
                 return Ok(false);
