@@ -61,16 +61,11 @@ fn refused_below(template: &Template, loops: usize) -> Option<(usize, String)> {
                 let mut branches = [&block.template, &block.inverse].into_iter().flatten();
                 branches.find_map(|branch| refused_below(branch, loops))
             }
-            TemplateElement::DecoratorExpression(_)
-            | TemplateElement::DecoratorBlock(_)
-            | TemplateElement::PartialExpression(_)
-            | TemplateElement::PartialBlock(_) => {
-                Some((line, "partials and decorators are not supported".to_owned()))
-            }
             TemplateElement::RawString(_)
             | TemplateElement::HtmlExpression(_)
             | TemplateElement::Expression(_)
             | TemplateElement::Comment(_) => None,
+            _ => Some((line, "partials and decorators are not supported".to_owned())),
         }
     })
 }
