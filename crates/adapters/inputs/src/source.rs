@@ -1,6 +1,12 @@
 //! Sources of driver images: packages, downloads, commits, files and directories.
 
-use std::{ffi::OsStr, fmt::Write as _, path::PathBuf, pin::Pin, sync::atomic::AtomicBool};
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::atomic::AtomicBool,
+};
 
 use farrier_core::{
     facts::annotations,
@@ -91,7 +97,7 @@ impl Sources<'_> {
             let origin = self.stored_identity(spec, &stored).await?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
             let key = self.tree_key(spec, &self.identity_with_signers(spec, &origin).await?)?;
-            let entry = self.0.cache.get_or_make(KIND, &key, make).await?;
+            let entry = self.0.cache.get_or_make_intact(KIND, &key, has_tree, make).await?;
             return Ok(FetchedSource { root: entry.join(TREE), origin });
         }
         let content = self.content(&spec.from).await?;
@@ -130,7 +136,8 @@ impl Sources<'_> {
             }
             Ok(())
         };
-        let root = self.0.cache.get_or_make(KIND, &self.tree_key(spec, &signed)?, make).await?.join(TREE);
+        let tree_key = self.tree_key(spec, &signed)?;
+        let root = self.0.cache.get_or_make_intact(KIND, &tree_key, has_tree, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
     }
 
@@ -397,6 +404,11 @@ impl<'a> OriginalDigest<'a> {
         };
         Some(if is_tree { Self::Tree(digest) } else { Self::File(digest) })
     }
+}
+
+/// Whether an entry has its tree. Version 0.2.0 moved a link into the entry instead of the directory that `subdir` names.
+fn has_tree(entry: &Path) -> bool {
+    entry.join(TREE).is_dir()
 }
 
 /// Returns the name of a source's file, which is part of a tree with one file.

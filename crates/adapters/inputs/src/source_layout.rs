@@ -54,7 +54,8 @@ pub(super) fn lay_out(
             unpacked
         }
     };
-    let (chosen, tree) = (select_directory(&base, subdir)?, dir.join(TREE));
+    // The part may be a link to another directory of the original, which is removed below.
+    let (chosen, tree) = (fs::canonicalize(select_directory(&base, subdir)?)?, dir.join(TREE));
     fs::rename(&chosen, &tree)?;
     for temporary in [dir.join("raw"), dir.join("inner")].iter().filter(|temporary| temporary.exists()) {
         remove_tree(temporary)?;

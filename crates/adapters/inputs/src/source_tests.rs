@@ -83,6 +83,30 @@ async fn an_archive_with_its_part() {
     insta::assert_snapshot!(none, @r#"cannot find "driver-2*" in the source: there is driver-1.2, other"#);
 }
 
+/// Publishers add a link `current` to the directory of the newest version.
+#[tokio::test]
+async fn a_part_that_is_a_link_is_the_directory_that_it_names() {
+    let scene = Scene::new();
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(1);
+    header.set_mode(0o644);
+    builder.append_data(&mut header, "driver-1.2/src/a.c", &b"a"[..]).unwrap();
+    header.set_size(0);
+    header.set_entry_type(tar::EntryType::Symlink);
+    builder.append_link(&mut header, "current", "driver-1.2").unwrap();
+    scene.write("d.tar", &builder.into_inner().unwrap());
+    let json = r#""from": {"path": {"path": "d.tar"}}, "subdir": "current""#;
+    let tree = scene.source(json).await.unwrap().root;
+    assert_eq!(fs::read(tree.join("src/a.c")).unwrap(), b"a");
+    assert_eq!(names_in(tree.parent().unwrap()).unwrap(), ["tree"]);
+    // An entry that an older farrier left is made again.
+    fs::remove_dir_all(&tree).unwrap();
+    symlink("driver-1.2", &tree).unwrap();
+    let again = scene.source(json).await.unwrap().root;
+    assert_eq!(fs::read(again.join("src/a.c")).unwrap(), b"a");
+}
+
 #[tokio::test]
 async fn an_archive_inside_an_archive() {
     let scene = Scene::new();
