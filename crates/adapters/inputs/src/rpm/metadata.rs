@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use super::package::{RpmPackage, release_in};
 use crate::{checksum::Checksum, error::MetadataError};
 
+/// Maximum size of an unpacked metadata file in bytes, four times the size of Fedora's lists of files.
+pub(super) const MAX_METADATA_SIZE: u64 = 4 << 30;
 /// Maximum size of a tag or a text, in bytes.
 const MAX_TAG_SIZE: usize = 1 << 20;
 /// Maximum nesting of elements; the metadata has five levels.
@@ -185,6 +187,10 @@ impl PackageBuilder {
 
     fn finish(self) -> Result<RpmPackage, MetadataError> {
         let Self { name, arch, epoch, version, location, base, .. } = self;
+        // The solver reads a package's name and version from a line of text.
+        if [&name, &version].iter().any(|text| text.contains(|c: char| c.is_whitespace() || c.is_control())) {
+            return Err(malformed(format!("package {name:?} has a blank in its name or its version")));
+        }
         let checksum = parse_checksum(&self.algorithm, &self.checksum, &format!("package {name}"))?;
         let releases = self.releases.into_iter().collect();
         Ok(RpmPackage { name, epoch, version, arch, checksum, location, base, releases })
@@ -266,7 +272,8 @@ fn walk(
     from: impl BufRead,
     mut visit: impl FnMut(Step<'_>) -> Result<(), MetadataError>,
 ) -> Result<(), MetadataError> {
-    let mut reader = Reader::from_reader(LimitedReader { inner: from, remaining: 0 });
+    let limited = LimitedReader { inner: from, remaining: 0, remaining_total: MAX_METADATA_SIZE };
+    let mut reader = Reader::from_reader(limited);
     let (mut buffer, mut text, mut depth) = (Vec::new(), String::new(), 0_usize);
     loop {
         buffer.clear();
@@ -317,10 +324,12 @@ fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<String, MetadataError> 
     Ok(value.into_owned())
 }
 
-/// A reader that fails after `remaining` bytes, because the XML reader keeps a whole event in memory.
+/// A reader that fails after `remaining` bytes, because the XML reader keeps a whole event in memory, and at about
+/// `remaining_total` bytes, because a small compressed file can take days to read.
 struct LimitedReader<R> {
     inner: R,
     remaining: usize,
+    remaining_total: u64,
 }
 
 impl<R: BufRead> Read for LimitedReader<R> {
@@ -336,12 +345,16 @@ impl<R: BufRead> BufRead for LimitedReader<R> {
         if self.remaining == 0 {
             return Err(io::Error::other("a tag or text has more than 1 MiB"));
         }
+        if self.remaining_total == 0 {
+            return Err(io::Error::other("it has more than 4 GiB"));
+        }
         let filled = self.inner.fill_buf()?;
         Ok(filled.get(..self.remaining).unwrap_or(filled))
     }
 
     fn consume(&mut self, count: usize) {
         self.remaining = self.remaining.saturating_sub(count);
+        self.remaining_total = self.remaining_total.saturating_sub(count as u64);
         self.inner.consume(count);
     }
 }
@@ -449,6 +462,21 @@ mod tests {
         );
         let reasons = [&long, &deep, &parts].map(|text| read(text).unwrap_err().to_string());
         insta::assert_snapshot!(reasons.join("\n"));
+        let mut reader = LimitedReader { inner: &b"<a></a>"[..], remaining: 100, remaining_total: 4 };
+        reader.consume(4);
+        assert_eq!(reader.fill_buf().unwrap_err().to_string(), "it has more than 4 GiB");
+    }
+
+    #[test]
+    fn a_name_or_version_that_would_be_several_lines_is_refused() {
+        for (from, to) in [
+            ("ver=\"5.14.0\"", "ver=\"5&#10;job install name evil\""),
+            ("503.el9\"/>\n  <ch", "503 el9\"/>\n  <ch"),
+        ] {
+            assert!(PRIMARY.contains(from), "{from}");
+            let error = read(&PRIMARY.replacen(from, to, 1)).unwrap_err().to_string();
+            assert_eq!(error, r#"package "kernel-devel" has a blank in its name or its version"#);
+        }
     }
 
     proptest::proptest! {

@@ -14,14 +14,16 @@ use fs_err::{self as fs, File};
 
 use super::{
     ListedPackage, Repomd, Repositories, RpmPackage,
-    metadata::{self, Part},
+    metadata::{self, MAX_METADATA_SIZE, Part},
     modules::{MAX_MODULES_SIZE, ModularMetadata, ModuleFilter},
     split_errors,
 };
-use crate::{FetchError, Result, process};
+use crate::{FetchError, Result, error::MetadataError, process};
 
-/// Maximum size of an unpacked metadata file in bytes, four times the size of Fedora's lists of files.
-const MAX_METADATA_SIZE: u64 = 4 << 30;
+/// Maximum number of excluded packages. Fedora has about 70,000 packages in total.
+const MAX_EXCLUDED: usize = 200_000;
+/// Maximum memory of a libsolv program in bytes. It needs about 1.2 times the size of the metadata.
+const MEMORY: u64 = 4 << 30;
 /// `repomd.xml` for the solver, with only the two metadata files in use. The locations in a repository's own `repomd.xml` are
 /// arbitrary.
 const REPOMD: &str = r#"<repomd><data type="primary"><location href="primary.xml"/></data><data type="filelists"><location href="filelists.xml"/></data></repomd>"#;
@@ -133,6 +135,11 @@ impl Repositories {
                     &|name| filter.is_modular_name(name),
                     |package| {
                         ids.extend(filter.excludes(&package).then(|| solver_id(&package, number)));
+                        if ids.len() > MAX_EXCLUDED {
+                            return Err(MetadataError(format!(
+                                "it excludes more than {MAX_EXCLUDED} packages"
+                            )));
+                        }
                         Ok(())
                     },
                 );
@@ -166,7 +173,8 @@ impl Repositories {
         fs::write(&file, case.join("\n") + "\n")?;
         let mut solve = process::command("testsolv");
         solve.arg("-r").arg(&file);
-        Ok(parse_solution(&process::run(solve, "testsolv", || "choose packages".to_owned()).await?.stdout))
+        let output = process::run_limited(MEMORY, solve, "testsolv", || "choose packages".to_owned()).await?;
+        Ok(parse_solution(&output.stdout))
     }
 
     /// Converts a repository to libsolv's format, in a file next to `directory`. The directory is temporary.
@@ -186,7 +194,7 @@ impl Repositories {
         let mut convert = process::command("repo2solv");
         convert.arg("-F").arg("-o").arg(directory.with_extension("solv")).arg(directory);
         let action = || format!("read the metadata of {}", urls.join(", "));
-        process::run(convert, "repo2solv", action).await?;
+        process::run_limited(MEMORY, convert, "repo2solv", action).await?;
         Ok(remove_tree(directory)?)
     }
 
