@@ -48,14 +48,19 @@ pub(super) struct Entry {
 /// Parses the output of `git ls-tree -r -z`. `what` names the tree in errors.
 pub(super) fn entries(listed: &[u8], what: &str) -> Result<Vec<Entry>> {
     let lines = || listed.split(|byte| *byte == 0).filter(|line| !line.is_empty());
-    check_count(lines().count(), what)?;
+    check_weight(lines().map(|line| weight(line.len())).sum(), what)?;
     lines().map(|line| entry(line, what)).collect()
 }
 
+/// Returns how many entries a path of this length counts as: farrier keeps paths in memory, as those of archives.
+pub(super) fn weight(length: usize) -> u64 {
+    1 + length as u64 / 256
+}
+
 /// Fails when a source has too many entries.
-pub(super) fn check_count(entries: usize, what: &str) -> Result<()> {
+pub(super) fn check_weight(weight: u64, what: &str) -> Result<()> {
     let max_entries = Limits::default().entries;
-    if entries as u64 > max_entries {
+    if weight > max_entries {
         return Err(refused(what, &format!("more than {max_entries} entries")));
     }
     Ok(())

@@ -56,7 +56,8 @@ impl Checkout<'_> {
         git.run(&init, "prepare a repository").await?;
         self.fetch(&git, self.commit, self.source.reference.as_deref()).await?;
         self.verify(&git, scratch.path()).await?;
-        let mut entries = BTreeMap::new();
+        let (mut entries, mut weight) = (BTreeMap::new(), 0);
+        let what = format!("{url} at {}", self.commit);
         let mut pending =
             vec![TreeToFetch { path: PathBuf::new(), url: url.clone(), commit: self.commit.to_owned() }];
         let mut fetched = 0;
@@ -68,20 +69,21 @@ impl Checkout<'_> {
             }
             fetched += 1;
             if fetched > MAX_SUBMODULES {
-                let message = format!("{url} at {}: more than {MAX_SUBMODULES} submodules", self.commit);
-                return Err(FetchError::unusable(message, "set `submodules: false`"));
+                return Err(self.too_many_submodules(url));
             }
             let tree_entries = self.entries(&git, &tree).await?;
             if self.source.submodules && tree_entries.iter().any(|entry| entry.kind == EntryKind::Submodule) {
                 pending.extend(self.submodules(&git, &tree, &tree_entries, url).await?);
             }
-            let with_full_path = |entry: Entry| (tree.path.join(&entry.path), entry);
-            entries.extend(tree_entries.into_iter().map(with_full_path));
-            archive::check_count(entries.len(), &format!("{url} at {}", self.commit))?;
+            for entry in tree_entries {
+                let path = tree.path.join(&entry.path);
+                weight += archive::weight(path.as_os_str().len());
+                archive::check_weight(weight, &what)?;
+                entries.insert(path, entry);
+            }
         }
         let time = committer_time(&git, self.commit).await?;
         let command = git.command(&["cat-file", "--batch"]).into_std();
-        let what = format!("{url} at {}", self.commit);
         let (ids, output) = (scratch.path().join("ids"), output.to_owned());
         stoppable(move |stop| archive::write(command, &entries, &ids, &output, time, &what, stop)).await
     }
@@ -126,17 +128,25 @@ impl Checkout<'_> {
         entries: &[Entry],
         top: &Url,
     ) -> Result<Vec<TreeToFetch>> {
+        let links: Vec<&Entry> = entries.iter().filter(|entry| entry.kind == EntryKind::Submodule).collect();
+        if links.len() > MAX_SUBMODULES {
+            return Err(self.too_many_submodules(top));
+        }
         let blob = format!("--blob={}:.gitmodules", tree.commit);
         let action = format!("read .gitmodules of {} at {}", tree.url, tree.commit);
         let list = ["config", "--null", "--no-includes", &blob, "--list"];
         let declared = submodules::parse(&git.run(&list, &action).await?);
-        let links = entries.iter().filter(|entry| entry.kind == EntryKind::Submodule);
-        let trees = links.map(|entry| {
+        let trees = links.into_iter().map(|entry| {
             let address = submodules::address(&declared, &entry.path, &tree.url, top)?;
             let path = tree.path.join(&entry.path);
             Ok(TreeToFetch { path, url: parse(&address)?, commit: entry.id.clone() })
         });
         trees.collect()
+    }
+
+    fn too_many_submodules(&self, url: &Url) -> FetchError {
+        let message = format!("{url} at {}: more than {MAX_SUBMODULES} submodules", self.commit);
+        FetchError::unusable(message, "set `submodules: false`")
     }
 }
 

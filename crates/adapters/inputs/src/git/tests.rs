@@ -270,10 +270,11 @@ async fn git_uses_no_login_of_a_user() {
 
 #[test]
 fn the_entries_of_all_trees_of_a_source_count() {
-    let most = usize::try_from(farrier_local::archive::Limits::default().entries).unwrap();
-    archive::check_count(most, "x").unwrap();
-    let error = archive::check_count(most + 1, "x").unwrap_err().to_string();
+    let most = farrier_local::archive::Limits::default().entries;
+    archive::check_weight(most, "x").unwrap();
+    let error = archive::check_weight(most + 1, "x").unwrap_err().to_string();
     assert_eq!(error, format!("cannot archive x: more than {most} entries"));
+    assert_eq!([255, 256, 4096].map(archive::weight), [1, 2, 17], "long names count as several entries");
 }
 
 #[tokio::test]
@@ -315,6 +316,11 @@ async fn submodules_are_explicit_and_name_nothing_of_this_machine() {
     let commit = scene.commit_tree(&format!("160000 commit {module}\tm\n"));
     let error = scene.refused(&format!(r#""commit": "{commit}", "submodules": true"#)).await;
     assert!(error.contains(".gitmodules"), "{error}");
+    // Their number is limited before farrier looks for their addresses.
+    let many: Vec<String> = (0..=200).map(|number| format!("160000 commit {module}\tm{number}\n")).collect();
+    let commit = scene.commit_tree(&many.concat());
+    let error = scene.refused(&format!(r#""commit": "{commit}", "submodules": true"#)).await;
+    assert!(error.ends_with(": more than 200 submodules"), "{error}");
 }
 
 #[test]
