@@ -86,7 +86,7 @@ pub fn parse_deb822(text: &str) -> Vec<SourceEntry> {
 fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
     let value = |field| paragraph.get(field).unwrap_or_default().trim();
     let words = |field| -> Vec<String> { value(field).split_whitespace().map(str::to_owned).collect() };
-    if value("Enabled").eq_ignore_ascii_case("no") || !words("Types").iter().any(|kind| kind == "deb") {
+    if parse_boolean(value("Enabled")) == Some(false) || !words("Types").iter().any(|kind| kind == "deb") {
         return None;
     }
     let signed_by = match value("Signed-By") {
@@ -470,6 +470,7 @@ mod tests {
     #[test]
     fn embedded_keys_and_disabled_entries() {
         let text = "Types: deb\nEnabled: no\nURIs: http://a.test/debian\nSuites: bookworm\nComponents: main\n\n\
+            Types: deb\nURIs: http://c.test/debian\nSuites: bookworm\nComponents: main\nEnabled: False\n\n\
             Types: deb\nURIs: http://b.test/debian\nSuites: bookworm\nComponents: main\n\
             Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc=\n -----END PGP PUBLIC KEY BLOCK-----\n";
         let text = select_suites(&parse_deb822(text), &["bookworm"]).unwrap();
