@@ -24,6 +24,8 @@ use super::{
 
 /// Maximum total size of modules in bytes, larger than all modules of any distribution's kernel.
 const MAX_MODULE_BYTES: u64 = 8 << 30;
+/// Maximum number of files that are written for an image, as in an archive.
+const MAX_FILES: u64 = 500_000;
 
 /// An engine's image as files.
 #[derive(Clone, Debug)]
@@ -90,7 +92,7 @@ pub(super) enum Keep {
 
 /// Writes the files selected by `keep` into `dest`, applying the layers from the lowest up.
 pub(super) fn apply_layers(layers: &ImageLayers, dest: &Path, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
-    let mut stack = Stack { dest, keep, budget: MAX_MODULE_BYTES, written: HashSet::new() };
+    let mut stack = Stack { dest, keep, budget: MAX_MODULE_BYTES, files: MAX_FILES, written: HashSet::new() };
     match layers {
         ImageLayers::Files(files) => {
             for path in files {
@@ -114,6 +116,8 @@ struct Stack<'a> {
     keep: &'a dyn Fn(&Path) -> Keep,
     /// Number of bytes that may still be written.
     budget: u64,
+    /// Number of files that may still be written.
+    files: u64,
     /// Files written by the current layer.
     written: HashSet<PathBuf>,
 }
@@ -155,13 +159,15 @@ impl Stack<'_> {
             None if kind == EntryType::Symlink && keep == Keep::Name => None,
             _ => return Ok(()),
         };
-        match keep {
-            Keep::Nothing => return Ok(()),
-            Keep::Name => {
-                make_parents(self.dest, &full)?;
-                File::create(&full)?;
-            }
-            Keep::Content => self.write(&full, content.as_deref(), entry)?,
+        if keep == Keep::Nothing {
+            return Ok(());
+        }
+        self.files = self.files.checked_sub(1).ok_or(PayloadError::TooManyFiles(MAX_FILES))?;
+        if keep == Keep::Name {
+            make_parents(self.dest, &full)?;
+            File::create(&full)?;
+        } else {
+            self.write(&full, content.as_deref(), entry)?;
         }
         self.written.insert(full);
         Ok(())

@@ -168,3 +168,15 @@ fn a_file_in_the_way_of_a_directory() {
     ]);
     assert_eq!(found, pairs(&[("lib/modules/x.ko/y.ko", "inside")]));
 }
+
+/// A layer of a few megabytes can have millions of empty files.
+#[test]
+fn the_number_of_files_is_limited() {
+    let dest = tempfile::tempdir().unwrap();
+    let keep = |path: &Path| if has_module_name(path) { Keep::Name } else { Keep::Nothing };
+    let mut stack = Stack { dest: dest.path(), keep: &keep, budget: 0, files: 2, written: HashSet::new() };
+    let [a, b, c] = ["a.ko", "b.ko", "c.ko"].map(|name| (name, Is::File("")));
+    stack.apply(&layer(&[a, ("readme", Is::File("")), b])[..]).unwrap();
+    let error = stack.apply(&layer(&[c])[..]).unwrap_err().to_string();
+    assert_eq!(error, "the image has more than 500000 modules and firmware files");
+}

@@ -64,6 +64,9 @@ pub enum PayloadError {
     /// The modules of an image exceed the size limit.
     #[error("modules of the image archive are larger than {0} bytes")]
     TooLarge(u64),
+    /// An image has too many modules and firmware files.
+    #[error("the image has more than {0} modules and firmware files")]
+    TooManyFiles(u64),
     /// The static `driver-entrypoint` binary is missing.
     #[error("cannot find driver-entrypoint at {0}")]
     NoEntrypoint(PathBuf),
