@@ -3,7 +3,7 @@
 //! A module has streams, such as perl 5.26 and 5.32, and each stream has its own packages. A system has at most one stream of a
 //! module: the chosen one, or else the default if the repositories name one.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use farrier_core::image::checked::StreamName;
 use serde::Deserialize;
@@ -13,6 +13,8 @@ use crate::error::MetadataError;
 
 /// Maximum size of one repository's `modules.yaml` in bytes, four times the size of RHEL's.
 pub const MAX_MODULES_SIZE: u64 = 64 << 20;
+/// Maximum length of a chain of modules that need one another. An example from RHEL 8: perl-DBD-SQLite, perl-DBI, perl.
+const MAX_CHAIN: usize = 100;
 
 /// Modularity metadata of the repositories.
 #[derive(Debug, Default)]
@@ -96,7 +98,7 @@ impl ModularMetadata {
     /// Returns the filter for a system with these streams and the default streams.
     ///
     /// # Errors
-    /// A stream that no repository has, as `module:stream`.
+    /// The reason: a stream that no repository has, or a chain of modules that is too long.
     pub fn filter(&self, selected: &BTreeMap<StreamName, StreamName>) -> Result<ModuleFilter, String> {
         let selected: BTreeMap<&str, &str> =
             selected.iter().map(|(module, stream)| (module.as_str(), stream.as_str())).collect();
@@ -104,7 +106,7 @@ impl ModularMetadata {
             self.builds.iter().any(|build| build.name == module && build.stream == stream)
         };
         if let Some((module, stream)) = selected.iter().find(|(module, stream)| !exists(module, stream)) {
-            return Err(format!("{module}:{stream}"));
+            return Err(format!("no repository has module stream {module}:{stream}"));
         }
         let stream_of = |module: &str| {
             selected.get(module).copied().or_else(|| self.defaults.get(module).map(String::as_str))
@@ -112,13 +114,18 @@ impl ModularMetadata {
         let mut active: Vec<&Build> =
             self.builds.iter().filter(|build| stream_of(&build.name) == Some(&build.stream)).collect();
         // A build that needs a stream of another module is only available together with that stream.
+        let mut rounds = 0;
         loop {
-            let streams: BTreeSet<(&str, &str)> =
+            let streams: BTreeMap<&str, &str> =
                 active.iter().map(|build| (build.name.as_str(), build.stream.as_str())).collect();
             let previous_count = active.len();
             active.retain(|build| build.is_met(&streams));
             if active.len() == previous_count {
                 break;
+            }
+            rounds += 1;
+            if rounds > MAX_CHAIN {
+                return Err(format!("more than {MAX_CHAIN} modules need one another in a chain"));
             }
         }
         let packages = |builds: &mut dyn Iterator<Item = &Build>| -> HashSet<String> {
@@ -137,11 +144,11 @@ fn names(packages: &HashSet<String>) -> HashSet<String> {
 }
 
 impl Build {
-    fn is_met(&self, streams: &BTreeSet<(&str, &str)>) -> bool {
+    /// Whether the system has what the build needs. `streams` are its streams, by module.
+    fn is_met(&self, streams: &BTreeMap<&str, &str>) -> bool {
         let is_met = |(module, allowed): (&String, &Vec<String>)| {
             // A repository is for one version of the distribution, so its platform always matches.
-            let mut available = streams.iter().filter(|(name, _)| name == module).map(|(_, stream)| *stream);
-            module == "platform" || available.any(|stream| allows(allowed, stream))
+            module == "platform" || streams.get(module.as_str()).is_some_and(|stream| allows(allowed, stream))
         };
         self.dependencies.is_empty()
             || self.dependencies.iter().any(|alternative| alternative.requires.iter().all(is_met))
@@ -299,7 +306,24 @@ data: {module: python}
         assert_eq!(found, ["perl-5.30.1-452", "perl-DBI-1.641-3.two", "make-4.2-11"]);
         let found = allowed(&[("python", "3.9")]).unwrap();
         assert_eq!(found, ["perl-5.26.3-416", "perl-DBI-1.641-3.one", "make-9-1"]);
-        assert_eq!(allowed(&[("perl", "5.99")]).unwrap_err(), "perl:5.99");
+        let error = allowed(&[("perl", "5.99")]).unwrap_err();
+        assert_eq!(error, "no repository has module stream perl:5.99");
+    }
+
+    /// Each round removes one module.
+    #[test]
+    fn a_long_chain_of_modules_is_refused() {
+        let mut modules = ModularMetadata::default();
+        for number in 0..=MAX_CHAIN {
+            let next = number + 1;
+            let text = format!(
+                "document: modulemd\nversion: 2\ndata: {{name: m{number}, stream: \"1\", dependencies: [{{requires: {{m{next}: []}}}}]}}\n\
+                 ---\ndocument: modulemd-defaults\nversion: 1\ndata: {{module: m{number}, stream: \"1\"}}\n"
+            );
+            modules.add(&text).unwrap();
+        }
+        let error = modules.filter(&BTreeMap::new()).unwrap_err();
+        assert_eq!(error, "more than 100 modules need one another in a chain");
     }
 
     #[test]

@@ -77,9 +77,9 @@ impl Repositories {
             let Repomd { primary: _, filelists, modules } = parts;
             repositories.push(SolverRepository { urls: listing.urls, primary, filelists, modules });
         }
-        let filter = self.modular_metadata(&repositories).await?.filter(streams).map_err(|stream| {
+        let filter = self.modular_metadata(&repositories).await?.filter(streams).map_err(|reason| {
             FetchError::unusable(
-                format!("choose the packages of {what}: no repository has module stream {stream}{note}"),
+                format!("choose the packages of {what}: {reason}{note}"),
                 "name in `moduleStreams` streams that the repositories have",
             )
         })?;
