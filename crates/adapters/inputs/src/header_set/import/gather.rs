@@ -14,6 +14,9 @@ use fs_err as fs;
 use super::{LIMITS, selection, stage::Tree, survey::Survey};
 use crate::{FetchError, Result, files::check_not_canceled, header_set::layout::part_inside};
 
+/// Maximum number of packages of one header set. Debian's have three.
+const MAX_PACKAGES: usize = 100;
+
 /// One entry of a header set.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry {
@@ -89,6 +92,10 @@ impl Gatherer<'_> {
                     && !listed.iter().chain(&pending).any(|directory| resolved.starts_with(directory))
                 {
                     let package = package_of(resolved).ok_or_else(|| escapes(&link))?;
+                    // Each link is compared with each package.
+                    if listed.len() + pending.len() >= MAX_PACKAGES {
+                        return Err(too_large(&tree.full_path(), &format!("{MAX_PACKAGES} packages")));
+                    }
                     pending.push_back(package);
                 }
                 links.push(link);
@@ -275,4 +282,28 @@ fn too_large(top: &Path, limit: &str) -> FetchError {
         format!("cannot use {}: a header set has at most {limit}", top.display()),
         "name a kernel's build tree or header package, not a directory above it",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_lead_to_a_limited_number_of_packages() {
+        let root = tempfile::tempdir().unwrap();
+        let path = PathBuf::from("usr/src/linux-headers-1");
+        let build = root.path().join(&path);
+        fs::create_dir_all(&build).unwrap();
+        for number in 0..=MAX_PACKAGES {
+            fs::create_dir(root.path().join(format!("usr/src/p{number}"))).unwrap();
+            symlink(format!("../p{number}"), build.join(format!("l{number}"))).unwrap();
+        }
+        let build = Tree { root: root.path().to_owned(), path, is_ours: true };
+        let survey = Survey { build, source: None, is_whole: false };
+        let (release, stop) = ("6.1.0".parse().unwrap(), AtomicBool::new(false));
+        let error = gather(&survey, &release, Architecture::Amd64, &stop).unwrap_err().to_string();
+        assert!(error.ends_with(": a header set has at most 100 packages"), "{error}");
+    }
 }
