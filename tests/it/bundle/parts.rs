@@ -19,7 +19,7 @@ async fn export(
     site: &Site,
     contents: &[Content],
     to: &Path,
-    size: u64,
+    part_size: u64,
 ) -> Result<bundle::Exported, BundleError> {
     let contents = bundle::with_referrers(contents.to_vec(), &site.location, site.registry.as_ref());
     let wanted = |content: Content| ContentRequest {
@@ -29,7 +29,7 @@ async fn export(
     };
     let wanted: Vec<ContentRequest> = contents.await.unwrap().into_iter().map(wanted).collect();
     let collection = bundle::collect(&wanted, "a.example/drivers", None).await.unwrap();
-    bundle::export(collection, to, Some(size), Arc::new(Silent)).await
+    bundle::export(collection, to, Some(part_size), Arc::new(Silent)).await
 }
 
 #[tokio::test]

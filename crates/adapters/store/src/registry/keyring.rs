@@ -154,8 +154,8 @@ async fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Matc
         serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
     // A helper is a program in PATH. A path would run any file, such as one that came with definitions.
     let for_hosts = config["credHelpers"].as_object().into_iter().flat_map(serde_json::Map::values);
-    let mut helpers = for_hosts.chain([&config["credsStore"]]).filter_map(Value::as_str);
-    if let Some(helper) = helpers.find(|helper| helper.contains('/')) {
+    let is_path = |helper: &&str| helper.contains('/');
+    if let Some(helper) = for_hosts.chain([&config["credsStore"]]).filter_map(Value::as_str).find(is_path) {
         return Err(format!("{file}: the credential helper {helper:?} is not the name of a program"));
     }
     let host = if is_docker_hub(host) { "docker.io" } else { host };
@@ -394,10 +394,10 @@ mod tests {
     }
 
     /// Definitions from a bundle can bring the file and the program, and need no `--accept` for them.
-    #[test]
-    fn a_helper_is_no_path() {
+    #[tokio::test]
+    async fn a_helper_is_no_path() {
         for config in [r#"{"credsStore":"x/../evil"}"#, r#"{"credHelpers":{"h":"x/evil"}}"#] {
-            let error = entry(config, "h", "x").unwrap_err();
+            let error = entry(config, "h", "x").await.unwrap_err();
             assert!(error.ends_with("is not the name of a program"), "{error}");
         }
     }
