@@ -103,10 +103,17 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
         [] if is_part => Vec::new(),
         selected => roll_back(cluster.as_ref(), selected, args.dry_run).await?,
     };
-    let search = Search { cluster: cluster.describe(), objects: &objects, unseen: !unseen.is_empty() };
+    let search = Search {
+        cluster: cluster.describe(),
+        objects: &objects,
+        unseen: !unseen.is_empty(),
+        others: !others.is_empty(),
+    };
     session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &search))?;
     let failed = |rolled: &RollbackResult| rolled.failed.is_some() || rolled.step.error.is_some();
+    // If this farrier has set nothing but another one has, the option `--instance` is probably wrong.
+    let is_other_instance = search.others && rolled.is_empty();
     // Objects requested by name were found. If everything was requested, unseen objects may be missing.
-    let is_incomplete = search.unseen && objects.is_empty();
+    let is_incomplete = objects.is_empty() && (search.unseen || is_other_instance);
     Ok(if is_incomplete || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }

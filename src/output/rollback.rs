@@ -15,6 +15,8 @@ pub struct Search<'a> {
     pub objects: &'a [String],
     /// Whether something could not be read.
     pub unseen: bool,
+    /// Whether objects of another farrier were left out.
+    pub others: bool,
 }
 
 /// Formats a table of fields, and how to continue.
@@ -55,10 +57,11 @@ pub fn text(rolled: &[RollbackResult], dry_run: bool, search: &Search<'_>) -> St
 
 /// Formats the message for an empty result, with the scope of the search.
 fn nothing(search: &Search<'_>) -> String {
-    let Search { cluster, objects, unseen } = search;
+    let Search { cluster, objects, unseen, others } = search;
     let subject = if objects.is_empty() {
+        let exception = if *others { ", except those of another farrier," } else { "" };
         let kinds: Vec<&str> = OperatorResource::TARGETS.iter().map(|resource| resource.kind()).collect();
-        format!("no DaemonSet in any namespace and no {}", kinds.join(", "))
+        format!("no DaemonSet in any namespace and no {}{exception}", kinds.join(", "))
     } else {
         format!("none of {}", objects.join(", "))
     };
@@ -101,8 +104,8 @@ mod tests {
             ),
             taken("d/failed", restored(), Some("write DaemonSet d/failed: forbidden")),
         ];
-        let everything =
-            Search { cluster: "cluster at https://k.test".to_owned(), objects: &[], unseen: false };
+        let cluster = "cluster at https://k.test".to_owned();
+        let everything = Search { cluster, objects: &[], unseen: false, others: false };
         insta::assert_snapshot!(format!(
             "{}---\n{}---\n{}{}",
             text(&all, false, &everything),

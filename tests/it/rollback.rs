@@ -130,6 +130,11 @@ fn what_another_farrier_set_stays() {
     let shown = done(&output);
     assert!(shown.contains("drivers/ours") && !shown.contains("drivers/theirs"), "{shown}");
     assert_eq!(restored(), 1);
+    // Without `--instance`, the only farrier of a cluster may be taken for another one.
+    let output = rollback(directory.path(), &["--instance", "net"]).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{shown}");
+    assert!(shown.contains(", except those of another farrier, has a record"), "{shown}");
     // Named objects are restored, whoever has set them.
     let output = rollback(directory.path(), &["--instance", "gpu", "drivers/theirs"]).output().unwrap();
     assert!(!String::from_utf8_lossy(&output.stderr).contains("another farrier"));
