@@ -44,14 +44,14 @@ pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
 
 /// Returns the first element that could make a template render without end: its line, and the reason. A partial can name itself.
 pub(super) fn refused_element(template: &Template) -> Option<(usize, String)> {
-    refused_below(template, 0)
+    refused_below(template, 0, 1)
 }
 
-/// `loops` is the number of loops around the template.
-fn refused_below(template: &Template, loops: usize) -> Option<(usize, String)> {
+/// `loops` is the number of loops around the template, and `start` the line of the block that contains the template.
+fn refused_below(template: &Template, loops: usize, start: usize) -> Option<(usize, String)> {
     template.elements.iter().enumerate().find_map(|(index, element)| {
         // A branch after `{{else if}}` has no position.
-        let line = template.mapping.get(index).map_or(0, |position| position.0);
+        let line = template.mapping.get(index).map_or(start, |position| position.0);
         match element {
             TemplateElement::HelperBlock(block) => {
                 let loops = loops + usize::from(block.name.as_name() == Some("each"));
@@ -59,7 +59,7 @@ fn refused_below(template: &Template, loops: usize) -> Option<(usize, String)> {
                     return Some((line, format!("more than {MAX_LOOPS} loops are inside each other")));
                 }
                 let mut branches = [&block.template, &block.inverse].into_iter().flatten();
-                branches.find_map(|branch| refused_below(branch, loops))
+                branches.find_map(|branch| refused_below(branch, loops, line))
             }
             TemplateElement::RawString(_)
             | TemplateElement::HtmlExpression(_)
@@ -165,8 +165,10 @@ mod tests {
         assert_eq!((told(&each(2)), told(&each(2).repeat(9))), (None, None));
         let hidden = "{{! -- }}{{/each}} --}}";
         let else_each = "{{#if a}}{{else each b}}{{#each c}}{{~#each d}}x{{/each}}{{/each}}{{/if}}";
-        for text in [each(3), each(3).replace('x', hidden), else_each.to_owned()] {
-            assert_eq!(told(&text).unwrap().1, "more than 2 loops are inside each other", "{text}");
+        let last_else = "{{#each a}}{{#each b}}{{#if c}}{{else each d}}x{{/if}}{{/each}}{{/each}}";
+        for text in [each(3), each(3).replace('x', hidden), else_each.to_owned(), last_else.to_owned()] {
+            let expected = Some((1, "more than 2 loops are inside each other".to_owned()));
+            assert_eq!(told(&text), expected, "{text}");
         }
         for text in ["{{> a}}", "{{ ~ > a}}", "{{#> a}}x{{/a}}", "{{#*inline \"a\"}}{{/inline}}", "{{* a}}"] {
             let expected = Some((2, "partials and decorators are not supported".to_owned()));
