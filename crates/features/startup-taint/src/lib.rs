@@ -53,7 +53,7 @@ impl<'a> Evidence<'a> {
         let mut needed_images = self.definitions.images.values().filter(is_needed).peekable();
         if needed_images.peek().is_none() {
             return Some(
-                "no driver image selects this node; set the taint only on nodes that need a driver"
+                "no driver image is for this node and its kernel; set the taint only on nodes that need a driver"
                     .to_owned(),
             );
         }

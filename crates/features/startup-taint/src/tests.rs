@@ -185,7 +185,7 @@ fn nothing_weaker_is_enough() {
     an image by its tag: pod kube-system/mft-1 runs registry.test/drivers/mft:1, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
     a vendor's image: pod kube-system/mft-1 runs vendor.example/mft:1, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
     a node without its kernel's label: kernel unknown: label feature.node.kubernetes.io/kernel-version.full is missing
-    a node that needs no image: no driver image selects this node; set the taint only on nodes that need a driver
+    a node that needs no image: no driver image is for this node and its kernel; set the taint only on nodes that need a driver
     a pod without the container: pod kube-system/mft-1 has no container driver
     a pod without a probe of the container: container driver of pod kube-system/mft-1 has no readinessProbe or startupProbe, so a ready pod does not prove that the driver is loaded
     an image that is rolled out to no DaemonSet: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
@@ -229,7 +229,7 @@ fn an_image_for_other_kernels_does_not_count() {
     for image in world.definitions.images.values_mut() {
         image.spec.kernels = Some(">=6.2".parse().unwrap());
     }
-    assert!(world.blocker().unwrap().starts_with("no driver image selects this node"));
+    assert!(world.blocker().unwrap().starts_with("no driver image is for this node"));
 }
 
 /// A new node first gets the original's pod, then a pod of its kernel's copy.
