@@ -18,8 +18,8 @@ use super::{
 };
 
 const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
-/// Maximum number of references to files in all kustomizations. Each object of a file counts as another reference, because
-/// it is copied.
+/// Maximum number of references to files in all kustomizations. A reference copies the objects of its file, and counts once for
+/// each.
 pub(super) const MAX_REFERENCES: usize = 10_000;
 /// Maximum number of kustomizations between an overlay and a manifest.
 const MAX_DEPTH: usize = 16;
@@ -113,7 +113,8 @@ impl Kustomizations<'_> {
             return all;
         };
         if depth > 0 {
-            self.use_references(manifest.targets.daemon_sets.len() + manifest.targets.resources.len());
+            let copies = manifest.targets.daemon_sets.len() + manifest.targets.resources.len();
+            self.use_references(copies.saturating_sub(1));
         }
         all.extend(manifest.targets.clone());
         let directory = file.parent().unwrap_or(&file);
