@@ -138,15 +138,17 @@ fn desired<'a>(context: &Context<'a>, target: &RolloutTarget) -> Result<Desired<
         return Err(unlabeled_node(reached.undetermined.into_iter()).unwrap_or(HoldReason::NoNodes));
     }
     let mut kernels: BTreeSet<&KernelTarget> = reached.kernels.keys().copied().collect();
-    if let Some(kernel) = kernels.iter().find(|kernel| overlaps(kernel, &kernels)) {
-        let detail = format!("two kernel targets have the release {}", kernel.release);
+    if let Some((kernel, other)) =
+        kernels.iter().find_map(|kernel| Some((kernel, overlapping(kernel, &kernels)?)))
+    {
+        let detail = format!("the modules for {kernel} and for {other} have one directory");
         return Err(HoldReason::NoUnion { detail });
     }
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
     // Kernels that nodes run take precedence over announced ones.
     for kernel in announced {
         let has_room = kernels.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS;
-        if has_room && !overlaps(kernel, &kernels) {
+        if has_room && overlapping(kernel, &kernels).is_none() {
             kernels.insert(kernel);
         }
     }
@@ -161,11 +163,13 @@ fn desired<'a>(context: &Context<'a>, target: &RolloutTarget) -> Result<Desired<
     Ok(Desired::Unions { target, unions: members.unions(context)?, unused })
 }
 
-/// Whether the kernel's modules would overlap in `/lib/modules` with those of another kernel: two operating systems can have
+/// Returns another kernel whose modules would overlap in `/lib/modules` with those of `kernel`: two operating systems can have
 /// kernels of one release.
-fn overlaps(kernel: &KernelTarget, kernels: &BTreeSet<&KernelTarget>) -> bool {
+fn overlapping<'a>(kernel: &KernelTarget, kernels: &BTreeSet<&'a KernelTarget>) -> Option<&'a KernelTarget> {
     let KernelTarget { os: _, os_version: _, release, arch } = kernel;
-    kernels.iter().any(|other| *other != kernel && (&other.release, &other.arch) == (release, arch))
+    let is_overlapping =
+        |other: &&KernelTarget| *other != kernel && (&other.release, &other.arch) == (release, arch);
+    kernels.iter().copied().find(is_overlapping)
 }
 
 /// Images that go into the unions.

@@ -240,7 +240,8 @@ fn modules_of_one_system_are_not_taken_for_those_of_another() {
         let RolloutDecision::Hold(HoldReason::NoUnion { detail }) = decision(&mixed) else {
             panic!("not held")
         };
-        assert_eq!(detail, format!("two kernel targets have the release {K47}"));
+        let [bookworm, trixie] = ["12", "13"].map(|version| format!("{K47} (debian {version}, amd64)"));
+        assert_eq!(detail, format!("the modules for {bookworm} and for {trixie} have one directory"));
         mixed.publish(Verdict::Loads);
     }
     // An announcement takes nothing from nodes that run a kernel.
