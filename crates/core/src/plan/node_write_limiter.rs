@@ -1,5 +1,5 @@
-//! Limits repeated writes to nodes. Decides which planned marks and handover labels are written now. When another
-//! writer keeps reverting a label, farrier would otherwise write it forever.
+//! Limits repeated writes to nodes. Decides which planned marks, handover labels and changes of node tasks are written now. When
+//! another writer keeps reverting a change, farrier would otherwise write it forever.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -53,8 +53,7 @@ impl NodeWriteLimiter {
         self.0.insert(node.to_owned(), RecentWrite { change, times, since, reported: false });
     }
 
-    /// Removes node changes from a rollout's changes if another writer keeps reverting them. Returns the nodes whose
-    /// conflict was not reported before.
+    /// Removes node changes if another writer keeps reverting them. Returns the nodes whose conflict was not reported before.
     pub fn drop_contested(&mut self, changes: &mut Vec<Change>, now: Duration) -> Vec<String> {
         self.forget_old(now);
         let mut contested = Vec::new();
@@ -70,7 +69,7 @@ impl NodeWriteLimiter {
         contested
     }
 
-    /// Records that the changes of a rollout were made.
+    /// Records that changes were made.
     pub fn record_writes(&mut self, changes: &[Change], now: Duration) {
         for change in changes {
             if let Change::Node(node) = change {

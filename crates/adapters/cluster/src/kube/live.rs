@@ -134,7 +134,8 @@ impl Cluster for KubeCluster {
     }
 
     /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable; then
-    /// `stale_since` of the snapshot is set. If a kernel family names an ImageStream, each snapshot requests the ImageStream from the API server.
+    /// `stale_since` of the snapshot is set. If a kernel family names an ImageStream, each snapshot requests the ImageStream from
+    /// the API server.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let failed =
             |error| ClusterError::Api { action: format!("read the cluster at {}", self.address), error };

@@ -40,9 +40,7 @@ pub trait StatusSink: Send + Sync {
     async fn reconciled(&self, view: &ReconcileView);
 
     /// Shows that a reconcile failed, so that the last view is outdated.
-    fn failed(&self, error: &str) {
-        let _ = error;
-    }
+    fn failed(&self, _error: &str) {}
 
     /// Discards the sink's knowledge of earlier reconciles, because another replica may have written status since.
     fn forget(&self) {}
