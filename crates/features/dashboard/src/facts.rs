@@ -48,7 +48,7 @@ pub struct Facts {
     pub configuration_error: Option<String>,
     /// Reason why the cluster is not known as of `now`, if it cannot be read.
     pub outdated: Option<String>,
-    /// Reason why this farrier may not write, if it is not the leader.
+    /// Reason why this farrier may not write: another one leads, or it cannot renew its lease.
     pub standby: Option<String>,
     /// Description of the cluster.
     pub cluster: String,
