@@ -39,7 +39,7 @@ pub fn script(shell: Shell) -> io::Result<String> {
     }
     if shell == Shell::Zsh {
         // As a file in `fpath`, the script is the body of `_farrier`, and its first call must complete, too.
-        script.extend(b"[[ $funcstack[1] != _farrier ]] || _clap_dynamic_completer_farrier \"$@\"\n");
+        script.extend(b"[[ ${funcstack[1]-} != _farrier ]] || _clap_dynamic_completer_farrier \"$@\"\n");
     }
     Ok(String::from_utf8_lossy(&script).into_owned())
 }
