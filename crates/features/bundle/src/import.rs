@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use farrier_builder::services::MAX_CONCURRENT_REQUESTS;
 use farrier_core::image::{Digest, Repository, Version};
 use farrier_store::registry::{BlobContent, BlobSource, Joined, Registry, RegistryLocation, Upload, join};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -258,13 +259,17 @@ impl Target {
 
     /// Checks that the registry has the blobs that the bundle omits because its base has them.
     async fn check_base(&self, verified: &Verified, blobs: &[BlobPush<'_>]) -> Result<()> {
-        let mut missing = Vec::new();
-        for BlobPush { blob, repositories } in blobs.iter().filter(|push| !push.blob.is_carried()) {
-            let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
-            if self.find(&blob.digest, names).await?.is_none() {
-                missing.push(&blob.digest);
-            }
-        }
+        let omitted: Vec<&BlobPush<'_>> = blobs.iter().filter(|push| !push.blob.is_carried()).collect();
+        // Collected first, as in `import`. A delta omits most blobs of the registry.
+        let lookups: Vec<_> = omitted.iter().map(|push| self.find_source(push)).collect();
+        let sources: Vec<Option<Repository>> =
+            futures::stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).try_collect().await?;
+        let missing: Vec<&Digest> = omitted
+            .iter()
+            .zip(&sources)
+            .filter(|(_, source)| source.is_none())
+            .map(|(push, _)| &push.blob.digest)
+            .collect();
         let (Some(first), Some(base)) = (missing.first(), &verified.bundle.index().base) else {
             return Ok(());
         };
@@ -275,6 +280,13 @@ impl Target {
             base: base.id.clone(),
             from: base.from.clone(),
         })
+    }
+
+    /// Finds a repository that has the blob, among those that need it and those of the base.
+    async fn find_source(&self, push: &BlobPush<'_>) -> Result<Option<Repository>> {
+        let BlobPush { blob, repositories } = push;
+        let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
+        self.find(&blob.digest, names).await
     }
 
     /// Finds the first of the repositories that has the blob.
@@ -295,8 +307,7 @@ impl Target {
     /// Ensures that every repository has the blob. Returns the number of bytes sent.
     async fn push_blob(&self, verified: &Verified, push: &BlobPush<'_>, meter: &dyn Meter) -> Result<u64> {
         let BlobPush { blob, repositories } = push;
-        let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
-        let mut source = self.find(&blob.digest, names).await?;
+        let mut source = self.find_source(push).await?;
         let mut sent = 0;
         for name in repositories {
             let repository = self.repository(name)?;
