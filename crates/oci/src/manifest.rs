@@ -3,9 +3,12 @@
 //! farrier has its own types with sorted maps, because the same inputs must give the same digest. oci-spec's types keep annotations
 //! and labels in a `HashMap`, whose order changes from run to run.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::{
+    Deserialize, Serialize,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
 
 use super::{Digest, media_type};
 
@@ -298,28 +301,19 @@ impl ImageIndex {
     pub fn parse_referrers(bytes: &[u8]) -> Result<Self, ImageError> {
         const WHAT: &str = "list of referrers";
         #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Entry {
-            Valid(Descriptor),
-            Invalid(IgnoredAny),
-        }
-        #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct List {
             schema_version: u32,
             media_type: Option<String>,
-            manifests: Vec<Entry>,
+            #[serde(deserialize_with = "valid_entries")]
+            manifests: Vec<Descriptor>,
             #[serde(default, deserialize_with = "null_is_empty")]
             annotations: BTreeMap<String, String>,
         }
         kind_of(WHAT, bytes)?;
         let List { schema_version, media_type, manifests, annotations } = from_json(WHAT, bytes)?;
         check_version(WHAT, schema_version)?;
-        let valid = manifests.into_iter().filter_map(|entry| match entry {
-            Entry::Valid(descriptor) => Some(descriptor),
-            Entry::Invalid(IgnoredAny) => None,
-        });
-        Ok(Self { schema_version, media_type, manifests: valid.collect(), annotations })
+        Ok(Self { schema_version, media_type, manifests, annotations })
     }
 
     /// Serializes the index. Equal indexes give equal bytes.
@@ -362,6 +356,37 @@ pub fn to_json(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, Im
 /// Deserializes `null`, which Go writes for an empty map, as an empty map.
 fn null_is_empty<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+/// Reads the entries of a list that can be parsed. Invalid ones are dropped at once: in a list of entries, each takes the memory of a
+/// descriptor.
+fn valid_entries<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Descriptor>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Entry {
+        Valid(Descriptor),
+        Invalid(IgnoredAny),
+    }
+    struct Entries;
+    impl<'de> Visitor<'de> for Entries {
+        type Value = Vec<Descriptor>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a list of descriptors")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut valid = Vec::new();
+            while let Some(entry) = entries.next_element::<Entry>()? {
+                valid.extend(match entry {
+                    Entry::Valid(descriptor) => Some(descriptor),
+                    Entry::Invalid(IgnoredAny) => None,
+                });
+            }
+            Ok(valid)
+        }
+    }
+    from.deserialize_seq(Entries)
 }
 
 #[cfg(test)]
