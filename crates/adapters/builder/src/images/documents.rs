@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::signatures::StoredImage;
 use crate::services::Result;
 
-/// Maximum number of JSON objects in a document. In memory, each takes 600 bytes or more.
+/// Maximum number of JSON objects and arrays in a document. In memory, an object takes 600 bytes or more, an array 128.
 const MAX_OBJECTS: usize = 200_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,8 +185,8 @@ impl StoredImage<'_> {
         let has_media_type = |layer: &&Descriptor| layer.media_type == kind.media_type;
         let Some(layer) = manifest.layers.iter().find(has_media_type) else { return Ok(None) };
         let content = services.images.small_blob(repository, layer, kind.name).await?;
-        if content.split(|byte| *byte == b'{').skip(1).count() > MAX_OBJECTS {
-            let reason = format!("has more than {MAX_OBJECTS} objects");
+        if content.iter().filter(|byte| matches!(byte, b'{' | b'[')).count() > MAX_OBJECTS {
+            let reason = format!("has more than {MAX_OBJECTS} objects and arrays");
             return Err(ImageError::unusable(kind.name, reason).into());
         }
         Ok(Some(content))
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::testing::Bench;
 
-    /// Anyone who may push can attach 16 MiB of small objects, which would take 1.4 GiB in memory.
+    /// Anyone who may push can attach 16 MiB of small objects, which would take 1.4 GiB in memory, or of small arrays.
     #[tokio::test]
     async fn a_document_of_many_objects_is_refused() {
         let bench = Bench::new(&json!({}));
@@ -209,15 +209,15 @@ mod tests {
         let repository = services.images.location.repository("x").unwrap();
         let subject = ImageManifest::artifact("x", Vec::new(), []).to_bytes().unwrap();
         let image = StoredImage { services, repository: &repository, digest: &Digest::of(&subject) };
-        for (objects, is_refused) in [(MAX_OBJECTS, false), (MAX_OBJECTS + 1, true)] {
-            let content = vec!["{}"; objects].join(",").into_bytes();
+        for (rest, is_refused) in [("", false), ("[0]", true)] {
+            let content = format!("{}{rest}", "[{}]".repeat(MAX_OBJECTS / 2)).into_bytes();
             let report = Artifact::about(&subject, CHECK_REPORT.media_type, content.clone(), &[]).unwrap();
             image.push_document(&report).await.unwrap();
             match image.find_document(&CHECK_REPORT).await {
                 Ok(found) => assert!(!is_refused && found == Some(content)),
                 Err(error) => {
                     assert!(is_refused);
-                    assert_eq!(error_chain(&error), "check report: has more than 200000 objects");
+                    assert_eq!(error_chain(&error), "check report: has more than 200000 objects and arrays");
                 }
             }
         }
