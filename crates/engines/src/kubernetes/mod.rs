@@ -33,7 +33,7 @@ use farrier_core::{kernel::Architecture, provenance::Confinement};
 use farrier_local::machine::program_for;
 pub use job::{JobSpec, USER, environment, name as job_name};
 
-use self::{follow::Follower, wait::Wait};
+use self::{follow::Follower, pod::is_passing_refusal, wait::Wait};
 use super::{BuildLog, EngineError, EngineKind, Result, runner_session::RunnerSession};
 
 /// Pause between two checks of a Job that is being deleted, and between two attempts of a call.
@@ -204,8 +204,8 @@ async fn create_or_take_over(
 
 /// Error for a Job that the cluster refuses. A quota may have room later.
 fn refused(namespace: &str, name: &str, message: &str) -> EngineError {
-    let is_quota = message.contains("exceeded quota");
-    let hint = if is_quota {
+    let is_transient = is_passing_refusal(message);
+    let hint = if is_transient {
         "farrier retries automatically; raise the ResourceQuota of the namespace of builds, or lower spec.builds.atOnce in site.yaml"
     } else {
         "apply deploy/kustomize/builds, which has the namespace of builds with farrier's permissions in it, and set \
@@ -214,7 +214,7 @@ fn refused(namespace: &str, name: &str, message: &str) -> EngineError {
     EngineError::Pod {
         message: format!("the cluster refuses Job {namespace}/{name}: {message}"),
         hint: hint.to_owned(),
-        is_transient: is_quota,
+        is_transient,
     }
 }
 
@@ -257,9 +257,13 @@ mod tests {
             let error = refused("builds", "hello-0", message);
             (error.is_transient(), error.hint().unwrap_or_default())
         };
-        let (is_transient, text) =
-            hint("jobs.batch \"hello-0\" is forbidden: exceeded quota: q, used: count/jobs.batch=5");
-        assert!(is_transient && text.contains("ResourceQuota"), "{text}");
+        for why in [
+            "exceeded quota: q, used: count/jobs.batch=5",
+            "status unknown for quota: q, resources: count/jobs.batch",
+        ] {
+            let (is_transient, text) = hint(&format!("jobs.batch \"hello-0\" is forbidden: {why}"));
+            assert!(is_transient && text.contains("ResourceQuota"), "{text}");
+        }
         let (is_transient, text) = hint("jobs.batch is forbidden: User \"farrier\" cannot create resource");
         assert!(!is_transient && text.contains("deploy/kustomize/builds"), "{text}");
     }

@@ -75,14 +75,19 @@ const REFUSALS: [&str; 3] = ["is forbidden: ", "is invalid: ", "denied the reque
 const PASSING_REFUSALS: [&str; 3] =
     ["exceeded quota", "status unknown for quota", "error looking up service account"];
 
+/// Whether the API server's refusal of a Job or pod ends by itself.
+pub fn is_passing_refusal(message: &str) -> bool {
+    PASSING_REFUSALS.iter().any(|part| message.contains(part))
+}
+
 /// Returns the state of a Job without a pod, from its Events. A refusal that does not end by itself is permanent. The Job waits
 /// otherwise.
 pub fn state_without_pod(job: &str, events: &[Event]) -> PodState {
     let refusal = events.iter().rev().find(|event| event.reason.as_deref() == Some("FailedCreate"));
     // The text before the reason contains the name of a pod, which differs on each try.
     let full = refusal.and_then(|event| event.message.as_deref());
-    let contains = |parts: &[&str]| parts.iter().any(|part| full.is_some_and(|full| full.contains(part)));
-    let may_pass = !contains(&REFUSALS) || contains(&PASSING_REFUSALS);
+    let is_refused = |full: &str| REFUSALS.iter().any(|part| full.contains(part));
+    let may_pass = full.is_some_and(|full| !is_refused(full) || is_passing_refusal(full));
     let message = full.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
     match message {
         None => PodState::Waiting("its Job has no pod yet".to_owned()),
