@@ -366,7 +366,7 @@ fn transfer_error(error: EngineError) -> EngineError {
         EngineError::Canceled => EngineError::engine(
             EngineKind::Docker,
             "send the result",
-            "the deadline passed after the steps ended",
+            "build.deadline passed after the steps ended: raise it if this repeats",
         ),
         error => error,
     }
