@@ -1,5 +1,5 @@
 //! Limits the nesting of a template before it is parsed: the parser recurses for each level, and its run time is quadratic in the
-//! depth. Also refuses parsed templates that could render without end.
+//! depth. Also refuses parsed templates that could render forever.
 
 use handlebars::{Template, template::TemplateElement};
 
@@ -42,7 +42,7 @@ pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
     None
 }
 
-/// Returns the first element that could make a template render without end: its line, and the reason. A partial can name itself.
+/// Returns the first element that could make a template render forever: its line, and the reason. A partial can name itself.
 pub(super) fn refused_element(template: &Template) -> Option<(usize, String)> {
     refused_below(template, 0, 1)
 }
