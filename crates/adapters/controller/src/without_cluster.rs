@@ -1,4 +1,4 @@
-//! Plans without a cluster. The kernels are those of the images in the registry.
+//! Plans without a cluster. The images in the registry determine the kernels.
 
 use std::collections::{BTreeMap, BTreeSet};
 

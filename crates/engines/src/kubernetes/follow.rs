@@ -130,7 +130,7 @@ impl MessageSource for Follower<'_> {
         loop {
             if !self.is_running {
                 let pod = self.wait.until_running().await?;
-                // The offset counts bytes of the first pod's messages, and says nothing about those of another pod.
+                // The offset counts bytes of the first pod's messages, and is no offset in the messages of another pod.
                 if let Some(first) = self.pod.as_ref().filter(|first| self.offset > 0 && **first != pod) {
                     return Err(replaced(first, &pod));
                 }

@@ -52,7 +52,7 @@ pub fn is_same_origin(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Whether the content type is that of a form.
+/// Whether a form has this content type.
 pub fn is_form(headers: &HeaderMap) -> bool {
     let kind = text(headers, CONTENT_TYPE).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();

@@ -202,7 +202,7 @@ impl PageServer {
         let permit = Arc::clone(&self.rendering).acquire_owned().await;
         let server = Arc::clone(&self);
         let render = move || {
-            // The task also runs to its end if the viewer hangs up, so the task holds the permit.
+            // The task also continues if the viewer hangs up, so the task holds the permit.
             let _permit = permit;
             match state.render(&path, uri.query().unwrap_or_default(), data, &server)? {
                 Some(content) => Ok(content),

@@ -52,7 +52,7 @@ pub(super) fn entries(listed: &[u8], what: &str) -> Result<Vec<Entry>> {
     lines().map(|line| entry(line, what)).collect()
 }
 
-/// Returns how many entries a path of this length counts as: farrier keeps paths in memory, as those of archives.
+/// Returns how many entries a path of this length counts as: farrier keeps paths in memory, as it does for archives.
 pub(super) fn weight(length: usize) -> u64 {
     1 + length as u64 / 256
 }

@@ -163,7 +163,7 @@ fn desired<'a>(context: &Context<'a>, target: &RolloutTarget) -> Result<Desired<
     Ok(Desired::Unions { target, unions: members.unions(context)?, unused })
 }
 
-/// Returns another kernel whose modules would overlap in `/lib/modules` with those of `kernel`: two operating systems can have
+/// Returns another kernel whose modules would overlap in `/lib/modules` with `kernel`'s modules: two operating systems can have
 /// kernels of one release.
 fn overlapping<'a>(kernel: &KernelTarget, kernels: &BTreeSet<&'a KernelTarget>) -> Option<&'a KernelTarget> {
     let KernelTarget { os: _, os_version: _, release, arch } = kernel;
