@@ -1,4 +1,4 @@
-//! Nodes that a rollout reaches or not: tainted, dead, and without the labels of NFD.
+//! Nodes that a rollout reaches or not: tainted, dead, without the labels of NFD, and of two architectures.
 
 use super::*;
 use crate::plan::labels::{GPU_LABELS, GPU_PRESENT};
@@ -103,4 +103,44 @@ fn a_ready_node_that_holds_a_rollout_is_named_with_the_time() {
     let why = held(&mut world).0.to_string();
     assert!(why.starts_with("kernel of node n0, ready since 2026-06-01T12:00:00Z, unknown: "), "{why}");
     assert!(why.ends_with("or let ignoreNodes in site.yaml ignore it"), "{why}");
+}
+
+#[test]
+fn nodes_of_two_architectures_get_the_index_of_their_common_tag() {
+    let mut world = World::live(&[K47, K47]);
+    world.image("mft").spec.tags = vec!["{{version}}-{{kernel_label}}".to_owned()];
+    world.snapshot.nodes[1].architecture = "arm64".to_owned();
+    world.snapshot.nodes[1].labels.insert("kubernetes.io/arch".to_owned(), "arm64".to_owned());
+    let cells = world.cells();
+    let [amd64, arm64] = cells.as_slice() else { panic!("{cells:?}") };
+    assert_eq!(amd64.reference, arm64.reference);
+    // Only one image, with a known architecture: the other is built, without a conflict.
+    world.publish_cell(amd64, Verdict::Loads);
+    let mut found = world.observed.published[&amd64.reference].clone();
+    found.platforms = [(amd64.target.arch, found.clone())].into();
+    world.observed.published.insert(amd64.reference.clone(), found.clone());
+    let plan = world.plan();
+    let phases: Vec<Phase> = plan.cells.iter().map(|cell| cell.outcome.phase()).collect();
+    assert_eq!(phases, [Phase::Published, Phase::Missing]);
+    assert!(matches!(&plan.rollouts[0].decision, RolloutDecision::Pending { on } if *on == arm64.reference));
+
+    world.publish_cell(arm64, Verdict::Loads);
+    let second = world.observed.published[&arm64.reference].clone();
+    found.platforms.insert(arm64.target.arch, second);
+    found.digest = Digest::of(b"index");
+    found.input_hash = None;
+    world.observed.published.insert(arm64.reference.clone(), found);
+    let index = rewrites(&mut world);
+    assert!(index.ends_with(&format!("@{}", Digest::of(b"index"))), "{index}");
+    // Another name for the same image would restart the pods of the nodes that stay.
+    let last = world.snapshot.nodes.pop().unwrap();
+    is_quiet(&mut world);
+    world.snapshot.nodes.push(last);
+    is_quiet(&mut world);
+
+    let one =
+        world.observed.published.get_mut(&arm64.reference).unwrap().platforms.values_mut().next().unwrap();
+    one.verdict = Some(Verdict::Refused);
+    let (why, _) = held(&mut world);
+    assert!(matches!(why, HoldReason::NotPassed { .. }), "{why:?}");
 }
