@@ -59,7 +59,7 @@ pub fn text(rolled: &[RollbackResult], dry_run: bool, search: &Search<'_>) -> St
 fn nothing(search: &Search<'_>) -> String {
     let Search { cluster, objects, unseen, others } = search;
     let subject = if objects.is_empty() {
-        let exception = if *others { ", except those of another farrier," } else { "" };
+        let exception = if *others { ", except objects of another farrier," } else { "" };
         let kinds: Vec<&str> = OperatorResource::TARGETS.iter().map(|resource| resource.kind()).collect();
         format!("no DaemonSet in any namespace and no {}{exception}", kinds.join(", "))
     } else {

@@ -134,8 +134,8 @@ fn what_another_farrier_set_stays() {
     let output = rollback(directory.path(), &["--instance", "net"]).output().unwrap();
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1), "{shown}");
-    assert!(shown.contains(", except those of another farrier, has a record"), "{shown}");
-    // Named objects are restored, whoever has set them.
+    assert!(shown.contains(", except objects of another farrier, has a record"), "{shown}");
+    // Named objects are restored, even if another farrier has set them.
     let output = rollback(directory.path(), &["--instance", "gpu", "drivers/theirs"]).output().unwrap();
     assert!(!String::from_utf8_lossy(&output.stderr).contains("another farrier"));
     done(&output);

@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(layers(&union(&parts).unwrap()), named(["1.0", "e2", "5.10.0-1", "6.1.0-1", "6.1.0-2"]));
     }
 
-    /// Each kernel gets the modules of its own image: neither the base's payload nor another part hides them.
+    /// Each kernel gets the modules of its image: neither the base's payload nor another part hides them.
     #[test]
     fn the_payload_of_a_common_base_stays_below() {
         let driver = part_with_entrypoint(Some(&base("1.0")), Some("e1"), "5.10.0-1", |_| ());

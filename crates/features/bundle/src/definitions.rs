@@ -63,7 +63,7 @@ fn unpack(verified: &Verified, to: &Path) -> Result<Option<TempDir>> {
             // Older farriers left definitions out of deltas.
             let path = verified.bundle.path().to_owned();
             let message = "leaves out the definitions, which its base has".to_owned();
-            let hint = "import it without --definitions-to: the definitions are those of the base";
+            let hint = "import it without --definitions-to: its base has the same definitions";
             return Err(BundleError::Unusable { path, message, hint });
         };
         let mut content = Hashing::new(verified.bundle.source(*frame, blob).open()?);

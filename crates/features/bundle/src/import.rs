@@ -282,7 +282,7 @@ impl Target {
         })
     }
 
-    /// Finds a repository that has the blob, among those that need it and those of the base.
+    /// Finds a repository that has the blob: one that needs it, or one of the base.
     async fn find_source(&self, push: &BlobPush<'_>) -> Result<Option<Repository>> {
         let BlobPush { blob, repositories } = push;
         let names = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));

@@ -83,7 +83,7 @@ fn is_part_of(name: &Path, part: &Path) -> bool {
 /// parts' common name, or a directory of parts; the other parts are then searched for.
 pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     let [path] = paths else { return in_order(paths.to_vec()) };
-    // Without a `/` at the end, because the signature lies beside a directory.
+    // Without a `/` at the end, because the signature is next to the directory.
     let path: &PathBuf = &path.components().collect();
     if path.join("oci-layout").is_file() {
         return Ok((path.clone(), vec![path.clone()]));

@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// `nmcli device connect` wrote a profile for each swap to `/etc`, and gave a bond's port an address of its own.
+    /// `nmcli device connect` wrote a profile to `/etc` for each swap, and gave a bond's port an address.
     #[test]
     fn networkmanager_activates_the_profile_that_was_active() {
         let bench = Bench::new();
