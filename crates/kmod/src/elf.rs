@@ -208,11 +208,14 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.headers.get(index).is_some_and(|header| header.sh_flags.get(LE).0 & flags.0 == flags.0)
     }
 
-    /// Relocation sections of loaded sections, except those that only livepatch applies.
+    /// Relocation sections of loaded sections, and of the symbol table and its names, which `layout_symtab` loads. Without those that
+    /// only livepatch applies.
     pub fn relocation_sections(&self) -> impl Iterator<Item = RelocationSection> {
-        self.headers.iter().enumerate().skip(1).filter_map(|(index, header)| {
+        let tables = [self.symbol_table(), self.symbol_names_index()];
+        self.headers.iter().enumerate().skip(1).filter_map(move |(index, header)| {
             let target = usize::try_from(header.sh_info.get(LE)).ok()?;
-            let is_applied = self.is_loaded(target) && !self.has_flags(index, LIVEPATCH);
+            let is_loaded = self.is_loaded(target) || tables.contains(&Some(target));
+            let is_applied = is_loaded && !self.has_flags(index, LIVEPATCH);
             let has_addends = match header.sh_type.get(LE) {
                 elf::SHT_RELA => true,
                 elf::SHT_REL => false,

@@ -46,7 +46,7 @@ pub enum RelocationProblem {
     TargetNotZero,
     /// The address of the symbol does not fit into the field that this type changes.
     Overflow,
-    /// x86-64: an earlier relocation has changed some of the bytes, which may no longer be zero.
+    /// x86-64: the loader has changed some of the bytes before, and they may no longer be zero.
     Overlap,
     /// A section that the kernel itself reads refers to a section that the loader drops.
     NotLoaded,
@@ -159,7 +159,7 @@ struct Target {
     bytes: Vec<u8>,
     /// Range that the previous relocation has changed and in which no byte can be zero.
     nonzero: Range<u64>,
-    /// Bytes of the section that relocations have changed, one bit each. Empty if the file contains no bytes of the section.
+    /// Bytes of the section that the loader has changed, one bit each. Empty if the file contains no bytes of the section.
     changed: Vec<u8>,
 }
 
@@ -169,7 +169,9 @@ impl Target {
         let size = elf.size(section);
         let file_offset = elf.file_offset(section);
         let bits = file_offset.map_or(0, |_| size.div_ceil(8));
-        let changed = vec![0; usize::try_from(bits).unwrap_or_default()];
+        // The loader itself changes the symbol table (`simplify_symbols`).
+        let initial = if elf.symbol_table() == Some(section) { 0xff } else { 0 };
+        let changed = vec![initial; usize::try_from(bits).unwrap_or_default()];
         let has_static_calls = elf.name(section) == b".static_call_sites";
         let is_executable = elf.is_executable(section);
         Self {

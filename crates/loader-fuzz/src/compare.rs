@@ -20,7 +20,7 @@ pub enum Comparison {
     Differs(String),
 }
 
-/// Compares a verdict with the kernel's answer. For a module that both refuse, compares the rule as well.
+/// Compares a verdict with the kernel's answer. For a module that both refuse, compares the rule as well, if all rules decide.
 pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
     match (report.verdict, answer) {
         (Verdict::Loads, Answer::Loaded) | (Verdict::Refused, Answer::Died(_)) => Comparison::Agrees,
@@ -33,7 +33,9 @@ pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
             }
             let reported: Vec<Rule> =
                 findings(report, Verdict::Refused).map(|finding| finding.rule).collect();
-            if rules.is_empty() || reported.iter().any(|rule| rules.contains(rule)) {
+            // The kernel may refuse content that another rule does not decide about.
+            let is_undecided = findings(report, Verdict::Unknown).next().is_some();
+            if rules.is_empty() || is_undecided || reported.iter().any(|rule| rules.contains(rule)) {
                 return Comparison::Agrees;
             }
             Comparison::Differs(format!(

@@ -62,7 +62,7 @@ pub(crate) struct Symbol<'d> {
 
 impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     /// Index of the first symbol table.
-    pub(super) fn symbol_table(&self) -> Option<usize> {
+    pub fn symbol_table(&self) -> Option<usize> {
         (1..self.headers.len()).find(|&index| self.is_of_type(index, elf::SHT_SYMTAB))
     }
 

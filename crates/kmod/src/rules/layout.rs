@@ -197,7 +197,7 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
         }
         RelocationProblem::Overlap => (
             None,
-            format!("a relocation of type {kind} changes bytes that an earlier relocation has changed"),
+            format!("a relocation of type {kind} changes bytes that the loader has changed before"),
         ),
         RelocationProblem::OutsideSection => (
             None,

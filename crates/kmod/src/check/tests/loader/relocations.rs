@@ -31,6 +31,24 @@ fn only_relocations_of_loaded_sections_count() {
 }
 
 #[test]
+fn the_loader_relocates_the_symbol_table_and_its_names() {
+    let mut file = relocated(&[0; 8], &[rela(0, 2, 0)]);
+    file.defined.push("local");
+    let file = file.build();
+    let with_target = |kind| {
+        let mut file = file.clone();
+        let target = u32::try_from(section_of_type(&file, kind)).unwrap();
+        let at = section_header(&file, section_of_type(&file, 4)) + 44;
+        patch(&mut file, at, &target.to_le_bytes());
+        findings(&kernel(&[], ""), &file)
+    };
+    let nonzero = "refused Relocation: invalid relocation target, existing value is nonzero for type 2";
+    assert_eq!(with_target(3), [nonzero]);
+    let changed = "unknown Relocation: a relocation of type 2 changes bytes that the loader has changed before";
+    assert_eq!(with_target(2), [changed]);
+}
+
+#[test]
 fn bytes_under_a_relocation_are_zero() {
     let far = 70_000;
     let mut text = vec![0; far + 8];
