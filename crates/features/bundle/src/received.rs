@@ -10,25 +10,27 @@ use std::{
 
 use farrier_core::{image::Digest, provenance::PublicKey};
 use farrier_local::files::open_regular;
-use farrier_store::registry::DiskLimit;
+use farrier_store::registry::{Bounded, DiskLimit};
 use fs_err::File;
 
 use super::{
     Bundle, BundleError, Result,
     entry::blob_name,
     index::{BundleIndex, INDEX_NAME, MAX_INDEX},
-    read::{Section, check_version},
+    read::{Section, check_version, find_index},
     volume::{Volume, parts_of},
     write::Writer,
 };
 
 /// Maximum number of entries of a tar that are read, as many as a bundle may have frames.
 const MAX_ENTRIES: usize = 1 << 20;
+/// Number of bytes of standard input that are stored before the signature is verified: enough for all entries up to the index.
+const MAX_HEAD: u64 = 3 * MAX_INDEX;
 
 impl Bundle {
     /// Opens a bundle as a site received it: `-` for standard input; a file or its parts in any order; a tar that is not
-    /// compressed; a directory with parts or with an unpacked layout. Standard input is copied into a temporary directory. A tar
-    /// or layout is repacked into a file there, and every digest verified.
+    /// compressed; a directory with parts or with an unpacked layout. Standard input is copied into a temporary directory, once its
+    /// index is verified. A tar or layout is repacked into a file there, and every digest verified.
     ///
     /// If there are keys, one of them must have signed the bundle. Also returns the fingerprint of that key.
     pub fn receive(
@@ -40,7 +42,8 @@ impl Bundle {
         let (name, mut files) = parts_of(paths)?;
         if files == [Path::new("-")] {
             let file = scratch.path().join("received");
-            io::copy(&mut io::stdin(), &mut File::create(&file)?)?;
+            let verify = |index: &BundleIndex| index.verify_signer(&name, keys, signature).map(drop);
+            store_stream(io::stdin(), &name, &file, MAX_HEAD, verify)?;
             files = vec![file];
         }
         let layout = match &files[..] {
@@ -59,6 +62,60 @@ impl Bundle {
         let bundle = Self::open_parts(&name, &files)?;
         let signer = bundle.index().verify_signer(&name, keys, signature)?;
         Ok((bundle, signer))
+    }
+}
+
+/// Copies the bundle `name`, or a tar, from a stream into a file. `verify` decides about the index in the first `max_head` bytes, which
+/// then limits the rest.
+pub(super) fn store_stream(
+    from: impl Read,
+    name: &Path,
+    to: &Path,
+    max_head: u64,
+    verify: impl FnOnce(&BundleIndex) -> Result<()>,
+) -> Result<()> {
+    let refused = |reason: String| BundleError::NotABundle(name.to_owned(), reason);
+    let mut file = File::create(to)?;
+    let limit = DiskLimit::for_download(to.parent().unwrap_or(to), None, u64::MAX)?;
+    let mut from = Bounded { inner: from, limit };
+    io::copy(&mut from.by_ref().take(max_head), &mut file)?;
+    let index = first_index(name, to).map_err(|error| match error {
+        BundleError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+            refused(format!("{error} in its first {max_head} bytes: write it to a file, and name the file"))
+        }
+        error => error,
+    })?;
+    verify(&index)?;
+    let (bytes, blobs) = (index.bytes().0, index.carried().count() as u64);
+    // Tar and zstd add less than a 256th to a blob's content, and less than 4 KiB for its entry.
+    let max_rest = bytes + bytes / 256 + (blobs << 12) + (1 << 20);
+    io::copy(&mut from.by_ref().take(max_rest), &mut file)?;
+    match io::copy(&mut from.take(1), &mut io::sink())? {
+        0 => Ok(()),
+        _ => Err(refused(format!(
+            "it goes on after {} bytes, which is too long for its index",
+            max_head + max_rest
+        ))),
+    }
+}
+
+/// Reads and checks the index of a bundle or tar whose end may be missing.
+fn first_index(name: &Path, file: &Path) -> Result<BundleIndex> {
+    if let Some(layout) = Layout::find(file)? {
+        return layout.index(name);
+    }
+    let volume = Arc::new(Volume::open(&[file.to_owned()])?);
+    let (bytes, _) = find_index(name, &volume, volume.length)?;
+    parse_index(name, &bytes)
+}
+
+fn parse_index(name: &Path, bytes: &[u8]) -> Result<BundleIndex> {
+    check_version(name, bytes)?;
+    let index: BundleIndex = serde_json::from_slice(bytes)
+        .map_err(|error| BundleError::NotABundle(name.to_owned(), format!("{INDEX_NAME}: {error}")))?;
+    match index.find_problem() {
+        Some(reason) => Err(BundleError::inconsistent(name, &reason)),
+        None => Ok(index),
     }
 }
 
@@ -101,13 +158,7 @@ impl Layout {
     fn index(&self, name: &Path) -> Result<BundleIndex> {
         let mut bytes = Vec::new();
         self.open(INDEX_NAME)?.take(MAX_INDEX).read_to_end(&mut bytes)?;
-        check_version(name, &bytes)?;
-        let index: BundleIndex = serde_json::from_slice(&bytes)
-            .map_err(|error| BundleError::NotABundle(name.to_owned(), format!("{INDEX_NAME}: {error}")))?;
-        match index.find_problem() {
-            Some(reason) => Err(BundleError::inconsistent(name, &reason)),
-            None => Ok(index),
-        }
+        parse_index(name, &bytes)
     }
 
     /// Packs the layout into a bundle with the same bytes as the original bundle.

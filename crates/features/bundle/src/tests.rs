@@ -1,4 +1,11 @@
-use std::{collections::BTreeSet, fs, io::Write as _, os::unix::fs::FileExt as _, path::Path, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Read as _, Write as _},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use farrier_core::{
     facts::media_type,
@@ -12,6 +19,7 @@ use super::{
     entry,
     frame::{FrameWriter, Packing, write_frame},
     import::manifests_of,
+    received::store_stream,
     trailer::Trailer,
     verify::Manifest,
     *,
@@ -176,6 +184,39 @@ proptest! {
         prop_assert!(read(&bytes).is_err());
         prop_assert!(read(&[&[0x28, 0xb5, 0x2f, 0xfd], &bytes[..]].concat()).is_err());
     }
+}
+
+/// Anyone may write to a pipe, and forever.
+#[test]
+fn a_stream_is_stored_as_far_as_its_verified_index_reaches() {
+    const MAX_HEAD: u64 = 64 << 10;
+    let (bundle, index) = small();
+    let tar = zstd::stream::decode_all(&bundle[..]).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("received");
+    let store = |from: &mut dyn io::Read, is_signed: bool| {
+        let verify = |found: &BundleIndex| {
+            assert_eq!(*found, index);
+            let unsigned = BundleError::Unsigned(PathBuf::new(), String::new());
+            if is_signed { Ok(()) } else { Err(unsigned) }
+        };
+        let outcome = store_stream(from, Path::new("-"), &file, MAX_HEAD, verify);
+        (outcome, fs::metadata(&file).unwrap().len())
+    };
+    for bytes in [&bundle[..], &tar[..]] {
+        assert!(store(&mut &*bytes, true).0.is_ok());
+        assert!(fs::read(&file).unwrap() == bytes);
+        let endless = || bytes.chain(io::repeat(0));
+        let (outcome, stored) = store(&mut endless(), false);
+        assert!(matches!(outcome, Err(BundleError::Unsigned(..))), "{outcome:?}");
+        assert_eq!(stored, MAX_HEAD);
+        let (outcome, stored) = store(&mut endless(), true);
+        assert!(outcome.unwrap_err().to_string().contains("it goes on after "), "{stored}");
+        assert!(stored < 4 << 20, "{stored}");
+    }
+    let late = entry::entry("first", &vec![0; 1 << 20]).unwrap();
+    let error = store(&mut late.as_slice().chain(&tar[..]), true).0.unwrap_err().to_string();
+    assert!(error.contains("the tar has no farrier-bundle.json in its first 65536 bytes"), "{error}");
 }
 
 #[test]

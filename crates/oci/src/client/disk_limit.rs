@@ -82,9 +82,11 @@ impl DiskLimit {
 }
 
 /// A reader that fails when it exceeds its limit.
-pub(super) struct Bounded<R> {
-    pub(super) inner: R,
-    pub(super) limit: DiskLimit,
+pub struct Bounded<R> {
+    /// The reader.
+    pub inner: R,
+    /// Disk space for what is read.
+    pub limit: DiskLimit,
 }
 
 impl<R: Read> Read for Bounded<R> {

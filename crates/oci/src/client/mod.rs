@@ -22,7 +22,7 @@ mod upload;
 mod versioned_tags;
 
 pub use self::{
-    disk_limit::{DiskLimit, free_space},
+    disk_limit::{Bounded, DiskLimit, free_space},
     error::{
         ConnectionProblem, NotListening, RegistryError, Result, connection_problem, excerpt, root_cause,
     },

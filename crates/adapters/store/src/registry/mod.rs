@@ -6,10 +6,10 @@ mod keyring;
 mod signatures;
 
 pub use ::oci::client::{
-    Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, DiskLimit, LayoutRegistry,
-    LocationError, MAX_TRIES, NotListening, Pace, Pacer, Registry, RegistryError, RegistryLocation,
-    RemoteRegistry, Retrying, StoredManifest, TooSlow, Upload, connection_problem, excerpt, free_space,
-    log_retry, pause_before, retry_delay, root_cause,
+    Access, BlobContent, BlobSource, BlobStream, Bounded, ConnectionProblem, Credential, DiskLimit,
+    LayoutRegistry, LocationError, MAX_TRIES, NotListening, Pace, Pacer, Registry, RegistryError,
+    RegistryLocation, RemoteRegistry, Retrying, StoredManifest, TooSlow, Upload, connection_problem, excerpt,
+    free_space, log_retry, pause_before, retry_delay, root_cause,
 };
 
 pub use self::signatures::{Joined, is_joined, join};
