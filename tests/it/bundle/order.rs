@@ -241,3 +241,30 @@ async fn a_forged_base_does_not_use_up_the_counters() {
     let second = export(&from, new, ORIGIN, &file("delta"), Some(&since)).await;
     assert!(first.counter < second.counter && second.counter < 1 << 40, "{second:?}");
 }
+
+/// Exports without a record of the counter can have the same one, and neither is newer.
+#[tokio::test]
+async fn another_bundle_with_the_same_counter_is_refused() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> PathBuf { directory.path().join(name) };
+    let old = source(&from, "mstflint 4.33").await;
+    let order = export(&from, old, ORIGIN, &file("1"), None).await;
+    let new = source(&from, "mstflint 4.34").await;
+    let repository = from.location.repository(&new.repository).unwrap();
+    let wanted = ContentRequest { repository, registry: Arc::clone(&from.registry), content: new.clone() };
+    let mut collection = bundle::collect(&[wanted], ORIGIN, None).await.unwrap();
+    collection.index.order = Some(order);
+    bundle::export(collection, &file("2"), None, Arc::new(Silent)).await.unwrap();
+
+    for _ in 0..2 {
+        assert_eq!(import(&to, &file("1"), &[]).0, Some(0));
+    }
+    let (code, said) = import(&to, &file("2"), &[]);
+    assert!(
+        code == Some(1) && said.contains("has the number of another bundle that this site accepted"),
+        "{said}"
+    );
+    assert_eq!(import(&to, &file("2"), &["--allow-older"]).0, Some(0));
+    assert_eq!(declared(&to).await, new.digest);
+}

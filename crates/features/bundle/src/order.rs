@@ -1,7 +1,8 @@
 //! The order of one exporter's bundles. A registry records the order of its newest export, and the order of the newest
 //! import from each exporter. An import of an older bundle, which would move tags back, is therefore noticed.
 //!
-//! Each order is one manifest in [`RECORDS`] with a separate tag. No tag moves, so concurrent writers need no lock.
+//! Each order is one manifest in [`RECORDS`] with a separate tag: the counter, and a part of the contents' digest. No tag
+//! moves, so concurrent writers need no lock: exports that take the same counter see each other's tags.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ use farrier_core::{
     image::{Digest, Tag, Version},
     text::is_deceptive,
 };
-use farrier_store::registry::{RegistryError, read_annotation, write_annotations};
+use farrier_store::registry::{RegistryError, read_annotation, retry_delay, write_annotations};
 use jiff::Timestamp;
 use oci::ImageManifest;
 use serde::{Deserialize, Serialize};
@@ -76,7 +77,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Reason to refuse a bundle: the site accepted a newer one of the same exporter.
+/// Reason to refuse a bundle: the site accepted a newer one of the same exporter, or another one with the same counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Older {
     /// Order of the bundle; `None` for a bundle of a farrier that wrote no order.
@@ -93,7 +94,9 @@ impl fmt::Display for Older {
             Some(order) => write!(to, "the bundle ({order})")?,
             None => write!(to, "the bundle has no order, because an older farrier made it, and")?,
         }
-        write!(to, " is older than the newest that this site accepted ({}); ", self.newest)?;
+        let is_equal = self.order.as_ref().is_some_and(|order| order.counter == self.newest.counter);
+        let relation = if is_equal { "has the number of another bundle" } else { "is older than the newest" };
+        write!(to, " {relation} that this site accepted ({}); ", self.newest)?;
         match &self.changes[..] {
             [] => write!(to, "no tag moves back"),
             changes => write!(to, "these tags move back: {}", changes.join(", ")),
@@ -112,42 +115,61 @@ impl Collection {
         since: Option<&PreviousBundle>,
     ) -> Result<Option<RegistryError>> {
         let content = Digest::of(&self.index.to_bytes()?);
-        let newest = exporter.newest(Role::Exported, origin).await?;
-        if let Some(RecordedOrder { order, .. }) = newest.as_ref().filter(|newest| newest.content == content)
-        {
-            self.index.order = Some(order.clone());
-            return Ok(None);
-        }
-        let now = Timestamp::now().as_second();
         // The file of the base is not verified: a counter near the largest one would leave none for later exports.
         let is_usable = |order: &Order| order.origin == origin && order.counter <= MAX_COUNTER / 2;
         let base = since.and_then(|since| since.index.order.clone()).filter(is_usable);
-        let next = newest.map(|newest| newest.order).into_iter().chain(base).map(|order| order.counter + 1);
-        let counter = next.chain(u64::try_from(now)).max().unwrap_or_default();
-        let time = Timestamp::from_second(now).unwrap_or_default();
-        let order = Order { origin: origin.to_owned(), counter, time };
-        if let Some(problem) = order.problem() {
-            return Err(BundleError::Nothing(problem.to_owned()));
-        }
-        self.index.order = Some(order.clone());
-        match exporter.record(Role::Exported, &RecordedOrder { order, content }).await {
-            Err(BundleError::Registry(
-                error @ (RegistryError::Denied { .. } | RegistryError::Protocol { .. }),
-            )) => Ok(Some(error)),
-            recorded => recorded.map(|()| None),
+        let mut attempt = 0;
+        loop {
+            let newest = exporter.newest(Role::Exported, origin).await?;
+            if let Some(newest) = newest.as_ref().filter(|newest| newest.content == content)
+                && !exporter.has_rival(newest).await?
+            {
+                self.index.order = Some(newest.order.clone());
+                return Ok(None);
+            }
+            let now = Timestamp::now().as_second();
+            let known = newest.map(|newest| newest.order).into_iter().chain(base.clone());
+            let next = known.map(|order| order.counter + 1).chain(u64::try_from(now));
+            let counter = next.max().unwrap_or_default();
+            let time = Timestamp::from_second(now).unwrap_or_default();
+            let order = Order { origin: origin.to_owned(), counter, time };
+            if let Some(problem) = order.problem() {
+                return Err(BundleError::Nothing(problem.to_owned()));
+            }
+            self.index.order = Some(order.clone());
+            let recorded = RecordedOrder { order, content: content.clone() };
+            match exporter.record(Role::Exported, &recorded).await {
+                Err(BundleError::Registry(
+                    error @ (RegistryError::Denied { .. } | RegistryError::Protocol { .. }),
+                )) => return Ok(Some(error)),
+                outcome => outcome?,
+            }
+            if !exporter.has_rival(&recorded).await? {
+                return Ok(None);
+            }
+            // The rival may be done, or try again, too. The delay has jitter, so that the two do not meet again.
+            let Some(delay) = retry_delay(attempt) else {
+                let (action, reason) = ("record the bundle's order", "other exports take the same number");
+                return Err(RegistryError::protocol(exporter.registry.describe(), action, reason).into());
+            };
+            tokio::time::sleep(delay).await;
+            attempt += 1;
         }
     }
 }
 
 impl Target {
-    /// Returns the newest accepted order, and the tags that would move back, if that order is newer than the bundle's.
+    /// Returns the newest accepted order, and the tags that would move back, unless the bundle is newer or is that bundle.
     pub async fn older(&self, verified: &Verified) -> Result<Option<Older>> {
         let index = verified.bundle.index();
         let order = index.order.clone();
         let origin = order.as_ref().map_or(&index.from, |order| &order.origin);
         let counter = order.as_ref().map_or(0, |order| order.counter);
-        let newest = self.newest(Role::Accepted, origin).await?.map(|newest| newest.order);
-        let Some(newest) = newest.filter(|newest| newest.counter > counter) else { return Ok(None) };
+        let is_refusal = |newest: &RecordedOrder| {
+            (newest.order.counter, newest.content != *verified.bundle.id()) > (counter, false)
+        };
+        let newest = self.newest(Role::Accepted, origin).await?.filter(is_refusal);
+        let Some(RecordedOrder { order: newest, .. }) = newest else { return Ok(None) };
         let (mut changes, mut listed) = (Vec::new(), ListedReferrers::default());
         for Listed { content, .. } in &index.contents {
             let tag = content.tag.as_ref().filter(|_| content.has_moving_tag());
@@ -186,24 +208,36 @@ impl Target {
 
     /// Newest recorded order of an exporter.
     async fn newest(&self, role: Role, origin: &str) -> Result<Option<RecordedOrder>> {
-        let repository = self.repository(RECORDS)?;
-        let prefix = tag_prefix(role, origin);
-        let of_origin = |tag: &Tag| tag.as_str().starts_with(&prefix);
         // The counters in the tags have a fixed width.
-        let Some(tag) = self.registry.tags(&repository).await?.into_iter().filter(of_origin).max() else {
+        let Some(tag) = self.order_tags(&tag_prefix(role, origin)).await?.into_iter().max() else {
             return Ok(None);
         };
+        let repository = self.repository(RECORDS)?;
         let tag_location = (&repository, &Version::Tag(tag));
         let parse = |text: &str| serde_json::from_str(text);
         Ok(read_annotation(self.registry.as_ref(), tag_location, ANNOTATION, parse).await?)
     }
 
+    /// Whether an export of other contents recorded the same counter.
+    async fn has_rival(&self, RecordedOrder { order, content }: &RecordedOrder) -> Result<bool> {
+        let prefix = counter_prefix(Role::Exported, order);
+        let own = format!("{prefix}-{}", content.short());
+        Ok(self.order_tags(&prefix).await?.iter().any(|tag| tag.as_str() != own))
+    }
+
+    /// Tags of recorded orders with this prefix.
+    async fn order_tags(&self, prefix: &str) -> Result<Vec<Tag>> {
+        let mut tags = self.registry.tags(&self.repository(RECORDS)?).await?;
+        tags.retain(|tag| tag.as_str().starts_with(prefix));
+        Ok(tags)
+    }
+
     async fn record(&self, role: Role, recorded: &RecordedOrder) -> Result<()> {
         let repository = self.repository(RECORDS)?;
-        let Order { origin, counter, time: _ } = &recorded.order;
+        let RecordedOrder { order, content } = recorded;
         let unusable =
             |reason: String| RegistryError::Options("record the bundle's order".to_owned(), reason);
-        let tag = format!("{}{counter:019}", tag_prefix(role, origin)).parse::<Tag>();
+        let tag = format!("{}-{}", counter_prefix(role, order), content.short()).parse::<Tag>();
         let tag = tag.map_err(|error| unusable(error.to_string()))?;
         let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
         let tag_location = (&repository, &Version::Tag(tag));
@@ -214,6 +248,11 @@ impl Target {
 /// First part of the tags with one exporter's orders.
 fn tag_prefix(role: Role, origin: &str) -> String {
     format!("{role}-{}-", Digest::of(origin.as_bytes()).short())
+}
+
+/// First part of the tags with one order, of which there are several after concurrent exports.
+fn counter_prefix(role: Role, Order { origin, counter, time: _ }: &Order) -> String {
+    format!("{}{counter:019}", tag_prefix(role, origin))
 }
 
 /// Formats the digest of a stored input, after the identity in its manifest, if there is one.

@@ -11,7 +11,7 @@ use farrier_core::{
     facts::media_type,
     image::{Digest, Version},
 };
-use farrier_store::registry::{LayoutRegistry, Registry};
+use farrier_store::registry::{LayoutRegistry, Registry, RegistryLocation};
 use oci::{AnyManifest, ImageIndex, ImageManifest};
 use proptest::prelude::*;
 
@@ -253,6 +253,32 @@ fn an_export_without_a_record_keeps_the_order_of_its_interrupted_run() {
     index.order = order(7);
     index.contents.clear();
     assert_eq!(earlier_order(&index, &file), None);
+}
+
+/// Each export reads the record before the other one writes its order.
+#[tokio::test]
+async fn two_exports_at_one_moment_take_different_counters() {
+    let directory = tempfile::tempdir().unwrap();
+    let [mut one, mut two] = {
+        let first = layout(directory.path(), b"one").await;
+        let first = collect(&[first], "a.example", None).await.unwrap();
+        let second = layout(directory.path(), b"two").await;
+        [first, collect(&[second], "a.example", None).await.unwrap()]
+    };
+    let root = directory.path().join("layout");
+    let registry: Arc<dyn Registry> = Arc::new(LayoutRegistry::new(root.clone()));
+    let target = Target { location: RegistryLocation::Layout(root), registry };
+    // Both counters come after the base's, whatever the clock says.
+    let time = "2026-11-21T00:00:00Z".parse().unwrap();
+    let order = Some(Order { origin: "a.example".to_owned(), counter: 1 << 40, time });
+    let since = PreviousBundle { id: Digest::of(b"base"), index: BundleIndex { order, ..one.index.clone() } };
+    let (first, second) = tokio::join!(
+        one.assign_order(&target, "a.example", Some(&since)),
+        two.assign_order(&target, "a.example", Some(&since))
+    );
+    assert!(first.unwrap().is_none() && second.unwrap().is_none());
+    let counter = |collection: &Collection| collection.index.order.as_ref().unwrap().counter;
+    assert_ne!(counter(&one), counter(&two));
 }
 
 /// A medium can give other bytes when it is read again.
