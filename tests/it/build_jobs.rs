@@ -303,6 +303,8 @@ fn a_job_of_another_version_is_replaced() {
         bench.api.list("jobs.batch").iter().any(|job| job["metadata"]["uid"] != earlier)
     });
     assert_eq!(bench.api.list("jobs.batch").len(), 1);
+    // A farrier of another cluster may use the same registry, and a node there may still have to pull the first image.
+    assert_eq!(bench.site.tags("builds").len(), 2, "each image keeps its tag");
     interrupt(&build);
     bench.site.finish(build).exits(130);
     bench.assert_all_gone();

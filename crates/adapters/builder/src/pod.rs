@@ -148,11 +148,10 @@ async fn publish(
     let (mut layers, work) = blocking(write).await?;
     layers.insert(0, headers);
     let new_layers: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
-    // The tag protects the image from garbage collection, and shows users which build owns it.
-    let tag: Tag = job_name(&services.process.instance, &cell.image, cell.declared_hash).parse()?;
+    let name = job_name(&services.process.instance, &cell.image, cell.declared_hash);
     // Builds can have identical root file systems, and the first build to end deletes its image. The label gives each Job a
     // distinct image. All replicas use the same label for a cell, so a replica finds a Job that another replica created.
-    let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
+    let labels = BTreeMap::from([("farrier.dev/build".to_owned(), name.clone())]);
     let base = pod_base(&toolchain.image);
     let image = oci::assemble(&Assembly {
         base: Some(&base),
@@ -188,6 +187,9 @@ async fn publish(
     }
     drop(work);
     registry.push_bytes(&repository, &image.config).await?;
+    // The tag protects the image from garbage collection, and shows users which build owns it. It never moves: another version of
+    // farrier, or a farrier of another cluster, can build the same inputs in another image.
+    let tag: Tag = format!("{name}-{}", image.digest.short()).parse()?;
     let version = Version::Tag(tag);
     registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &image.manifest).await?;
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
