@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use farrier_builder::services::{BuildServices, ImageAccess};
+use farrier_builder::{
+    images::StoredImage,
+    services::{BuildServices, ImageAccess},
+};
 use farrier_bundle::{
     BundleError, Content, ContentKind, FoundInputs, License, contents::sort_contents, needed,
 };
@@ -12,8 +15,8 @@ use farrier_core::{
     image::{Digest, ImageName, ImageReference, Repository, Tag, Version},
     kernel::KernelTarget,
 };
-use farrier_store::registry::RegistryLocation;
-use oci::{AnyManifest, Descriptor, ImageManifest, is_referrers_tag};
+use farrier_store::{SignatureStatus, registry::RegistryLocation};
+use oci::{AnyManifest, Descriptor, ImageManifest, MIRROR_PREFIX, is_referrers_tag};
 use serde_json::Value;
 
 use super::BundleExportArgs;
@@ -25,13 +28,19 @@ pub(super) async fn contents(
     services: &BuildServices,
     args: &BundleExportArgs,
 ) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
-    let (mut contents, mut licensed) = (Vec::new(), BTreeSet::new());
+    let (mut contents, mut licensed, mut missing) = (Vec::new(), BTreeSet::new(), Vec::new());
     for reference in &args.reference {
-        contents.extend(resolve_reference(&services.images, reference).await?);
+        let found = resolve_reference(&services.images, reference).await?;
+        // The last one is what the reference names, and the others are the images of an index.
+        if let Some(named) = found.last() {
+            missing.extend(missing_signature(services, named).await?);
+        }
+        contents.extend(found);
     }
     if !args.selection.kernel.is_empty() || args.selection.cluster.is_some() {
         let selection = selection(session, &args.selection, services).await?;
-        let (images, mut missing) = published(services, &selection).await?;
+        let (images, missing_images) = published(services, &selection).await?;
+        missing.extend(missing_images);
         let nothing_selected = || {
             let reason = match &args.selection.cluster {
                 Some(cluster) if selection.kernels.is_empty() => {
@@ -52,13 +61,7 @@ pub(super) async fn contents(
             find_inputs(services, &selection).await;
         licensed.extend(licenses);
         missing.extend(missing_inputs);
-        missing.iter().for_each(print_missing);
-        if !missing.is_empty() && !args.incomplete {
-            output::message(
-                "error: nothing was written, because the contents listed above are missing\n\
-                 hint: put them into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), select images \
-                 with --image, or pass --incomplete",
-            );
+        if is_refused(&missing, args) {
             return Ok(None);
         }
         contents.extend(images);
@@ -66,15 +69,45 @@ pub(super) async fn contents(
         if contents.is_empty() {
             return nothing_selected();
         }
+    } else if is_refused(&missing, args) {
+        return Ok(None);
     }
     licensed.extend(licenses(services, &contents).await?);
     ensure_exportable(&licensed, &services.definitions.site.policy)?;
     Ok(Some((sort_contents(contents), licensed)))
 }
 
-fn print_missing(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
-    let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-    output::message(&format!("missing: {what}: {error}{hint}"));
+/// Prints what is missing. Returns whether the export is refused for it.
+fn is_refused(missing: &[MissingInput], args: &BundleExportArgs) -> bool {
+    for MissingInput { what, error, hint, unreachable: _ } in missing {
+        let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        output::message(&format!("missing: {what}: {error}{hint}"));
+    }
+    let is_refused = !missing.is_empty() && !args.incomplete;
+    if is_refused {
+        output::message(
+            "error: nothing was written, because the contents listed above are missing\n\
+             hint: put them into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), select images \
+             with --image, or pass --incomplete",
+        );
+    }
+    is_refused
+}
+
+/// Reports an image without a signature that the site trusts, if the site has keys for images: the bundle's signature covers the image.
+async fn missing_signature(services: &BuildServices, image: &Content) -> Result<Option<MissingInput>> {
+    let Content { kind: _, repository: name, tag, digest } = image;
+    // Copies have the signatures of their publishers.
+    if name.starts_with(MIRROR_PREFIX) {
+        return Ok(None);
+    }
+    let repository = repository(&services.images.location, name)?;
+    let stored = StoredImage { services, repository: &repository, digest };
+    let SignatureStatus::Refused(error) = stored.signature_status().await? else { return Ok(None) };
+    let version = tag.as_ref().map_or_else(|| format!("@{digest}"), |tag| format!(":{tag}"));
+    let hint = "sign it with `farrier build --push --force`, or delete it if farrier did not publish it";
+    let (what, hint) = (format!("signature of {name}{version}"), Some(hint.to_owned()));
+    Ok(Some(MissingInput { what, error, hint, unreachable: false }))
 }
 
 /// Returns a repository below the registry's prefix.
@@ -96,6 +129,10 @@ async fn published(
         let (images, covered) = published_image(&services.images, name, &kernels).await?;
         let absent = kernels.into_iter().filter(|kernel| !covered.contains(kernel));
         missing.extend(absent.map(|kernel| not_published(name, kernel)));
+        // The images of an index have no tag, and the index's signature covers them.
+        for image in images.iter().filter(|image| image.tag.is_some()) {
+            missing.extend(missing_signature(services, image).await?);
+        }
         contents.extend(images);
     }
     Ok((contents, missing))

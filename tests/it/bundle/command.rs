@@ -365,7 +365,13 @@ async fn a_bundle_counts_for_who_signed_it() {
     let registry = from.location.to_string();
     let definitions = definitions.to_str().unwrap();
     let words = ["--definitions", definitions, "bundle", "export", "--registry", &registry];
-    let output = farrier(&[&words, &["--reference", "one:1", "--to", &file][..]].concat());
+    let words = [&words[..], &["--reference", "one:1", "--to", &file]].concat();
+    // The site has a key, which did not sign the image.
+    let output = farrier(&words);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("missing: signature of one:1: ") && !Path::new(&file).exists(), "{said}");
+    let output = farrier(&[&words[..], &["--incomplete"]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
 
     let registry = to.location.to_string();
