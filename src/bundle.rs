@@ -19,7 +19,7 @@ use farrier_core::{
 };
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
-use farrier_store::registry::{self, RegistryLocation};
+use farrier_store::registry::{self, Registry as _, RegistryLocation, Retrying};
 use oci::error_chain;
 
 use super::{
@@ -168,7 +168,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         requests.push(ContentRequest { repository, registry: Arc::clone(registry), content });
     }
     if let Some(reference) = &args.farrier_image {
-        requests.push(farrier_image(&session.global, reference).await?);
+        requests.push(farrier_image(session, reference).await?);
     }
     let from = location.to_string();
     let mut collection = bundle::collect(&requests, &from, since.as_ref()).await?;
@@ -224,15 +224,17 @@ async fn write(collection: Collection, args: &BundleExportArgs) -> Result<Bundle
 }
 
 /// Finds farrier's own image in its registry.
-async fn farrier_image(global: &Global, reference: &str) -> Result<ContentRequest> {
+async fn farrier_image(session: &Session, reference: &str) -> Result<ContentRequest> {
     let reference: ImageReference = settings::parse("--farrier-image", reference)?;
     let ImageReference { repository, version } = &reference;
     let Some(host) = repository.host() else {
         return Err(CliError::usage(format!("--farrier-image: {reference} names no registry")));
     };
     let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
-    let definitions = definitions(global, None)?;
-    let registry = registry::connect(&location, &Settings::registry_options(global, &definitions)?);
+    let definitions = definitions(&session.global, None)?;
+    let options = Settings::registry_options(&session.global, &definitions)?;
+    let registry = registry::connect(&location, &options);
+    let registry = Arc::new(Retrying::new(registry, session.stop.cancel.clone()));
     let manifest = registry.manifest(repository, version).await?;
     let digest = manifest.ok_or_else(|| BundleError::Absent(reference.to_string()))?.digest;
     let tag = version.tag().cloned();
@@ -256,6 +258,8 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let (bundle, _) = open(file, keys, signature.as_deref()).await?;
     let progress = Arc::clone(&bar);
     let verified = Arc::new(blocking(move || bundle.verify(progress.as_ref())).await?);
+    // An import may take hours, in which a registry restarts or asks for pauses.
+    let registry = Arc::new(Retrying::new(registry, session.stop.cancel.clone()));
     let target = Target { location: location.clone(), registry };
     if let Some(older) = target.older(&verified).await? {
         if !args.allow_older {

@@ -8,6 +8,7 @@ use farrier_core::{facts::media_type, image::Digest};
 use oci::{Descriptor, ImageIndex, ImageManifest};
 
 use super::{Silent, Site, farrier, filled, image, text, verify};
+use crate::support::cutting_proxy::{Cut, CuttingProxy};
 
 #[tokio::test]
 async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
@@ -55,6 +56,25 @@ async fn a_blob_that_the_registry_lost_is_sent_again() {
     assert!(again.contents.iter().all(|new| new.outcome == ImportOutcome::Present), "{again:?}");
     assert_eq!(again.sent_blobs, 1);
     assert!(to.process.stores(lost.as_str()));
+}
+
+/// The proxy needs a thread beside the one that waits for farrier.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_survives_broken_connections() {
+    let (from, contents, _) = filled().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    from.export(&contents, &file, None).await.unwrap();
+    let to = Site::start();
+    // The first blob, and a manifest.
+    let cuts = [Cut::Request("PUT", 0), Cut::Request("PUT /v2/drivers/two/manifests", 0)];
+    let proxy = CuttingProxy::before(&to.process.host, &cuts).await;
+    let registry = format!("{}/drivers", proxy.host);
+    let words = ["bundle", "import", "--insecure-no-signature", file.to_str().unwrap()];
+    let output = farrier(&[&words[..], &["--registry", &registry]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(proxy.has_cut_all());
+    assert!(to.manifest("two", "2").await.is_some());
 }
 
 /// `farrier gc` would delete a referrer whose subject is missing as a leftover.
