@@ -30,13 +30,34 @@ pub const INDEXES: [&str; 2] = [OCI_INDEX, DOCKER_LIST];
 /// All manifest types that farrier reads, in order of preference.
 pub const MANIFESTS: [&str; 4] = [OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_LIST];
 
-/// Returns the OCI media type of a layer with the same bytes. Returns `None` for unsupported types, such as foreign layers, which
-/// registries do not store.
+/// Whether a media type states a foreign layer, which has its own URL and which registries do not store (image spec, `layer.md`,
+/// "Non-Distributable Layers").
+pub fn is_foreign_layer(media_type: &str) -> bool {
+    media_type.contains(".nondistributable.") || media_type.contains(".foreign.")
+}
+
+/// Returns the OCI media type of a layer with the same bytes. Returns `None` for unsupported types, such as foreign layers.
 pub fn oci_layer(media_type: &str) -> Option<&'static str> {
     match media_type {
         OCI_LAYER | DOCKER_LAYER => Some(OCI_LAYER),
         OCI_LAYER_GZIP | DOCKER_LAYER_GZIP => Some(OCI_LAYER_GZIP),
         OCI_LAYER_ZSTD => Some(OCI_LAYER_ZSTD),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_layers_are_told_from_layers_of_unknown_types() {
+        assert!(is_foreign_layer("application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"));
+        assert!(is_foreign_layer("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"));
+        for stored in
+            [OCI_LAYER_ZSTD, DOCKER_LAYER_GZIP, "application/vnd.oci.image.layer.v1.tar+gzip+encrypted"]
+        {
+            assert!(!is_foreign_layer(stored), "{stored}");
+        }
     }
 }

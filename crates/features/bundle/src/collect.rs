@@ -13,7 +13,7 @@ use farrier_store::{
     InputKind,
     registry::{Registry, StoredManifest},
 };
-use oci::{AnyManifest, Descriptor};
+use oci::{AnyManifest, Descriptor, media_type};
 
 use super::{
     BundleError, Content, Result,
@@ -161,10 +161,7 @@ impl Collector {
     }
 }
 
-/// Blobs that a manifest names. Excludes foreign layers, which no registry stores (image spec, `layer.md`,
-/// "Non-Distributable Layers").
+/// Blobs that a manifest names. Excludes foreign layers.
 pub(super) fn blobs_of(manifest: &AnyManifest) -> impl Iterator<Item = &Descriptor> {
-    manifest.blobs().filter(|blob| {
-        !blob.media_type.contains(".nondistributable.") && !blob.media_type.contains(".foreign.")
-    })
+    manifest.blobs().filter(|blob| !media_type::is_foreign_layer(&blob.media_type))
 }

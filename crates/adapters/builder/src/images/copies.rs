@@ -225,10 +225,8 @@ async fn copy_blob(
     blob: &Descriptor,
 ) -> Result<()> {
     let Descriptor { media_type, digest, size, .. } = blob;
-    // Non-distributable layers have their own URL; registries do not store them.
-    let is_layer = media_type.contains(".layer.") || media_type.contains(".rootfs.");
-    if is_layer && media_type::oci_layer(media_type).is_none() {
-        tracing::warn!(%from, %digest, media_type, "layer not copied: registries do not store its type");
+    if media_type::is_foreign_layer(media_type) {
+        tracing::warn!(%from, %digest, media_type, "layer not copied: registries do not store foreign layers");
         return Ok(());
     }
     if access.registry.has_blob(mirror, digest).await? {
@@ -357,6 +355,24 @@ mod tests {
         let copied: BTreeSet<Digest> = copied.into_iter().map(|referrer| referrer.digest).collect();
         assert_eq!(copied.len(), MAX_SIGNATURES - 1);
         assert!(copied.contains(&report) && !copied.contains(&oversized));
+    }
+
+    /// Registries store layers of all types except foreign ones.
+    #[tokio::test]
+    async fn layers_of_unknown_types_are_copied() {
+        let other = tempfile::tempdir().unwrap();
+        let (bench, remote) = with_remote(other.path());
+        let (repository, text) = ("other.test:5000/hello".parse().unwrap(), "other.test:5000/hello:1");
+        let (config, layer) = (b"{}".as_slice(), b"encrypted".as_slice());
+        for bytes in [config, layer] {
+            remote.push_bytes(&repository, bytes).await.unwrap();
+        }
+        let layers = vec![Descriptor::of("application/vnd.oci.image.layer.v1.tar+gzip+encrypted", layer)];
+        let image = ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, config), layers);
+        let (version, kind) = (Version::Tag("1".parse().unwrap()), media_type::OCI_MANIFEST);
+        remote.push_manifest(&repository, &version, kind, &image.to_bytes().unwrap()).await.unwrap();
+        let mirror = copy_image(&bench.services, text).await.unwrap().reference.repository;
+        assert!(bench.services.images.registry.has_blob(&mirror, &Digest::of(layer)).await.unwrap());
     }
 
     #[tokio::test]
