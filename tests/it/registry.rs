@@ -323,6 +323,18 @@ async fn content_that_belies_its_digest() {
     }
 }
 
+/// The digest in the header is that of the manifest without its signatures.
+#[tokio::test]
+async fn an_image_of_dockers_first_schema_is_named() {
+    let manifest = r#"{"schemaVersion":1,"name":"x","tag":"1","fsLayers":[],"history":[],"signatures":[]}"#;
+    let signed = answer(200, manifest)
+        .header("Content-Type", "application/vnd.docker.distribution.manifest.v1+prettyjws")
+        .header("Docker-Content-Digest", Digest::of(b"without signatures"));
+    let fake = FakeHttp::start(vec![signed]).await;
+    let error = plain().manifest(&repository(&fake.host, "x"), &tag("1")).await.unwrap_err();
+    assert!(!error.is_transient() && error.to_string().contains("Docker's schema 1"), "{error}");
+}
+
 #[tokio::test]
 async fn a_blob_that_breaks_off() {
     let whole = Digest::of(b"whole");

@@ -29,6 +29,8 @@ const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-diges
 /// Error code for a missing blob, or a missing manifest of an index, that a pushed manifest names (distribution-spec
 /// 1.1, "Error Codes").
 const BLOB_UNKNOWN: &str = "MANIFEST_BLOB_UNKNOWN";
+/// Signed manifest in Docker's schema 1. Some registries send it although the client does not accept it.
+const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+prettyjws";
 /// Page size of tag lists.
 const TAGS_PAGE: usize = 1000;
 
@@ -94,6 +96,10 @@ impl RemoteRegistry {
         let content_type = header(response.headers(), &CONTENT_TYPE)
             .and_then(|value| value.split(';').next())
             .map(|value| value.trim().to_owned());
+        // The stated digest of such a manifest excludes its signatures, so that it does not match the bytes.
+        if content_type.as_deref() == Some(DOCKER_SCHEMA_1) {
+            return Err(call.protocol("an image in Docker's schema 1, which farrier does not read"));
+        }
         let stated_digest = header(response.headers(), &CONTENT_DIGEST).and_then(|value| value.parse().ok());
         let bytes = body(&call, &mut response).await?;
         let digest = digest_of(&bytes, version.digest().or(stated_digest.as_ref()), &action)?;
