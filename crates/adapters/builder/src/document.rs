@@ -206,7 +206,7 @@ async fn toolchain(build: &CellBuild<'_>) -> Result<Material> {
         Toolchain::Rpm(_) | Toolchain::Image(_) => Some(distribution_of(&cell.target)),
     };
     let mut material =
-        Material { distribution, ..Material::new(Role::Toolchain, root.name(cell.target.arch)) };
+        Material { distribution, ..Material::new(Role::Toolchain, root.package_source(cell.target.arch)) };
     let used = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN);
     if let Some((digest, list)) = toolchain_packages(build.services, cell.target.arch, &root, used).await? {
         material = Material { digest: Some(digest), ..material.with(list) };

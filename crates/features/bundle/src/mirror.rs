@@ -435,7 +435,9 @@ impl Input<'_> {
     fn what(&self) -> String {
         match self {
             Self::Source(spec) => format!("source {}", spec.name),
-            Self::Packages(root, arch) => format!("root file system of {} ({arch})", root.name(*arch)),
+            Self::Packages(root, arch) => {
+                format!("root file system of {} ({arch})", root.package_source(*arch))
+            }
             Self::Minimal(spec, arch) => format!("minimal base of {} ({arch})", spec.package),
             Self::Headers(kernel, _) => format!("headers of {} ({})", kernel.release, kernel.arch),
             Self::Copy(text) => format!("image {text}"),

@@ -297,7 +297,7 @@ async fn publish(
         RootFsSpec::Packages(root) => {
             let made =
                 services.process.retry(action, || services.fetcher.root_fs().bootstrap(root, arch)).await?;
-            (made, format!("{} root file system", root.name(arch)))
+            (made, format!("{} root file system", root.package_source(arch)))
         }
         RootFsSpec::Minimal(spec) => {
             let made =

@@ -27,15 +27,15 @@ use crate::{
     rpm,
 };
 
-/// Format version of specifications, in input hashes; independent of how a root file system is made.
+/// First part of a specification's hash ([`PackageRoot::identity`]). Does not depend on how farrier makes the root file system.
 const SPEC_FORMAT: &str = "rootfs-1";
-/// Format version; change it when the same specification gives another toolchain.
+/// First part of a toolchain's cache key. Change it when the same specification gives another toolchain.
 const TOOLCHAIN_FORMAT: &str = "rootfs-2";
-/// Format version of toolchains from RPM packages.
+/// First part of an RPM toolchain's cache key, which is also its identity.
 const RPM_TOOLCHAIN_FORMAT: &str = "rootfs-rpm-1";
-/// Format version; change it when the same specification gives another runtime base.
+/// First part of a runtime base's cache key. Change it when the same specification gives another runtime base.
 const RUNTIME_BASE_FORMAT: &str = "runtime-base-2";
-/// Format version; change it when the same installer gives another base.
+/// First part of an installer's hash. Change it when the same installer gives another runtime base.
 const RUNFILE_FORMAT: &str = "runfile-1";
 /// Kind of the cache entries. The older kind "rootfs" used the same keys for root file systems from a registry.
 pub(super) const KIND: &str = "packages-root";
@@ -73,9 +73,14 @@ pub struct RpmRoot {
     pub(super) version: String,
 }
 
+/// Specification of a root file system, by the format of its packages.
+enum PackageSpec<'a> {
+    Deb(&'a BootstrapSpec),
+    Rpm(&'a RpmRoot),
+}
+
 impl PackageRoot {
-    /// Returns a kernel's toolchain, or `None` if that is an image. The toolchain names its package sources; their keys are in
-    /// the definitions directory of the fetcher.
+    /// Returns the root file system of a kernel's toolchain, or `None` if the toolchain is an image.
     pub fn of_toolchain(toolchain: &Toolchain, target: &KernelTarget) -> Option<Self> {
         match toolchain {
             Toolchain::Bootstrap(spec) => Some(Self::Toolchain(spec.clone())),
@@ -91,19 +96,20 @@ impl PackageRoot {
         }
     }
 
-    /// Returns the specification for Debian packages. `Err` has the specification for RPM packages.
-    fn spec(&self) -> Result<&BootstrapSpec, &RpmRoot> {
+    fn spec(&self) -> PackageSpec<'_> {
         match self {
-            Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => Ok(spec),
-            Self::RpmToolchain(root) => Err(root),
+            Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => {
+                PackageSpec::Deb(spec)
+            }
+            Self::RpmToolchain(root) => PackageSpec::Rpm(root),
         }
     }
 
-    /// Returns the source of the packages, for messages.
-    pub fn name(&self, arch: Architecture) -> String {
+    /// Returns the suite of Debian packages, or the address of the first RPM repository.
+    pub fn package_source(&self, arch: Architecture) -> String {
         match self.spec() {
-            Ok(spec) => spec.suite.to_string(),
-            Err(RpmRoot { from, version, .. }) => {
+            PackageSpec::Deb(spec) => spec.suite.to_string(),
+            PackageSpec::Rpm(RpmRoot { from, version, .. }) => {
                 let first = from.repositories.first();
                 first.map(|first| first.address().expand(version, arch.gnu_name())).unwrap_or_default()
             }
@@ -113,8 +119,8 @@ impl PackageRoot {
     /// Returns the requested packages.
     pub fn packages(&self) -> Vec<String> {
         match self.spec() {
-            Ok(spec) => to_strings(&spec.include),
-            Err(root) => to_strings(&root.packages),
+            PackageSpec::Deb(spec) => to_strings(&spec.include),
+            PackageSpec::Rpm(root) => to_strings(&root.packages),
         }
     }
 
@@ -150,7 +156,7 @@ impl PackageRoot {
 }
 
 impl Installer {
-    /// Returns the hash of the installer together with the packages below the driver.
+    /// Returns the hash of the installer and of the packages that the base has besides the driver: `packages` is their hash.
     fn hash(&self, packages: &str) -> String {
         let Self { sources, version, graphics } = self;
         let part = if *graphics { "graphics" } else { "compute" };
@@ -186,8 +192,8 @@ fn suites_of(spec: &BootstrapSpec) -> AptSuites {
 }
 
 impl RootFileSystems<'_> {
-    /// Returns the package root file system of a base, for a version of the driver; `None` for other kinds of bases. The
-    /// installer is one of `sources`.
+    /// Returns the root file system of a runtime base for a version of the driver, or `None` if the base is not made from packages.
+    /// `sources` contains the NVIDIA installer of a base with one.
     pub async fn packages_of_base(
         self,
         base: &RuntimeBase,
@@ -205,7 +211,11 @@ impl RootFileSystems<'_> {
         let mut installer_sources = Vec::new();
         for name in [&installer].into_iter().chain(&archives) {
             let source = sources.iter().find(|source| source.name == *name).ok_or_else(|| {
-                FetchError::value("a source of the runtime base", name, "the image has none of this name")
+                FetchError::value(
+                    "a source of the runtime base",
+                    name,
+                    "the image has no source of this name",
+                )
             })?;
             let whole = if *name == installer { source.without_subdir() } else { source.clone() };
             let identity = Box::pin(self.0.sources().identity(source)).await?.of_another_part(source, &whole);
@@ -219,7 +229,7 @@ impl RootFileSystems<'_> {
     /// Returns the root file system, making it if needed.
     pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs> {
         let make = |dir: PathBuf| async move {
-            let describe = || format!("root file system of {} ({arch})", root.name(arch));
+            let describe = || format!("root file system of {} ({arch})", root.package_source(arch));
             self.0.explain_if_offline(self.make(root, arch, dir).await, describe)
         };
         let entry = self.0.obtain_root_fs(KIND, &root.key(arch), make).await?;
@@ -228,17 +238,19 @@ impl RootFileSystems<'_> {
 
     /// Puts the root file system into the store, unless the store already has it.
     pub async fn keep_bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<StoredUnder> {
-        let what = format!("root file system of {} ({arch})", root.name(arch));
+        let what = format!("root file system of {} ({arch})", root.package_source(arch));
         let root_fs = async { Ok((self.bootstrap(root, arch).await?, root.packages().join(" "))) };
         Box::pin(self.keep(what, &root.key(arch), arch, None, root_fs)).await
     }
 
     /// Checks without network access that the root file system can be made.
     pub fn can_make(self, root: &PackageRoot, arch: Architecture) -> Result<()> {
-        let describe = || format!("root file system of {} ({arch})", root.name(arch));
+        let describe = || format!("root file system of {} ({arch})", root.package_source(arch));
         let spec = match root.spec() {
-            Ok(spec) => spec,
-            Err(rpm) => return assemble::open(self.0, rpm, &root.name(arch), arch).map(drop),
+            PackageSpec::Deb(spec) => spec,
+            PackageSpec::Rpm(rpm) => {
+                return assemble::open(self.0, rpm, &root.package_source(arch), arch).map(drop);
+            }
         };
         if matches!(root, PackageRoot::RuntimeBase(_) | PackageRoot::Runfile(..)) {
             check_can_run(arch)?;
@@ -251,8 +263,10 @@ impl RootFileSystems<'_> {
 
     async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {
         let spec = match root.spec() {
-            Ok(spec) => spec,
-            Err(rpm) => return assemble_rpm(self.0, rpm, &root.name(arch), arch, dir).await,
+            PackageSpec::Deb(spec) => spec,
+            PackageSpec::Rpm(rpm) => {
+                return assemble_rpm(self.0, rpm, &root.package_source(arch), arch, dir).await;
+            }
         };
         for name in &spec.include {
             if name.parse::<PackageToInstall>().is_err() || name.contains("{{") {
@@ -264,7 +278,7 @@ impl RootFileSystems<'_> {
             PackageRoot::RuntimeBase(_) => mmdebstrap(self.0, spec, suites, arch, None, dir).await,
             // Boxed: nested futures make large types, and the compiler has a limit.
             PackageRoot::Runfile(_, installer) => {
-                let tar = Box::pin(self.driver(installer, arch, &dir)).await?;
+                let tar = Box::pin(self.write_driver_tar(installer, arch, &dir)).await?;
                 mmdebstrap(self.0, spec, suites, arch, Some(&tar), dir).await?;
                 Ok(fs::remove_file(tar)?)
             }
@@ -273,7 +287,12 @@ impl RootFileSystems<'_> {
     }
 
     /// Writes the selected files of an installer as a tar in `dir`.
-    async fn driver(self, installer: &Installer, arch: Architecture, dir: &Path) -> Result<PathBuf> {
+    async fn write_driver_tar(
+        self,
+        installer: &Installer,
+        arch: Architecture,
+        dir: &Path,
+    ) -> Result<PathBuf> {
         let Installer { sources, version, graphics } = installer;
         let mut unpacked = Vec::new();
         for (source, identity) in sources {
@@ -358,7 +377,7 @@ mod tests {
         };
         let place = "https://acme.invalid/{{releasever}}/{{basearch}}/";
         let plain = root(&toolchain(&["gcc", "make"], place), "9.5");
-        assert_eq!(plain.name(Architecture::Arm64), "https://acme.invalid/9.5/aarch64/");
+        assert_eq!(plain.package_source(Architecture::Arm64), "https://acme.invalid/9.5/aarch64/");
         assert_eq!(plain.identity(), root(&toolchain(&["make", "gcc"], place), "9.5").identity());
         assert_ne!(plain.key(Architecture::Arm64), plain.key(Architecture::Amd64));
         let mut with_stream = toolchain(&["gcc", "make"], place);
