@@ -12,7 +12,10 @@ const ESSENTIAL: &str = "?essential";
 impl AptArchive {
     /// Returns the essential packages, the packages in `include`, and the dependencies of both, in name order. Recommended
     /// packages are excluded.
-    pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
+    pub async fn packages_with_dependencies(
+        &self,
+        include: &[PackageToInstall],
+    ) -> Result<Vec<PackageRecord>> {
         self.ensure_no_suite_is_missing("choose the packages of a root file system").await?;
         let packages = match self.resolve(include).await {
             // A package may have appeared since the last refresh.

@@ -39,7 +39,7 @@ pub(super) async fn assemble(
     dir: PathBuf,
 ) -> Result<()> {
     let archive = AptArchive::open(fetcher, &suites, arch).await?;
-    let packages = archive.system(&spec.include).await?;
+    let packages = archive.packages_with_dependencies(&spec.include).await?;
     let files = archive.download(&packages).await?;
     stoppable(move |stop| write_layer(stop, &files, (STATUS, dpkg_status), arch, &dir)).await
 }
@@ -53,7 +53,8 @@ pub(super) async fn assemble_rpm(
     dir: PathBuf,
 ) -> Result<()> {
     let repositories = open(fetcher, root, name, arch)?;
-    let files = repositories.system(&root.packages, &root.streams, &toolchain_of(name)).await?;
+    let files =
+        repositories.download_with_dependencies(&root.packages, &root.streams, &toolchain_of(name)).await?;
     stoppable(move |stop| write_layer(stop, &files, (RPM_LIST, rpm_list), arch, &dir)).await
 }
 

@@ -30,7 +30,7 @@ const REPOMD: &str = r#"<repomd><data type="primary"><location href="primary.xml
 /// Solver flags: ignore recommendations; the others as in dnf.
 const RULES: &str = "solverflags ignorerecommended yumobsoletes bestobeypolicy urpmreorder";
 
-/// An existing repository, with the data that the solver needs.
+/// Metadata of one repository, for the solver.
 struct SolverRepository {
     urls: Vec<String>,
     primary: PathBuf,
@@ -39,9 +39,9 @@ struct SolverRepository {
 }
 
 impl Repositories {
-    /// Returns the files of these packages and all their dependencies, without recommendations, in name order. Of modules, only
-    /// packages of the default streams or of `streams` are used. `what` describes the purpose in errors.
-    pub async fn system(
+    /// Downloads these packages and all their dependencies, without recommendations. Returns the files in name order. Of modules,
+    /// only packages of the default streams or of `streams` are used. `what` describes the purpose in errors.
+    pub async fn download_with_dependencies(
         &self,
         packages: &[RpmName],
         streams: &BTreeMap<StreamName, StreamName>,
@@ -64,7 +64,8 @@ impl Repositories {
         what: &str,
     ) -> Result<Vec<ListedPackage>> {
         let (listings, errors) = self.listings(self.fetcher.options.refresh).await;
-        // A missing repository would give another system, unless this site is never allowed to use it.
+        // Without an unreachable repository, the solver could choose other packages. A repository that always refuses this site
+        // does not change the choice.
         let (refused, error) = split_errors(errors, listings.is_empty());
         if let Some(error) = error {
             return Err(error);
@@ -150,7 +151,8 @@ impl Repositories {
         .await
     }
 
-    /// Returns libsolv's choice, each as `name-version.arch@number of the repository`, or the reason for its failure.
+    /// Returns the packages that libsolv chooses, each as `name-version.arch@number of the repository`. The inner error is the
+    /// reason why libsolv finds no solution.
     async fn solve(
         &self,
         repositories: &[SolverRepository],
@@ -263,15 +265,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_solver_says() {
-        let said = "install bash-5.1.8-9.el9.x86_64@0\ninstall perl-4:5.32.1-1.noarch@1\n";
-        let found = parse_solution(said).unwrap();
+    fn the_solution_or_its_problems_are_parsed() {
+        let output = "install bash-5.1.8-9.el9.x86_64@0\ninstall perl-4:5.32.1-1.noarch@1\n";
+        let found = parse_solution(output).unwrap();
         let found: Vec<&str> = found.iter().map(String::as_str).collect();
         assert_eq!(found, ["bash-5.1.8-9.el9.x86_64@0", "perl-4:5.32.1-1.noarch@1"]);
-        let said = "problem c1 info package gcc99 does not exist\nproblem c1 solution s1 deljob install name gcc99\n\
+        let output = "problem c1 info package gcc99 does not exist\nproblem c1 solution s1 deljob install name gcc99\n\
             install bash-5.1.8-9.el9.x86_64@0\nproblem d1 info nothing provides libx.so.1()(64bit) needed by gcc-11-1.x86_64\n";
         assert_eq!(
-            parse_solution(said).unwrap_err(),
+            parse_solution(output).unwrap_err(),
             "nothing provides libx.so.1()(64bit) needed by gcc-11-1.x86_64; package gcc99 does not exist"
         );
     }
