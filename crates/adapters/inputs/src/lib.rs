@@ -64,7 +64,7 @@ pub use host_tree::{
     collect::{Collected, Collection, collect},
 };
 pub use kernel_image::{KernelImage, KernelImageLookup, KernelImages, host::read_host};
-pub use openpgp::key_ends;
+pub use openpgp::key_expiries;
 pub use package_reader::PackageReader;
 pub use root_fs::{PackageRoot, RootFileSystems, RpmRoot};
 pub use root_fs_layer::RootFs;
@@ -76,7 +76,7 @@ pub use stored::{StoredUnder, content_tag, minimal_tag, source_tag};
 pub enum Lookup<T> {
     /// Found, in the cache or in the location that the definition names.
     Found(T),
-    /// Not found. This is a finding and not an error.
+    /// Not found, which is not an error.
     Missing {
         /// The packages or file that were looked for, and where.
         looked_for: String,
@@ -234,8 +234,8 @@ impl Fetcher {
         })
     }
 
-    /// Returns the digest of a key file, if there is one. Records of lookups depend on the digest, because other keys may refuse
-    /// what the previous keys verified.
+    /// Returns the digest of a key file, if there is one. Cache keys include this digest, because a package that one key file
+    /// verified can fail with another key file.
     fn keys_digest(&self, signed_by: Option<&LocalPath>) -> Result<Option<String>> {
         let Some(file) = signed_by else { return Ok(None) };
         let keys = if_there(fs::read(self.root.join(file)))?;

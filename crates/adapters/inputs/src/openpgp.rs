@@ -15,7 +15,7 @@ const NEVER: i64 = i64::MAX;
 
 /// Returns the key files that definitions name, each with the expiry time of its last key. Skips missing and unreadable files, which
 /// verification reports. Searches the definitions as JSON, so that the search also covers `signedBy` in fields added later.
-pub fn key_ends(definitions: &Definitions) -> Vec<(String, Timestamp)> {
+pub fn key_expiries(definitions: &Definitions) -> Vec<(String, Timestamp)> {
     let mut files = BTreeMap::new();
     let images = definitions.images.values().map(serde_json::to_value);
     for definition in images.chain(definitions.families.iter().map(serde_json::to_value)) {
@@ -164,7 +164,7 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
     }
 
     #[test]
-    fn the_newest_signature_says_when_a_key_ends() {
+    fn the_newest_signature_has_the_expiry_of_a_key() {
         let [both, subkey, without] = [BOTH_UNTIL_2030, SUBKEY_UNTIL_2028, WITHOUT_END];
         assert_eq!(end(both.as_bytes()).unwrap(), "2030-01-01T00:00:00Z");
         assert_eq!(end(subkey.as_bytes()).unwrap(), "2028-01-01T00:00:00Z");
@@ -176,7 +176,7 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
     }
 
     #[test]
-    fn what_is_no_key_has_no_end() {
+    fn a_file_without_valid_keys_has_no_expiry() {
         assert_eq!((end(b""), end(b"no key")), (None, None));
         let revoked = "pub:r:255:22:DBEF83C24AE9CBA3:1767225600:1893456000::-:::scSC:::::ed25519:::0:";
         assert_eq!(signing_key_expiries(revoked).count(), 0);
@@ -197,7 +197,7 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
         };
         let families = ["acme.asc", "acme.asc", "other.asc", "absent.asc"].map(family).into();
         let definitions = Definitions { families, root: root.path().into(), ..Definitions::default() };
-        let expiries = key_ends(&definitions);
+        let expiries = key_expiries(&definitions);
         assert_eq!(expiries, [("signedBy acme.asc".to_owned(), "2028-01-01T00:00:00Z".parse().unwrap())]);
     }
 }

@@ -8,7 +8,7 @@ use farrier_core::{
     kernel::Architecture,
     plan::{ImageLocation, Published},
 };
-use farrier_inputs::{Fetcher, key_ends};
+use farrier_inputs::{Fetcher, key_expiries};
 use farrier_local::{blocking::blocking, cache::Cache};
 use farrier_store::registry::{
     Registry, RegistryError, RegistryLocation, RegistryOptions, StoredManifest, connect,
@@ -77,7 +77,7 @@ impl BuildServices {
     pub fn certificate_expiries(&self) -> Vec<(String, Timestamp)> {
         let signer = self.tools.module_signer.iter();
         let signer = signer.map(|signer| ("moduleSigning".to_owned(), signer.certificate().not_after));
-        let keys = key_ends(&self.definitions);
+        let keys = key_expiries(&self.definitions);
         self.fetcher.net().certificate_expiries().into_iter().chain(signer).chain(keys).collect()
     }
 
