@@ -140,7 +140,7 @@ pub enum Command {
     #[command(subcommand, after_help = BUNDLE_EXAMPLES)]
     #[cfg(feature = "bundle")]
     Bundle(BundleCommand),
-    /// Sign with the key of imageSigning what other trusted keys signed, to replace those keys
+    /// Rotate the signing key: sign with imageSigning.key everything that other trusted keys signed
     Rotate(RotateArgs),
     /// Run the control loop: observe, plan, build, check, publish, roll out
     #[command(after_help = RUN_EXAMPLES)]
@@ -150,7 +150,7 @@ pub enum Command {
     /// Open the page of the fleet in a browser: problems, nodes at risk, images by kernel
     #[cfg(feature = "dashboard")]
     Ui(UiArgs),
-    /// Explain why a node gets its images, or the state of an image for a kernel, from labels to image fields
+    /// Explain which images a node gets and why, or the state of an image for a kernel
     Why(WhyArgs),
     /// Restore the image fields that farrier rewrote
     Rollback(RollbackArgs),
