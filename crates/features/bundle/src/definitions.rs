@@ -26,7 +26,7 @@ const LIMITS: Limits = Limits { entries: 50_000, bytes: 4 << 30, depth: 64 };
 /// Fails if [`write_definitions`] would refuse the bundle's definitions. Changes no file.
 pub fn check_definitions(verified: &Verified, to: &Path, overwrite: bool, accept: bool) -> Result<()> {
     let Some(unpacked) = unpack(verified, to)? else { return Ok(()) };
-    find_new(unpacked.path(), to, overwrite, accept).map(drop)
+    files_to_write(unpacked.path(), to, overwrite, accept).map(drop)
 }
 
 /// Writes the bundle's definitions into a directory. Returns the number of files written, or `None` if the bundle has
@@ -78,8 +78,8 @@ fn unpack(verified: &Verified, to: &Path) -> Result<Option<TempDir>> {
     Ok(Some(unpacked))
 }
 
-/// Returns the files to write; fails if one of them would replace different content.
-fn find_new(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<Vec<PathBuf>> {
+/// Returns the files to write: new ones, and with `overwrite` also those that differ. Fails as [`write_definitions`] does.
+fn files_to_write(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in WalkDir::new(from).sort_by_file_name() {
         let entry = entry.map_err(io::Error::from)?;
@@ -92,7 +92,7 @@ fn find_new(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<Vec
     let mut differ = Vec::new();
     let mut new = Vec::new();
     for file in files {
-        ensure_below(from, to, &file)?;
+        check_path(from, to, &file)?;
         match is_same(&from.join(&file), &to.join(&file))? {
             Some(true) => {}
             Some(false) if !overwrite => differ.push(file.display().to_string()),
@@ -109,9 +109,9 @@ fn find_new(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<Vec
     Ok(new)
 }
 
-/// Moves the files into place; moves none if one of them would replace different content.
+/// Moves the files into place, or none of them if [`files_to_write`] fails.
 fn install(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize> {
-    let new = find_new(from, to, overwrite, accept)?;
+    let new = files_to_write(from, to, overwrite, accept)?;
     for file in &new {
         let path = to.join(file);
         if let Some(parent) = path.parent() {
@@ -124,7 +124,7 @@ fn install(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usiz
 
 /// Rejects version-control data, links that lead out of the directory, and files whose path goes through a link. Links
 /// would evade the review that is shown before the definitions are written.
-fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
+fn check_path(from: &Path, to: &Path, file: &Path) -> Result<()> {
     // Git runs hooks and filters from its data.
     if file.iter().any(is_version_control) {
         return Err(BundleError::Outside(file.to_owned(), "is version-control data"));
@@ -138,7 +138,7 @@ fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
     if parents.any(|parent| is_link(&to.join(parent))) {
         return Err(BundleError::Outside(
             file.to_owned(),
-            "would be written through a link of that directory",
+            "would be written through a link in the definitions directory",
         ));
     }
     Ok(())
