@@ -25,7 +25,7 @@ pub struct LintArgs {
 struct LintReport {
     directory: PathBuf,
     mistakes: Vec<DefinitionError>,
-    /// Problems with valid definitions that are probably unintended.
+    /// Probable mistakes in valid definitions.
     warnings: Vec<String>,
 }
 
@@ -35,7 +35,11 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
     let directory = directory.unwrap_or_else(|| PathBuf::from("definitions"));
     let existing = existing_directory(&directory)?;
     if !CONTENTS.iter().any(|name| directory.join(name).exists()) {
-        let message = format!("{}: has no definitions: none of {}", directory.display(), CONTENTS.join(", "));
+        let message = format!(
+            "{}: has no definitions: it contains none of {}",
+            directory.display(),
+            CONTENTS.join(", ")
+        );
         return Err(CliError::hinted(
             message,
             "name the directory that `farrier init` created: farrier lint DIR",

@@ -96,18 +96,17 @@ pub fn existing_directory(path: &Path) -> Result<PathBuf> {
         Ok(path) => Err(CliError::usage(format!("definitions {}: not a directory", path.display()))),
         Err(error) => Err(CliError::hinted(
             format!("definitions {}: {error}", path.display()),
-            "`farrier init` makes a directory of definitions",
+            "create a definitions directory with `farrier init`",
         )),
     }
 }
 
-/// Returns the kernel target of the arguments. The operating system and architecture default to this
-/// machine's.
+/// Returns the kernel target of the arguments.
 pub fn target_of(args: &TargetArgs) -> Result<KernelTarget> {
     target(&args.kernel, &args.platform)
 }
 
-/// Returns the kernel target for one of several kernels.
+/// Returns the kernel target for a kernel release. The operating system and architecture default to this machine's.
 pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget> {
     let host = if platform.os.is_none() || platform.os_version.is_none() { host_os() } else { (None, None) };
     let os = platform.os.clone().or(host.0).ok_or_else(|| {

@@ -89,7 +89,7 @@ fn lint_validates_definitions_without_a_network() {
     bare(&site, &directory, &["lint", "nowhere"]).exits(2).line("definitions nowhere");
     bare(&site, &directory, &["lint", "cluster"])
         .exits(2)
-        .line("cluster: has no definitions: none of images");
+        .line("cluster: has no definitions: it contains none of images");
 }
 
 #[test]

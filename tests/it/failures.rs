@@ -421,7 +421,7 @@ fn commands_that_are_wrong() {
     insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: the host must contain a dot or a port, or be localhost; write host[:port][/prefix] or oci:PATH"#);
     insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @r"
     error: definitions /nonesuch: No such file or directory (os error 2)
-    hint: `farrier init` makes a directory of definitions
+    hint: create a definitions directory with `farrier init`
     ");
     insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; known: broken, hello");
 }
