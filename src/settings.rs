@@ -14,6 +14,7 @@ use farrier_cluster::KubeSecrets;
 use farrier_core::{
     image::{Definitions, ImageName},
     kernel::{Architecture, KernelTarget},
+    provenance::Distribution,
 };
 use farrier_definitions as definitions;
 use farrier_inputs::{FetchOptions, Fetcher};
@@ -154,10 +155,6 @@ pub fn host_os() -> (Option<String>, Option<String>) {
     let text = fs::read_to_string("/etc/os-release")
         .or_else(|_| fs::read_to_string("/usr/lib/os-release"))
         .unwrap_or_default();
-    let value = |key: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
-        let value = line.trim().trim_matches(['"', '\'']);
-        (!value.is_empty()).then(|| value.to_owned())
-    };
-    (value("ID"), value("VERSION_ID"))
+    let Some(Distribution { id, version }) = Distribution::parse(&text) else { return (None, None) };
+    (Some(id), Some(version).filter(|version| !version.is_empty()))
 }
