@@ -1,7 +1,7 @@
 //! Checks the order of a runner's messages.
 //!
 //! Steps run next to the process that writes the messages. A message out of order counts as forged, because a step could use
-//! one to fake a result or a statement of the provenance.
+//! one to fake its result, or the confinement that the provenance states.
 
 use runner::wire::{Message, Outcome};
 
@@ -39,6 +39,7 @@ impl Protocol {
     fn next(self, message: &Message) -> Option<Stage> {
         let Self { steps, stage } = self;
         match (stage, message) {
+            // A canary without refusals proves no confinement.
             (Stage::Start, Message::Canary(canary)) if !canary.refused.is_empty() => Some(Stage::Steps(0)),
             (Stage::Start, Message::End(Outcome::Broken(_))) => Some(Stage::End),
             (Stage::Steps(started), Message::Step(step)) if *step == started && started < steps => {
@@ -73,6 +74,7 @@ impl Protocol {
     fn describe_violation(self, message: &Message) -> String {
         let event = match message {
             Message::Unshared => "a request for user maps".to_owned(),
+            Message::Canary(canary) if canary.refused.is_empty() => "a canary without refusals".to_owned(),
             Message::Canary(_) => "a canary".to_owned(),
             Message::Step(step) => format!("the start of step {step}"),
             Message::Output(_) => "output".to_owned(),
@@ -106,7 +108,7 @@ mod tests {
         Message::End(Outcome::Failed { step, why: String::new() })
     }
 
-    /// Feeds messages of a build with two steps, and returns the complaint about the last one.
+    /// Feeds messages of a build with two steps, and returns the violation of the last one.
     fn play(messages: impl IntoIterator<Item = Message>) -> Option<String> {
         let mut protocol = Protocol::new(2);
         let mut messages: Vec<Message> = messages.into_iter().collect();
@@ -129,26 +131,25 @@ mod tests {
     }
 
     #[test]
-    fn forged_messages_are_told() {
-        let said = |messages: &[Message]| play(messages.to_vec()).unwrap_or_default();
-        assert_eq!(said(&[Message::Step(0)]), "the start of step 0 came before the canary");
-        assert_eq!(said(&[canary(), canary()]), "a canary came after the start of 0 of 2 steps");
+    fn a_message_out_of_order_is_described() {
+        let violation = |messages: &[Message]| play(messages.to_vec()).unwrap_or_default();
+        assert_eq!(violation(&[Message::Step(0)]), "the start of step 0 came before the canary");
+        assert_eq!(violation(&[canary(), canary()]), "a canary came after the start of 0 of 2 steps");
         let started = [canary(), Message::Step(0)];
-        let with = |message: Message| said(&[started.as_slice(), &[message]].concat());
+        let with = |message: Message| violation(&[started.as_slice(), &[message]].concat());
         assert_eq!(with(canary()), "a canary came after the start of 1 of 2 steps");
         assert_eq!(with(Message::Payload(vec![])), "a payload came after the start of 1 of 2 steps");
         assert_eq!(with(Message::End(DONE)), "a successful end came after the start of 1 of 2 steps");
         assert_eq!(with(failed(1)), "an end came after the start of 1 of 2 steps");
         assert_eq!(with(Message::Step(0)), "the start of step 0 came after the start of 1 of 2 steps");
         assert_eq!(with(Message::Unshared), "a request for user maps came after the start of 1 of 2 steps");
-        let paid = [canary(), Message::Step(0), Message::Step(1), Message::Payload(vec![])];
-        let with = |message: Message| said(&[paid.as_slice(), &[message]].concat());
+        let in_payload = [canary(), Message::Step(0), Message::Step(1), Message::Payload(vec![])];
+        let with = |message: Message| violation(&[in_payload.as_slice(), &[message]].concat());
         assert_eq!(with(Message::Output(vec![])), "output came within the payload");
         assert_eq!(with(Message::Step(2)), "the start of step 2 came within the payload");
         assert_eq!(
-            said(&[Message::Canary(Canary::default())]),
-            "a canary came before the canary",
-            "a self-test without any refusal proves no confinement"
+            violation(&[Message::Canary(Canary::default())]),
+            "a canary without refusals came before the canary"
         );
     }
 }
