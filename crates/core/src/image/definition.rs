@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
     BuildSpec, FirmwareSpec, HostOutput, KernelVars, MinimalSpec, Need, PatchSpec, Redistribute, RolloutSpec,
-    RunfileBase, SourceSpec, VersionSpec, kernel_choice::KernelCondition, tag,
+    RunfileBase, SourceSpec, VersionSpec, kernel_condition::KernelCondition, tag,
 };
 use crate::{
     definition::{

@@ -1,4 +1,4 @@
-//! Selects the patches and variables that apply to one kernel.
+//! Conditions that limit patches and variables to some kernels.
 
 use std::collections::BTreeMap;
 
@@ -40,11 +40,11 @@ impl KernelCondition<'_> {
         check_headers: &mut impl FnMut(&HeaderText) -> Result<bool, E>,
     ) -> Result<bool, E> {
         let Self { kernels, release, when } = self;
-        let release_matches = kernels.as_ref().is_none_or(|range| range.contains(target))
+        let target_matches = kernels.as_ref().is_none_or(|range| range.contains(target))
             && release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()));
         match when {
-            Some(text) if release_matches => check_headers(text),
-            _ => Ok(release_matches),
+            Some(text) if target_matches => check_headers(text),
+            _ => Ok(target_matches),
         }
     }
 }
@@ -115,9 +115,9 @@ mod tests {
 
     #[test]
     fn an_image_supports_kernels_that_match_its_range_and_its_release() {
-        let left_out = |release: &str| spec().range_excluding(&target(release));
-        assert_eq!(left_out("6.1.0-47-amd64"), None);
-        assert_eq!(left_out("4.9.0-1-amd64").as_deref(), Some(">=4.18"));
-        assert_eq!(left_out("6.1.0-47-arm64").as_deref(), Some("whose release matches .*-amd64"));
+        let range_excluding = |release: &str| spec().range_excluding(&target(release));
+        assert_eq!(range_excluding("6.1.0-47-amd64"), None);
+        assert_eq!(range_excluding("4.9.0-1-amd64").as_deref(), Some(">=4.18"));
+        assert_eq!(range_excluding("6.1.0-47-arm64").as_deref(), Some("whose release matches .*-amd64"));
     }
 }
