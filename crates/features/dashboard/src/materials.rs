@@ -146,10 +146,11 @@ impl ComparedImage {
         });
         let compare =
             |a: &PlannedCell, b: &PlannedCell| order(a.target.release.as_str(), b.target.release.as_str());
-        let previous =
+        let next_older =
             others.clone().filter(|other| compare(other, planned).is_lt()).max_by(|a, b| compare(a, b));
-        let newer = || others.filter(|other| compare(other, planned).is_gt()).min_by(|a, b| compare(a, b));
-        let nearest = previous.or_else(newer)?;
+        let next_newer =
+            || others.filter(|other| compare(other, planned).is_gt()).min_by(|a, b| compare(a, b));
+        let nearest = next_older.or_else(next_newer)?;
         Some(Self { image: image_of(&nearest.outcome)?, cell: Some(nearest.clone()) })
     }
 }
