@@ -15,7 +15,7 @@ use farrier_core::{
     kernel::{KernelFamily, KernelTarget},
     plan::{Cell, Instance},
     provenance::Confinement,
-    site::{Existing, ImageSigning, KeySource},
+    site::{ExistingImages, ImageSigning, KeySource},
 };
 use farrier_engines::{EngineChoice, EngineEnv};
 use farrier_inputs::{FetchOptions, Fetcher};
@@ -216,7 +216,7 @@ impl Bench {
             key: KeySource::File(self.root().join("images.pem").to_str().unwrap().parse().unwrap()),
             passphrase: None,
             public_key: Some("images.pub".parse().unwrap()),
-            existing: Existing::Leave,
+            existing: ExistingImages::Leave,
             trust_registry_writers: false,
         });
     }

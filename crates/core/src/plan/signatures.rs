@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Observed, PlanInputs};
 use crate::{
     image::{ImageName, ImageReference},
-    site::{Existing, SiteSpec},
+    site::{ExistingImages, SiteSpec},
 };
 
 /// Published image to sign.
@@ -26,7 +26,7 @@ pub fn needs_signatures(site: &SiteSpec) -> bool {
 }
 
 fn signs_existing(site: &SiteSpec) -> bool {
-    site.image_signing.as_ref().is_some_and(|signing| signing.existing == Existing::Sign)
+    site.image_signing.as_ref().is_some_and(|signing| signing.existing == ExistingImages::Sign)
 }
 
 /// Returns the published images, by digest, whose signatures the site's settings need.
@@ -66,7 +66,7 @@ mod tests {
             HoldReason, Plan, RolloutDecision, SignatureState,
             fixtures::{K47, World},
         },
-        site::{Existing, ImageSigning, KeySource, RequireSigned},
+        site::{ExistingImages, ImageSigning, KeySource, RequireSigned},
     };
 
     /// Returns a world with one published image in this signature state.
@@ -82,7 +82,7 @@ mod tests {
         world
     }
 
-    fn signing(existing: Existing) -> ImageSigning {
+    fn signing(existing: ExistingImages) -> ImageSigning {
         let key = KeySource::File("key.pem".parse().unwrap());
         ImageSigning { key, passphrase: None, public_key: None, existing, trust_registry_writers: false }
     }
@@ -121,9 +121,9 @@ mod tests {
     fn a_key_signs_what_is_there_only_where_that_is_said() {
         let mut world = world(Some(SignatureState { ours: false, refused: None }));
         assert!(world.plan().signatures.is_empty(), "no key");
-        world.definitions.site.image_signing = Some(signing(Existing::default()));
+        world.definitions.site.image_signing = Some(signing(ExistingImages::default()));
         assert!(world.plan().signatures.is_empty(), "existing images are left unsigned");
-        world.definitions.site.image_signing = Some(signing(Existing::Sign));
+        world.definitions.site.image_signing = Some(signing(ExistingImages::Sign));
         let plan = world.plan();
         assert_eq!(plan.signatures.len(), 1);
         assert!(!plan.is_idle());

@@ -22,7 +22,7 @@ pub use mirrors::{ImagePrefix, MirrorRule, Prefix, image_candidates, url_candida
 pub use network::{Credentials, Host, Login, Proxy};
 pub use policy::{Policy, RequireSigned, Signatures, SiteCheck, UnprovenPolicy};
 pub use secret::{SecretKey, SecretName, SecretSource};
-pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, RevokedKey, Signed};
+pub use signing::{ExistingImages, ImageSigning, KeySource, ModuleSigning, RevokedKey, Signed};
 
 use crate::definition::{ApiVersion, Memory, Metadata, Period, checked::OneLine, is_default};
 pub use crate::definition::{ParseError, without_logins};

@@ -69,7 +69,7 @@ pub struct ImageSigning {
     pub public_key: Option<LocalPath>,
     /// Treatment of published images with the right inputs but without this site's signature.
     #[serde(default)]
-    pub existing: Existing,
+    pub existing: ExistingImages,
     /// Acknowledge the risk of `existing: sign` together with `policy.requireSigned`: farrier then signs whatever is stored under
     /// a tag, so a signature only proves that someone could write to the registry. The combination requires this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -81,7 +81,7 @@ impl ImageSigning {
     /// `trustRegistryWriters` to allow it.
     pub fn contradicts(&self, policy: &Policy) -> bool {
         let Self { existing, trust_registry_writers, .. } = self;
-        *existing == Existing::Sign && !trust_registry_writers && !policy.require_signed.is_empty()
+        *existing == ExistingImages::Sign && !trust_registry_writers && !policy.require_signed.is_empty()
     }
 }
 
@@ -104,7 +104,7 @@ pub struct RevokedKey {
 /// Treatment of published images without this site's signature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Existing {
+pub enum ExistingImages {
     /// Sign them as they are. Use this only if everyone who may write to the registry is trusted.
     Sign,
     /// Leave them unsigned. farrier signs only the images that it publishes itself.

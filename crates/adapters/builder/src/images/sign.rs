@@ -4,7 +4,7 @@ use farrier_core::{
     facts::media_type,
     image::{Tag, Version},
     provenance::{self, Envelope, PublicKey, RequiredSigners, SIGNED_PREDICATE, Statement},
-    site::Existing,
+    site::ExistingImages,
 };
 use farrier_store::registry::{MAX_TRIES, pause_before};
 use oci::{Descriptor, ImageError};
@@ -145,7 +145,7 @@ impl StoredImage<'_> {
     pub(crate) async fn sign_if_unsigned(self, name: &str) -> Result<()> {
         let Some(signing) = &self.services.definitions.site.image_signing else { return Ok(()) };
         let Some(own) = own_signers(self.services).await? else { return Ok(()) };
-        if signing.existing == Existing::Leave || self.ensure_signed_by(&own).await.is_ok() {
+        if signing.existing == ExistingImages::Leave || self.ensure_signed_by(&own).await.is_ok() {
             return Ok(());
         }
         self.sign_published(name).await

@@ -107,7 +107,7 @@ mod tests {
     use farrier_core::{
         image::{FieldHasher, ImageReference},
         provenance::{PublicKey, RequiredSigners},
-        site::{Existing, ImageSigning, KeySource},
+        site::{ExistingImages, ImageSigning, KeySource},
     };
     use farrier_signing::testing::{EC_256, OpensslDir};
     use serde_json::json;
@@ -145,7 +145,7 @@ mod tests {
             key: KeySource::File(openssl_dir.path("k.pem").to_str().unwrap().parse().unwrap()),
             passphrase: None,
             public_key: Some(openssl_dir.path("p.pem").to_str().unwrap().parse().unwrap()),
-            existing: Existing::Leave,
+            existing: ExistingImages::Leave,
             trust_registry_writers: false,
         };
         // A union of members that were published without the key is refused.
