@@ -119,7 +119,7 @@ pub struct SiteSpec {
     pub module_signing: Option<ModuleSigning>,
     /// Signs published images.
     pub image_signing: Option<ImageSigning>,
-    /// Keys for images whose signatures no longer count.
+    /// Revoked keys for images, whose signatures farrier ignores.
     pub revoked: Vec<RevokedKey>,
     /// Requirements for images before a rollout.
     #[serde(default, skip_serializing_if = "is_default")]

@@ -77,16 +77,15 @@ pub struct ImageSigning {
 }
 
 impl ImageSigning {
-    /// Whether farrier would sign images that it did not build although the policy requires signatures, without
-    /// `trustRegistryWriters` to allow it.
+    /// Whether the settings contradict the policy: it requires signatures, but farrier signs images that it did not build, and
+    /// `trustRegistryWriters` is not set.
     pub fn contradicts(&self, policy: &Policy) -> bool {
         let Self { existing, trust_registry_writers, .. } = self;
         *existing == ExistingImages::Sign && !trust_registry_writers && !policy.require_signed.is_empty()
     }
 }
 
-/// A key for images whose signatures no longer count, regardless of their time: anyone who has the key can state any time. Set `key`
-/// or `fingerprint`.
+/// A revoked key for images. farrier ignores all its signatures: a thief of the key can backdate them. Set `key` or `fingerprint`.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
