@@ -58,6 +58,12 @@ pub(super) enum Ending {
     Silent,
 }
 
+/// A pipe from QEMU: the report on standard output, or the console on standard error.
+enum Pipe {
+    Report,
+    Console,
+}
+
 /// Result of running a machine.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -105,27 +111,27 @@ impl Machine<'_> {
             let next = async {
                 tokio::select! {
                     biased;
-                    length = read(&mut report, &mut report_buffer) => length.map(|length| (length, true)),
-                    length = read(&mut console, &mut console_buffer) => length.map(|length| (length, false)),
+                    length = read(&mut report, &mut report_buffer) => (Pipe::Report, length),
+                    length = read(&mut console, &mut console_buffer) => (Pipe::Console, length),
                 }
             };
-            let Ok(received) = timeout_at(deadline, next).await else {
+            let Ok((pipe, length)) = timeout_at(deadline, next).await else {
                 // After the last record, only the restart of the machine is expected.
                 if !run.transcript.ended() {
                     run.ending = Ending::Silent;
                 }
                 break;
             };
-            match received.map_err(BootError::Read)? {
-                (0, true) => report = None,
-                (0, false) => console = None,
-                (length, true) => {
+            match (pipe, length.map_err(BootError::Read)?) {
+                (Pipe::Report, 0) => report = None,
+                (Pipe::Console, 0) => console = None,
+                (Pipe::Report, length) => {
                     if run.transcript.push(report_buffer.get(..length).unwrap_or_default()) {
                         let wait = if run.transcript.ended() { EXIT_TIME } else { self.limits.module_time };
                         deadline = end.min(Instant::now() + wait);
                     }
                 }
-                (length, false) => run.console.push(console_buffer.get(..length).unwrap_or_default()),
+                (Pipe::Console, length) => run.console.push(console_buffer.get(..length).unwrap_or_default()),
             }
         }
         run.console.end_line();
@@ -138,7 +144,8 @@ impl Machine<'_> {
         let programs: Vec<OsString> =
             requested.map_or_else(|| names.iter().map(OsString::from).collect(), |path| vec![path]);
         for program in &programs {
-            // Test for the sandbox before a guest runs, because a guest can influence QEMU's later output.
+            // Test for the sandbox in a separate run. A guest writes to QEMU's standard error, and could fake the error of a QEMU
+            // without a sandbox.
             let has_sandbox = supports(program, &SANDBOX).await;
             match self.command(program, accelerator, has_sandbox).spawn() {
                 Ok(child) => {
