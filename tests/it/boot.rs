@@ -276,7 +276,7 @@ async fn cancelled_or_dropped_it_leaves_nothing() {
     let release = newest();
     let temporary = tempfile::tempdir().unwrap();
     let mut request = request(&release, &fixture_modules(&release), &["farrier_loop.ko"]);
-    request.directory = Some(temporary.path().to_owned());
+    request.scratch_dir = Some(temporary.path().to_owned());
     for drop_it in [false, true] {
         let cancel = CancellationToken::new();
         let mut check = Box::pin(boot_check(&request, &cancel));

@@ -47,7 +47,7 @@ impl InTreeModules {
     }
 
     /// Adds the modules of another image, which replace in-tree modules of the same name.
-    pub(super) fn replace(&mut self, others: Self) {
+    pub(super) fn override_with(&mut self, others: Self) {
         self.files.extend(others.files);
     }
 
@@ -63,7 +63,7 @@ impl InTreeModules {
 
     /// Returns the modules that must be loaded before a module: those in `depends`, and those that `modprobe` loads
     /// first (`softdep` with `pre:`).
-    pub(super) fn dependencies(&self, file: &Path, budget: &DecompressionBudget) -> Result<Vec<String>> {
+    pub(super) fn prerequisites(&self, file: &Path, budget: &DecompressionBudget) -> Result<Vec<String>> {
         let Some(module) = parse(file, budget)? else { return Ok(Vec::new()) };
         let mut names = dependencies(&module);
         for soft_dependency in module.fields("softdep").flat_map(pre_dependencies) {

@@ -142,7 +142,7 @@ struct Prepared {
 
 fn prepare(request: &BootRequest) -> Result<Prepared> {
     let steps = steps::plan(request)?;
-    let parent = request.directory.clone().unwrap_or_else(env::temp_dir);
+    let parent = request.scratch_dir.clone().unwrap_or_else(env::temp_dir);
     let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&parent)?;
     let path = dir.path().join("initramfs");
     let key = generate_key()?;

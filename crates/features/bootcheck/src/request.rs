@@ -26,13 +26,13 @@ pub struct BootRequest {
     pub entrypoint: PathBuf,
     /// The emulator; `None` for QEMU in the search path.
     pub emulator: Option<PathBuf>,
-    /// Directory that records, until the machine restarts, that KVM does not work here; `None` to record nothing.
+    /// Directory that records, until this host restarts, that KVM does not work here; `None` to record nothing.
     pub kvm_state_dir: Option<PathBuf>,
     /// Directory for the temporary initramfs; `None` for the system's temporary directory.
-    pub directory: Option<PathBuf>,
+    pub scratch_dir: Option<PathBuf>,
     /// Limits of the virtual machine.
     pub limits: BootLimits,
-    /// Budget for decompressing modules. By default the request has a separate budget.
+    /// Budget for decompressing modules, shared with the static check. The default is a separate budget.
     pub decompression: Arc<DecompressionBudget>,
 }
 
@@ -49,7 +49,7 @@ impl BootRequest {
             entrypoint,
             emulator: None,
             kvm_state_dir: None,
-            directory: None,
+            scratch_dir: None,
             limits: BootLimits::default(),
             decompression: Arc::new(DecompressionBudget::without_build()),
         }

@@ -50,7 +50,7 @@ pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
         None => InTreeModules::default(),
     };
     for directory in &request.needed {
-        in_tree.replace(InTreeModules::find(directory)?);
+        in_tree.override_with(InTreeModules::find(directory)?);
     }
     let mut planner = StepPlanner {
         request,
@@ -124,7 +124,7 @@ impl StepPlanner<'_> {
         }
         // A missing module is not an error here: its dependents get the outcome `NotReached`.
         let Some(source) = self.in_tree.file(name) else { return Ok(()) };
-        let dependencies = self.in_tree.dependencies(&source, &self.request.decompression)?;
+        let dependencies = self.in_tree.prerequisites(&source, &self.request.decompression)?;
         for dependency in &dependencies {
             self.add_dependency(dependency, modules)?;
         }
