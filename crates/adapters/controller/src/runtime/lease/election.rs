@@ -39,7 +39,7 @@ pub(super) struct LeaseRecord {
     /// The holder's time of its last renewal, compared for equality only.
     pub(super) renewed: Option<jiff::Timestamp>,
     /// Lease duration that the holder announced.
-    pub(super) length: Option<Duration>,
+    pub(super) duration: Option<Duration>,
     /// Number of leadership changes.
     pub(super) transitions: i32,
 }
@@ -92,8 +92,8 @@ impl Election {
             }
         };
         // The other candidate may run with another lease duration. Use the longer one.
-        let length = record.length.unwrap_or_default().max(self.timing.lease);
-        if now - since >= length { ElectionStep::Take } else { ElectionStep::Wait }
+        let duration = record.duration.unwrap_or_default().max(self.timing.lease);
+        if now - since >= duration { ElectionStep::Take } else { ElectionStep::Wait }
     }
 
     /// Records that a request sent at `sent` acquired or renewed the lease.
@@ -127,7 +127,7 @@ mod tests {
         LeaseRecord {
             holder: holder.to_owned(),
             renewed: Some(jiff::Timestamp::from_second(renewed).unwrap()),
-            length: Some(Duration::from_secs(15)),
+            duration: Some(Duration::from_secs(15)),
             transitions: 0,
         }
     }

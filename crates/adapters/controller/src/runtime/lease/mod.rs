@@ -351,7 +351,7 @@ fn record_of(lease: &Lease) -> LeaseRecord {
     LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         renewed: spec.renew_time.map(|time| time.0),
-        length: seconds.map(Duration::from_secs),
+        duration: seconds.map(Duration::from_secs),
         transitions: spec.lease_transitions.unwrap_or_default(),
     }
 }
