@@ -182,7 +182,7 @@ impl Live {
         let latest = Instant::now() + MAX_WAIT;
         let due = self.timer.due().map_or(latest, |due| due.min(latest));
         // The cluster reports a change until the next snapshot. Do not poll it while a reconcile of a change is scheduled.
-        let may_poll_cluster = !self.timer.is_changed();
+        let may_poll_cluster = !self.timer.has_change();
         tokio::select! {
             biased;
             () = self.services.process.cancel.cancelled() => {}
@@ -256,7 +256,7 @@ impl Live {
         match outcome {
             ReconcileOutcomeLabel::Done => {}
             ReconcileOutcomeLabel::Unreachable | ReconcileOutcomeLabel::Refused => self.timer.schedule(next),
-            ReconcileOutcomeLabel::Failed => self.timer.hold(next),
+            ReconcileOutcomeLabel::Failed => self.timer.back_off(next),
         }
     }
 

@@ -20,22 +20,22 @@ pub(super) struct ReconcileTimer {
     /// Start of the next reconcile.
     due: Option<Instant>,
     /// Whether a change arrived since the current or most recent reconcile started.
-    changed: bool,
-    /// Until this time a change triggers no reconcile.
-    held_until: Option<Instant>,
+    has_change: bool,
+    /// End of the backoff: until this time a change triggers no reconcile.
+    backoff_until: Option<Instant>,
 }
 
 impl ReconcileTimer {
     /// Creates a timer whose first reconcile starts at once.
     pub(super) fn new(now: Instant) -> Self {
-        Self { began: None, due: Some(now), changed: false, held_until: None }
+        Self { began: None, due: Some(now), has_change: false, backoff_until: None }
     }
 
     /// Records a change and schedules a reconcile for it.
     pub(super) fn record_change(&mut self, now: Instant) {
+        self.has_change = true;
         let earliest = self.began.map_or(now, |began| began + MIN_INTERVAL);
-        self.changed = true;
-        let earliest = self.held_until.map_or(earliest, |until| earliest.max(until));
+        let earliest = self.backoff_until.map_or(earliest, |until| earliest.max(until));
         self.schedule((now + DEBOUNCE).max(earliest));
     }
 
@@ -48,19 +48,19 @@ impl ReconcileTimer {
     pub(super) fn begin(&mut self, now: Instant) {
         self.began = Some(now);
         self.due = None;
-        self.changed = false;
-        self.held_until = None;
+        self.has_change = false;
+        self.backoff_until = None;
     }
 
     /// Backs off after a failed reconcile: the next one starts at `until`, and changes do not trigger it earlier.
-    pub(super) fn hold(&mut self, until: Instant) {
-        self.held_until = Some(until);
+    pub(super) fn back_off(&mut self, until: Instant) {
+        self.backoff_until = Some(until);
         self.schedule(until);
     }
 
     /// Whether a change is waiting for its reconcile.
-    pub(super) fn is_changed(&self) -> bool {
-        self.changed
+    pub(super) fn has_change(&self) -> bool {
+        self.has_change
     }
 
     /// Start of the next reconcile.
@@ -127,7 +127,7 @@ mod tests {
         let now = Instant::now();
         let mut timer = ReconcileTimer::new(now);
         timer.begin(now);
-        timer.hold(now + ms(8_000));
+        timer.back_off(now + ms(8_000));
         timer.record_change(now + ms(10));
         assert_eq!(timer.due(), Some(now + ms(8_000)));
         timer.begin(now + ms(8_000));
