@@ -50,7 +50,7 @@ pub fn bill(provenance: &Provenance) -> Value {
 }
 
 /// Returns the components of a bill whose licenses restrict redistribution. The image is one of them.
-pub fn restricted(bill: &Value) -> Vec<(String, Redistribute)> {
+pub fn restricted_components(bill: &Value) -> Vec<(String, Redistribute)> {
     let components = bill["components"].as_array().into_iter().flatten();
     let restriction = |component: &Value| {
         let mut properties = component["properties"].as_array()?.iter();
@@ -181,10 +181,10 @@ mod tests {
     fn restricted_components_are_read_back() {
         let mut provenance = provenance();
         let of = |name: &str, redistribute| (name.to_owned(), redistribute);
-        let found = restricted(&bill(&provenance));
+        let found = restricted_components(&bill(&provenance));
         assert_eq!(found, [of("mft", Redistribute::Terms), of("mft-extra", Redistribute::Forbidden)]);
         provenance.subject.terms.redistribute = Some(Redistribute::Allowed);
-        assert_eq!(restricted(&bill(&provenance)), [of("mft-extra", Redistribute::Forbidden)]);
-        assert!(restricted(&json!([])).is_empty());
+        assert_eq!(restricted_components(&bill(&provenance)), [of("mft-extra", Redistribute::Forbidden)]);
+        assert!(restricted_components(&json!([])).is_empty());
     }
 }

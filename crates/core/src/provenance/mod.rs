@@ -16,7 +16,7 @@ mod statement;
 #[cfg(test)]
 mod testing;
 
-pub use bill::{CYCLONEDX_PREDICATE, bill, restricted};
+pub use bill::{CYCLONEDX_PREDICATE, bill, restricted_components};
 pub use bundle::{SIGNED_PREDICATE, SIGSTORE_BUNDLE, bundle, bundle_layer, may_be_bundle};
 pub use cosign::{
     CosignManifest, SIMPLE_SIGNING, add_layers, attestation_layer, attestation_tag, is_cosign_tag,

@@ -8,7 +8,7 @@ use farrier_builder::{
 };
 use farrier_core::{
     image::{DriverImage, Redistribute, SourceSpec},
-    provenance::restricted,
+    provenance::restricted_components,
     site::Policy,
 };
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub async fn licenses(services: &BuildServices, contents: &[Content]) -> Result<
         let image = StoredImage { services, repository: &repository, digest };
         let bill = image.find_document(&BILL_OF_MATERIALS).await?;
         let bill: Value = bill.and_then(|bill| serde_json::from_slice(&bill).ok()).unwrap_or_default();
-        for (component, redistribute) in restricted(&bill) {
+        for (component, redistribute) in restricted_components(&bill) {
             let (source, redistribute) = ((component != *name).then_some(component), Some(redistribute));
             let is_listed = |known: &License| {
                 (&known.image, &known.source, known.redistribute) == (name, &source, redistribute)

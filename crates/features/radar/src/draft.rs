@@ -86,7 +86,7 @@ mod tests {
         let two = Some("int f(struct a *a, int (*g)(int, int))");
         for (old, new, wanted) in [
             (Some("int f(struct a *a)"), two, Some(r"f\([^;]*int\s+\(\*g\)\(int,\s+int\)")),
-            // A parameter less: only the number tells them apart.
+            // One parameter fewer: only the number tells them apart.
             (Some("int f(int a, int b)"), Some("int f(int a)"), Some(r"f\([^,;()]*(,[^,;()]*){0}\)")),
             (Some("int f(int a)"), Some("int f(long a)"), Some(r"f\([^;]*long\s+a")),
             (None, Some("int f(int a)"), Some(r"f\([^;]*int\s+a")),
