@@ -20,7 +20,7 @@ pub enum EngineError {
     Step(String),
     /// A step exceeded the memory limit: which step, and the limit. Permanent.
     #[error("build step stopped: {0}")]
-    Limit(String),
+    MemoryLimit(String),
     /// A step exceeded a limit of files or processes: which step, and which limit. Permanent.
     #[error("build step stopped: {0}")]
     FixedLimit(String),
@@ -94,7 +94,7 @@ impl EngineError {
             Self::Unconfined(_) => Some(
                 "build on a newer kernel, or lower builds.landlock in site.yaml".to_owned(),
             ),
-            Self::Limit(_) => {
+            Self::MemoryLimit(_) => {
                 Some("raise build.memory in the definition if the build needs more".to_owned())
             }
             Self::FixedLimit(_) => Some("use less in the build: this limit is fixed".to_owned()),

@@ -64,7 +64,7 @@ impl Protocol {
         match outcome {
             Outcome::Done { .. } => self.stage == Stage::Payload,
             Outcome::Failed { step, .. }
-            | Outcome::Limit { step, .. }
+            | Outcome::MemoryLimit { step, .. }
             | Outcome::FixedLimit { step, .. }
             | Outcome::DiskFull { step, .. } => *step == started.saturating_sub(1),
             Outcome::Broken(_) => true,

@@ -111,8 +111,8 @@ impl RunnerSession<'_> {
             Outcome::Failed { step, why } => {
                 Err(EngineError::Step(format!("{}: {why}", shortened(self.text(step)))))
             }
-            Outcome::Limit { step, why } => {
-                Err(EngineError::Limit(format!("{}: {why}", shortened(self.text(step)))))
+            Outcome::MemoryLimit { step, why } => {
+                Err(EngineError::MemoryLimit(format!("{}: {why}", shortened(self.text(step)))))
             }
             Outcome::FixedLimit { step, why } => {
                 Err(EngineError::FixedLimit(format!("{}: {why}", shortened(self.text(step)))))

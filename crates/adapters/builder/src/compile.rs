@@ -234,7 +234,7 @@ fn explain(
         EngineError::Step(message) => known_cause().unwrap_or_else(|| {
             step_failed(log, message, is_killed, own_trees, &build.cell.image, &build.cell.target.release)
         }),
-        EngineError::Limit(message) => stopped(log, ProblemKind::OverLimit, &message, &memory_advice()),
+        EngineError::MemoryLimit(message) => stopped(log, ProblemKind::OverLimit, &message, &memory_advice()),
         EngineError::FixedLimit(message) => {
             stopped(log, ProblemKind::OverLimit, &message, FIXED_LIMIT_ADVICE)
         }

@@ -177,7 +177,7 @@ fn exceeds_disk_limit(status: &PodStatus) -> bool {
 
 fn state_of_terminated(name: &str, end: &ContainerStateTerminated) -> PodState {
     match end.reason.as_deref() {
-        Some("OOMKilled") => PodState::Ended(EngineError::Limit(format!(
+        Some("OOMKilled") => PodState::Ended(EngineError::MemoryLimit(format!(
             "pod {name} used more memory than it may (OOMKilled)"
         ))),
         // The runner is missing or belongs to another architecture.

@@ -225,6 +225,9 @@ mod tests {
             before_first_step(EngineError::Deadline("pod p did not end within its deadline".to_owned()));
         assert!(late.is_transient());
         assert_eq!(late.to_string(), "pod p did not end within its deadline: its node did not start it");
-        assert!(matches!(before_first_step(EngineError::Limit(String::new())), EngineError::Limit(_)));
+        assert!(matches!(
+            before_first_step(EngineError::MemoryLimit(String::new())),
+            EngineError::MemoryLimit(_)
+        ));
     }
 }

@@ -178,7 +178,7 @@ impl Sandbox {
         kill(&mut child, id).await;
         let outcome = match group.as_ref().and_then(Group::memory_limit_exceeded) {
             Some(why) if !matches!(outcome, Ok(_) | Err(EngineError::Canceled)) => {
-                Err(EngineError::Limit(why))
+                Err(EngineError::MemoryLimit(why))
             }
             _ => outcome,
         };
@@ -220,7 +220,7 @@ impl BuildLog for TrialLog {
 /// Whether an error of the trial build has a cause that may pass, such as a full disk.
 fn may_pass(error: &EngineError) -> bool {
     match error {
-        EngineError::DiskFull { .. } | EngineError::Limit(_) => true,
+        EngineError::DiskFull { .. } | EngineError::MemoryLimit(_) => true,
         EngineError::Io(source) => is_full_disk(source) || is_passing(source),
         // Not for a full disk: here that errno also stands for the limit of namespaces.
         EngineError::Engine { source, .. } => source.downcast_ref::<io::Error>().is_some_and(is_passing),

@@ -74,8 +74,8 @@ pub fn run(messages: &Messages, plan: &Plan, paths: &BuildPaths<'_>) -> io::Resu
 }
 
 fn stop_outcome(monitor: &UsageMonitor, step: u32) -> Option<Outcome> {
-    Some(match monitor.stopped()? {
-        StopReason::Limit(why) => Outcome::Limit { step, why },
+    Some(match monitor.stop_reason()? {
+        StopReason::MemoryLimit(why) => Outcome::MemoryLimit { step, why },
         StopReason::FixedLimit(why) => Outcome::FixedLimit { step, why },
         StopReason::HiddenFiles(why) => Outcome::Broken(why),
         StopReason::DiskFull(why) => Outcome::DiskFull { step, why },

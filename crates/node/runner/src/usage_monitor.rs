@@ -23,25 +23,25 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// Pause between two counts of the written files, as a multiple of the duration of the last count. The next count starts earlier
 /// if the file system has lost as much space as the build may still use.
 const RECOUNT_FACTOR: u32 = 50;
-/// Maximum number of counts of a stopped build until no process runs during one.
+/// Maximum number of attempts to count the files of a stopped build while none of its processes runs.
 const STOPPED_COUNTS: u32 = 3;
-/// Maximum time until the processes of a build have stopped. A process does not stop during a write, which may have 2 GiB.
+/// Maximum time until the processes of a build have stopped. A process does not stop during a write, which may be of 2 GiB.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval between two checks whether they have stopped.
+/// Interval between two checks whether the processes have stopped.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Measures the resource usage of a build, and kills its processes when they exceed a limit.
 pub struct UsageMonitor {
     limits: Limits,
-    stopped: Arc<Mutex<Option<StopReason>>>,
+    stop_reason: Arc<Mutex<Option<StopReason>>>,
 }
 
 /// Reason to stop a build, with the build's usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// The build exceeded its memory limit.
-    Limit(String),
-    /// The build exceeded a limit of files or processes.
+    MemoryLimit(String),
+    /// The build exceeded a limit of files or processes, which its definition cannot raise.
     FixedLimit(String),
     /// The build may have exceeded a limit with files that cannot be counted.
     HiddenFiles(String),
@@ -54,18 +54,18 @@ impl UsageMonitor {
     /// container runtime limits the disk usage.
     pub fn start(limits: Limits, written: Option<&Path>) -> io::Result<Self> {
         let disk = written.map(|directory| DiskMeter::open(directory, limits, signal_all)).transpose()?;
-        let stopped = Arc::new(Mutex::new(None));
-        let shared = Arc::clone(&stopped);
+        let stop_reason = Arc::new(Mutex::new(None));
+        let shared = Arc::clone(&stop_reason);
         thread::Builder::new().name("watch".to_owned()).spawn(move || monitor(limits, disk, &shared))?;
-        Ok(Self { limits, stopped })
+        Ok(Self { limits, stop_reason })
     }
 
     /// Returns the reason to stop the build, if there is one. Checks the free disk space again, because a step can fail on a
     /// full disk before the next measurement.
-    pub fn stopped(&self) -> Option<StopReason> {
-        let shared = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        let shared = self.stop_reason.lock().unwrap_or_else(PoisonError::into_inner).clone();
         shared
-            .or_else(|| stop_reason(self.limits, ProcessUsage::default(), DiskUsage::default(), free_bytes()))
+            .or_else(|| check_usage(self.limits, ProcessUsage::default(), DiskUsage::default(), free_bytes()))
     }
 }
 
@@ -75,7 +75,7 @@ fn monitor(limits: Limits, mut disk: Option<DiskMeter>, shared: &Mutex<Option<St
         let disk_usage = disk.as_mut().map(DiskMeter::disk_usage).unwrap_or_default();
         let mut processes = process_usage(Path::new("/proc"));
         processes.memory += shared_memory();
-        if let Some(why) = stop_reason(limits, processes, disk_usage, free_bytes()) {
+        if let Some(why) = check_usage(limits, processes, disk_usage, free_bytes()) {
             shared.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
             signal_all(Signal::KILL);
         }
@@ -133,10 +133,11 @@ impl DiskMeter {
         let started = Instant::now();
         if self.may_exceed(self.last, free.lost_since(&self.free)) || started >= self.next_count {
             let lost = free.lost_since(&self.free_at_start);
-            // A step can move files and descriptors past the count. Stop its processes if that could hide an exceeded limit.
+            // A step that runs during a count can move files, or pass on descriptors of unlinked files, so that the count misses
+            // them. Stop its processes if such files could exceed a limit.
             let must_stop = self.may_exceed(DiskUsage::default(), lost);
             self.last = if must_stop { self.count_stopped() } else { self.count() };
-            // Counted files that exceed a limit are proof enough.
+            // A count that already exceeds a limit need not be complete.
             self.last.is_incomplete &= exceeded(self.limits, self.last).is_none();
             if self.last.is_incomplete {
                 // Charge the build everything that the file system has lost, because a part of its files may not be counted.
@@ -155,8 +156,8 @@ impl DiskMeter {
         sum
     }
 
-    /// Counts while the build's processes are stopped. Repeats a count during which a process ran: a timer can continue a stopped
-    /// process, and the end of a step ends its processes.
+    /// Counts while the build's processes are stopped. Repeats a count during which a process ran or ended: a timer can send
+    /// SIGCONT to a stopped process, and the end of a step kills its processes.
     fn count_stopped(&self) -> DiskUsage {
         let mut sum = DiskUsage::default();
         for _ in 0..STOPPED_COUNTS {
@@ -189,7 +190,8 @@ impl DiskMeter {
         }
     }
 
-    /// Whether a build that used `used` may have exceeded a limit if everything that the file system has lost since is its own.
+    /// Whether `used` and `lost` together exceed a limit. `lost` is the space that the file system has lost since `used` was counted:
+    /// other programs may have used a part of it.
     fn may_exceed(&self, used: DiskUsage, lost: DiskUsage) -> bool {
         lost.bytes > remaining(self.limits.disk, used.bytes)
             || lost.inodes > remaining(self.limits.inodes, used.inodes)
@@ -200,7 +202,8 @@ fn remaining(limit: Option<u64>, used: u64) -> u64 {
     limit.map_or(u64::MAX, |limit| limit.saturating_sub(used))
 }
 
-fn stop_reason(
+/// Returns a reason to stop the build, if its usage exceeds a limit or the disk is full.
+fn check_usage(
     limits: Limits,
     processes: ProcessUsage,
     disk_usage: DiskUsage,
@@ -208,7 +211,7 @@ fn stop_reason(
 ) -> Option<StopReason> {
     let ProcessUsage { memory, threads } = processes;
     if let Some(limit) = limits.memory.filter(|limit| memory > *limit) {
-        return Some(StopReason::Limit(format!(
+        return Some(StopReason::MemoryLimit(format!(
             "the build's processes use {} MiB of memory; the limit is {} MiB",
             mib(memory),
             mib(limit)
@@ -280,10 +283,10 @@ mod tests {
 
     #[test]
     fn an_exceeded_limit_is_reported_with_the_usage() {
-        let memory_limit = |why: &str| Some(StopReason::Limit(why.to_owned()));
+        let memory_limit = |why: &str| Some(StopReason::MemoryLimit(why.to_owned()));
         let fixed_limit = |why: &str| Some(StopReason::FixedLimit(why.to_owned()));
         let reason =
-            |memory: u64, disk_usage| stop_reason(LIMITS, processes(memory << 20, 8), disk_usage, PLENTY);
+            |memory: u64, disk_usage| check_usage(LIMITS, processes(memory << 20, 8), disk_usage, PLENTY);
         assert_eq!(reason(64, mib_and_inodes(100, 1000)), None);
         assert_eq!(
             reason(65, mib_and_inodes(0, 0)),
@@ -303,11 +306,11 @@ mod tests {
             fixed_limit("the build created a path of more than 500 directories or 4,096 bytes")
         );
         assert_eq!(
-            stop_reason(LIMITS, processes(0, 9), mib_and_inodes(0, 0), PLENTY),
+            check_usage(LIMITS, processes(0, 9), mib_and_inodes(0, 0), PLENTY),
             fixed_limit("the build runs 9 processes and threads; the limit is 8")
         );
         let huge = processes(1 << 50, 1 << 20);
-        assert_eq!(stop_reason(Limits::default(), huge, mib_and_inodes(1 << 20, 1 << 40), PLENTY), None);
+        assert_eq!(check_usage(Limits::default(), huge, mib_and_inodes(1 << 20, 1 << 40), PLENTY), None);
     }
 
     /// Other programs may have filled the disk: the same build succeeds where there is space.
@@ -315,7 +318,7 @@ mod tests {
     fn a_full_disk_is_not_a_limit_of_the_build() {
         let why = "the disk has 1 MiB left, less than the reserve of 512 MiB; the build wrote 7 MiB";
         assert_eq!(
-            stop_reason(Limits::default(), processes(0, 0), mib_and_inodes(7, 1), 1 << 20),
+            check_usage(Limits::default(), processes(0, 0), mib_and_inodes(7, 1), 1 << 20),
             Some(StopReason::DiskFull(why.to_owned()))
         );
     }
@@ -334,7 +337,7 @@ mod tests {
             let mut disk = DiskMeter::open(&own, limits, |_| {}).unwrap();
             disk.proc = dir.path().join("proc");
             disk.free_at_start.bytes = u64::MAX;
-            stop_reason(limits, processes(0, 0), disk.disk_usage(), PLENTY)
+            check_usage(limits, processes(0, 0), disk.disk_usage(), PLENTY)
         };
         assert!(matches!(reason(LIMITS), Some(StopReason::HiddenFiles(_))));
         let exceeded = reason(Limits { disk: Some(512 << 10), ..LIMITS });

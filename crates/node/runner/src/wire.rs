@@ -71,7 +71,7 @@ pub enum Outcome {
     /// A step failed: its index in the plan, and the reason in words, such as `exit code 2`.
     Failed { step: u32, why: String },
     /// A step exceeded the memory limit: its index in the plan, and by how much.
-    Limit { step: u32, why: String },
+    MemoryLimit { step: u32, why: String },
     /// A step exceeded a limit of files or processes: its index in the plan, and which limit by how much.
     FixedLimit { step: u32, why: String },
     /// The disk ran full during a step: the step's index in the plan, and the free space. Not the build's fault.
@@ -157,7 +157,7 @@ mod tests {
             Message::Payload(vec![0; 70_000]),
             Message::End(Outcome::Done { size: 9, sha256: [7; 32] }),
             Message::End(Outcome::Failed { step: 1, why: why() }),
-            Message::End(Outcome::Limit { step: 2, why: why() }),
+            Message::End(Outcome::MemoryLimit { step: 2, why: why() }),
             Message::End(Outcome::FixedLimit { step: 2, why: why() }),
             Message::End(Outcome::DiskFull { step: 2, why: why() }),
             Message::End(Outcome::Broken(why())),

@@ -311,7 +311,9 @@ impl BuildError {
         matches!(
             self,
             Self::Problem(_)
-                | Self::Engine(EngineError::Step(_) | EngineError::Limit(_) | EngineError::FixedLimit(_))
+                | Self::Engine(
+                    EngineError::Step(_) | EngineError::MemoryLimit(_) | EngineError::FixedLimit(_)
+                )
         )
     }
 
