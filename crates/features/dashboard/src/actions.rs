@@ -1,4 +1,4 @@
-//! Actions that users request on the page: retry and prebuild of a cell; pause, resume and rollback of a rollout.
+//! Actions that users request on the page: retry and prebuild of a cell; pause, resume and restore of a rollout.
 //!
 //! Each action does the same as a command, after the user has confirmed its effects. Every request is authorized separately.
 
@@ -82,7 +82,7 @@ impl Actions {
         let _ = self.builds.acquire().await;
     }
 
-    /// Returns links to the actions that the requesting user may take on a page.
+    /// Returns links to the actions that the sender may take on a page.
     pub(super) async fn allowed_actions(
         &self,
         headers: &HeaderMap,
@@ -118,14 +118,15 @@ impl Actions {
         links
     }
 
-    /// Returns the effects of the requested action, the sender's name, and the digest of the effects that the sender has seen.
+    /// Returns the effects of the action that a query string or a form requests, the sender's name, and the digest of the effects
+    /// that the sender has seen.
     pub(super) async fn preview(
         &self,
         headers: &HeaderMap,
         facts: &Facts,
-        text: &[u8],
+        query_or_form: &[u8],
     ) -> Result<(Preview, String, String), Rejection> {
-        let (action, subject, effects_digest) = parse_request(text)?;
+        let (action, subject, effects_digest) = parse_request(query_or_form)?;
         let patch = self.patch_for(facts, &subject);
         let TokenOwner { name, allowed } = self.token_owner(headers, &[patch]).await?;
         if allowed != [true] {
@@ -149,7 +150,7 @@ impl Actions {
         if !is_form(headers) {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not a form\n".to_owned()));
         }
-        let (preview, person, effects_digest) = self.preview(headers, facts, form).await?;
+        let (preview, sender, effects_digest) = self.preview(headers, facts, form).await?;
         self.services
             .process
             .ensure_may_write()
@@ -158,7 +159,7 @@ impl Actions {
             return Err(conflict("the effect has changed since it was shown: go back and review it again"));
         }
         let Preview { action, subject, back, .. } = preview;
-        tracing::info!(person, action = <&str>::from(action), of = subject, "action requested on the page");
+        tracing::info!(sender, action = <&str>::from(action), of = subject, "action requested on the page");
         let outcome = self.carry_out(facts, definitions, action, &subject).await;
         self.reconcile_request.notify_one();
         outcome.map_err(conflict)?;
@@ -179,7 +180,7 @@ impl Actions {
         }
         let (Some(kube), Some(token)) = (&self.kube, bearer_token(headers)) else {
             return Err(forbidden(
-                "actions require a port on the loopback interface, under its own name, or a bearer token that the cluster accepts",
+                "actions require a direct request to a loopback port (127.0.0.1 or localhost), or a bearer token that the cluster accepts",
             ));
         };
         let _permit = self.reviews.acquire().await;

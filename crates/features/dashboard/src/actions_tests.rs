@@ -176,7 +176,7 @@ async fn unauthorized_users_see_no_actions_and_are_rejected() {
         let address = format!("/do?what=retry&of={}", page_under_test.cell);
         let (status, response) = page_under_test.ask("GET", &address, headers, "").await;
         assert!(
-            status == 403 && response.contains("actions require a port on the loopback interface"),
+            status == 403 && response.contains("actions require a direct request to a loopback port"),
             "{response}"
         );
     }
