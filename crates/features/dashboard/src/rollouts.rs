@@ -42,8 +42,8 @@ pub struct RolloutView {
 /// Progress of an upgrade.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct UpgradeView {
-    /// Number of nodes that have the new driver or will get it.
-    pub all: usize,
+    /// Number of nodes in all stages.
+    pub total: usize,
     /// Numbers of nodes by stage.
     pub stages: Vec<Stage>,
     pub nodes: Listed<NodeUpgradeView>,
@@ -71,7 +71,7 @@ pub struct NodeUpgradeView {
 impl UpgradeView {
     fn of(upgrade: &PlannedUpgrade) -> Self {
         let UpgradeForecast { done, in_progress, waiting, skipped, failed, .. } = upgrade.forecast;
-        let mut all = 0;
+        let mut total = 0;
         let counts = [
             (done, "done", StateClass::Ok),
             (in_progress, "under way", StateClass::Run),
@@ -80,8 +80,8 @@ impl UpgradeView {
             (skipped, "skipped", StateClass::Off),
         ];
         let stages = counts.into_iter().filter(|(count, ..)| *count > 0).map(|(count, what, class)| {
-            all += count;
-            Stage { from: all - count, count, what, class }
+            total += count;
+            Stage { from: total - count, count, what, class }
         });
         let stages = stages.collect();
         let mut rows: Vec<_> = upgrade.nodes.iter().zip(upgrade_table(upgrade).rows).collect();
@@ -101,7 +101,7 @@ impl UpgradeView {
                 columns: row.split_off(2),
             }
         };
-        Self { all, stages, nodes: Listed::unfolded(rows, MAX_NAMED_NODES).map(node_upgrade) }
+        Self { total, stages, nodes: Listed::unfolded(rows, MAX_NAMED_NODES).map(node_upgrade) }
     }
 }
 
@@ -145,7 +145,9 @@ impl RolloutView {
                 details.push(fact("Record", why));
                 Vec::new()
             }
-            Some(Ok(record)) => record.0.iter().flat_map(|(name, record)| fields(name, record)).collect(),
+            Some(Ok(record)) => {
+                record.0.iter().flat_map(|(name, record)| field_rewrites(name, record)).collect()
+            }
         };
         let object = rollout.target.object.name().filter(|_| rollout.target.location.is_none());
         if object.as_ref().is_some_and(|name| facts.paused_objects.get(name) == Some(&true)) {
@@ -197,7 +199,7 @@ fn upgrade_details(upgrade: &PlannedUpgrade, now: Timestamp) -> Vec<Fact> {
 }
 
 /// Returns the rewrites of one field, newest first.
-fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
+fn field_rewrites(name: &str, record: &FieldRecord) -> Vec<FieldView> {
     let FieldRecord { set, replaced, at, state, changed_back, why, by: _, earlier } = record;
     let reverts = (*changed_back > 0)
         .then(|| format!("changed back {changed_back} time{}", if *changed_back == 1 { "" } else { "s" }));
@@ -212,7 +214,7 @@ fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
     std::iter::once(view(at, state, text(set), text(replaced), why)).chain(older).collect()
 }
 
-/// Formats the time left: `40 min`, computed as the age of `now` at the time `end`.
+/// Formats the time from `now` until `end`: `40 min`.
 fn time_left(now: Timestamp, end: Timestamp) -> String {
     if end.duration_since(now).as_secs() < 60 { "a minute".to_owned() } else { ago(now, end) }
 }
