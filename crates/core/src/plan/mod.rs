@@ -132,8 +132,8 @@ pub use status::{StatusEntry, StatusItem, StatusRow, status, status_at, status_e
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
 pub use table::{
-    Table, counts, decided, held_rollouts, host_drivers, missing_images, readiness_table, skipped_nodes,
-    status_table, summary, tables, with_short_digests,
+    Table, counts, held_rollouts, host_drivers, missing_images, readiness_table, rollout_action,
+    skipped_nodes, status_table, summary, tables, with_short_digests,
 };
 pub use target::{ManifestLocation, RolloutObject, RolloutTarget};
 pub use unfinished::{RolloutWait, UnfinishedRollout, unfinished_kernels, unfinished_rollouts};

@@ -168,13 +168,13 @@ fn rollouts<'a>(plan: &Plan, shown: impl Iterator<Item = &'a PlannedRollout>) ->
             }
             (RolloutDecision::Hold(HoldReason::Chain { image, why }), _) => {
                 // The row of the other image already gives the reason.
-                let (action, text) = decided(rollout);
+                let (action, text) = rollout_action(rollout);
                 (
                     action,
                     text.replacen(&format!("{image} is on hold: {why}"), &format!("{image} is on hold"), 1),
                 )
             }
-            _ => decided_below_images(plan, rollout),
+            _ => rollout_action_below_images(plan, rollout),
         };
         if let Some(upgrade) = &rollout.upgrade {
             why = format!("{why}\n{}", upgrade.summary());
@@ -187,9 +187,9 @@ fn rollouts<'a>(plan: &Plan, shown: impl Iterator<Item = &'a PlannedRollout>) ->
     table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], shown.map(row))
 }
 
-/// Returns what [`decided`] returns, but does not repeat the reason that the image's own row above gives.
-pub(super) fn decided_below_images(plan: &Plan, rollout: &PlannedRollout) -> (&'static str, String) {
-    let (action, text) = decided(rollout);
+/// Returns what [`rollout_action`] returns, but does not repeat the reason that the image's own row above gives.
+pub(super) fn rollout_action_below_images(plan: &Plan, rollout: &PlannedRollout) -> (&'static str, String) {
+    let (action, text) = rollout_action(rollout);
     let RolloutDecision::Hold(HoldReason::NoImage { kernel, .. }) = &rollout.decision else {
         return (action, text);
     };
@@ -201,7 +201,7 @@ pub(super) fn decided_below_images(plan: &Plan, rollout: &PlannedRollout) -> (&'
 }
 
 /// Returns the action for a rollout target, and its reason.
-pub fn decided(rollout: &PlannedRollout) -> (&'static str, String) {
+pub fn rollout_action(rollout: &PlannedRollout) -> (&'static str, String) {
     match &rollout.decision {
         RolloutDecision::Rewrite { from, to } => ("rewrite", format!("{from} -> {to}")),
         RolloutDecision::Pending { on } => ("rewrite later", format!("after {on} is published")),

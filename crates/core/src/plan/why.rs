@@ -9,7 +9,7 @@ use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
     ReachingObject, ResourceFacts, RolloutDecision, RolloutObject, RolloutTarget, RolloutWarning,
     StatusEntry, is_hardware_label, node_target, status_entries,
-    table::{decided_below_images, missing_images},
+    table::{missing_images, rollout_action_below_images},
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, commit_in},
@@ -183,7 +183,7 @@ impl Explain<'_> {
             if not_reached.iter().any(|step| step.about == about) {
                 continue;
             }
-            let (action, why) = decided_below_images(self.plan, rollout);
+            let (action, why) = rollout_action_below_images(self.plan, rollout);
             let hint = match &rollout.decision {
                 RolloutDecision::Hold(why) => why.hint().unwrap_or_default().to_owned(),
                 _ => String::new(),

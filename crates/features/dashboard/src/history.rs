@@ -6,7 +6,7 @@ use farrier_controller::RolloutReport;
 use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
-    plan::{Outcome, Phase, RecordState, RolloutTarget, StatusEntry, decided},
+    plan::{Outcome, Phase, RecordState, RolloutTarget, StatusEntry, rollout_action},
 };
 use jiff::Timestamp;
 use serde::Serialize;
@@ -70,7 +70,7 @@ impl History {
         for RolloutReport { planned, error } in
             reports.iter().filter(|report| !report.planned.changes.is_empty())
         {
-            let (action, why) = decided(planned);
+            let (action, why) = rollout_action(planned);
             let (target, at, failed) = (planned.target.clone(), format!("{time:.0}"), error.clone());
             let made = Rewrite { target, at, what: format!("{action}: {why}"), failed };
             // A rewrite that fails at each reconcile is listed once, so that it does not displace the others.

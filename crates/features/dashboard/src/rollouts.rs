@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use farrier_core::plan::{
     Change, Earlier, FieldRecord, PAUSED_ANNOTATION, PlannedNodeUpgrade, PlannedRollout, PlannedUpgrade,
-    RecordState, RolloutDecision, UpgradeForecast, UpgradeStage, decided, upgrade_table,
+    RecordState, RolloutDecision, UpgradeForecast, UpgradeStage, rollout_action, upgrade_table,
 };
 use jiff::Timestamp;
 use serde::Serialize;
@@ -129,7 +129,7 @@ impl RolloutsPage {
 impl RolloutView {
     fn of(rollout: &PlannedRollout, facts: &Facts, actions: &ActionLinks, rewrites: &[Rewrite]) -> Self {
         let (state, class) = decision_state(&rollout.decision);
-        let (_, why) = decided(rollout);
+        let (_, why) = rollout_action(rollout);
         let mut details = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
         if let Some(upgrade) = &rollout.upgrade {
             details.extend(upgrade_details(upgrade, facts.now));
