@@ -42,13 +42,13 @@ pub(crate) fn gpus(paths: &Paths) -> Vec<Gpu> {
 }
 
 /// Lists the entries of a module's drivers: the devices that are bound to them, and files such as `bind`.
-pub(crate) fn of_drivers(paths: &Paths, module: &str) -> Vec<PathBuf> {
+pub(crate) fn driver_entries(paths: &Paths, module: &str) -> Vec<PathBuf> {
     entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter().flat_map(entries).collect()
 }
 
 /// Addresses of the physical PCI devices that a module drives.
 pub(crate) fn bound_to_module(paths: &Paths, module: &str) -> Vec<String> {
-    let names = of_drivers(paths, module).into_iter().map(|device| name_of(&device));
+    let names = driver_entries(paths, module).into_iter().map(|device| name_of(&device));
     let is_physical = |name: &String| {
         let device = paths.at(DEVICES).join(name);
         device.is_dir() && !device.join("physfn").exists()

@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use rustix::io::Errno;
 
-use crate::modules::{users::User, with_parameters};
+use crate::modules::{users::DeviceUser, with_parameters};
 
 /// The kernel's refusal to load a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) enum Error {
     /// Other modules use the module to be unloaded.
     Held { name: String, users: Vec<String> },
     /// Processes or unknown users hold references to the module. `users` lists the processes that this container can see.
-    InUse { name: String, references: usize, users: Vec<User> },
+    InUse { name: String, references: usize, users: Vec<DeviceUser> },
     /// An operation on a file, a directory or a mount failed.
     Io { action: &'static str, object: String, source: io::Error },
     /// The guard on the host refused a swap, undid it, or is missing. `state` describes how the node differs from before the
@@ -113,7 +113,7 @@ impl fmt::Display for Error {
             Self::InUse { name, references, users } => {
                 let users = match users.as_slice() {
                     [] => "an unknown user (no process that this container can see)".to_owned(),
-                    users => users.iter().map(User::to_string).collect::<Vec<_>>().join(", "),
+                    users => users.iter().map(DeviceUser::to_string).collect::<Vec<_>>().join(", "),
                 };
                 write!(f, "unload {name}: {references} reference(s) that no module holds, by {users}")
             }

@@ -76,7 +76,7 @@ impl PodInterfaces {
             .collect();
         // The directory of a device's interfaces exists while the device has an interface in any namespace, but lists only
         // the interfaces in this namespace.
-        for device in devices::of_drivers(paths, module) {
+        for device in devices::driver_entries(paths, module) {
             let interfaces = device.join("net");
             let name = name_of(&device);
             let is_away = interfaces.is_dir() && entries(&interfaces).is_empty();

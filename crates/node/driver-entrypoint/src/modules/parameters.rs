@@ -20,7 +20,8 @@ pub(crate) struct Parameters {
     soft: BTreeMap<String, SoftDependencies>,
 }
 
-/// Where the host's root is visible: where the manifest mounts its parts, and with `hostPID` as the root of process 1.
+/// Directories where a container sees the host's root: `/host`, below which the manifest mounts parts of it, and with `hostPID` the
+/// root of process 1.
 const HOST_ROOTS: [&str; 2] = ["/host", "/proc/1/root"];
 
 impl Parameters {

@@ -68,7 +68,7 @@ pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Err
     let references =
         module.references.checked_sub(module.holders.len()).filter(|&references| references > 0)?;
     let name = kernel_name(name);
-    let users = users::processes(&node.paths, &users::devices(&node.paths, loaded, &name));
+    let users = users::processes(&node.paths, &users::device_prefixes(&node.paths, loaded, &name));
     Some(Error::InUse { name, references, users })
 }
 

@@ -4,15 +4,15 @@ use std::{collections::BTreeSet, fmt, fs, path::Path};
 
 use super::loaded::Loaded;
 use crate::{
-    devices::of_drivers,
+    devices::driver_entries,
     files::{entries, link_name, name_of, text},
     module_file::kernel_name,
     node::Paths,
 };
 
-/// A process that has a device open.
+/// A process that has a device file open or mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct User {
+pub(crate) struct DeviceUser {
     pub(crate) id: u32,
     command: String,
     /// UID of the process's pod.
@@ -20,7 +20,7 @@ pub(crate) struct User {
     device: String,
 }
 
-impl fmt::Display for User {
+impl fmt::Display for DeviceUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, command, pod, device } = self;
         write!(f, "process {id} ({command})")?;
@@ -29,9 +29,9 @@ impl fmt::Display for User {
     }
 }
 
-/// Path prefixes of device files whose users hold a module: well-known paths of the module's kind, and the devices that
-/// it drives.
-pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<String> {
+/// Path prefixes of device files that keep a module loaded while a process uses them: well-known paths of the module's
+/// kind, and the devices that the module drives.
+pub(crate) fn device_prefixes(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<String> {
     let uses_rdma = || loaded.get("ib_core").is_some_and(|core| core.holders.contains(module));
     let well_known: &[&str] = match module {
         name if name.starts_with("nvidia") => &["/dev/nvidia"],
@@ -58,7 +58,7 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
 /// Modules of other drivers that are bound to virtual functions of the module's devices.
 pub(crate) fn virtual_function_drivers(paths: &Paths, module: &str) -> BTreeSet<String> {
     let module = kernel_name(module);
-    let functions = of_drivers(paths, &module).into_iter().flat_map(entries);
+    let functions = driver_entries(paths, &module).into_iter().flat_map(entries);
     let functions = functions.filter(|path| name_of(path).starts_with("virtfn"));
     functions.filter_map(|function| module_of(&function)).filter(|driver| *driver != module).collect()
 }
@@ -68,16 +68,17 @@ pub(crate) fn module_of(device: &Path) -> Option<String> {
     link_name(device.join("driver/module")).map(|name| kernel_name(&name))
 }
 
-/// Lists processes that have such files open or mapped, for example `process 12 (ucx) with /dev/infiniband/uverbs0
-/// open`. Without `hostPID`, the list has only processes of this container.
-pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<User> {
+/// Lists processes that have a file with one of these path prefixes open or mapped, for example `process 12 (ucx) with
+/// /dev/infiniband/uverbs0 open`. Without `hostPID`, the list has only processes of this container.
+pub(crate) fn processes(paths: &Paths, prefixes: &[String]) -> Vec<DeviceUser> {
     let process = |entry: &Path| {
         let id = entry.file_name()?.to_str()?.parse().ok()?;
-        let device = open_device(entry, devices)?;
+        let device = open_device(entry, prefixes)?;
         let command = text(entry.join("comm")).unwrap_or_default();
-        Some(User { id, command, pod: pod_of(entry), device })
+        Some(DeviceUser { id, command, pod: pod_of(entry), device })
     };
-    let mut users: Vec<User> = entries(paths.at("/proc")).iter().filter_map(|entry| process(entry)).collect();
+    let mut users: Vec<DeviceUser> =
+        entries(paths.at("/proc")).iter().filter_map(|entry| process(entry)).collect();
     users.sort_by_key(|user| user.id);
     users
 }
@@ -92,8 +93,8 @@ pub(crate) fn pod_of(process: &Path) -> Option<String> {
     })
 }
 
-fn open_device(process: &Path, devices: &[String]) -> Option<String> {
-    let is_device = |path: &str| devices.iter().any(|device| path.starts_with(device.as_str()));
+fn open_device(process: &Path, prefixes: &[String]) -> Option<String> {
+    let is_device = |path: &str| prefixes.iter().any(|prefix| path.starts_with(prefix.as_str()));
     let open = entries(process.join("fd"));
     let mut open = open.iter().filter_map(|entry| Some(fs::read_link(entry).ok()?.to_str()?.to_owned()));
     if let Some(path) = open.find(|path| is_device(path)) {
