@@ -167,6 +167,7 @@ pub fn indented_table<const N: usize>(
     padded_table(header, rows, (1, 1))
 }
 
+/// Formats a table with `padding`: the numbers of spaces before and after each column.
 fn padded_table(
     header: impl Into<Row>,
     rows: impl IntoIterator<Item = impl Into<Row>>,

@@ -40,7 +40,7 @@ pub fn upgrades(upgrades: &[&PlannedUpgrade]) -> String {
     }
 }
 
-/// Formats the images that DaemonSets got.
+/// Formats the upgrade history of DaemonSets.
 pub fn past_upgrades(past: &[PastUpgrade]) -> String {
     match past {
         [] => "no DaemonSet carries a record of an image that farrier set\n".to_owned(),
