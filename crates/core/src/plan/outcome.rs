@@ -130,7 +130,7 @@ pub enum Outcome {
     },
     /// The image cannot be built.
     Skipped {
-        /// Reason why not.
+        /// Reason why the image is skipped.
         #[serde(serialize_with = "serialize_reason")]
         why: SkipReason,
     },

@@ -28,8 +28,7 @@ pub enum SkipReason {
     /// There are no headers for the kernel. The text has the remedy, and says whether a kernel family knows the distribution.
     #[error("{detail}")]
     NoHeaders { detail: String },
-    /// The family names an image or address by a fact that is unknown for the kernel's nodes: a label, or a tag of an
-    /// ImageStream.
+    /// The family's toolchain or headers have a placeholder whose value is unknown for this kernel: a node label or an image digest.
     #[error("{detail}")]
     UnknownSystem { detail: String },
     /// The toolchain lacks the compiler that the kernel was built with. The text lists the toolchain's compilers.
@@ -48,7 +47,7 @@ pub enum SkipReason {
     /// No trusted key signed an input in the registry's store. The text has the input, the reason and the remedy.
     #[error("{detail}")]
     Untrusted { detail: String },
-    /// The site signs images or modules, and nothing allows it to sign third-party modules.
+    /// The site signs images or modules, but a source has third-party modules that no trusted key and no setting vouches for.
     #[error("{detail}")]
     Unvouched { detail: String },
     /// No template of the definitions has this name.
@@ -96,7 +95,7 @@ pub enum NeedReason {
     /// The needed image cannot be built for the target.
     #[error("not built for this kernel: {why}")]
     Skipped {
-        /// Reason why not.
+        /// Reason why the needed image is skipped.
         #[serde(serialize_with = "serialize_reason")]
         why: Box<SkipReason>,
     },
@@ -108,7 +107,7 @@ pub enum NeedReason {
     #[error("an earlier build with the same inputs failed: {detail}")]
     Failed { detail: String },
     /// The needed image is published without exposed headers.
-    #[error("{reference} has these inputs but exposes no headers; delete the tag to rebuild it")]
+    #[error("{reference} has the planned inputs but exposes no headers; delete the tag to rebuild it")]
     NothingExposed { reference: ImageReference },
     /// The needed image is not published yet.
     #[error("{reference} is not published; build and push it first")]
