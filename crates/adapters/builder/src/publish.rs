@@ -14,7 +14,7 @@ use super::{
     cell_build::{CellBuild, ensure_planned},
 };
 use crate::{
-    images::{BaseImage, Documents, StoredImage, tag_beside_others},
+    images::{BaseImage, Documents, StoredImage, tag_for_architecture},
     services::{BuildError, BuildServices, ImageAccess, Result, Stage},
 };
 
@@ -113,7 +113,7 @@ async fn tag(
         return if found.is_of(cell) { Ok(()) } else { Err(BuildError::tag_conflict(reference)) };
     }
     if services.shares_tags(repository) {
-        return tag_beside_others(services, &cell.image, arch, reference, image, overwrite).await;
+        return tag_for_architecture(services, &cell.image, arch, reference, image, overwrite).await;
     }
     // Check the fence again: pushing the layers may have taken minutes.
     services.process.ensure_may_write()?;

@@ -31,7 +31,7 @@ pub(crate) use root_fs::{
 };
 pub use root_fs::{base_root, root_fs_layer, root_fs_tag};
 pub use rotate::{RotatedArtifact, RotationOutcome, rotate};
-pub(crate) use shared_tags::tag_beside_others;
+pub(crate) use shared_tags::tag_for_architecture;
 pub use signatures::{StoredImage, look_up_signatures};
 pub(crate) use sources::fetch_source;
 pub use sources::{build_products, look_up_sources};

@@ -15,14 +15,14 @@ use super::signatures::StoredImage;
 use crate::services::{BuildError, BuildServices, Result};
 
 /// Points a tag at the image for one architecture. If the tag already names images for other architectures, pushes an
-/// index of all of them. A different image for the same architecture is an error, unless `overwrite` is set. An index is
-/// signed with `title` as its name.
+/// index of all of them. A different image for the same architecture is an error, unless `overwrite` is set. `name` is the
+/// driver image that the signature of an index names.
 ///
 /// The registry protocol has no locks, so this function reads the tag again after each write. If a concurrent writer
 /// drops the image later, the next plan finds the tag missing.
-pub(crate) async fn tag_beside_others(
+pub(crate) async fn tag_for_architecture(
     services: &BuildServices,
-    title: &ImageName,
+    name: &ImageName,
     arch: Architecture,
     reference: &ImageReference,
     image: &StoredManifest,
@@ -34,6 +34,8 @@ pub(crate) async fn tag_beside_others(
         match existing.as_ref().and_then(|existing| existing.for_architecture(arch)) {
             Some(current) if current.digest == image.digest => return Ok(()),
             Some(_) if !overwrite => return Err(BuildError::tag_conflict(reference)),
+            // The last attempt only reads what the last write left.
+            _ if attempt == MAX_TRIES => break,
             _ => {}
         }
         pause_before(attempt).await;
@@ -44,7 +46,7 @@ pub(crate) async fn tag_beside_others(
             let StoredManifest { media_type, bytes, .. } = image;
             services.images.registry.push_manifest(repository, version, media_type, bytes).await?;
         } else {
-            push_index(services, title, arch, reference, others, image).await?;
+            push_index(services, name, arch, reference, others, image).await?;
         }
     }
     let message = format!(
@@ -57,7 +59,7 @@ pub(crate) async fn tag_beside_others(
 /// must be signed as well: a signature of the index covers everything that the index references.
 async fn push_index(
     services: &BuildServices,
-    title: &ImageName,
+    name: &ImageName,
     arch: Architecture,
     reference: &ImageReference,
     others: BTreeMap<Architecture, Published>,
@@ -82,7 +84,7 @@ async fn push_index(
     let (bytes, kind, registry) = (index.to_bytes()?, media_type::OCI_INDEX, &services.images.registry);
     let digest = Digest::of(&bytes);
     registry.push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes).await?;
-    StoredImage { services, repository, digest: &digest }.sign(title.as_str(), &[]).await?;
+    StoredImage { services, repository, digest: &digest }.sign(name.as_str(), &[]).await?;
     services.process.ensure_may_write()?;
     registry.push_manifest(repository, version, kind, &bytes).await?;
     Ok(())

@@ -11,7 +11,7 @@ use farrier_store::registry::StoredManifest;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use oci::{Assembled, ImageManifest};
 
-use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
+use super::{documents::Documents, shared_tags::tag_for_architecture, signatures::StoredImage};
 use crate::services::{BuildError, BuildServices, MAX_CONCURRENT_REQUESTS, Result};
 
 /// Ensures that the registry has a union image. Pushes the manifest under its digest first. The tag comes last, and may
@@ -53,7 +53,8 @@ pub async fn publish_union(services: &BuildServices, union: &PlannedUnion) -> Re
     services.process.ensure_may_write()?;
     let manifest =
         StoredManifest { digest: built.digest, media_type: kind.to_owned(), bytes: built.manifest };
-    tag_beside_others(services, &union.image, union.architecture, &union.reference, &manifest, false).await?;
+    tag_for_architecture(services, &union.image, union.architecture, &union.reference, &manifest, false)
+        .await?;
     let stored = services.look_up_for(&union.reference, union.architecture).await?;
     stored.ok_or_else(|| BuildError::no_such_image(&union.reference))
 }
