@@ -58,48 +58,92 @@ pub async fn copy_image(services: &BuildServices, text: &str) -> Result<ImageCop
         copy_manifest(&services.images, &pinned, &mirror, &version, MAX_DEPTH, &mut BTreeSet::new()).await?;
     }
     let source = services.images.registry_of(&pinned.repository);
-    for output in copy_referrers(services, source, &pinned.repository, digest, &mirror).await? {
-        copy_referrers(services, source, &pinned.repository, &output, &mirror).await?;
+    let referrers = Referrers { services, source, from: &pinned.repository, image: digest, mirror: &mirror };
+    for output in referrers.copy_all().await? {
+        Referrers { image: &output, ..referrers }.copy_all().await?;
     }
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
-/// Copies an image's referrers from the repository `from` of the registry `source` to `mirror`. Also copies the signatures and
-/// attestations that `cosign` stores under tags made from the image's digest. Returns the image's outputs. If the lookup of
-/// referrers fails, only reports a note, because the image is complete without referrers.
-async fn copy_referrers(
-    services: &BuildServices,
-    source: &dyn Registry,
-    from: &Repository,
-    image: &Digest,
-    mirror: &Repository,
-) -> Result<Vec<Digest>> {
-    let mut referrers = match source.referrers(from, image, None).await {
-        Ok(referrers) => referrers,
-        Err(error) => {
-            let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
-            services.process.reporter.note(&format!("{from}@{image}"), &text);
-            return Ok(Vec::new());
+/// The referrers of an image, to be copied to another repository.
+#[derive(Clone, Copy)]
+struct Referrers<'a> {
+    services: &'a BuildServices,
+    source: &'a dyn Registry,
+    /// Repository of the image in `source`.
+    from: &'a Repository,
+    image: &'a Digest,
+    mirror: &'a Repository,
+}
+
+impl Referrers<'_> {
+    /// Copies all referrers, and the signatures and attestations that `cosign` stores under tags made from the image's digest.
+    /// Returns the image's outputs. If the lookup of referrers fails, only reports a note, because the image is complete without
+    /// referrers.
+    async fn copy_all(self) -> Result<Vec<Digest>> {
+        let Self { services, source, from, image, mirror } = self;
+        let mut referrers = match source.referrers(from, image, None).await {
+            Ok(referrers) => referrers,
+            Err(error) => {
+                let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
+                services.process.reporter.note(&format!("{from}@{image}"), &text);
+                return Ok(Vec::new());
+            }
+        };
+        // Anyone who may push can add referrers. Those that farrier reads have precedence.
+        referrers.sort_by_key(is_read);
+        let existing = services.images.registry.referrers(mirror, image, None).await?;
+        let mut outputs = Vec::new();
+        for referrer in last(referrers) {
+            let is_copied = existing.iter().any(|copied| copied.digest == referrer.digest);
+            let (version, limit) = (Version::Digest(referrer.digest.clone()), size_limit(&referrer));
+            if (is_copied || self.copy(&version, limit).await?)
+                && HostOutput::has_type(referrer.artifact_type.as_deref())
+            {
+                outputs.push(referrer.digest);
+            }
         }
-    };
-    // Anyone who may push can add referrers. Those that farrier reads have precedence.
-    referrers.sort_by_key(is_read);
-    let existing = services.images.registry.referrers(mirror, image, None).await?;
-    let mut outputs = Vec::new();
-    for referrer in last(referrers) {
-        let is_copied = existing.iter().any(|copied| copied.digest == referrer.digest);
-        let (version, limit) = (Version::Digest(referrer.digest.clone()), size_limit(&referrer));
-        if (is_copied || copy_referrer(services, source, from, image, mirror, &version, limit).await?)
-            && HostOutput::has_type(referrer.artifact_type.as_deref())
-        {
-            outputs.push(referrer.digest);
+        let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)];
+        for tag in tags.into_iter().flatten().map(Version::Tag) {
+            self.copy(&tag, MAX_TAG_BYTES).await?;
         }
+        Ok(outputs)
     }
-    let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)];
-    for tag in tags.into_iter().flatten().map(Version::Tag) {
-        copy_referrer(services, source, from, image, mirror, &tag, MAX_TAG_BYTES).await?;
+
+    /// Copies one referrer, or what is stored under a tag made from the image's digest. Skips manifests about other images, and
+    /// those with blobs of more than `max_blobs` bytes in total. Returns whether the manifest refers to the image and was copied.
+    async fn copy(self, version: &Version, max_blobs: u64) -> Result<bool> {
+        let Self { services, source, from, image, mirror } = self;
+        let Some(found) = source.manifest(from, version).await? else { return Ok(false) };
+        let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { return Ok(false) };
+        let refers_to_image = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
+        let size = manifest.blobs().fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
+        if version.digest().is_some() && !refers_to_image {
+            return Ok(false);
+        }
+        if size > max_blobs {
+            tracing::warn!(
+                "skipping {from}{version}, which is about {image}: {size} bytes, at most {max_blobs} are copied"
+            );
+            return Ok(false);
+        }
+        for blob in manifest.blobs() {
+            copy_blob(&services.images, source, from, mirror, blob).await?;
+        }
+        match version {
+            Version::Digest(_) => {
+                services.images.registry.push_referrer(mirror, &found.bytes).await?;
+            }
+            Version::Tag(tag) => {
+                let manifest = (&*found.media_type, &found.bytes[..]);
+                if !join(services.images.registry.as_ref(), mirror, tag, manifest).await? {
+                    let note = format!("signatures not copied: cannot add them to {mirror}:{tag}");
+                    services.process.reporter.note(&format!("{from}@{image}"), &note);
+                }
+            }
+        }
+        Ok(true)
     }
-    Ok(outputs)
 }
 
 /// Whether farrier reads referrers of this type: outputs, documents, signatures.
@@ -117,48 +161,6 @@ fn size_limit(referrer: &Descriptor) -> u64 {
         Some(provenance::SIGSTORE_BUNDLE) => MAX_SIGNATURE_BYTES,
         _ => MAX_DOCUMENT,
     }
-}
-
-/// Copies a referrer of an image, or what is stored under a tag made from the image's digest. Skips manifests about other images, and
-/// those with blobs of more than `max_blobs` bytes in total. Returns whether the manifest refers to the image and was copied.
-async fn copy_referrer(
-    services: &BuildServices,
-    source: &dyn Registry,
-    from: &Repository,
-    image: &Digest,
-    mirror: &Repository,
-    version: &Version,
-    max_blobs: u64,
-) -> Result<bool> {
-    let Some(found) = source.manifest(from, version).await? else { return Ok(false) };
-    let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { return Ok(false) };
-    let refers_to_image = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
-    let size = manifest.blobs().fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
-    if version.digest().is_some() && !refers_to_image {
-        return Ok(false);
-    }
-    if size > max_blobs {
-        tracing::warn!(
-            "skipping {from}{version}, which is about {image}: {size} bytes, at most {max_blobs} are copied"
-        );
-        return Ok(false);
-    }
-    for blob in manifest.blobs() {
-        copy_blob(&services.images, source, from, mirror, blob).await?;
-    }
-    match version {
-        Version::Digest(_) => {
-            services.images.registry.push_referrer(mirror, &found.bytes).await?;
-        }
-        Version::Tag(tag) => {
-            let manifest = (&*found.media_type, &found.bytes[..]);
-            if !join(services.images.registry.as_ref(), mirror, tag, manifest).await? {
-                let note = format!("signatures not copied: cannot add them to {mirror}:{tag}");
-                services.process.reporter.note(&format!("{from}@{image}"), &note);
-            }
-        }
-    }
-    Ok(true)
 }
 
 /// Copies an artifact to `mirror` under a tag, with its blobs and signatures. Anyone may add referrers to an artifact, so neither
@@ -180,8 +182,9 @@ pub async fn copy_artifact(
     bundles.retain(|referrer| provenance::may_be_bundle(referrer, &[provenance::SIGNED_PREDICATE]));
     let bundles = last(bundles).into_iter().map(|bundle| Version::Digest(bundle.digest));
     let tag = provenance::signature_tag(digest).map(Version::Tag);
+    let referrers = Referrers { services, source, from, image: digest, mirror };
     for version in bundles.chain(tag) {
-        copy_referrer(services, source, from, digest, mirror, &version, MAX_SIGNATURE_BYTES).await?;
+        referrers.copy(&version, MAX_SIGNATURE_BYTES).await?;
     }
     Ok(())
 }
