@@ -111,13 +111,15 @@ pub enum HoldReason {
     /// `count` nodes lack labels of NFD, or of the GPU Operator, and run a kernel that the image is not for. Once the nodes are
     /// labeled, the rollout may reach them. `node` is the first of the nodes, and lacks `label`.
     #[error(
-        "node {node}{}{} has no label {} and runs {kernel}, which the image is not for: the rollout may reach the node once {} has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), label.as_str(), label.writer(), also(.not_ready.as_ref())
+        "node {node}{}{} has no label {} and runs {kernel}{}, which the image is not for: the rollout may reach the node once {} has labeled the node; add the label, or add the node to ignoreNodes in site.yaml{}", since_ready(*.ready_since), and_more(*.count), label.as_str(), on_system(.os_image), label.writer(), also(.not_ready.as_ref())
     )]
     Unlabeled {
         node: String,
         label: MissingLabel,
         count: usize,
         kernel: String,
+        #[serde(skip_serializing_if = "String::is_empty")]
+        os_image: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         ready_since: Option<jiff::Timestamp>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -366,6 +368,11 @@ fn also(not_ready: Option<&NotReadyNode>) -> String {
 /// Formats the time since which a node is ready, to append to its name.
 fn since_ready(since: Option<jiff::Timestamp>) -> String {
     since.map(|since| format!(", ready since {since:.0},")).unwrap_or_default()
+}
+
+/// Formats the operating system of a node, to append to its kernel.
+fn on_system(os_image: &str) -> String {
+    if os_image.is_empty() { String::new() } else { format!(" on {os_image}") }
 }
 
 /// Formats the remedy for a node with an unknown kernel, to append to another text.

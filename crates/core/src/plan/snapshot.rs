@@ -51,7 +51,7 @@ pub struct NodeFacts {
     pub kernel_version: String,
     /// `status.nodeInfo.architecture`.
     pub architecture: String,
-    /// `status.nodeInfo.osImage`, for display.
+    /// `status.nodeInfo.osImage`; tells apart systems with kernels of one release where labels are missing.
     pub os_image: String,
     /// `spec.unschedulable`: whether the node is cordoned, for example while it is drained.
     pub unschedulable: bool,
@@ -351,7 +351,7 @@ fn is_farrier_label(label: &str) -> bool {
 
 /// Facts about a node that decide which images may reach it.
 type NodeFingerprint<'a> =
-    (Option<&'a str>, &'a str, &'a str, (bool, Option<usize>), Vec<(&'a str, &'a str)>, Vec<&'a Taint>);
+    (Option<&'a str>, [&'a str; 3], (bool, Option<usize>), Vec<(&'a str, &'a str)>, Vec<&'a Taint>);
 
 impl NodeFacts {
     /// Returns the time since which the node is ready; `None` where it is not ready, or the time is unknown.
@@ -366,7 +366,7 @@ impl NodeFacts {
         // Pods of DaemonSets tolerate taints of temporary node conditions, such as a network outage.
         let taints = self.taints.iter().filter(|taint| !taint.is_always_tolerated()).collect();
         let name = by_name.then_some(self.name.as_str());
-        (name, &self.kernel_version, &self.architecture, rejection, labels, taints)
+        (name, [&self.kernel_version, &self.architecture, &self.os_image], rejection, labels, taints)
     }
 
     /// Whether the image applies to the node: its labels match, the host provides no driver, and `site.yaml` does not ignore it.

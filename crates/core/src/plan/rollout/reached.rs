@@ -57,22 +57,29 @@ impl<'a> Reached<'a> {
     }
 
     /// Returns the reached nodes by kernel, for at least one kernel. Fails if a reached node's kernel is unknown, or if an
-    /// undetermined node runs none of the returned kernels.
+    /// undetermined node may run none of the returned kernels.
     pub(super) fn known(self) -> Result<NodesByKernel<'a>, HoldReason> {
         if let Some(why) = unknown_node(self.unknown.into_iter()) {
             return Err(why);
         }
-        let runs_known_kernel = |node: &&NodeFacts| {
-            self.kernels.keys().any(|kernel| {
-                kernel.release.as_str() == node.kernel_version && kernel.arch.as_str() == node.architecture
-            })
-        };
+        let runs_known_kernel = |node: &&NodeFacts| runs_one_of(&self.kernels, node);
         match unlabeled_node(self.undetermined.into_iter().filter(|node| !runs_known_kernel(node))) {
             Some(why) => Err(why),
             None if self.kernels.is_empty() => Err(HoldReason::NoNodes),
             None => Ok(self.kernels),
         }
     }
+}
+
+/// Whether a node without a known kernel target runs one of these kernels, by its nodeInfo. Systems can have kernels of one
+/// release, so a node of the kernel must report the same system.
+pub(super) fn runs_one_of(kernels: &NodesByKernel<'_>, node: &NodeFacts) -> bool {
+    kernels.iter().any(|(kernel, nodes)| {
+        kernel.release.as_str() == node.kernel_version
+            && kernel.arch.as_str() == node.architecture
+            && !node.os_image.is_empty()
+            && nodes.iter().any(|known| known.os_image == node.os_image)
+    })
 }
 
 /// Fails with a hold if the placement has an affinity that farrier does not support.
@@ -108,6 +115,7 @@ pub(super) fn unlabeled_node<'a>(nodes: impl Iterator<Item = &'a NodeFacts>) -> 
         label: first.missing_label().unwrap_or(MissingLabel::Kernel),
         count: nodes.len(),
         kernel: first.kernel_version.chars().take(80).collect(),
+        os_image: first.os_image.chars().take(80).collect(),
         ready_since: first.ready_since(),
         not_ready: NotReadyNode::first(nodes.iter().copied()),
     })

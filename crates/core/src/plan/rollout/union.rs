@@ -14,7 +14,7 @@ use super::{
     daemon_set::{LiveTarget, live_target},
     image::{set_image, unchanged_fields},
     no_image,
-    reached::{Reached, check_supported, unknown_node, unlabeled_node},
+    reached::{Reached, check_supported, runs_one_of, unknown_node, unlabeled_node},
     restart::restarts,
 };
 use crate::{
@@ -302,7 +302,15 @@ impl Members {
             let reason = self.missing.get(*kernel).cloned();
             return Err(reason.unwrap_or_else(|| no_image(kernel, String::new())));
         }
+        let keeps_modules = |arch: Architecture, release: &str| {
+            let old = current.and_then(|current| current.for_architecture(arch)?.members.get(release));
+            let mut images = self.images.get(&arch).into_iter().flatten();
+            images.any(|(kernel, digest)| kernel.as_str() == release && old == Some(digest))
+        };
         let is_node_served = |node: &NodeFacts| match node.architecture.parse() {
+            Ok(arch) if self.has(arch, &node.kernel_version) => {
+                runs_one_of(&kernels, node) || keeps_modules(arch, &node.kernel_version)
+            }
             Ok(arch) => is_served(arch, &node.kernel_version),
             // No farrier image has modules for this node, neither the current nor the next one.
             Err(_) => current.is_some(),

@@ -326,6 +326,10 @@ fn a_node_that_lost_its_labels_holds_a_resource() {
     world.snapshot.nodes.push(lost);
     assert!(matches!(hold(&world), HoldReason::Unlabeled { .. }));
     world.snapshot.nodes.last_mut().unwrap().kernel_version = K47.to_owned();
+    assert!(matches!(hold(&world), HoldReason::Unlabeled { .. }), "another system may have the same release");
+    for node in &mut world.snapshot.nodes {
+        node.os_image = "Debian GNU/Linux 12 (bookworm)".to_owned();
+    }
     change(&world.plan());
 }
 

@@ -287,11 +287,40 @@ fn a_kernel_without_an_image_holds_what_could_harm_its_nodes() {
 fn nodes_of_unknown_kernels_are_not_harmed() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
     world.snapshot.nodes[1].kernel_version = K47.to_owned();
+    for node in &mut world.snapshot.nodes {
+        node.os_image = "Debian GNU/Linux 12 (bookworm)".to_owned();
+    }
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::UnknownNode { .. })));
     world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = UpdateStrategy::OnDelete;
     assert!(matches!(decision(&world), RolloutDecision::Pending { .. }), "the image has what the node runs");
+    let mut devuan = world.clone();
+    devuan.snapshot.nodes[1].os_image = "Devuan GNU/Linux 5 (daedalus)".to_owned();
+    assert!(matches!(decision(&devuan), RolloutDecision::Hold(HoldReason::UnknownNode { .. })));
     world.snapshot.nodes[1].kernel_version = "6.1.0-49-amd64".to_owned();
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::UnknownNode { .. })));
+}
+
+/// The modules of a kernel stay in the image while the only node with the kernel has no labels.
+#[test]
+fn a_node_that_lost_its_labels_keeps_the_modules_that_it_has() {
+    let pci = "feature.node.kubernetes.io/pci-15b3.present";
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    world.snapshot.daemon_sets[0].placement.node_selector = [(pci.to_owned(), "true".to_owned())].into();
+    for node in &mut world.snapshot.nodes {
+        node.labels.insert(pci.to_owned(), "true".to_owned());
+    }
+    publish_union(&mut world);
+    apply(&mut world);
+    world.snapshot.nodes[1].labels.clear();
+    assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }), "{:?}", decision(&world));
+    // A node of another system has the same release: its modules are not those of the image.
+    world.snapshot.nodes[1].kernel_version = K47.to_owned();
+    world.snapshot.nodes[1].os_image = "Devuan GNU/Linux 5 (daedalus)".to_owned();
+    for resolved in world.resolved.images.values_mut().flatten() {
+        resolved.version = "5".to_owned();
+    }
+    world.publish(Verdict::Loads);
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unlabeled { .. })));
 }
 
 /// Returns a world whose first node has one architecture, and all others the other.

@@ -11,6 +11,7 @@ fn labeled_world() -> World {
     world.snapshot.daemon_sets[0].placement.node_selector = [(PCI.to_owned(), "true".to_owned())].into();
     for node in &mut world.snapshot.nodes {
         node.labels.insert(PCI.to_owned(), "true".to_owned());
+        node.os_image = "Debian GNU/Linux 12 (bookworm)".to_owned();
     }
     wish(&mut world, "1");
     world
@@ -43,7 +44,7 @@ fn a_node_that_lost_its_labels_is_not_gone() {
     unlabel(&mut world, 0);
     let (why, wrote) = held(&mut world);
     assert!(!wrote && !why.is_failure());
-    insta::assert_snapshot!(why, @"node n0 has no label feature.node.kubernetes.io/kernel-version.full and runs 6.1.0-47-amd64, which the image is not for: the rollout may reach the node once Node Feature Discovery has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
+    insta::assert_snapshot!(why, @"node n0 has no label feature.node.kubernetes.io/kernel-version.full and runs 6.1.0-47-amd64 on Debian GNU/Linux 12 (bookworm), which the image is not for: the rollout may reach the node once Node Feature Discovery has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
     for node in 1..3 {
         unlabel(&mut world, node);
     }
@@ -59,6 +60,25 @@ fn a_node_that_lost_its_labels_is_not_gone() {
     rewrites(&mut same);
 }
 
+/// Debian and its derivatives have kernels of one release.
+#[test]
+fn a_node_that_lost_its_labels_may_run_another_system_with_a_kernel_of_the_same_release() {
+    let mut world = labeled_world();
+    world.snapshot.nodes.remove(0);
+    unlabel(&mut world, 0);
+    for (os_image, expected) in [
+        (
+            "Devuan GNU/Linux 5 (daedalus)",
+            "runs 6.1.0-48-amd64 on Devuan GNU/Linux 5 (daedalus), which the image is not for",
+        ),
+        ("", "runs 6.1.0-48-amd64, which the image is not for"),
+    ] {
+        world.snapshot.nodes[0].os_image = os_image.to_owned();
+        let why = held(&mut world).0.to_string();
+        assert!(why.contains(expected), "{why}");
+    }
+}
+
 /// When NFD restarts, the GPU Operator writes `false`. It writes `true` some time after NFD has added its labels.
 #[test]
 fn a_node_whose_gpu_operator_lags_behind_nfd_is_not_gone() {
@@ -72,7 +92,7 @@ fn a_node_whose_gpu_operator_lags_behind_nfd_is_not_gone() {
     let mut restarting = world.clone();
     unlabel(&mut restarting, 0);
     assert!(matches!(held(&mut restarting).0, HoldReason::Unlabeled { .. }));
-    insta::assert_snapshot!(held(&mut world).0, @"node n0 has no label nvidia.com/gpu.present=true and runs 6.1.0-47-amd64, which the image is not for: the rollout may reach the node once the GPU Operator has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
+    insta::assert_snapshot!(held(&mut world).0, @"node n0 has no label nvidia.com/gpu.present=true and runs 6.1.0-47-amd64 on Debian GNU/Linux 12 (bookworm), which the image is not for: the rollout may reach the node once the GPU Operator has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
     world.snapshot.nodes[0].labels.remove(GPU_LABELS[1]);
     rewrites(&mut world);
 }
