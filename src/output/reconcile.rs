@@ -76,11 +76,11 @@ fn write_target(text: &mut String, target: &TargetReport) {
 }
 
 fn write_rollout(text: &mut String, rollout: &RolloutReport) {
-    let RolloutDecision::Rewrite { from, to } = &rollout.planned.decision else { return };
     let target = &rollout.planned.target;
-    let _ = match &rollout.error {
-        None => writeln!(text, "rewrote   {target}: {from} -> {to}"),
-        Some(error) => writeln!(text, "failed    {target}: {error}"),
+    let _ = match (&rollout.error, &rollout.planned.decision) {
+        (Some(error), _) => writeln!(text, "failed    {target}: {error}"),
+        (None, RolloutDecision::Rewrite { from, to }) => writeln!(text, "rewrote   {target}: {from} -> {to}"),
+        (None, _) => Ok(()),
     };
 }
 

@@ -369,6 +369,24 @@ impl NodeFacts {
         (name, [&self.kernel_version, &self.architecture, &self.os_image], rejection, labels, taints)
     }
 
+    /// Describes what distinguishes the node from its state in an earlier snapshot.
+    fn change_since(&self, before: Option<&Self>) -> String {
+        let name = &self.name;
+        let Some(before) = before else { return format!("node {name} joined") };
+        if self.kernel_version != before.kernel_version {
+            return format!("node {name} runs {} instead of {}", self.kernel_version, before.kernel_version);
+        }
+        let mut keys = self.labels.keys().chain(before.labels.keys()).filter(|key| !is_farrier_label(key));
+        match keys.find(|key| self.labels.get(*key) != before.labels.get(*key)) {
+            Some(key) => {
+                let [from, to] =
+                    [before, self].map(|node| node.labels.get(key).map_or("(none)", String::as_str));
+                format!("label {key} of node {name} changed from {from} to {to}")
+            }
+            None => format!("the taints or the nodeInfo of node {name} changed"),
+        }
+    }
+
     /// Whether the image applies to the node: its labels match, the host provides no driver, and `site.yaml` does not ignore it.
     pub fn is_selected_by(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
@@ -391,20 +409,22 @@ impl ClusterSnapshot {
         self.unseen.iter().chain(self.unseen_in.iter().map(|((kind, _), why)| (kind, why)))
     }
 
-    /// Whether every node of a later snapshot that a rollout to this target may reach has an equivalent in this
-    /// snapshot. Nodes are equivalent if they agree in kernel, architecture, labels, and in the name where nodes are
-    /// selected by name. A rollout that was decided from this snapshot then reaches no kernel that is new to the decision.
-    /// farrier's own labels are ignored, because they change during a rollout.
-    pub fn covers_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
+    /// Describes a node of a later snapshot that a rollout to this target may reach, and that has no equivalent in this
+    /// snapshot. Nodes are equivalent if they agree in kernel, system, architecture, labels, and in the name where nodes are
+    /// selected by name. With `None`, a rollout that was decided from this snapshot reaches no kernel that is new to the
+    /// decision. farrier's own labels are ignored, because they change during a rollout.
+    pub fn node_change(&self, later: &Self, target: &RolloutTarget) -> Option<String> {
         let by_name = self.daemon_sets.iter().any(|daemon_set| daemon_set.placement.names_nodes());
         // Copies, operators' resources and manifests are not limited to the nodes of one DaemonSet.
         let object = match (target.strategy, &target.object) {
             (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(name)) => {
                 let planned = self.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
                 let current = later.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
-                let (Some(planned), Some(current)) = (planned, current) else { return false };
+                let (Some(planned), Some(current)) = (planned, current) else {
+                    return Some(format!("{target} was deleted"));
+                };
                 if planned.placement != current.placement {
-                    return false;
+                    return Some(format!("{target} selects other nodes"));
                 }
                 Some(ReachingObject::daemon_set(current, later))
             }
@@ -414,7 +434,10 @@ impl ClusterSnapshot {
             object.as_ref().is_none_or(|object| !matches!(object.reach(node), NodeReach::Excluded(_)))
         };
         let known: HashSet<_> = self.nodes.iter().map(|node| node.fingerprint(by_name)).collect();
-        later.nodes.iter().filter(is_reached).all(|node| known.contains(&node.fingerprint(by_name)))
+        let is_new = |node: &&CowArc<NodeFacts>| !known.contains(&node.fingerprint(by_name));
+        let node = later.nodes.iter().filter(is_reached).find(is_new)?;
+        let before = self.nodes.iter().find(|before| before.name == node.name);
+        Some(node.change_since(before.map(|before| &**before)))
     }
 }
 
@@ -464,6 +487,12 @@ impl ResourceFacts {
 mod tests {
     use super::*;
     use crate::plan::{NodeAffinity, Operator, Requirement, SelectorTerm};
+
+    impl ClusterSnapshot {
+        fn covers_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
+            self.node_change(later, target).is_none()
+        }
+    }
 
     fn node(name: &str, kernel: &str, label: (&str, &str)) -> CowArc<NodeFacts> {
         let labels = [(label.0.to_owned(), label.1.to_owned())].into();
@@ -537,6 +566,26 @@ mod tests {
                 "{other:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_change_is_described() {
+        let planned = of(&[node("a", "6.1", ("zone", "x"))]);
+        let changes = [
+            node("b", "6.2", ("zone", "x")),
+            node("a", "6.2", ("zone", "x")),
+            node("a", "6.1", ("zone", "y")),
+            node("a", "6.1", ("pool", "x")),
+            NodeFacts { os_image: "Debian".to_owned(), ..(*planned.nodes[0]).clone() }.into(),
+        ];
+        let changes = changes.map(|node| planned.node_change(&of(&[node]), &target("per-kernel")).unwrap());
+        insta::assert_snapshot!(changes.join("\n"), @r"
+        node b joined
+        node a runs 6.2 instead of 6.1
+        label zone of node a changed from x to y
+        label pool of node a changed from (none) to x
+        the taints or the nodeInfo of node a changed
+        ");
     }
 
     #[test]

@@ -115,6 +115,8 @@ pub struct Live {
     repeated_writes: RepeatedWrites,
     /// Earliest time of the next eviction after a refusal, by rollout target or by pod.
     evictions: BTreeMap<String, Instant>,
+    /// Change of the nodes for which a rollout last waited for another plan.
+    node_change: Option<String>,
     /// Reference point for `rewrite_rate_limiter`, `repeated_writes` and the handovers.
     started: Instant,
     /// Number of consecutive reconciles with a fault.
@@ -157,6 +159,7 @@ impl Live {
             rewrite_rate_limiter: RewriteRateLimiter::default(),
             repeated_writes: RepeatedWrites::default(),
             evictions: BTreeMap::new(),
+            node_change: None,
             started: now,
             consecutive_failures: 0,
         }

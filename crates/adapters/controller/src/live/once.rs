@@ -8,7 +8,10 @@ use std::{sync::Arc, time::Duration};
 
 use farrier_builder::services::{BuildServices, Result};
 use farrier_cluster::Cluster;
-use farrier_core::{image::Chains, plan::PlannedRollout};
+use farrier_core::{
+    image::Chains,
+    plan::{PlannedRollout, retry},
+};
 use tokio::sync::watch;
 
 use super::{
@@ -21,6 +24,9 @@ use crate::{
     reconcile::{BuildFault, record_kernels_in_use},
     runtime::{Configuration, Health, Metrics},
 };
+
+/// Maximum number of plans for the rollouts of a single run, if the nodes change between each plan and its writes.
+const MAX_PLANS: u32 = 5;
 
 /// Runs the controller until nothing is left to do. Builds each cell at most once. The failure of one target does not stop
 /// the others.
@@ -130,12 +136,14 @@ impl Live {
         }
     }
 
-    /// Makes rollouts until each has a report. Returns every rollout of the last plan, in its state after the writes.
+    /// Makes rollouts until each has a report. Returns every rollout of the last plan, in its state after the writes. Gives up
+    /// after [`MAX_PLANS`].
     async fn roll_out_all(
         &mut self,
         planned: &mut Planned,
         report: &mut ReconcileReport,
     ) -> Result<Vec<PlannedRollout>> {
+        let mut plans = 1;
         loop {
             let (reports, after) = self.roll_out(planned).await?;
             report.steps.extend(reports.iter().flat_map(RolloutReport::steps));
@@ -147,8 +155,25 @@ impl Live {
             if all_reported || self.services.process.cancel.is_cancelled() {
                 return Ok(after);
             }
+            if plans == MAX_PLANS {
+                let change = self.node_change.as_deref().unwrap_or("another rollout of its chain waits");
+                let error = format!(
+                    "not rolled out: each of {plans} plans was out of date before its write: {change}; find out what changes \
+                     the nodes, or let ignoreNodes in site.yaml ignore them, and run farrier again"
+                );
+                for planned in &after {
+                    if !report.rollouts.iter().any(|made| made.planned.target == planned.target) {
+                        let (planned, error) = (planned.clone(), Some(error.clone()));
+                        report.rollouts.push(RolloutReport { planned, error });
+                    }
+                }
+                return Ok(after);
+            }
             // A rollout without a report waits for a new plan. Keep the reports of written rollouts, and plan the others again.
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
+            let pause = tokio::time::sleep(retry::reconcile_delay(plans, 0.0));
+            self.services.process.cancel.run_until_cancelled(pause).await;
+            plans += 1;
             self.plan_again(planned, report).await?;
         }
     }

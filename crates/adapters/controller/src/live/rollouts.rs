@@ -74,9 +74,12 @@ impl Live {
             }
         }
         self.drop_contested(&mut rollout);
-        if !rollout.changes.is_empty() && !self.is_still_valid(snapshot, &rollout.target).await? {
-            tracing::debug!(target = %rollout.target, "the rollout's nodes have changed since the plan was made");
+        if !rollout.changes.is_empty()
+            && let Some(change) = self.change_since_plan(snapshot, &rollout.target).await?
+        {
+            tracing::debug!(target = %rollout.target, change, "the rollout's nodes have changed since the plan was made");
             chains.record_deferral(&rollout);
+            self.node_change = Some(change);
             return Ok(None);
         }
         // Only a write counts toward the rate limit.
@@ -150,14 +153,18 @@ impl Live {
         Some(HoldReason::TooOften)
     }
 
-    /// Whether the plan covers every kind of node that the rollout reaches now. Taking a snapshot consumes the
+    /// Describes a node that the rollout reaches now and that the plan does not cover. Taking a snapshot consumes the
     /// cluster's change notification, so any difference schedules another reconcile.
-    async fn is_still_valid(&mut self, planned: &ClusterSnapshot, target: &RolloutTarget) -> Result<bool> {
-        let Some(now) = self.snapshot().await? else { return Ok(false) };
+    async fn change_since_plan(
+        &mut self,
+        planned: &ClusterSnapshot,
+        target: &RolloutTarget,
+    ) -> Result<Option<String>> {
+        let Some(now) = self.snapshot().await? else { return Ok(Some("farrier is stopping".to_owned())) };
         if now != *planned {
             self.timer.record_change(Instant::now());
         }
-        Ok(planned.covers_nodes_of(&now, target))
+        Ok(planned.node_change(&now, target))
     }
 
     /// Applies the next step of each upgrading node, uncordons nodes that no planned upgrade covers, and applies the changes of

@@ -75,6 +75,22 @@ async fn the_loop_completes_a_chain_with_the_next_plan() {
     live.stop().await;
 }
 
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_single_run_gives_up_while_a_node_keeps_changing() {
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        state.churn = usize::MAX;
+    });
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let cluster = Arc::clone(&fleet) as Arc<dyn Cluster>;
+    let report = run_once(bench.services.clone(), cluster, Vec::new()).await.unwrap();
+    let error = report.rollouts[0].error.as_deref().unwrap();
+    assert!(error.contains("label churn of node n changed from 9 to 10"), "{error}");
+    assert!(report.failed() && fleet.state().writes.is_empty());
+}
+
 /// A node of the first target changes after the plan; the nodes of the second do not.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_replanned_rollout_does_not_hold_others() {
