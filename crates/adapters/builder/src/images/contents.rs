@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farrier_core::{facts::ImageFacts, image::ImageReference, plan::ImageContents};
+use farrier_core::{
+    facts::ImageFacts,
+    image::ImageReference,
+    plan::{ImageContents, is_same_image},
+};
 use farrier_store::registry::StoredManifest;
 use futures::{StreamExt, stream};
 use oci::AnyManifest;
@@ -32,6 +36,14 @@ pub async fn look_up_contents(
         .collect::<Vec<_>>()
         .await;
     known.extend(found.into_iter().flatten());
+    // A webhook may write another registry into DaemonSets and pods: the digest decides.
+    let same_digest = |image: &String| {
+        let (_, contents) = known.iter().find(|(other, _)| is_same_image(other, image))?;
+        Some((image.clone(), contents.clone()))
+    };
+    let new = images.iter().filter(|image| !known.contains_key(*image));
+    let mirrored: Vec<_> = new.filter_map(same_digest).collect();
+    known.extend(mirrored);
 }
 
 async fn contents_of(access: &ImageAccess, reference: &ImageReference) -> Result<Option<ImageContents>> {
@@ -50,4 +62,28 @@ async fn contents_of(access: &ImageAccess, reference: &ImageReference) -> Result
 fn contents_of_manifest(stored: &StoredManifest) -> Option<ImageContents> {
     let facts = ImageFacts::from_manifest(&stored.bytes).ok()?;
     Some(ImageContents::of(&facts, &stored.digest)).filter(|contents| !contents.kernels.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_store::registry::RegistryLocation;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{Bench, K9, module};
+
+    #[tokio::test]
+    async fn an_image_of_a_mirror_has_the_contents_of_its_digest() {
+        let mut bench = Bench::new(&json!({}));
+        bench.services.images.location =
+            RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+        let published = bench.publish(K9, &[&module()]).await.unwrap();
+        let image = format!("{}@{}", bench.cell(K9).await.reference.repository, published.digest);
+        let mirrored = image.replace("registry.test", "mirror.test");
+        let foreign = "mirror.test/other:1".to_owned();
+        let images = BTreeSet::from([image, mirrored.clone(), foreign.clone()]);
+        let mut known = BTreeMap::new();
+        look_up_contents(&bench.services.images, &images, &mut known).await;
+        assert!(known[&mirrored].kernels.contains(K9) && !known.contains_key(&foreign), "{known:?}");
+    }
 }

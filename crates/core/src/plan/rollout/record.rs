@@ -7,7 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::{HoldReason, RECORD_ANNOTATION, with_short_digests};
+use super::{
+    super::{HoldReason, RECORD_ANNOTATION, with_short_digests},
+    watch::is_same_image,
+};
 use crate::definition::is_default;
 
 /// Time without a change after which farrier no longer counts earlier reverts of a field.
@@ -105,6 +108,14 @@ impl FieldRecord {
             }
             RecordState::RolledBack => Some(HoldReason::RolledBack { at: self.at }),
             RecordState::Set | RecordState::Good | RecordState::Conflict => None,
+        }
+    }
+
+    /// Whether a field's value is the recorded one. A webhook may write another registry into an image: the digest decides.
+    pub(super) fn holds(&self, current: &Value) -> bool {
+        match (current, &self.set) {
+            (Value::String(current), Value::String(set)) => is_same_image(current, set),
+            (current, set) => current == set,
         }
     }
 

@@ -148,7 +148,7 @@ fn outcome(object: LiveObject<'_>, field: &str, record: &FieldRecord) -> Rollbac
         (RecordState::RolledBack, _) => nothing("it was rolled back before"),
         (RecordState::Failed, _) => nothing("its pods failed, and the previous value was restored then"),
         (RecordState::Conflict, _) => nothing("another writer has set it, so farrier left it unchanged"),
-        (RecordState::Set | RecordState::Good, Some(value)) if value == record.set => {
+        (RecordState::Set | RecordState::Good, Some(value)) if record.holds(&value) => {
             RollbackOutcome::Restored { from: text(&value), to: text(&record.replaced) }
         }
         (RecordState::Set | RecordState::Good, Some(value)) => {

@@ -122,6 +122,28 @@ fn a_value_that_is_changed_back_twice_is_left() {
     rewrites(&mut world);
 }
 
+/// A webhook writes the registry of a mirror into the DaemonSet.
+#[test]
+fn the_registry_of_a_mirror_is_not_fought() {
+    let mut world = world();
+    let mirror = |world: &mut World, image: &str, ready| {
+        world.set_by_another(&image.replace("registry.test", "mirror.test"));
+        world.run_pod("n0", ready);
+    };
+    let one = rewrites(&mut world);
+    mirror(&mut world, &one, true);
+    assert!(matches!(reconcile(&mut world), (RolloutDecision::AlreadySet { .. }, true)));
+    assert_eq!(recorded(&world).state, RecordState::Good);
+    is_quiet(&mut world);
+    wish(&mut world, "2");
+    let two = rewrites(&mut world);
+    mirror(&mut world, &two, false);
+    later(&mut world, 60);
+    let (why, wrote) = held(&mut world);
+    assert!(matches!(why, HoldReason::RolloutFailed { .. }) && wrote, "{why}");
+    assert_eq!(world.image_of("driver"), one);
+}
+
 #[test]
 fn a_conflict_outlasts_a_new_wish_for_an_hour() {
     let mut world = world();

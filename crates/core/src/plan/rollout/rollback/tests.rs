@@ -41,6 +41,16 @@ fn roll_back(world: &mut World, selected: &[&str]) -> Vec<RollbackStep> {
     steps
 }
 
+/// A webhook writes the registry of a mirror into the DaemonSet.
+#[test]
+fn an_image_with_the_registry_of_a_mirror_is_rolled_back() {
+    let mut world = world();
+    let mirrored = world.image_of("driver").replace("registry.test", "mirror.test");
+    world.set_by_another(&mirrored);
+    roll_back(&mut world, &["kube-system/mft"]);
+    assert_eq!(world.image_of("driver"), "registry.test/old:1");
+}
+
 #[test]
 fn what_was_before_is_restored_and_stays() {
     let mut world = world();
