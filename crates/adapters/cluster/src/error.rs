@@ -52,6 +52,9 @@ pub enum ApiError {
     /// The API server or an admission webhook rejected the write.
     #[error("the API server rejected the request: {0}")]
     Rejected(String),
+    /// The API server accepted the write and did not keep this field: an admission webhook changed it.
+    #[error("the API server did not keep the {0}: an admission webhook changes it")]
+    NotKept(String),
     /// farrier does not write this kind of change.
     #[error("the change cannot be written: {0}")]
     Unwritable(String),
@@ -73,6 +76,14 @@ impl ClusterError {
     pub fn disruption(&self) -> Option<&str> {
         match self {
             Self::Api { error: ApiError::Disruption(reason), .. } => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Returns the field that the API server did not keep, although it accepted the write.
+    pub fn lost_field(&self) -> Option<&str> {
+        match self {
+            Self::Api { error: ApiError::NotKept(field), .. } => Some(field),
             _ => None,
         }
     }
@@ -101,6 +112,9 @@ impl ClusterError {
                 "log in again, or make sure that the token of the kubeconfig or service account has not expired"
             }
             Self::Api { error: ApiError::Forbidden(missing), .. } => return Some(missing.remedy()),
+            Self::Api { error: ApiError::NotKept(_), .. } => {
+                "exempt the DaemonSet from the admission webhook that changes it; see `kubectl get mutatingwebhookconfigurations`"
+            }
             Self::Api { error: ApiError::Disruption(_), .. } => {
                 "the pod is evicted once its PodDisruptionBudget allows it; see `kubectl get pdb -A`"
             }

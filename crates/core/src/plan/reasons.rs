@@ -164,6 +164,11 @@ pub enum HoldReason {
         "another writer reverted the field {times} times, so farrier stopped writing the field; find that writer (a GitOps tool, Helm, an operator, an admission webhook), then remove the annotation {RECORD_ANNOTATION}, or restart farrier if the field is in a file or a repository"
     )]
     ChangedBack { times: u32 },
+    /// The API server accepted a write and did not keep the field. Set by the loop, which writes again an hour later.
+    #[error(
+        "the API server did not keep the {field} that farrier set, so an admission webhook changes it: exempt the DaemonSet from the webhook (`kubectl get mutatingwebhookconfigurations`); farrier tries again after an hour or a restart"
+    )]
+    NotKept { field: String },
     /// Another instance of farrier set the field to another value, and would do so again.
     #[error(
         "{name}, another farrier instance in this cluster, set the field to another value: remove the rollout from the definitions of one instance; to take over the field, remove the annotation {RECORD_ANNOTATION}"

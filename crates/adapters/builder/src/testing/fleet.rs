@@ -38,6 +38,8 @@ pub struct State {
     pub churn: usize,
     /// DaemonSets whose writes fail and pods whose eviction fails, with the error.
     pub refused: BTreeMap<String, ApiError>,
+    /// Number of writes and evictions that failed with such an error.
+    pub refusals: usize,
     /// Time that each write takes.
     pub write_time: Option<Duration>,
     /// Times of eviction requests.
@@ -199,6 +201,7 @@ impl Cluster for Fleet {
             _ => panic!("{change:?}"),
         };
         if let Some(error) = self.state().refused.get(name) {
+            self.0.send_modify(|state| state.refusals += 1);
             return Err(ClusterError::Api { action: format!("write {name}"), error: error.clone() });
         }
         let write_time = self.state().write_time;

@@ -7,8 +7,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use farrier_core::plan::{
-    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeAffinity, NodeChange,
-    NodeCheck, NodePrecondition, ObjectVersion, PodRestart, ResourceChange,
+    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetFacts, DaemonSetRetirement, NodeAffinity,
+    NodeChange, NodeCheck, NodePrecondition, ObjectVersion, PodRestart, ResourceChange,
 };
 use k8s_openapi::api::{
     batch::v1::{CronJob, Job},
@@ -80,7 +80,7 @@ impl KubeCluster {
         {
             self.remove_affinity(&object, &version).await?;
         }
-        Ok(())
+        check_kept(&facts, |after| change.lost_field(after))
     }
 
     /// Removes the required node affinity from this version of a DaemonSet. An apply that omits the field removes it only if
@@ -103,7 +103,8 @@ impl KubeCluster {
                 check_state(stored, version.as_ref())?;
                 Ok(bodies::copy(change, Some(&stored.object.version)))
             };
-            return self.apply_to_stored(&object, body).await.map(drop);
+            let applied = self.apply_to_stored(&object, body).await?;
+            return check_kept(&applied.facts, |after| change.lost_field(after));
         }
         let mut conflicts = 0;
         loop {
@@ -112,7 +113,7 @@ impl KubeCluster {
             let existing = self.own_copy(&self.daemon_set_target("get", namespace, name)?).await?;
             match self.apply_fields(&object, &bodies::copy(change, existing.as_ref())).await {
                 Err(ApiError::Changed(_)) if conflicts < MAX_CONFLICT_RETRIES => conflicts += 1,
-                outcome => return outcome.map(drop),
+                outcome => return check_kept(&outcome?.facts, |after| change.lost_field(after)),
             }
         }
     }
@@ -399,6 +400,15 @@ impl KubeCluster {
         };
         tokio::time::timeout(STORE_UPDATE_TIMEOUT, wait).await.unwrap_or(false)
     }
+}
+
+/// Checks that a DaemonSet in the API server's answer has all fields that the write set.
+fn check_kept(
+    facts: &ObjectFacts,
+    lost_field: impl Fn(&DaemonSetFacts) -> Option<String>,
+) -> Result<(), ApiError> {
+    let ObjectFacts::DaemonSet(facts) = facts else { return Ok(()) };
+    lost_field(facts).map_or(Ok(()), |field| Err(ApiError::NotKept(field)))
 }
 
 /// Checks that the object's current version is equivalent to the version that the plan saw.

@@ -156,6 +156,52 @@ fn a_new_copy_has_no_preconditions() {
 }
 
 #[test]
+fn a_write_that_a_webhook_changed_is_an_error() {
+    let after = |image: &str, annotations: &Value| {
+        let object = serde_json::from_value(json!({
+            "metadata": {"name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "6",
+                         "annotations": annotations},
+            "spec": {"selector": {"matchLabels": {"app": "d"}}, "template": {"spec": {
+                "containers": [{"name": "driver", "image": image}],
+            }}},
+        }));
+        facts::daemon_set(object.unwrap(), "farrier").unwrap().facts
+    };
+    let change = change(strings([("driver", "r.test/d@sha256:1")]));
+    let annotations = json!({"farrier.dev/record": "{}", "farrier.dev/applied": "1",
+        "farrier.dev/rollout": r#"{"image":"r.test/d@sha256:1","at":"1970-01-01T00:00:00Z"}"#});
+    let copy = DaemonSetCopy {
+        namespace: "gpu".to_owned(),
+        name: "driver".to_owned(),
+        version: None,
+        manifest: Arc::new(json!({"metadata": {"annotations": annotations}})),
+        required_images: Vec::new(),
+    };
+    let lost = |image: &str, annotations: &Value| {
+        let after = after(image, annotations);
+        let outcomes = [
+            check_kept(&after, |after| change.lost_field(after)),
+            check_kept(&after, |after| copy.lost_field(after)),
+        ];
+        outcomes.map(|outcome| outcome.err().map(|error| error.to_string()))
+    };
+    assert_eq!(lost("r.test/d@sha256:1", &annotations), [None, None]);
+    assert_eq!(lost("mirror.test/d@sha256:1", &annotations), [None, None]);
+    let sentence = |field: &str| {
+        let field = format!("{field} of DaemonSet driver");
+        Some(format!("the API server did not keep the {field}: an admission webhook changes it"))
+    };
+    assert_eq!(
+        lost("mirror.test/d:1", &annotations),
+        [sentence("image of container driver"), sentence("image")]
+    );
+    assert_eq!(
+        lost("r.test/d@sha256:1", &json!({})),
+        [sentence("annotation farrier.dev/record"), sentence("annotation farrier.dev/applied")]
+    );
+}
+
+#[test]
 fn a_stale_plan_is_a_conflict() {
     let stored = stored_daemon_set();
     let check = |version: ObjectVersion, image: &str| {

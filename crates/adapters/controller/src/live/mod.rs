@@ -27,8 +27,8 @@ use farrier_core::{
     kernel::KernelTarget,
     plan::{
         Change, ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RepeatedWrites,
-        RewriteRateLimiter, SnapshotScope, UnfinishedRollout, next_deadline, retry, unfinished_kernels,
-        unfinished_rollouts,
+        RewriteRateLimiter, RolloutTarget, SnapshotScope, UnfinishedRollout, next_deadline, retry,
+        unfinished_kernels, unfinished_rollouts,
     },
     site::ignore_nodes,
 };
@@ -115,6 +115,8 @@ pub struct Live {
     repeated_writes: RepeatedWrites,
     /// Earliest time of the next eviction after a refusal, by rollout target or by pod.
     evictions: BTreeMap<String, Instant>,
+    /// Fields that the API server did not keep, each with the earliest time of the next write.
+    not_kept: BTreeMap<RolloutTarget, (Instant, String)>,
     /// Change of the nodes for which a rollout last waited for another plan.
     node_change: Option<String>,
     /// Reference point for `rewrite_rate_limiter`, `repeated_writes` and the handovers.
@@ -159,6 +161,7 @@ impl Live {
             rewrite_rate_limiter: RewriteRateLimiter::default(),
             repeated_writes: RepeatedWrites::default(),
             evictions: BTreeMap::new(),
+            not_kept: BTreeMap::new(),
             node_change: None,
             started: now,
             consecutive_failures: 0,

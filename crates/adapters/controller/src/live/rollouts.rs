@@ -18,6 +18,8 @@ use crate::{
 
 /// Delay before retrying an eviction that was refused.
 const EVICTION_RETRY_DELAY: Duration = Duration::from_secs(15);
+/// Delay before repeating a write that the API server did not keep.
+const LOST_FIELD_RETRY_DELAY: Duration = Duration::from_hours(1);
 
 impl Live {
     /// Makes the planned rollouts. A rollout that would reach a node unknown to the plan waits for the next plan, with
@@ -64,8 +66,10 @@ impl Live {
         }
         if let Some(why) = chains.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout, snapshot)) {
             tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
-            if matches!(why, HoldReason::TooOften) {
-                chains.record_deferral(&rollout);
+            match &why {
+                HoldReason::TooOften => chains.record_deferral(&rollout),
+                why if why.is_failure() => chains.record_failure(&rollout, &why.to_string()),
+                _ => {}
             }
             chains.record_hold(&rollout, &why);
             match why {
@@ -103,6 +107,12 @@ impl Live {
             rollout.hold(why);
             return Ok(Some(RolloutReport { planned: rollout, error: None }));
         }
+        if let BuildError::Cluster(error) = &error
+            && let Some(field) = error.lost_field()
+        {
+            let next = Instant::now() + LOST_FIELD_RETRY_DELAY;
+            self.not_kept.insert(rollout.target.clone(), (next, field.to_owned()));
+        }
         let error = error_chain(&error);
         chains.record_failure(&rollout, &error);
         self.log(snapshot, &rollout, Some(&error));
@@ -131,7 +141,8 @@ impl Live {
         outcome
     }
 
-    /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, reverts, or too many rewrites.
+    /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, a field that the API server did not keep,
+    /// reverts, or too many rewrites.
     fn hold_reason(&mut self, rollout: &PlannedRollout, snapshot: &ClusterSnapshot) -> Option<HoldReason> {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
@@ -141,6 +152,13 @@ impl Live {
             self.timer.schedule(*next);
             let detail = "the last eviction was refused a moment ago".to_owned();
             return Some(HoldReason::Disruption { detail });
+        }
+        self.not_kept.retain(|_, (next, _)| now < *next);
+        let is_applied = |change: &Change| matches!(change, Change::DaemonSet(_) | Change::Copy(_));
+        if let Some((_, field)) = self.not_kept.get(&rollout.target)
+            && rollout.changes.iter().any(is_applied)
+        {
+            return Some(HoldReason::NotKept { field: field.clone() });
         }
         if !rollout.is_rewrite(snapshot) {
             return None;

@@ -285,6 +285,30 @@ async fn a_startup_taint_that_another_writer_sets_again_is_left_for_a_while() {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
+async fn a_write_that_a_webhook_changes_is_made_again_after_an_hour() {
+    let logs = Logs::start();
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        let field = "annotation farrier.dev/record of DaemonSet a".to_owned();
+        state.refused.insert("a".to_owned(), ApiError::NotKept(field));
+    });
+    let live = Running::start(bench, fleet, true);
+    let snapshots = live.fleet.until(|state| state.refusals > 0).await.snapshots_taken;
+    live.fleet.until(|state| state.snapshots_taken >= snapshots + 40).await;
+    assert_eq!(live.fleet.state().refusals, 1);
+    assert!(
+        !logs
+            .with("did not keep the annotation farrier.dev/record of DaemonSet a that farrier set")
+            .is_empty()
+    );
+    live.fleet.until(|state| state.refusals == 2).await;
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
 async fn a_failed_write_does_not_hold_targets_outside_its_chain() {
     let bench = bench(&json!({}), &["a", "b"]);
     bench.publish(K9, &[&module()]).await.unwrap();

@@ -255,7 +255,9 @@ fn record_upgrades(view: &ReconcileView, history: &mut EventHistory) {
 /// Returns the reason of the Event for a hold.
 fn hold_event_reason(why: &HoldReason) -> EventReason {
     match why {
-        HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } => EventReason::RolloutConflict,
+        HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } | HoldReason::NotKept { .. } => {
+            EventReason::RolloutConflict
+        }
         HoldReason::RolloutFailed { .. } | HoldReason::CopyFailed { .. } => EventReason::RolloutRestored,
         _ => EventReason::RolloutHeld,
     }

@@ -8,14 +8,15 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     super::{
-        ClusterSnapshot, NodeAffinity, NodeFacts, ObjectVersion, UPGRADE,
+        ClusterSnapshot, DaemonSetFacts, NodeAffinity, NodeFacts, ObjectVersion, UPGRADE,
         labels::operator_upgrade_in_progress,
     },
     copy::changes_image,
+    watch::is_same_image,
 };
 use crate::image::{ImageReference, OperatorResource};
 
@@ -298,7 +299,35 @@ impl Change {
     }
 }
 
+/// Returns the annotation that a DaemonSet lacks directly after it was applied.
+fn lost_annotation(applied: &BTreeMap<String, String>, after: &DaemonSetFacts) -> Option<String> {
+    let kept = &after.live.as_ref()?.annotations;
+    let (key, _) = applied.iter().find(|(key, value)| kept.get(*key) != Some(*value))?;
+    Some(format!("annotation {key} of DaemonSet {}", after.name))
+}
+
+impl DaemonSetCopy {
+    /// Returns the field that the API server's answer to this change lacks: an admission webhook changed or removed it.
+    pub fn lost_field(&self, after: &DaemonSetFacts) -> Option<String> {
+        if changes_image(&self.manifest, after) {
+            return Some(format!("image of DaemonSet {}", after.name));
+        }
+        lost_annotation(&BTreeMap::deserialize(&self.manifest["metadata"]["annotations"]).ok()?, after)
+    }
+}
+
 impl DaemonSetChange {
+    /// Returns the field that the API server's answer to this change lacks: an admission webhook changed or removed it.
+    pub fn lost_field(&self, after: &DaemonSetFacts) -> Option<String> {
+        let is_lost = |(container, image): &(&String, &String)| {
+            after.image_of(container).is_none_or(|current| !is_same_image(current, image))
+        };
+        if let Some((container, _)) = self.images.iter().find(is_lost) {
+            return Some(format!("image of container {container} of DaemonSet {}", after.name));
+        }
+        lost_annotation(&self.annotations, after)
+    }
+
     /// Returns the images that differ from the images that the plan saw.
     pub fn image_changes(&self) -> Vec<ImageChange> {
         let Self { namespace, name, expected, images, .. } = self;
