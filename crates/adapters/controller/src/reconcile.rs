@@ -262,7 +262,7 @@ pub(super) async fn add_missing_tags(
 }
 
 /// Applies the changes of a rollout in order. On cancellation, stops between two changes. A refused eviction does not hold the
-/// evictions after it; the first refusal is returned.
+/// evictions after it; the first refusal is returned. A change of a pod or node that is gone is skipped.
 pub(super) async fn roll_out(
     services: &BuildServices,
     cluster: &dyn Cluster,
@@ -282,6 +282,12 @@ pub(super) async fn roll_out(
             }
             Some(ManifestLocation::Git(location)) => commit(services, location, rollout, change).await?,
             None => match cluster.apply(change).await {
+                // The pod or the node is gone, as spot nodes are: the next plan decides without it.
+                Err(error)
+                    if matches!(change, Change::Restart(_) | Change::Node(_)) && error.is_conflict() =>
+                {
+                    tracing::debug!(object = change.object(), %error, "change is stale");
+                }
                 Err(error) if matches!(change, Change::Restart(_)) && !error.is_unreachable() => {
                     refusal = refusal.or(Some(error));
                 }

@@ -183,6 +183,17 @@ async fn a_refused_eviction_is_a_hold_in_a_single_run() {
     assert_eq!((fleet.state().evictions.len(), fleet.state().writes.len()), (1, 1));
 }
 
+/// A spot node is deleted between the plan and the eviction.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_pod_that_is_gone_before_its_eviction_is_no_failure() {
+    let bench = published_bench().await;
+    let fleet = outdated_pod(&bench).await;
+    fleet.change(|state| drop(state.refused.insert("a-n".to_owned(), ApiError::Gone)));
+    let report =
+        run_once(bench.services.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
+    assert!(!report.failed() && fleet.state().refusals == 1, "{:#?}", report.rollouts);
+}
+
 /// The budget refuses the eviction of a pod that is running but not ready. A pending pod may always be evicted.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_refused_eviction_holds_no_other_pod() {
