@@ -199,7 +199,7 @@ fn is_restored(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
     let record = RewriteRecord::of(&live.annotations).unwrap_or_default().0.remove(container);
     record.is_some_and(|record| {
         let was_reverted = matches!(record.state, RecordState::Failed | RecordState::RolledBack);
-        was_reverted && record.replaced.as_str() == Some(image)
+        was_reverted && record.replaced.as_str().is_some_and(|replaced| is_same_image(replaced, image))
     })
 }
 
