@@ -161,7 +161,7 @@ pub enum HoldReason {
     BadRecord { detail: String },
     /// Another writer reverted farrier's value, and would do so again.
     #[error(
-        "another writer reverted the field {times} times, so farrier stopped writing the field; find that writer (a GitOps tool, Helm, an operator, an admission webhook), then remove the annotation {RECORD_ANNOTATION}, or restart farrier if the field is in a file or a repository"
+        "another writer reverted the field {times} times, so farrier stopped writing the field; find that writer (a GitOps tool, Helm, an operator, an admission webhook), then remove the annotation {RECORD_ANNOTATION}, or restart farrier where there is no annotation, as in a file or a repository"
     )]
     ChangedBack { times: u32 },
     /// The API server accepted a write and did not keep the field. Set by the loop, which writes again an hour later.

@@ -1,11 +1,12 @@
-//! Stops a rollout whose values in a manifest another writer keeps reverting, as the record on a live object does. A manifest has
-//! no record, so the count is lost when farrier restarts or another replica leads.
+//! Stops a rollout whose values another writer keeps reverting, where no record on the object counts the reverts: in a manifest,
+//! and in an object that the writer replaces together with the record. The count is lost when farrier restarts or another replica
+//! leads.
 
 use std::{collections::HashMap, time::Duration};
 
 use serde_json::Value;
 
-use super::{Change, HoldReason, PlannedRollout, RolloutTarget};
+use super::{Change, ClusterSnapshot, HoldReason, PlannedRollout, RECORD_ANNOTATION, RolloutTarget};
 
 /// Number of reverts after which farrier stops writing.
 const MAX_REVERTS: u32 = 2;
@@ -27,18 +28,23 @@ struct LastWrite {
 impl RepeatedWrites {
     /// Returns the hold of a rollout whose last writes of the same values were reverted. A hold lasts until the values change, or
     /// the other writer accepts them.
-    pub fn hold_reason(&mut self, rollout: &PlannedRollout, now: Duration) -> Option<HoldReason> {
+    pub fn hold_reason(
+        &mut self,
+        rollout: &PlannedRollout,
+        snapshot: &ClusterSnapshot,
+        now: Duration,
+    ) -> Option<HoldReason> {
         self.0.retain(|_, write| now < write.at + QUIET);
-        let values = values(rollout);
+        let values = values(rollout, snapshot);
         let is_repeated = |write: &&mut LastWrite| write.times >= MAX_REVERTS && write.values == values;
         let write = self.0.get_mut(&rollout.target).filter(is_repeated)?;
         write.at = now;
         Some(HoldReason::ChangedBack { times: write.times })
     }
 
-    /// Records a successful write.
-    pub fn record(&mut self, rollout: &PlannedRollout, now: Duration) {
-        let values = values(rollout);
+    /// Records a successful write. `snapshot` is the state before the write.
+    pub fn record(&mut self, rollout: &PlannedRollout, snapshot: &ClusterSnapshot, now: Duration) {
+        let values = values(rollout, snapshot);
         if values.is_empty() {
             return;
         }
@@ -48,15 +54,22 @@ impl RepeatedWrites {
     }
 }
 
-/// Returns the values that a rollout sets in manifests.
-fn values(rollout: &PlannedRollout) -> Vec<Value> {
+/// Returns the values that a rollout sets in manifests, and in DaemonSets without a record. The UID of a DaemonSet is a part of
+/// its value, because a new object has no record either.
+fn values(rollout: &PlannedRollout, snapshot: &ClusterSnapshot) -> Vec<Value> {
+    let in_manifests = rollout.target.location.is_some();
     let value = |change: &Change| match change {
-        Change::DaemonSet(change) => serde_json::to_value(&change.images).ok(),
-        Change::Resource(change) => Some(change.spec.clone()),
+        Change::DaemonSet(change) if in_manifests => serde_json::to_value(&change.images).ok(),
+        Change::DaemonSet(change) if !change.image_changes().is_empty() => {
+            let live = snapshot.daemon_set(&change.namespace, &change.name)?.live.as_ref()?;
+            let has_record = live.annotations.contains_key(RECORD_ANNOTATION);
+            let value = serde_json::to_value((&live.version.uid, &change.images)).ok();
+            value.filter(|_| !has_record)
+        }
+        Change::Resource(change) if in_manifests => Some(change.spec.clone()),
         _ => None,
     };
-    let changes = rollout.changes.iter().filter(|_| rollout.target.location.is_some());
-    changes.filter_map(value).collect()
+    rollout.changes.iter().filter_map(value).collect()
 }
 
 #[cfg(test)]
@@ -88,35 +101,59 @@ mod tests {
     #[test]
     fn a_revert_is_answered_once_and_then_left() {
         let (rollout, mut writes, mut now) = (planned(), RepeatedWrites::default(), Duration::from_secs(7));
+        let snapshot = ClusterSnapshot::default();
         for _ in 0..2 {
-            assert_eq!(writes.hold_reason(&rollout, now), None);
-            writes.record(&rollout, now);
+            assert_eq!(writes.hold_reason(&rollout, &snapshot, now), None);
+            writes.record(&rollout, &snapshot, now);
             now += Duration::from_mins(20);
         }
         // The hold lasts for as long as the other writer keeps its value.
         for _ in 0..9 {
-            assert_eq!(writes.hold_reason(&rollout, now), Some(HoldReason::ChangedBack { times: 2 }));
+            let hold = writes.hold_reason(&rollout, &snapshot, now);
+            assert_eq!(hold, Some(HoldReason::ChangedBack { times: 2 }));
             now += Duration::from_mins(20);
         }
-        assert_eq!(writes.hold_reason(&rollout, now + QUIET), None, "the values were kept for an hour");
+        let hold = writes.hold_reason(&rollout, &snapshot, now + QUIET);
+        assert_eq!(hold, None, "the values were kept for an hour");
+    }
+
+    /// As `kubectl replace` and Argo CD with `Replace=true` do.
+    #[test]
+    fn a_writer_that_replaces_the_object_with_its_record_is_left() {
+        let (mut world, mut writes) = (World::live(&[K47]), RepeatedWrites::default());
+        world.publish(Verdict::Loads);
+        let mut write = |world: &mut World, is_recorded: bool| {
+            let rollout = world.plan().rollouts.swap_remove(0);
+            assert!(matches!(rollout.decision, RolloutDecision::Rewrite { .. }));
+            let hold = writes.hold_reason(&rollout, &world.snapshot, Duration::ZERO);
+            if hold.is_none() {
+                writes.record(&rollout, &world.snapshot, Duration::ZERO);
+                world.apply(&rollout.changes[0]).unwrap();
+            }
+            world.set_by_another("registry.test/old:1");
+            if !is_recorded {
+                world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
+            }
+            hold
+        };
+        let held = Some(HoldReason::ChangedBack { times: 2 });
+        assert_eq!([(); 4].map(|()| write(&mut world, false)), [None, None, held.clone(), held]);
+        world.snapshot.daemon_sets[0].live.as_mut().unwrap().version.uid = "another".to_owned();
+        assert_eq!(write(&mut world, true), None, "a new object");
+        assert_eq!(write(&mut world, false), None, "the record counts the reverts");
     }
 
     #[test]
-    fn other_values_and_live_objects_are_not_held() {
+    fn other_values_are_not_held() {
         let (rollout, mut writes, now) = (planned(), RepeatedWrites::default(), Duration::ZERO);
+        let snapshot = ClusterSnapshot::default();
         let mut other = rollout.clone();
         let Change::DaemonSet(change) = &mut other.changes[0] else { panic!("no DaemonSet") };
         change.images.insert("driver".to_owned(), "registry.test/mft:2".to_owned());
         // A node that alternates between two kernels.
         for rollout in [&rollout, &other, &rollout, &other, &rollout] {
-            assert_eq!(writes.hold_reason(rollout, now), None);
-            writes.record(rollout, now);
-        }
-        let live =
-            PlannedRollout { target: RolloutTarget { location: None, ..rollout.target.clone() }, ..rollout };
-        for _ in 0..5 {
-            assert_eq!(writes.hold_reason(&live, now), None);
-            writes.record(&live, now);
+            assert_eq!(writes.hold_reason(rollout, &snapshot, now), None);
+            writes.record(rollout, &snapshot, now);
         }
     }
 }

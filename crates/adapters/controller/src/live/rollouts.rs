@@ -92,7 +92,7 @@ impl Live {
         }
         let Err(error) = self.write(&rollout).await else {
             self.handovers.record_writes(&rollout.changes, self.started.elapsed());
-            self.repeated_writes.record(&rollout, self.started.elapsed());
+            self.repeated_writes.record(&rollout, snapshot, self.started.elapsed());
             self.log(snapshot, &rollout, None);
             return Ok(Some(RolloutReport { planned: rollout, error: None }));
         };
@@ -163,7 +163,7 @@ impl Live {
         if !rollout.is_rewrite(snapshot) {
             return None;
         }
-        if let Some(why) = self.repeated_writes.hold_reason(rollout, self.started.elapsed()) {
+        if let Some(why) = self.repeated_writes.hold_reason(rollout, snapshot, self.started.elapsed()) {
             return Some(why);
         }
         let next = self.rewrite_rate_limiter.retry_at(&rollout.target, self.started.elapsed())?;
