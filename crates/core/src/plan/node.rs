@@ -260,6 +260,13 @@ pub(super) struct NodeGroup<'a> {
     pub(super) target: Result<KernelTarget, NodeReason>,
 }
 
+impl NodeGroup<'_> {
+    /// Whether no rollout waits for the nodes.
+    pub(super) fn blocks_no_rollout(&self) -> bool {
+        self.target.as_ref().is_err_and(NodeReason::blocks_no_rollout)
+    }
+}
+
 /// Groups nodes by the labels of interest. Later steps then scale with the number of groups instead of the number of
 /// nodes.
 pub(super) fn group_nodes<'a, 'l>(

@@ -36,19 +36,17 @@ pub(super) struct Reached<'a> {
 }
 
 impl<'a> Reached<'a> {
-    /// Returns the nodes that an object reaches.
+    /// Returns the nodes that an object reaches, without those that no rollout waits for.
     pub(super) fn by(
         object: &ReachingObject<'_>,
         groups: impl IntoIterator<Item = &'a NodeGroup<'a>>,
     ) -> Self {
         let mut this = Self::default();
-        for group in groups {
+        for group in groups.into_iter().filter(|group| !group.blocks_no_rollout()) {
             let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
             this.undetermined.extend(undetermined);
             match &group.target {
                 _ if reached.is_empty() => {}
-                // No rollout waits for a node whose kernel is rejected.
-                Err(why) if why.blocks_no_rollout() => {}
                 Ok(kernel) => this.kernels.entry(kernel).or_default().extend(reached),
                 Err(why) => this.unknown.extend(reached.into_iter().map(|node| (node, why))),
             }

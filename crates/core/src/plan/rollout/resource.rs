@@ -218,7 +218,9 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
     };
     let object = ReachingObject::new(placement, context.inputs.snapshot, []);
     let workload = operator::default_workload(kind, context.resources());
-    let is_skipped = |group: &&NodeGroup<'_>| operator::skips(kind, &group.sample.labels, workload);
+    let is_skipped = |group: &&NodeGroup<'_>| {
+        group.blocks_no_rollout() || operator::skips(kind, &group.sample.labels, workload)
+    };
     let groups = context.groups.iter().filter(|group| !is_skipped(group));
     let (selected, others): (Vec<_>, Vec<_>) = groups.partition(is_selected);
     let mut nodes = Reached::by(&object, selected);

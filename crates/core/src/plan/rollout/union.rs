@@ -349,7 +349,7 @@ impl Members {
 /// Whether a node may run a kernel that its labels do not confirm: labels can be missing for a moment, while nodeInfo
 /// still names the kernel.
 fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
-    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.blocks_no_rollout());
+    let is_unknown = |group: &NodeGroup<'_>| group.target.is_err() && !group.blocks_no_rollout();
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 

@@ -99,10 +99,8 @@ impl<'a> Fleet<'a> {
         }
         check_supported(&original.base)?;
         let (mut members, mut undetermined) = (Vec::new(), Vec::new());
-        let is_trusted =
-            |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::blocks_no_rollout);
         let object = original.reaching_object(inputs.snapshot);
-        for group in context.groups.iter().filter(is_trusted) {
+        for group in context.groups.iter().filter(|group| !group.blocks_no_rollout()) {
             let reach = object.reach_of_equal_nodes(&group.nodes);
             undetermined.extend(reach.undetermined);
             members.extend(reach.reached.into_iter().map(|node| Member {

@@ -93,6 +93,9 @@ fn a_node_whose_gpu_operator_lags_behind_nfd_is_not_gone() {
     unlabel(&mut restarting, 0);
     assert!(matches!(held(&mut restarting).0, HoldReason::Unlabeled { .. }));
     insta::assert_snapshot!(held(&mut world).0, @"node n0 has no label nvidia.com/gpu.present=true and runs 6.1.0-47-amd64 on Debian GNU/Linux 12 (bookworm), which the image is not for: the rollout may reach the node once the GPU Operator has labeled the node; add the label, or add the node to ignoreNodes in site.yaml");
+    let mut rejected = world.clone();
+    rejected.snapshot.nodes[0].rejected_claims.kernel = Some(crate::plan::ExceededLimit::Distinct(1));
+    rewrites(&mut rejected);
     world.snapshot.nodes[0].labels.remove(GPU_LABELS[1]);
     rewrites(&mut world);
 }
