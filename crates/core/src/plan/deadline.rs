@@ -169,6 +169,7 @@ mod tests {
             created: Some(at(500)),
             deleting: false,
             messages: Vec::new(),
+            pull_failure: None,
         });
         assert_eq!(left(&world, 800), Some(301));
         world.snapshot.pods[0].ready = true;

@@ -448,6 +448,7 @@ pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFa
         } else {
             vec!["driver: CrashLoopBackOff: no such device".to_owned()]
         },
+        pull_failure: None,
     }
 }
 

@@ -85,6 +85,11 @@ impl Observed {
             || self.unreachable.contains_key(reference)
     }
 
+    /// Whether the registry did not answer a lookup.
+    pub(super) fn is_registry_down(&self) -> bool {
+        !self.unreachable.is_empty()
+    }
+
     /// Returns the reason why the registry's image under a name is unknown; `None` where the registry answered.
     pub(super) fn lookup_error(&self, reference: &ImageReference) -> Option<&str> {
         match self.unreachable.get(reference) {

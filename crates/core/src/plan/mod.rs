@@ -124,8 +124,8 @@ pub use signatures::{PlannedSignature, needs_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, CowArc, DaemonSetFacts, Holder, LiveDaemonSet, ManifestFacts, Manifests,
-    NodeFacts, ObjectVersion, ObservedKind, OwnedFields, Owner, PodCount, PodFacts, ResourceFacts,
-    UpdateStrategy, WorkloadFacts,
+    NodeFacts, ObjectVersion, ObservedKind, OwnedFields, Owner, PodCount, PodFacts, PullFailure,
+    ResourceFacts, UpdateStrategy, WorkloadFacts,
 };
 pub use snapshot_scope::SnapshotScope;
 pub use status::{StatusEntry, StatusItem, StatusRow, status, status_at, status_entries};

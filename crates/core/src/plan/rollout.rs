@@ -402,7 +402,13 @@ fn decide_rollout(
     if decided.as_ref().map_or(true, waits)
         && let Some(restored) = image::restore(context, target)
     {
-        decided = Ok(restored);
+        decided = Ok(match restored.decision {
+            RolloutDecision::AlreadySet { .. } => Decided {
+                decision: decided.map_or_else(RolloutDecision::Hold, |decided| decided.decision),
+                ..restored
+            },
+            _ => restored,
+        });
     }
     if let Ok(Decided { decision: decision @ RolloutDecision::AlreadySet { .. }, changes }) = &mut decided
         && changes.is_empty()

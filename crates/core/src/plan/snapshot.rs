@@ -203,9 +203,8 @@ pub struct PodFacts {
     pub pull_secrets: usize,
     /// Whether the `Ready` condition is true.
     pub ready: bool,
-    /// Time since which the pod is ready without a restart: the later of the last change of the `Ready` condition and
-    /// the last start of a container. `None` where the pod is not ready. For a ready pod without such times, `None`
-    /// means since its creation.
+    /// Time since which the pod is ready without a restart, by the API server's clock where the object tells. `None` where
+    /// the pod is not ready. For a ready pod without such a time, `None` means since its creation.
     pub stable_since: Option<Timestamp>,
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
@@ -213,6 +212,17 @@ pub struct PodFacts {
     pub deleting: bool,
     /// Reasons from the containers' states why they do not run, for people: `driver: CrashLoopBackOff: ...`.
     pub messages: Vec<String>,
+    /// Reason why an image of the pod is not on the node, if the kubelet failed to pull one.
+    pub pull_failure: Option<PullFailure>,
+}
+
+/// Reason why a kubelet failed to pull an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullFailure {
+    /// The registry did not answer, was overloaded, or the kubelet gives no reason.
+    Unanswered,
+    /// Any other reason, such as missing credentials.
+    Refused,
 }
 
 /// Pod on a draining node that may keep its driver in use. Pods that have ended are excluded.
@@ -458,6 +468,15 @@ impl PodFacts {
     pub(crate) fn is_stable(&self, stable_for: SignedDuration, now: Timestamp) -> bool {
         let since = self.stable_since.or(self.created);
         self.ready && since.is_none_or(|since| now.duration_since(since) >= stable_for)
+    }
+
+    /// Whether the pod waits for a registry that does not answer, which says nothing about the image. `is_registry_down`
+    /// tells whether farrier gets no answer either.
+    pub(crate) fn awaits_registry(&self, is_registry_down: bool, now: Timestamp) -> bool {
+        /// Time after which a registry that does not answer a node counts like an image that does not work.
+        const MAX_OUTAGE: SignedDuration = SignedDuration::from_hours(12);
+        let is_young = self.created.is_some_and(|created| now.duration_since(created) < MAX_OUTAGE);
+        is_young && self.pull_failure.is_some_and(|why| is_registry_down || why == PullFailure::Unanswered)
     }
 }
 

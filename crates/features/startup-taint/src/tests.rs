@@ -74,6 +74,7 @@ fn pod(of: &DaemonSetFacts) -> PodFacts {
         created: Some(time(200)),
         deleting: false,
         messages: Vec::new(),
+        pull_failure: None,
     }
 }
 

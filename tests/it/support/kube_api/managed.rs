@@ -143,6 +143,9 @@ pub fn update(kind: &Kind, live: &Value, new: &Value, author: Author<'_>) -> Val
     let (mine, mut others): (Vec<Entry>, Vec<Entry>) =
         entries(live).into_iter().partition(|entry| entry.is_of(author, "Update"));
     let mut entry = mine.into_iter().next().unwrap_or_else(|| Entry::new(author, "Update", kind));
+    if !(difference.set.is_empty() && difference.removed.is_empty()) {
+        entry.time = Entry::new(author, "Update", kind).time;
+    }
     for other in &mut others {
         other.set.retain(|path| !difference.set.contains(path) && !difference.removed.contains(path));
     }

@@ -122,6 +122,7 @@ impl State {
             created: None,
             deleting: false,
             messages: Vec::new(),
+            pull_failure: None,
         });
     }
 

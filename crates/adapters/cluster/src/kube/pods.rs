@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use farrier_core::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};
+use farrier_core::plan::{Holder, JOB_NAME, JobState, PodFacts, PullFailure, WorkloadFacts};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStateWaiting, PodCondition,
+use k8s_openapi::{
+    api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStateWaiting, PodCondition},
+    apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta},
 };
 
 use super::{
@@ -15,11 +16,33 @@ use super::{
     object::{Object, ObjectFacts, ObjectKey},
 };
 
+/// What kubelets, containerd and CRI-O say, in lower case, if a registry does not answer or is overloaded.
+const OUTAGES: [&str; 17] = [
+    "connection refused",
+    "connection reset",
+    "timeout",
+    "timed out",
+    "deadline exceeded",
+    "context canceled",
+    "no route to host",
+    "network is unreachable",
+    "server misbehaving",
+    "try again",
+    ": eof",
+    "unexpected eof",
+    "internal server error",
+    "bad gateway",
+    "unavailable",
+    "too many requests",
+    "toomanyrequests",
+];
+
 /// Returns a pod's facts. `daemon_set` is empty if no DaemonSet controls the pod.
 pub(super) fn pod(pod: PodObject) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let status = status.unwrap_or_default();
     let version = version(&metadata);
+    let stable_since = stable_since(&metadata, &status);
     let mut owners = metadata.owner_references.into_iter().flatten();
     let owner = owners.find(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet");
     let bound = spec.node_name.as_ref().is_some_and(|name| !name.is_empty());
@@ -33,10 +56,11 @@ pub(super) fn pod(pod: PodObject) -> Object {
         probed: spec.probed_containers().map(|container| container.name.clone()).collect(),
         pull_secrets: spec.image_pull_secrets.as_ref().map_or(0, Vec::len),
         ready: condition(&status, "Ready", "True").is_some(),
-        stable_since: stable_since(&status),
+        stable_since,
         created: metadata.creation_timestamp.map(|time| time.0),
         deleting: metadata.deletion_timestamp.is_some(),
         messages: messages(&status),
+        pull_failure: container_statuses(&status).find_map(pull_failure),
         namespace: metadata.namespace.unwrap_or_default(),
         name: metadata.name.unwrap_or_default(),
     };
@@ -120,19 +144,44 @@ fn condition<'s>(status: &'s PodStatus, kind: &str, value: &str) -> Option<&'s P
     conditions.find(|condition| condition.type_ == kind && condition.status == value)
 }
 
-/// Returns the time since which the pod has been ready without a container start. The condition alone is not enough: two
-/// transitions within the same second look like none.
-fn stable_since(status: &PodStatus) -> Option<Timestamp> {
+/// Returns the time since which the pod has been ready without a container start: the API server's time of the kubelet's last
+/// report about the containers, because the node's clock may be wrong. Without such a time, the node's times. There the
+/// condition alone is not enough: two transitions within the same second look like none.
+fn stable_since(metadata: &ObjectMeta, status: &PodStatus) -> Option<Timestamp> {
     let ready = condition(status, "Ready", "True")?.last_transition_time.as_ref();
+    let reported = |entry: &ManagedFieldsEntry| {
+        entry.fields_v1.as_ref()?.0.pointer("/f:status/f:containerStatuses")?;
+        Some(entry.time.as_ref()?.0)
+    };
+    if let Some(reported) = metadata.managed_fields.iter().flatten().filter_map(reported).max() {
+        return Some(reported);
+    }
     let running = |status: &ContainerStatus| status.state.as_ref()?.running.as_ref()?.started_at.clone();
     let starts = status.container_statuses.iter().flatten().filter_map(running);
     starts.chain(ready.cloned()).map(|time| time.0).max()
 }
 
+/// Returns the status of each container, the init containers first.
+fn container_statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+    status.init_container_statuses.iter().chain(&status.container_statuses).flatten()
+}
+
+/// Returns the reason why a container's image is not on the node. Before Kubernetes 1.32, `ImagePullBackOff` has no reason.
+fn pull_failure(status: &ContainerStatus) -> Option<PullFailure> {
+    let ContainerStateWaiting { reason, message } = status.state.as_ref()?.waiting.as_ref()?;
+    let message = message.as_deref().unwrap_or_default().to_ascii_lowercase();
+    let gives_reason = match reason.as_deref()? {
+        "ErrImagePull" | "RegistryUnavailable" => true,
+        "ImagePullBackOff" => message.contains("\": "),
+        _ => return None,
+    };
+    let is_outage = !gives_reason || OUTAGES.iter().any(|outage| message.contains(outage));
+    Some(if is_outage { PullFailure::Unanswered } else { PullFailure::Refused })
+}
+
 /// Returns the reasons why the pod's containers do not run.
 fn messages(status: &PodStatus) -> Vec<String> {
-    let init = status.init_container_statuses.iter().flatten();
-    let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
+    let containers = container_statuses(status).flat_map(container_messages);
     let unscheduled = condition(status, "PodScheduled", "False").and_then(|c| c.message.as_ref());
     let unscheduled =
         unscheduled.filter(|message| !message.is_empty()).map(|message| format!("not scheduled: {message}"));
@@ -326,6 +375,55 @@ mod tests {
                 panic!()
             };
             assert_eq!((key.1.as_str(), state), ("j", wanted));
+        }
+    }
+
+    /// Texts of containerd and CRI-O.
+    #[test]
+    fn an_outage_of_the_registry_is_no_refusal() {
+        let pull = |reason: &str, message: &str| {
+            let state = json!({"waiting": {"reason": reason, "message": message}});
+            let status = json!({"containerStatuses": [{"name": "a", "state": state}]});
+            facts(&json!({}), &status).pull_failure
+        };
+        for outage in [
+            r#"failed to resolve reference "r/i@sha256:1": failed to do request: Head "https://r/v2/i/manifests/1": dial tcp 10.0.0.1:443: connect: connection refused"#,
+            r#"failed to resolve reference "r/i@sha256:1": unexpected status from HEAD request to https://r/v2/i/manifests/1: 503 Service Unavailable"#,
+            r#"Back-off pulling image "r/i@sha256:1": ErrImagePull: pinging container registry r: Get "https://r/v2/": net/http: TLS handshake timeout"#,
+            r#"Back-off pulling image "r/i@sha256:1""#,
+        ] {
+            assert_eq!(pull("ImagePullBackOff", outage), Some(PullFailure::Unanswered), "{outage}");
+        }
+        for refusal in [
+            r#"failed to resolve reference "r/i@sha256:1": r/i@sha256:1: not found"#,
+            r#"failed to resolve reference "r/i@sha256:1": pull access denied, repository does not exist or may require authorization"#,
+            r#"Back-off pulling image "r/i@sha256:1": ErrImagePull: reading manifest sha256:1 in r/i: manifest unknown"#,
+        ] {
+            assert_eq!(pull("ErrImagePull", refusal), Some(PullFailure::Refused), "{refusal}");
+        }
+        assert_eq!(pull("CrashLoopBackOff", "connection refused"), None);
+    }
+
+    #[test]
+    fn the_clock_of_a_node_does_not_decide_since_when_its_pod_is_stable() {
+        for clock_of_node in ["2025-01-01T00:00:00Z", "2027-01-01T00:00:00Z"] {
+            let report = |fields: Value, time: &str| {
+                json!({"manager": "k3s", "operation": "Update", "subresource": "status", "time": time,
+                       "fieldsV1": {"f:status": fields}})
+            };
+            let found = json!({
+                "metadata": {"name": "p", "managedFields": [
+                    report(json!({"f:containerStatuses": {}}), "2026-01-02T03:04:05Z"),
+                    report(json!({"f:conditions": {}}), "2026-01-02T09:09:09Z"),
+                ]},
+                "spec": {},
+                "status": {
+                    "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": clock_of_node}],
+                    "containerStatuses": [{"name": "a", "state": {"running": {"startedAt": clock_of_node}}}],
+                },
+            });
+            let ObjectFacts::Pod(facts) = pod(serde_json::from_value(found).unwrap()).facts else { panic!() };
+            assert_eq!(facts.stable_since, Some("2026-01-02T03:04:05Z".parse().unwrap()));
         }
     }
 

@@ -63,6 +63,7 @@ fn pod(name: &str, version: &str, ready: bool) -> Object {
         created: None,
         deleting: false,
         messages: Vec::new(),
+        pull_failure: None,
     };
     Object { version, facts: ObjectFacts::Pod(Box::new(facts)) }
 }

@@ -4,7 +4,7 @@
 //! | state of the record | field holds | desired value | decision |
 //! |---|---|---|---|
 //! | none | another value | any | set the desired value |
-//! | set | recorded value | recorded value | pods ready: record `good` once; pods failed: restore the previous value |
+//! | set | recorded value | recorded value | pods ready: record `good` once; pods failed: restore the previous value; registry does not answer: restart the deadline |
 //! | set, good | recorded value | another value | set the desired value |
 //! | set, good | another value | any | another writer reverted it: set it again; leave the field after a second revert within an hour |
 //! | failed, rolled back | any | recorded value | leave the field until the desired value changes |
@@ -92,11 +92,14 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
                 FieldDecision::UpdateRecord(FieldRecord { state: RecordState::Good, ..record.clone() })
             }
             Progress::Good => FieldDecision::Set(new_record(reverts, current)),
+            Progress::Stalled if current == desired => {
+                FieldDecision::UpdateRecord(FieldRecord { at: now, ..record.clone() })
+            }
             // The recorded value never worked, so keep the previous value as the one to restore.
-            Progress::Waiting | Progress::Failed { .. } if current != desired => {
+            Progress::Waiting | Progress::Stalled | Progress::Failed { .. } if current != desired => {
                 FieldDecision::Set(new_record(reverts, &record.replaced))
             }
-            Progress::Waiting | Progress::Failed { .. } => FieldDecision::Keep,
+            Progress::Waiting | Progress::Stalled | Progress::Failed { .. } => FieldDecision::Keep,
         },
         _ if current == desired => FieldDecision::Keep,
         RecordState::Good if *current == record.set => FieldDecision::Set(new_record(reverts, current)),

@@ -211,8 +211,8 @@ fn kernel_without_modules(
     kernels.keys().find(loses).map(ToString::to_string)
 }
 
-/// Restores the previous image where the current one does not work. The restore waits neither for kernels to be known
-/// nor for builds.
+/// Restores the previous image where the current one does not work, or updates its record where the registry is down. This
+/// waits neither for kernels to be known nor for builds.
 pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<Decided> {
     if !matches!(context.spec, RolloutSpec::Image { .. } | RolloutSpec::Union { .. }) {
         return None;
@@ -220,8 +220,12 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
     let LiveTarget { daemon_set, container, .. } = live_target(context, target).ok()?;
     let image = daemon_set.image_of(container)?.parse().ok()?;
     let decided = set_image(context, daemon_set, container, image, None).ok()?;
-    let is_restored = matches!(decided.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. }));
-    (is_restored && !decided.changes.is_empty()).then_some(decided)
+    let is_due = match decided.decision {
+        RolloutDecision::Hold(HoldReason::RolloutFailed { .. }) => true,
+        RolloutDecision::AlreadySet { .. } => context.observed.is_registry_down(),
+        _ => false,
+    };
+    (is_due && !decided.changes.is_empty()).then_some(decided)
 }
 
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
@@ -257,7 +261,8 @@ fn pod_progress(context: &Context<'_>, target: LiveTarget<'_>, record: &FieldRec
         {
             let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
             let pods = pods.filter(|pod| runs(pod, container, image));
-            progress(pods, record.at, Limits::of(watch, live), context.inputs.now)
+            let limits = Limits::of(watch, live);
+            progress(pods, record.at, limits, context.observed.is_registry_down(), context.inputs.now)
         }
         _ => Progress::Waiting,
     }

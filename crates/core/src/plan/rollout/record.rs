@@ -46,7 +46,7 @@ pub struct FieldRecord {
     /// Replaced value, which a rollback restores. Another writer set the value, or farrier set it and its pods became
     /// ready. A failed value is never recorded here.
     pub replaced: Value,
-    /// Time of the rewrite.
+    /// Time of the rewrite. While nodes get no answer from the registry, the time of a later reconcile.
     pub at: Timestamp,
     /// State of the rewrite.
     #[serde(default)]

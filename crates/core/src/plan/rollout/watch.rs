@@ -12,6 +12,9 @@ use crate::{
 pub(super) enum Progress {
     /// Pods with the image still have time, or there is no such pod.
     Waiting,
+    /// As [`Self::Waiting`], but half of the time is over for a pod that waits for a registry that does not answer. The time
+    /// starts again, so that the pod has some left when the registry answers.
+    Stalled,
     /// The time of every pod with the image is over, and more pods are ready than late.
     Good,
     /// At least as many pods with the image are late as are ready or still have time. One late pod suffices while few
@@ -34,17 +37,19 @@ pub(super) fn runs(pod: &PodFacts, container: &str, image: &str) -> bool {
 
 /// Examines the pods that run an image, which was set at `since`. The deadline of a pod that was created later counts from
 /// its creation. A pod that is not bound to a node is ignored, because it waits for the cluster and not for the image. A pod
-/// that became ready within the deadline gets the time that it must stay ready.
+/// that became ready within the deadline gets the time that it must stay ready. A pod that waits for the registry
+/// ([`PodFacts::awaits_registry`]) is not late.
 pub(super) fn progress<'a>(
     pods: impl IntoIterator<Item = &'a PodFacts>,
     since: Timestamp,
     Limits { deadline, stable_for }: Limits,
+    is_registry_down: bool,
     now: Timestamp,
 ) -> Progress {
     // A time in the future comes from a clock that jumped: use only the creation time of the pod.
     let since = Some(since).filter(|since| *since <= now);
     let mut late: Vec<&PodFacts> = Vec::new();
-    let (mut ready, mut in_time) = (0, 0);
+    let (mut ready, mut in_time, mut is_stalled) = (0, 0, false);
     for pod in pods {
         if pod.deleting || !pod.bound {
             continue;
@@ -55,6 +60,9 @@ pub(super) fn progress<'a>(
             pod.ready && pod.stable_since.is_some_and(|since| since.duration_since(start) <= deadline);
         if pod.is_stable(stable_for, now) {
             ready += 1;
+        } else if pod.awaits_registry(is_registry_down, now) {
+            in_time += 1;
+            is_stalled |= now.duration_since(start) > deadline / 2;
         } else if now.duration_since(start) > deadline && !was_ready_in_time {
             late.push(pod);
         } else {
@@ -65,6 +73,7 @@ pub(super) fn progress<'a>(
         Some(first) if late.len() >= ready + in_time => {
             Progress::Failed { node: first.node.clone(), messages: first.messages.clone() }
         }
+        _ if is_stalled => Progress::Stalled,
         _ if in_time > 0 || ready == 0 => Progress::Waiting,
         _ => Progress::Good,
     }
@@ -111,7 +120,7 @@ mod tests {
                 ..pod(&daemon_set, &format!("n{number}"), *ready)
             })
             .collect();
-        progress(&pods, second(1000), LIMITS, second(1000 + now))
+        progress(&pods, second(1000), LIMITS, false, second(1000 + now))
     }
 
     const LIMITS: Limits =
@@ -126,7 +135,7 @@ mod tests {
             stable_since: Some(second(since)),
             ..pod(&daemon_set, "n0", true)
         };
-        progress([&pod], second(0), LIMITS, second(now))
+        progress([&pod], second(0), LIMITS, false, second(now))
     }
 
     #[test]
@@ -157,7 +166,7 @@ mod tests {
                 stable_since: running.map(second),
                 ..pod(&daemon_set, "n0", running.is_some())
             };
-            let found = progress([&pod], second(0), limits, second(*now));
+            let found = progress([&pod], second(0), limits, false, second(*now));
             assert_ne!(found, Progress::Good, "at {now} s");
             found != Progress::Waiting
         });
@@ -215,7 +224,7 @@ mod tests {
             change(&mut pod);
             let now = Timestamp::from_second(9999).unwrap();
             let pods = [&pod].into_iter().filter(|pod| runs(pod, "driver", &image));
-            progress(pods, Timestamp::UNIX_EPOCH, LIMITS, now)
+            progress(pods, Timestamp::UNIX_EPOCH, LIMITS, false, now)
         };
         assert_eq!(late(|_| ()), failed_on("n0"));
         assert_eq!(late(|pod| pod.bound = false), Progress::Waiting);

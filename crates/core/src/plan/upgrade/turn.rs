@@ -1,7 +1,8 @@
 //! Decides the next step on one node in progress.
 //!
 //! Every state ends, whatever happens to the node or its pods: the node enters the next state, or farrier gives up after
-//! a timeout and uncordons the node.
+//! a timeout and uncordons the node. While the registry does not answer the node, the timeout starts again
+//! ([`crate::plan::PodFacts::awaits_registry`]).
 
 use jiff::SignedDuration;
 
@@ -215,6 +216,18 @@ impl Turn<'_> {
             // The DaemonSet has another image again, for example because the previous image was restored.
             Some(driver) if !driver.is_current => return self.enter(UpgradeState::Drained),
             Some(driver) if driver.pod.is_stable(upgrade.stable_for, upgrade.now) => {}
+            Some(driver) if driver.pod.awaits_registry(upgrade.is_registry_down, upgrade.now) => {
+                // The pod needs time when the registry answers.
+                let restarted = UpgradeNote { since: upgrade.now, ..note.clone() };
+                let is_half_over = self.is_late(ready_by / 2);
+                return UpgradeStep {
+                    changes: is_half_over
+                        .then(|| set_note(node.facts, Some(&restarted), None))
+                        .into_iter()
+                        .collect(),
+                    waits: Some(UpgradeWait::Registry { why: driver.pod.messages.join("; ") }),
+                };
+            }
             driver if self.is_late(ready_by) => {
                 let taint = node.taint.filter(|_| driver.is_none());
                 let messages = match (driver, taint) {

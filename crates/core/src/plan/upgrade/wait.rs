@@ -19,6 +19,9 @@ pub enum UpgradeWait {
     /// Under way: the new driver pod.
     #[error("waits for its new driver to be ready")]
     Driver,
+    /// Under way: the registry, which does not deliver the new driver's image to the node.
+    #[error("waits for the registry, which does not deliver its new driver's image: {why}")]
+    Registry { why: String },
     /// Under way: the `waitFor` Job.
     #[error("waits for its check")]
     Job,

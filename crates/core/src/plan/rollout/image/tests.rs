@@ -13,7 +13,7 @@ use crate::{
     image::Digest,
     kmod::Verdict,
     plan::{
-        Container, Phase, RECORD_ANNOTATION, Taint,
+        Container, Phase, PullFailure, RECORD_ANNOTATION, Taint,
         fixtures::{self, K47, K48, World, name, pod},
         rollout::RecordState,
         with_short_digests,
@@ -205,6 +205,50 @@ fn a_failed_image_gives_way_to_the_last_that_was_good() {
     let [one, two] = [one, two].map(|image| with_short_digests(&image));
     assert_eq!(states, [(two, RecordState::Failed), (one, RecordState::Good)]);
     assert!(earlier[0].why.as_ref().unwrap().contains("no such device"), "{earlier:?}");
+}
+
+/// A registry that does not answer says nothing about the image.
+#[test]
+fn an_outage_of_the_registry_fails_no_image() {
+    let mut world = world();
+    let one = rewrites(&mut world);
+    world.run_pod("n0", false);
+    world.snapshot.pods[0].pull_failure = Some(PullFailure::Unanswered);
+    for _ in 0..20 {
+        later(&mut world, 3);
+        assert!(matches!(reconcile(&mut world).0, RolloutDecision::AlreadySet { .. }));
+    }
+    // farrier itself gets no answer, so what the registry answers to a node does not count.
+    let mut down = world.clone();
+    let published = std::mem::take(&mut down.observed.published).into_keys();
+    down.observed.unreachable =
+        published.map(|reference| (reference, "connection refused".to_owned())).collect();
+    down.snapshot.pods[0].pull_failure = Some(PullFailure::Refused);
+    for _ in 0..3 {
+        later(&mut down, 8);
+        let (why, wrote) = held(&mut down);
+        assert!(wrote && !why.is_failure(), "{why}");
+        assert_eq!(recorded(&down).at, down.now);
+    }
+    assert_eq!(down.image_of("driver"), one);
+
+    world.snapshot.pods[0].pull_failure = None;
+    later(&mut world, 4);
+    is_quiet(&mut world);
+    later(&mut world, 11);
+    assert!(matches!(held(&mut world), (HoldReason::RolloutFailed { .. }, true)), "it had time to start");
+}
+
+#[test]
+fn a_registry_that_refuses_a_node_or_is_down_for_too_long_fails_the_image() {
+    for (failure, minutes) in [(PullFailure::Refused, 11), (PullFailure::Unanswered, 721)] {
+        let mut world = world();
+        rewrites(&mut world);
+        world.run_pod("n0", false);
+        world.snapshot.pods[0].pull_failure = Some(failure);
+        later(&mut world, minutes);
+        assert!(matches!(held(&mut world), (HoldReason::RolloutFailed { .. }, true)), "{failure:?}");
+    }
 }
 
 #[test]

@@ -125,11 +125,12 @@ fn is_upgraded(context: &Context<'_>, upgrade: Option<&PlannedUpgrade>, image: &
     })
 }
 
-/// Returns the reason why the record's image does not work, if it has failed. `pods` are the pods with the image.
+/// Returns the reason why the record's image does not work, if it has failed. `pods` are the pods with the image. Restarts
+/// their time while the registry does not answer.
 fn failure(
     context: &Context<'_>,
     pods: &[&PodFacts],
-    record: &CopyRecord,
+    record: &mut CopyRecord,
     watched: Watch,
     limits: Limits,
     upgrade: Option<&PlannedUpgrade>,
@@ -148,8 +149,14 @@ fn failure(
     let is_being_upgraded =
         |name: &str| nodes_to_image().any(|node| node.node == name && node.stage == UpgradeStage::UnderWay);
     let pods = pods.iter().copied().filter(|pod| !is_being_upgraded(&pod.node));
-    let Progress::Failed { node, messages } = progress(pods, record.at, limits, context.inputs.now) else {
-        return None;
+    let (is_registry_down, now) = (context.observed.is_registry_down(), context.inputs.now);
+    let (node, messages) = match progress(pods, record.at, limits, is_registry_down, now) {
+        Progress::Failed { node, messages } => (node, messages),
+        Progress::Stalled => {
+            record.at = now;
+            return None;
+        }
+        Progress::Waiting | Progress::Good => return None,
     };
     let detail = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
     Some(format!("the pod on node {node} was not ready within {}{detail}", watched.deadline))

@@ -15,7 +15,7 @@ use super::super::{
 };
 use crate::plan::{
     BootReadiness, Change, ExceededLimit, Failure, HoldReason, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION,
-    missing_images, next_deadline,
+    PlannedRollout, PullFailure, missing_images, next_deadline,
 };
 
 fn now(cluster: &mut Cluster) -> String {
@@ -239,6 +239,26 @@ fn a_new_image_that_fails_is_replaced_by_the_one_before() {
     assert!(!restored.sets_image(&cluster.world.snapshot), "the copy already has that image");
     assert!(matches!(cluster.converge().decision, RolloutDecision::Hold(HoldReason::CopyFailed { .. })));
     assert_eq!(cluster.all_selected(), good);
+}
+
+#[test]
+fn an_outage_of_the_registry_fails_no_copy() {
+    let has_failed = |planned: &PlannedRollout| {
+        matches!(planned.decision, RolloutDecision::Hold(HoldReason::CopyFailed { .. }))
+    };
+    let mut cluster = Cluster::new(&[K47], &[K47]);
+    cluster.publish();
+    cluster.broken.extend(cluster.modules.keys().filter(|image| *image != OLD).cloned());
+    cluster.pull_failure = Some(PullFailure::Unanswered);
+    for _ in 0..20 {
+        assert!(!has_failed(&cluster.converge()));
+        cluster.pass_time(200);
+    }
+    cluster.pull_failure = None;
+    cluster.settle();
+    assert!(!has_failed(&cluster.converge()), "the pod has time to start");
+    cluster.pass_time(601);
+    assert!(has_failed(&cluster.converge()));
 }
 
 #[test]

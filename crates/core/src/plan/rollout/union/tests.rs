@@ -463,6 +463,7 @@ fn pod(node: &str, image: &str, ready: bool) -> PodFacts {
         created: None,
         deleting: false,
         messages: Vec::new(),
+        pull_failure: None,
     }
 }
 

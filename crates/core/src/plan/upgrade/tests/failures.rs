@@ -7,6 +7,7 @@ use super::{
     fleet::{Fleet, draining},
     stage, waits,
 };
+use crate::plan::PullFailure;
 
 /// Returns a fleet whose node's driver is evicted a moment before the timeout of its state.
 fn evicted_late() -> Fleet {
@@ -96,4 +97,45 @@ fn a_node_that_boots_a_kernel_that_its_image_lacks_waits_for_no_window() {
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Begins, UpgradeStage::Waits));
     fleet.paused = true;
     assert!(waits(&fleet.plan(), "n0").starts_with("the upgrade is paused"));
+}
+
+/// A registry that does not answer says nothing about the image.
+#[test]
+fn an_outage_of_the_registry_fails_no_driver() {
+    for (failure, is_registry_down) in [(PullFailure::Unanswered, false), (PullFailure::Refused, true)] {
+        let mut fleet = Fleet::new(2, draining(json!({})));
+        fleet.broken.insert("v2".to_owned());
+        (fleet.pull_failure, fleet.is_registry_down) = (Some(failure), is_registry_down);
+        for _ in 0..360 {
+            fleet.pass_time(10);
+            fleet.reconcile(usize::MAX);
+        }
+        let plan = fleet.plan();
+        assert_eq!((fleet.state("n0"), plan.failure()), ("driver-restarted", None));
+        let why =
+            "waits for the registry, which does not deliver its new driver's image: driver: no such device";
+        assert_eq!(waits(&plan, "n0"), why);
+        assert_eq!(fleet.nodes["n1"].driver.as_ref().unwrap().image, "v1", "no other node is started");
+        (fleet.pull_failure, fleet.is_registry_down) = (None, false);
+        fleet.pass_time(60);
+        fleet.reconcile(usize::MAX);
+        assert_eq!(fleet.state("n0"), "driver-restarted", "the driver has time to start");
+        fleet.broken.clear();
+        assert_eq!(fleet.settle().forecast.done, 2);
+    }
+}
+
+#[test]
+fn a_registry_that_refuses_the_node_or_is_down_for_too_long_fails_the_driver() {
+    for (failure, hours) in [(PullFailure::Refused, 1), (PullFailure::Unanswered, 13)] {
+        let mut fleet = Fleet::new(1, draining(json!({})));
+        fleet.broken.insert("v2".to_owned());
+        fleet.pull_failure = Some(failure);
+        for _ in 0..hours * 60 {
+            fleet.pass_time(60);
+            fleet.reconcile(usize::MAX);
+        }
+        assert_eq!(fleet.state("n0"), "failed", "{failure:?}");
+        assert!(!fleet.nodes["n0"].facts.unschedulable);
+    }
 }

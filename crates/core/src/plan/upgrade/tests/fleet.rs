@@ -10,8 +10,8 @@ use crate::{
     image::{Drain, UpgradeSpec},
     plan::{
         Change, DriverPod, JobKind, JobState, NodeChange, NodeFacts, NodePrecondition, ObjectVersion,
-        PlannedUpgrade, PodFacts, Taint, UPGRADE, UPGRADE_STATE_LABELS, Upgrade, UpgradeNode, UpgradeNote,
-        WorkloadFacts,
+        PlannedUpgrade, PodFacts, PullFailure, Taint, UPGRADE, UPGRADE_STATE_LABELS, Upgrade, UpgradeNode,
+        UpgradeNote, WorkloadFacts,
     },
 };
 
@@ -55,6 +55,9 @@ pub(super) struct Fleet {
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
     /// Images whose pods never become ready.
     pub(super) broken: BTreeSet<String>,
+    /// Failure to pull the image of each pod that is not ready.
+    pub(super) pull_failure: Option<PullFailure>,
+    pub(super) is_registry_down: bool,
     /// Image that a webhook writes into new pods.
     pub(super) rewritten: Option<String>,
     /// Nodes whose old driver farrier ended, and whose new driver was not checked yet.
@@ -85,6 +88,8 @@ impl Fleet {
             image: "v1".to_owned(),
             modules: BTreeMap::new(),
             broken: BTreeSet::new(),
+            pull_failure: None,
+            is_registry_down: false,
             rewritten: None,
             unchecked: BTreeSet::new(),
             held: false,
@@ -260,6 +265,7 @@ impl Fleet {
             created: Some(at(pod.created)),
             deleting: pod.ends_at.is_some(),
             messages: if ready { Vec::new() } else { vec!["driver: no such device".to_owned()] },
+            pull_failure: self.pull_failure.filter(|_| !ready),
         })
     }
 
@@ -329,6 +335,7 @@ impl Fleet {
             stable_for: SignedDuration::from_secs(30),
             missing: self.nodes.values().filter(|node| node.driver.is_none()).count(),
             paused: self.paused,
+            is_registry_down: self.is_registry_down,
             cannot_list_pods: self.cannot_list_pods.as_deref(),
             now: Timestamp::from_second(self.now).unwrap(),
             nodes: nodes.collect(),

@@ -10,7 +10,7 @@ use crate::{
     plan::{
         ARCH_LABEL, Change, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
         NodeReach, ObjectVersion, OwnedFields, Placement, PlannedRollout, PlannedUpgrade, PodCount, PodFacts,
-        Requirement, SelectorTerm, UpdateStrategy,
+        PullFailure, Requirement, SelectorTerm, UpdateStrategy,
         fixtures::{World, node},
     },
 };
@@ -26,6 +26,8 @@ pub(super) struct Cluster {
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
     /// Images whose pods never become ready, whatever their content.
     pub(super) broken: BTreeSet<String>,
+    /// Failure to pull the image of each pod that is not ready.
+    pub(super) pull_failure: Option<PullFailure>,
     /// Registry that a webhook writes into the images of new and changed copies.
     pub(super) mirror: Option<&'static str>,
     /// Nodes with a taint that no DaemonSet tolerates.
@@ -56,6 +58,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             modules: [(OLD.to_owned(), old.iter().map(|k| (*k).to_owned()).collect())].into(),
             broken: BTreeSet::new(),
+            pull_failure: None,
             mirror: None,
             tainted: BTreeSet::new(),
             desired: 0,
@@ -278,6 +281,7 @@ impl Cluster {
                     images,
                     deleting: false,
                     messages: if works { Vec::new() } else { vec!["driver: Error: exit code 1".to_owned()] },
+                    pull_failure: self.pull_failure.filter(|_| !works),
                 };
                 pods.insert(key, pod);
             }
