@@ -7,6 +7,8 @@ use std::{
     io::Read as _,
     path::Path,
     process::{Child, Command, Stdio},
+    thread::sleep,
+    time::Duration,
 };
 
 use flate2::read::GzDecoder;
@@ -14,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     kernels,
-    kube_api::{FakeApi, Requests},
+    kube_api::{ApiFailure, FakeApi, Requests},
     registry_process::Wants,
     site::{Run, Site, skopeo, wait_until},
 };
@@ -414,6 +416,24 @@ fn a_build_that_is_stopped_leaves_no_job() {
     wait_until("the pod runs", || bench.log().contains("Step 3/"));
     interrupt(&build);
     bench.site.finish(build).exits(130);
+    bench.assert_all_gone();
+    bench.assert_no_image();
+}
+
+#[test]
+fn a_build_that_is_stopped_before_the_answer_about_its_job_leaves_no_job() {
+    let bench = Bench::new();
+    let creation = Requests::verb("create").resource("jobs.batch");
+    let hang = bench.api.fail_always(creation.clone(), ApiFailure::Hang);
+    let build = bench.start("kubernetes", &[]);
+    wait_until("farrier creates the Job", || bench.api.count(&creation) == 1);
+    interrupt(&build);
+    sleep(Duration::from_secs(1));
+    bench.api.take_back(hang);
+    bench.site.finish(build).exits(130);
+    wait_until("the API server has created the Job", || {
+        bench.api.requests().iter().any(|record| creation.matches(record) && record.status == 201)
+    });
     bench.assert_all_gone();
     bench.assert_no_image();
 }

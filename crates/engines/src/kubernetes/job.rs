@@ -133,6 +133,8 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     ]);
     labels.extend(kernel.as_ref().map(|kernel| ("farrier.dev/kernel", kernel.as_str())));
     let deadline = build.deadline.duration() + START_TIMEOUT + pod::RESULT_TTL;
+    // A Job that no farrier follows ends by itself, even if its pod never runs.
+    let job_deadline = builds.wait_at_most.duration() + deadline;
     // Slightly more than the limit, so that the runner survives to report which limit was exceeded.
     let memory = limits.memory.unwrap_or(build.memory.bytes()) + RUNNER_MEMORY;
     let mut pod = builds.pod.fields().clone();
@@ -181,6 +183,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"name": name, "namespace": builds.namespace(), "labels": &labels},
         "spec": {
+            "activeDeadlineSeconds": job_deadline.as_secs(),
             "backoffLimit": 0,
             "suspend": builds.suspend,
             "ttlSecondsAfterFinished": FINISHED_JOB_TTL.as_secs(),

@@ -22,7 +22,7 @@ use kube::{
     api::{DeleteParams, PostParams, Preconditions},
 };
 use runner::plan::Plan;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use farrier_cluster::{
@@ -40,6 +40,8 @@ use super::{BuildLog, EngineError, EngineKind, Result, runner_session::RunnerSes
 const PAUSE: Duration = Duration::from_secs(1);
 /// Maximum attempts to start a Job. Waiting for the end of a previous Job counts as an attempt.
 const TRIES: u32 = 30;
+/// How long a canceled build waits for the API server's answer about its Job.
+const LAST_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Mechanism that enforces each limit of a pod.
 const LIMITS: [(&str, &str); 3] = [
@@ -114,8 +116,18 @@ impl Kubernetes {
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
         let name = job::name(job.instance, job.driver, job.inputs);
         let manifest = job::manifest(&job).map_err(|error| fault("compose a Job", error))?;
-        let job_id = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &manifest))).await;
-        let job_id = job_id.unwrap_or(Err(EngineError::Canceled))?;
+        let mut start = Box::pin(self.start(&jobs, &name, &manifest, &cancel));
+        let started = cancel.run_until_cancelled(&mut start).await;
+        let Some(job_id) = started else {
+            // The API server may have created the Job, and not have answered yet.
+            if !keep_job.is_cancelled()
+                && let Ok(Ok(job_id)) = timeout(LAST_ANSWER_TIMEOUT, start).await
+            {
+                delete(&jobs, &name, job_id.uid).await;
+            }
+            return Err(EngineError::Canceled);
+        };
+        let job_id = job_id?;
         let uid = job_id.uid.clone();
         let pod = job::pod_spec(&manifest).cloned().unwrap_or_default();
         let wait = Wait::new(self, job.builds, job_id, pod, phases);
@@ -146,8 +158,17 @@ impl Kubernetes {
 
     /// Creates the Job, or takes over a Job that another farrier, or this one before a restart, has created. A finished Job is
     /// deleted and created again, because its result is lost.
-    async fn start(&self, jobs: &Api<Job>, name: &str, manifest: &Job) -> Result<JobId> {
+    async fn start(
+        &self,
+        jobs: &Api<Job>,
+        name: &str,
+        manifest: &Job,
+        cancel: &CancellationToken,
+    ) -> Result<JobId> {
         for attempt in 1..=TRIES {
+            if cancel.is_cancelled() {
+                return Err(EngineError::Canceled);
+            }
             match create_or_take_over(jobs, name, manifest).await {
                 Ok(StartAttempt::Runs(id)) => return Ok(id),
                 // The name is probably free now.
