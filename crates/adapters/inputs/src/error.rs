@@ -12,7 +12,7 @@ use farrier_payload::PayloadError;
 use farrier_store::{StoreError, registry};
 use oci::LayerError;
 
-use super::header_tree::TreeError;
+use super::{header_tree::TreeError, process::exceeds_memory};
 
 pub type Result<T, E = FetchError> = std::result::Result<T, E>;
 
@@ -287,6 +287,11 @@ fn program_hint(message: &str) -> Option<&'static str> {
         Some(
             "correct the package's name, or add the repository with the missing package to the family's \
              `from`; for a repository without a mirror, name one in site.yaml (`mirrors`)",
+        )
+    } else if exceeds_memory(message) {
+        Some(
+            "an object of the repository needs more than the 2 GiB of memory that git may use: name an archive of the commit \
+             as a `url` or `path` source",
         )
     } else if message.contains("could not read Username") || message.contains("Authentication failed") {
         Some("set the credentials for the Git server: `login` of the host in site.yaml")

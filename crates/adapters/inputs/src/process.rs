@@ -221,7 +221,12 @@ fn is_transient(stderr: &str) -> bool {
         "could not read Username",
     ];
     let reports = |messages: &[&str]| messages.iter().any(|message| stderr.contains(message));
-    reports(&TRANSIENT) || !(reports(&PERMANENT) || reports_full_disk(stderr))
+    reports(&TRANSIENT) || !(reports(&PERMANENT) || reports_full_disk(stderr) || exceeds_memory(stderr))
+}
+
+/// Whether git's error output or a message from it reports that git itself, and not the server (`remote: `), had too little memory.
+pub(super) fn exceeds_memory(text: &str) -> bool {
+    text.split(['\n', ';']).any(|line| line.trim_start().starts_with("fatal: Out of memory"))
 }
 
 #[cfg(test)]
@@ -269,6 +274,18 @@ mod tests {
                        repository will not be applied.";
         assert!(!is_transient(expired));
         assert!(failure("fetch".to_owned(), expired).hint().unwrap().contains("check-valid-until=no"));
+    }
+
+    #[test]
+    fn a_git_object_above_the_memory_limit_is_permanent_and_a_short_server_is_not() {
+        let said = "fatal: Out of memory, malloc failed (tried to allocate 2314572801 bytes)\n\
+                    fatal: fetch-pack: invalid index-pack output\n";
+        let error = failure("fetch refs/tags/v1".to_owned(), said);
+        assert!(!error.is_transient());
+        assert!(error.hint().unwrap().contains("2 GiB"), "{error}");
+        let error =
+            failure("fetch".to_owned(), "remote: fatal: Out of memory, malloc failed\nfatal: early EOF\n");
+        assert!(error.is_transient() && error.hint().is_none());
     }
 
     #[test]
