@@ -239,9 +239,9 @@ fn refused(namespace: &str, name: &str, message: &str) -> EngineError {
     }
 }
 
-/// Whether the cluster would refuse the same call again (429 only asks for a pause).
+/// Whether the cluster would refuse the same call again (401 may be a token that is renewed soon, 429 only asks for a pause).
 fn is_refusal(status: u16) -> bool {
-    matches!(status, 400..=499) && status != 429
+    matches!(status, 400..=499) && !matches!(status, 401 | 408 | 429)
 }
 
 fn is_over(job: &Job) -> bool {
@@ -271,6 +271,14 @@ fn fault(action: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_expired_token_is_no_refusal() {
+        assert_eq!(
+            [400, 401, 403, 404, 408, 422, 429, 500].map(is_refusal),
+            [true, false, true, true, false, true, false, false]
+        );
+    }
 
     #[test]
     fn a_quota_of_jobs_is_no_missing_permission() {
