@@ -274,6 +274,11 @@ fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
 fn program_hint(message: &str) -> Option<&'static str> {
     if message.contains("does not have a Release file") {
         Some("the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it")
+    } else if ["401  Unauthorized", "403  Forbidden"].iter().any(|status| message.contains(status)) {
+        // apt then also calls the archive unsigned.
+        Some("the server requires credentials or rejects this client: set `login` of the host in site.yaml")
+    } else if message.contains(" is not valid yet (invalid for") {
+        Some("the clock of this machine is behind: correct it")
     } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {
         Some("the archive's key is unknown: set `signedBy` to its keyring")
     } else if message.contains(" is expired (invalid since") {

@@ -274,6 +274,18 @@ mod tests {
                        repository will not be applied.";
         assert!(!is_transient(expired));
         assert!(failure("fetch".to_owned(), expired).hint().unwrap().contains("check-valid-until=no"));
+        let early = "E: Release file for http://a.test/InRelease is not valid yet (invalid for another 2h 3min 4s). Updates for \
+                     this repository will not be applied.";
+        assert!(failure("fetch".to_owned(), early).hint().unwrap().contains("clock"));
+    }
+
+    #[test]
+    fn a_server_that_refuses_is_not_taken_for_an_archive_without_a_signature() {
+        let said = "E: Failed to fetch http://a.test/dists/sid/InRelease  403  Forbidden [IP: 192.0.2.1 80]\n\
+                    E: The repository 'http://a.test sid InRelease' is not signed.\n";
+        let error = failure("fetch the package lists".to_owned(), said);
+        assert!(!error.is_transient());
+        assert!(error.hint().unwrap().contains("`login`"), "{error}");
     }
 
     #[test]

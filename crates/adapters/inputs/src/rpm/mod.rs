@@ -371,7 +371,8 @@ impl Repositories {
     ) -> Result<T> {
         let url = join_below(base, &part.location)?;
         let what = format!("the metadata of {base}");
-        let file = fetch_from(&self.fetcher, &what, std::slice::from_ref(&url), &part.checksum).await?;
+        let fetched = fetch_from(&self.fetcher, &what, std::slice::from_ref(&url), &part.checksum).await;
+        let file = fetched.map_err(out_of_sync)?;
         stoppable(move |stop| {
             let opened = archive::decompressed(&file, stop);
             let mut from = opened.map_err(|source| FetchError::Unpack(what, source))?;
@@ -390,7 +391,21 @@ impl Repositories {
     ) -> Result<PathBuf> {
         let urls = bases.iter().map(|base| join_below(&parse_address(base, true)?, location));
         let urls = urls.collect::<Result<Vec<_>, _>>()?;
-        Box::pin(fetch_from(&self.fetcher, what, &urls, checksum)).await
+        Box::pin(fetch_from(&self.fetcher, what, &urls, checksum)).await.map_err(out_of_sync)
+    }
+}
+
+/// Turns the absence of a file that the repository's index names into a transient error.
+fn out_of_sync(error: FetchError) -> FetchError {
+    match error {
+        FetchError::Status(url, status @ (404 | 410)) => FetchError::Program {
+            action: format!("download {url}"),
+            message: format!(
+                "the server answers {status}, although the repository's index names the file: the mirror is being updated"
+            ),
+            transient: true,
+        },
+        error => error,
     }
 }
 
