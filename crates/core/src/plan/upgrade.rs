@@ -118,6 +118,8 @@ impl<'a> DriverPod<'a> {
 /// State of a Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
+    /// The Job has had no pod yet, for example because a quota or an admission policy refuses the pod, or Kueue suspends the Job.
+    WithoutPod,
     /// The Job is running.
     Running,
     /// The Job succeeded.

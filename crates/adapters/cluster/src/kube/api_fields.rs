@@ -51,6 +51,9 @@ pub(super) type JobObject = object::Object<IgnoredAny, JobStatus>;
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct JobStatus {
     pub(super) conditions: Option<Vec<Condition>>,
+    /// Number of pods that have not ended.
+    pub(super) active: Option<i32>,
+    pub(super) failed: Option<i32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

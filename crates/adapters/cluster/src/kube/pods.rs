@@ -10,7 +10,7 @@ use k8s_openapi::{
 };
 
 use super::{
-    api_fields::{Container, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
+    api_fields::{Container, ContainerStatus, JobObject, JobStatus, PodObject, PodSpec, PodStatus},
     errors::one_line,
     facts::version,
     object::{Object, ObjectFacts, ObjectKey},
@@ -114,12 +114,15 @@ fn last_termination(status: &ContainerStatus) -> Option<ContainerStateTerminated
 /// Returns the state of a Job that checks a node.
 pub(super) fn check(job: JobObject) -> Object {
     let JobObject { types: _, metadata, spec: _, status } = job;
-    let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
+    let JobStatus { conditions, active, failed } = status.unwrap_or_default();
+    let conditions = conditions.unwrap_or_default();
+    let has_pod = [active, failed].into_iter().flatten().any(|pods| pods > 0);
     let find_true = |kind: &str| conditions.iter().find(|c| c.kind == kind && c.status == "True");
     let state = match (find_true("Complete"), find_true("Failed")) {
         (_, Some(failed)) => JobState::Failed(one_line(&failed.message)),
         (Some(_), None) => JobState::Succeeded,
-        (None, None) => JobState::Running,
+        (None, None) if has_pod => JobState::Running,
+        (None, None) => JobState::WithoutPod,
     };
     let key = (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
     Object { version: version(&metadata), facts: ObjectFacts::Check(key, state) }
@@ -361,16 +364,21 @@ mod tests {
 
     #[test]
     fn conditions_of_a_job_become_its_state() {
-        for (conditions, wanted) in [
-            (json!(null), JobState::Running),
-            (json!([{"type": "Complete", "status": "False"}]), JobState::Running),
-            (json!([{"type": "Complete", "status": "True"}]), JobState::Succeeded),
+        for (status, wanted) in [
+            (json!(null), JobState::WithoutPod),
+            (json!({"conditions": [{"type": "Suspended", "status": "True"}]}), JobState::WithoutPod),
+            (json!({"active": 1}), JobState::Running),
             (
-                json!([{"type": "Failed", "status": "True", "message": "too\noften"}]),
+                json!({"failed": 1, "conditions": [{"type": "Complete", "status": "False"}]}),
+                JobState::Running,
+            ),
+            (json!({"conditions": [{"type": "Complete", "status": "True"}]}), JobState::Succeeded),
+            (
+                json!({"failed": 1, "conditions": [{"type": "Failed", "status": "True", "message": "too\noften"}]}),
                 JobState::Failed("too often".to_owned()),
             ),
         ] {
-            let job = json!({"metadata": {"name": "j", "namespace": "s"}, "spec": {}, "status": {"conditions": conditions}});
+            let job = json!({"metadata": {"name": "j", "namespace": "s"}, "spec": {}, "status": status});
             let ObjectFacts::Check(key, state) = check(serde_json::from_value(job).unwrap()).facts else {
                 panic!()
             };

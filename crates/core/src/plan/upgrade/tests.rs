@@ -192,6 +192,13 @@ fn a_check_must_say_yes() {
     assert_eq!((plan.failure().unwrap().1, plan.fault()), (why, None), "the image is not to blame");
     assert!(!fleet.nodes["n0"].facts.unschedulable);
 
+    let mut fleet = Fleet::new(1, draining(json!({"waitFor": {"job": "smoke"}})));
+    fleet.new_job = Some(JobState::WithoutPod);
+    let plan = fleet.settle();
+    let why = plan.failure().unwrap().1;
+    assert!(why.ends_with("of drivers has no pod, see its Events"), "{why}");
+    assert_eq!(plan.fault(), None, "the image is not to blame");
+
     let mut fleet = Fleet::new(1, draining(json!({"waitFor": "annotation"})));
     fleet.settle_until(|fleet| waits(&fleet.plan(), "n0").contains("annotation"));
     let node = fleet.nodes.get_mut("n0").unwrap();

@@ -145,7 +145,7 @@ impl Turn<'_> {
                 let why = holders.as_ref().unwrap_or(why);
                 self.give_up(format!("its driver cannot be unloaded: {why}"))
             }
-            None | Some(JobState::Running) if self.is_timed_out() => {
+            None | Some(JobState::WithoutPod | JobState::Running) if self.is_timed_out() => {
                 let detail = holders.map(|holders| format!(": {holders}")).unwrap_or_default();
                 let timeout = spec.timeout;
                 self.give_up(format!(
@@ -157,7 +157,7 @@ impl Turn<'_> {
                 let change = self.job(template, JobKind::Forecast, driver_pod);
                 UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Forecast { holders: None }) }
             }
-            Some(JobState::Running) => UpgradeWait::Forecast { holders }.into(),
+            Some(JobState::WithoutPod | JobState::Running) => UpgradeWait::Forecast { holders }.into(),
         })
     }
 
@@ -257,13 +257,19 @@ impl Turn<'_> {
                 let change = self.job(template, JobKind::Check, None);
                 return UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Job) };
             }
-            (WaitFor::Job(template), None) => {
+            (WaitFor::Job(template), None | Some(JobState::WithoutPod)) if self.is_late(checked_by) => {
                 let namespace = upgrade.namespace;
+                let why = if node.check.is_none() {
+                    format!("see CronJob {template} of {namespace}")
+                } else {
+                    let job = note.job_name(JobKind::Check, &node.facts.name);
+                    format!("Job {job} of {namespace} has no pod, see its Events")
+                };
                 let unchecked = UpgradeNote { unchecked: true, ..note.clone() };
                 return Turn { upgrade, node, note: &unchecked }
-                    .fail(format!("its check could not be run: see CronJob {template} of {namespace}"));
+                    .fail(format!("its check could not be run: {why}"));
             }
-            (WaitFor::Job(_), Some(JobState::Running)) => UpgradeWait::Job,
+            (WaitFor::Job(_), None | Some(JobState::WithoutPod | JobState::Running)) => UpgradeWait::Job,
             (WaitFor::Annotation, _) => UpgradeWait::Annotation,
         };
         if self.is_late(checked_by) {
