@@ -298,6 +298,10 @@ fn program_hint(message: &str) -> Option<&'static str> {
             "an object of the repository needs more than the 2 GiB of memory that git may use: name an archive of the commit \
              as a `url` or `path` source",
         )
+    } else if message.contains("The requested URL returned error: 30") {
+        Some(
+            "the Git server redirects, which farrier does not follow: name the repository's own address, often the one with `.git` at its end",
+        )
     } else if message.contains("could not read Username") || message.contains("Authentication failed") {
         Some("set the credentials for the Git server: `login` of the host in site.yaml")
     } else if message.contains("Host key verification failed") {

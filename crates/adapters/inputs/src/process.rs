@@ -196,7 +196,7 @@ fn is_transient(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const PERMANENT: [&str; 22] = [
+    const PERMANENT: [&str; 23] = [
         "does not have a Release file",
         "no longer has a Release file",
         " is expired (invalid since",
@@ -219,6 +219,7 @@ fn is_transient(stderr: &str) -> bool {
         "Permission denied (publickey",
         "Authentication failed",
         "could not read Username",
+        "The requested URL returned error: 30",
     ];
     let reports = |messages: &[&str]| messages.iter().any(|message| stderr.contains(message));
     reports(&TRANSIENT) || !(reports(&PERMANENT) || reports_full_disk(stderr) || exceeds_memory(stderr))
@@ -277,6 +278,9 @@ mod tests {
         let early = "E: Release file for http://a.test/InRelease is not valid yet (invalid for another 2h 3min 4s). Updates for \
                      this repository will not be applied.";
         assert!(failure("fetch".to_owned(), early).hint().unwrap().contains("clock"));
+        let moved = "fatal: unable to access 'https://git.test/a/': The requested URL returned error: 301\n";
+        assert!(!is_transient(moved));
+        assert!(failure("fetch".to_owned(), moved).hint().unwrap().contains("`.git`"));
     }
 
     #[test]
