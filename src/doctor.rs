@@ -26,6 +26,7 @@ use farrier_core::{
 };
 use farrier_engines::Engine;
 use farrier_local::machine::native;
+use farrier_payload::Entrypoint;
 use farrier_store::registry::{RegistryLocation, free_space};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
@@ -179,16 +180,17 @@ impl Diagnosis {
             self.add_result("revoked keys", unused);
         }
         let engine = services.tools.engine.get().await.map_err(BuildError::from);
-        self.add_result(
-            "engine",
-            engine.map(|engine| match engine {
-                Engine::Sandbox(sandbox) => describe(sandbox.confinement()),
-                Engine::Docker(engine) => engine.describe().to_owned(),
-                Engine::Kubernetes(_) => "kubernetes: Jobs in the cluster".to_owned(),
-            }),
-        );
-        let entrypoint = farrier_payload::find_entrypoint(session.global.entrypoint.as_deref(), native());
-        self.add_result("driver-entrypoint", entrypoint.map(|path| path.display().to_string()));
+        let described = engine.and_then(|engine| match engine {
+            Engine::Sandbox(sandbox) => Ok(describe(sandbox.confinement())),
+            Engine::Docker(engine) => Ok(engine.describe().to_owned()),
+            Engine::Kubernetes(cluster) => {
+                Entrypoint::read(&cluster.runner(native()))?;
+                Ok("kubernetes: Jobs in the cluster".to_owned())
+            }
+        });
+        self.add_result("engine", described);
+        let entrypoint = services.tools.entrypoint.binary(native()).await;
+        self.add_result("driver-entrypoint", entrypoint.map(|binary| binary.path.display().to_string()));
         #[cfg(feature = "bootcheck")]
         self.check_emulator(definitions).await;
     }

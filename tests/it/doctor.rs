@@ -205,6 +205,15 @@ async fn a_key_of_a_repository_near_its_end_is_named() {
 }
 
 #[test]
+fn a_dynamic_runner_is_reported_before_a_pod_cannot_start_it() {
+    let live = Live::new([node("n0", KERNEL)], "image");
+    let mut command = live.command(&["doctor", "--engine", "kubernetes"]);
+    let run = Run::of(command.env("FARRIER_RUNNER", "/bin/sh").spawn().unwrap());
+    let found = run.line("cannot use /bin/sh as a static program: it is linked dynamically");
+    assert!(found.starts_with("engine ") && found.contains(" wrong "), "{run}");
+}
+
+#[test]
 fn the_api_server_tells_the_time_too() {
     let live = Live::new([node("n0", KERNEL)], "image");
     let doctor = || Run::of(live.command(&["doctor"]).spawn().unwrap());

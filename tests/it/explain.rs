@@ -109,6 +109,11 @@ fn what_is_missing_is_named_with_what_to_do() {
     // Nothing was pushed or written.
     assert_eq!(site.tags("hello"), [""; 0]);
 
+    let run = site.farrier(&["doctor", "--entrypoint", "/bin/sh"]).exits(1);
+    let found = run.line("cannot use /bin/sh as a static program: it is linked dynamically");
+    assert!(narrow(found).starts_with("driver-entrypoint wrong "), "{run}");
+    run.line("-> take it from a release of farrier, or build it");
+
     site.canary("6.1.0-999-amd64");
     let run = site.farrier(&["doctor"]).exits(1);
     assert!(narrow(run.line("no headers for 6.1.0-999-amd64")).starts_with("inputs wrong "), "{run}");

@@ -39,7 +39,8 @@ pub fn find_entrypoint(configured: Option<&Path>, arch: Architecture) -> Result<
 /// The `driver-entrypoint` binary.
 #[derive(Debug)]
 pub struct Entrypoint {
-    path: PathBuf,
+    /// File of the binary.
+    pub path: PathBuf,
     /// Digest of the binary.
     pub digest: Digest,
     /// Architecture of the binary.
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_there_is_named() {
         let error = Entrypoint::read(Path::new("/nonexistent/driver-entrypoint")).unwrap_err();
-        assert_eq!(error.to_string(), "cannot read driver-entrypoint at /nonexistent/driver-entrypoint");
+        assert_eq!(error.to_string(), "cannot read the static program /nonexistent/driver-entrypoint");
     }
 
     #[test]

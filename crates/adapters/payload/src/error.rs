@@ -70,11 +70,11 @@ pub enum PayloadError {
     /// The static `driver-entrypoint` binary is missing.
     #[error("cannot find driver-entrypoint at {0}")]
     NoEntrypoint(PathBuf),
-    /// `driver-entrypoint` cannot be read.
-    #[error("cannot read driver-entrypoint at {0}")]
+    /// `driver-entrypoint` or `farrier-runner` cannot be read.
+    #[error("cannot read the static program {0}")]
     Entrypoint(PathBuf, #[source] io::Error),
-    /// `driver-entrypoint` is not a program that can run in an image: the file, and the reason.
-    #[error("cannot use {0} as driver-entrypoint: {1}")]
+    /// `driver-entrypoint` or `farrier-runner` is not a program that can run in an image: the file, and the reason.
+    #[error("cannot use {0} as a static program: {1}")]
     UnusableEntrypoint(PathBuf, String),
     /// The modules of one check exceed its byte budget.
     #[error(
@@ -115,9 +115,10 @@ impl PayloadError {
                  next to farrier or name it with --entrypoint"
             }
             Self::Entrypoint(..) | Self::UnusableEntrypoint(..) => {
-                "build it for the kernel's architecture with `cargo build --profile entrypoint` in crates/node/driver-entrypoint/ \
-                 (on amd64, ci/arm64 builds it for arm64), and put it next to farrier, as driver-entrypoint-ARCHITECTURE for \
-                 another architecture, or name it with --entrypoint"
+                "take it from a release of farrier, or build it for the kernel's architecture with `cargo build --profile entrypoint` \
+                 in crates/node/driver-entrypoint/ or crates/node/runner/ (on amd64, ci/arm64 builds both for arm64), and put it \
+                 next to farrier, with -ARCHITECTURE after its name for another architecture, or name it with --entrypoint or \
+                 FARRIER_RUNNER"
             }
             Self::DecompressionBytes { .. } => {
                 "make the template strip the modules' debug information (strip --strip-debug), or install \
