@@ -102,10 +102,35 @@ build_static() {
     for name in driver-entrypoint farrier-runner farrier-host; do cp "$target/$name" "$(dirname "$farrier")/$name"; done
 }
 
+# package_version VERSION: prints the version of packages. In Debian and RPM packages, `~` sorts a prerelease before its release.
+package_version() { tr - '~' <<< "$1"; }
+
+# package_documents PLACE NAME VERSION: writes a Debian package's changelog, from the list of changes on standard input, and its
+# copyright. Debian's base system has the license's text.
+package_documents() {
+    local doc="$1/usr/share/doc/$2" since="@${SOURCE_DATE_EPOCH:-0}"
+    mkdir -p "$doc"
+    {
+        printf '%s (%s) unstable; urgency=medium\n\n' "$2" "$3"
+        fold --spaces --width 76 | sed 's/ *$//; s/^./  &/'
+        printf '\n -- The farrier project <farrier@example.com>  %s\n' "$(LC_ALL=C date --utc --rfc-email --date "$since")"
+    } | gzip --no-name --best > "$doc/changelog.gz"
+    cat > "$doc/copyright" <<TEXT
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: farrier
+Comment: THIRD-PARTY-NOTICES.gz has the licenses of what is compiled into the programs.
+
+Files: *
+Copyright: $(date --utc --date "$since" +%Y) The farrier project
+License: Apache-2.0
+ The full text is in /usr/share/common-licenses/Apache-2.0.
+TEXT
+}
+
 # host_package PROGRAM FILE [ARCH [NOTICES]]: writes the Debian package of farrier-host.
 host_package() {
     local place="$state/deb-host" from="$root/crates/node/host/package" name version
-    version="$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/crates/node/host/Cargo.toml")"
+    version="$(package_version "$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/crates/node/host/Cargo.toml")")"
     rm -rf "$place"
     install -D -m 755 "$1" "$place/usr/bin/farrier-host"
     install -D -m 644 -t "$place/lib/systemd/system" "$from"/*.service "$from"/*.timer
@@ -117,7 +142,7 @@ host_package() {
     for occasion in postinst postrm; do
         install -D -m 755 "$from/kernel-changed" "$place/etc/kernel/$occasion.d/zzz-farrier-host"
     done
-    install -D -m 644 "$root/LICENSE" "$place/usr/share/doc/farrier-host/copyright"
+    package_documents "$place" farrier-host "$version" <<< "* The package farrier lists the changes."
     [ -z "${4:-}" ] || install -m 644 -t "$place/usr/share/doc/farrier-host" "$4"
     mkdir -p "$place/DEBIAN"
     for name in postinst prerm postrm; do install -m 755 "$from/$name" "$place/DEBIAN/$name"; done

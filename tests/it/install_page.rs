@@ -1,6 +1,5 @@
-//! Tests the claims of docs/deploy.md. `ci/install` runs the page's commands that create and delete objects, with the real
-//! kubectl;
-//! on a real cluster `ci/install` runs the whole page. Of `ci/image`, only the parts without compiler and engine are tested.
+//! Tests the claims of docs/deploy.md, and the packages of `ci/release`. `ci/install` runs the page's commands that create and
+//! delete objects, with the real kubectl; on a real cluster `ci/install` runs the whole page. Of `ci/image`, only the parts without compiler and engine are tested.
 use std::{fs, path::Path, process::Command};
 
 use crate::support::{kube_api::FakeApi, registry_process::RegistryProcess};
@@ -95,6 +94,39 @@ fn farriers_image_has_the_package_sources_of_the_machine_that_builds_it() {
     let suites: Vec<&str> = sources.lines().filter_map(|line| line.split(' ').nth_back(1)).collect();
     assert_eq!(suites, ["bookworm", "bookworm-updates", "bookworm-security"], "{sources}");
     assert!(out.join("usr/share/doc/farrier/THIRD-PARTY-NOTICES.gz").is_file());
+}
+
+/// Package managers sort `~` before everything, and a hyphen begins the package's own revision.
+#[test]
+fn packages_of_a_prerelease_are_older_than_its_release_and_have_debians_documents() {
+    let directory = tempfile::tempdir().unwrap();
+    let packages = part("ci/release", "# pack DIRECTORY", "# metadata ARCH");
+    let notes = part("ci/release", "section()", "# An in-toto");
+    let farrier = env!("CARGO_BIN_EXE_farrier");
+    let said = done(&mut bash(
+        directory.path(),
+        &format!(
+            "version=0.3.0-rc.1 trial=true farrier={farrier} out=\"$state\" programs=\"$state/programs\"\n\
+             export SOURCE_DATE_EPOCH=1780000000 FARRIER_NOTICES=\"$state\"\n\
+             declare -A machine=([amd64]=x86_64)\n\
+             {packages}\n{notes}\n\
+             for name in farrier driver-entrypoint farrier-runner; do install -D /bin/true \"$programs/amd64/$name\"; done\n\
+             install -D /dev/null \"$state/amd64/THIRD-PARTY-NOTICES.gz\"\n\
+             package_version=\"$(package_version \"$version\")\"\n\
+             debian_package amd64\nrpm_package amd64\n\
+             dpkg --compare-versions \"$(dpkg-deb --field \"$out/farrier_0.3.0~rc.1_amd64.deb\" Version)\" lt 0.3.0\n\
+             rpm --query --package --queryformat '%{{version}}\\n' \"$out/farrier-0.3.0~rc.1-1.x86_64.rpm\"\n\
+             dpkg-deb --extract \"$out\"/farrier_*.deb \"$state/root\"\n\
+             gzip --decompress < \"$state/root/usr/share/doc/farrier/changelog.gz\" > \"$state/changelog\"\n\
+             dpkg-parsechangelog --file \"$state/changelog\""
+        ),
+    ));
+    for line in ["0.3.0~rc.1", "Source: farrier", "Version: 0.3.0~rc.1"] {
+        assert!(said.lines().any(|printed| printed == line), "{line}: {said}");
+    }
+    let copyright =
+        fs::read_to_string(directory.path().join("root/usr/share/doc/farrier/copyright")).unwrap();
+    assert!(copyright.contains("\nLicense: Apache-2.0\n"), "{copyright}");
 }
 
 /// `ci/image` trusts FARRIER_CA_FILE both for the publication and for the inspection afterwards.
