@@ -118,7 +118,8 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     let report =
         if context.args.boot { boot::boot(context, &mut kernel, &checked, report).await? } else { report };
     session.show(&report, |report| {
-        format!("{report}{}", report.explain_hint("farrier check").unwrap_or_default())
+        let hint = report.explain_hint("farrier check").unwrap_or_default();
+        output::look::wrapped(format!("{report}{hint}"))
     })?;
     if report.verdict == Verdict::Unknown
         && let Some(hint) = &kernel.hint

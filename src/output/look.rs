@@ -94,6 +94,34 @@ pub fn width() -> Option<u16> {
     WIDTH.get().copied().flatten()
 }
 
+/// Wraps a result that has columns of its own layout to the width of tables.
+pub fn wrapped(text: String) -> String {
+    match width() {
+        Some(width) => wrap(&text, width.into()),
+        None => text,
+    }
+}
+
+/// Wraps lines at spaces. A line continues below the beginning of its last column, if that leaves half of the width.
+fn wrap(text: &str, width: usize) -> String {
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let column = line.rfind("  ").map_or(2, |gap| line[..gap].chars().count() + 2);
+        let indent = " ".repeat(if column * 2 > width { 2 } else { column });
+        let mut current = String::new();
+        for word in line.split_inclusive(' ') {
+            let length = current.chars().count() + word.trim_end().chars().count();
+            if length > width && !current.trim().is_empty() {
+                lines.push(current.trim_end().to_owned());
+                current.clone_from(&indent);
+            }
+            current += word;
+        }
+        lines.push(current);
+    }
+    lines.join("\n")
+}
+
 /// Shortens references of images to their last component: `hello@sha256:0123456789ab` with a digest, else `hello:TAG`. If
 /// that is longer than `longest` characters, only the digest or the beginning is shown.
 pub fn with_short_references(text: &str, longest: usize) -> String {
@@ -187,6 +215,26 @@ load order: nvidia, nvidia_uvm
         assert!(colored.contains("\u{1b}[31mrefused[symbol-version]\u{1b}[0m: disagrees"), "{colored}");
         assert!(colored.contains("\u{1b}[33mwarning[signature]\u{1b}[0m, 2 modules"), "{colored}");
         assert!(colored.contains("\u{1b}[2m"), "{colored}");
+    }
+
+    #[test]
+    fn a_report_is_wrapped_below_its_columns() {
+        let wrapped = wrap(REPORT, 60);
+        let expected = "MODULE      VERDICT  REASON\n\
+                        nvidia      refused  refused[symbol-version]: disagrees\n                     \
+                        about version of symbol ib_free: found\n                     \
+                        0x00000004, wanted 0x00000005\n                       \
+                        help: rebuild it against the exposed\n                       headers of mofed\n\
+                        nvidia_uvm  loads\n";
+        assert!(wrapped.contains(expected), "{wrapped}");
+        for width in [20, 40, 60] {
+            let wrapped = wrap(REPORT, width);
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&wrapped), words(REPORT));
+            // The longest words have no space at which to break.
+            let fits = |line: &str| line.chars().count() <= width.max(32);
+            assert!(wrapped.lines().all(fits), "{width}: {wrapped}");
+        }
     }
 
     #[test]
