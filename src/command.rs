@@ -110,6 +110,8 @@ pub enum Command {
     #[command(after_help = BUILD_EXAMPLES)]
     Build(BuildArgs),
     /// Show the log of the latest build of an image for a kernel, also while it runs
+    ///
+    /// A terminal shows the beginning of each step's command; with -o wide, all of it.
     Logs(LogsArgs),
     /// Build images for later kernels, and name the header changes behind failures
     #[cfg(feature = "radar")]

@@ -86,7 +86,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let mut reader = LogReader::open(&path, 0).map_err(unreadable)?;
     loop {
         let (text, may_grow) = reader.read_new().map_err(unreadable)?;
-        output::part(&String::from_utf8_lossy(&text))?;
+        output::part(&output::look::with_short_steps(String::from_utf8_lossy(&text).into_owned()))?;
         if !(follow && may_grow) {
             return Ok(Exit::Done);
         }

@@ -122,6 +122,19 @@ fn wrap(text: &str, width: usize) -> String {
     lines.join("\n")
 }
 
+/// Shortens the commands of a build log's steps to one line of the terminal. A command may be a script.
+pub fn with_short_steps(log: String) -> String {
+    let Some(width) = width().map(usize::from) else { return log };
+    let shorten = |line: &str| {
+        if !line.starts_with("Step ") || line.trim_end().chars().count() <= width {
+            return line.to_owned();
+        }
+        let start: String = line.chars().take(width.saturating_sub(4)).collect();
+        format!("{} ...\n", start.trim_end())
+    };
+    log.split_inclusive('\n').map(shorten).collect()
+}
+
 /// Shortens references of images to their last component: `hello@sha256:0123456789ab` with a digest, else `hello:TAG`. If
 /// that is longer than `longest` characters, only the digest or the beginning is shown.
 pub fn with_short_references(text: &str, longest: usize) -> String {

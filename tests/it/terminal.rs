@@ -83,6 +83,22 @@ fn tables_fit_and_words_have_colors() {
 }
 
 #[test]
+fn a_log_has_a_line_for_each_command() {
+    let live = Live::new([], "image");
+    let logs = live.site.cache().join("logs");
+    std::fs::create_dir_all(&logs).unwrap();
+    let step = format!("Step 1/1 : RUN set -eu;{}\n", " make modules;".repeat(20));
+    let output = format!("  CC [M]  {}.o\n", "x".repeat(90));
+    let log = logs.join("driver-6.1.0-901-amd64-0123456789ab-debian-12-amd64.log");
+    std::fs::write(log, format!("{step}{output}")).unwrap();
+    let shown = on_terminal(&live, 60, "logs driver");
+    let (first, rest) = shown.split_once('\n').unwrap();
+    assert!(first.starts_with("Step 1/1 : RUN set -eu; make modules;") && first.ends_with(" ..."), "{shown}");
+    assert!(first.len() <= 60 && rest == output, "{shown}");
+    assert_eq!(on_terminal(&live, 60, "logs driver -o wide"), format!("{step}{output}"));
+}
+
+#[test]
 fn builds_side_by_side_have_a_live_line_each_with_the_usual_time_and_end_in_one() {
     let (kernels, site) = (kernels::newest(), Site::new());
     site.canary(&kernels.newer);
