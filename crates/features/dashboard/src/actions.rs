@@ -27,7 +27,7 @@ use super::{
     },
     facts::Facts,
     fleet::cell_at,
-    request::{bearer_token, is_form, is_proxied, is_same_origin},
+    request::{bearer_token, is_cross_site, is_form, is_proxied, is_same_origin},
 };
 
 /// Timeout of a token review by the cluster.
@@ -126,6 +126,12 @@ impl Actions {
         facts: &Facts,
         query_or_form: &[u8],
     ) -> Result<(Preview, String, String), Rejection> {
+        // A preview takes a snapshot of the cluster.
+        if is_cross_site(headers) {
+            return Err(forbidden(
+                "another site's page sent this request: open the action from farrier's page",
+            ));
+        }
         let (action, subject, effects_digest) = parse_request(query_or_form)?;
         let patch = self.patch_for(facts, &subject);
         let TokenOwner { name, allowed } = self.token_owner(headers, &[patch]).await?;

@@ -120,8 +120,15 @@ async fn a_confirmed_action_is_carried_out() {
 #[tokio::test]
 async fn requests_of_foreign_pages_are_rejected() {
     let page_under_test = TestPage::new(true).await;
-    let (_, shown) =
-        page_under_test.ask("GET", &format!("/do?what=retry&of={}", page_under_test.cell), &[HERE], "").await;
+    let address = format!("/do?what=retry&of={}", page_under_test.cell);
+    let (_, shown) = page_under_test.ask("GET", &address, &[HERE], "").await;
+    for (site, status) in
+        [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403), ("", 403)]
+    {
+        let headers = [HERE, ("sec-fetch-site", site)];
+        let (found, response) = page_under_test.ask("GET", &address, &headers, "").await;
+        assert_eq!(found, status, "{site}: {response}");
+    }
     let form = format!("what=retry&of={}&seen={}", page_under_test.cell, effects_digest(&shown));
     let attacker = ("host", "attacker.test:81");
     let foreign: &[(&[(&str, &str)], u16)] = &[

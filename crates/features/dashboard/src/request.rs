@@ -52,6 +52,11 @@ pub fn is_same_origin(headers: &HeaderMap) -> bool {
     }
 }
 
+/// Whether a browser states that a page of another server caused the request. `none` is an address that the user typed.
+pub fn is_cross_site(headers: &HeaderMap) -> bool {
+    text(headers, "sec-fetch-site").is_some_and(|site| !["same-origin", "none"].contains(&site))
+}
+
 /// Whether a form has this content type.
 pub fn is_form(headers: &HeaderMap) -> bool {
     let kind = text(headers, CONTENT_TYPE).unwrap_or_default();
