@@ -109,6 +109,21 @@ fn commands_name_what_a_newcomer_forgot() {
     site.farrier(&["logs", "helo"]).exits(2).line("hello");
 }
 
+#[test]
+fn a_missing_credential_plugin_is_named() {
+    let site = Site::new();
+    let kubeconfig = site.path("kubeconfig");
+    let text = "apiVersion: v1\nkind: Config\n\
+                clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n\
+                users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: no-such-login, \
+                interactiveMode: Never, installHint: install it}}}]\n\
+                contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n";
+    fs::write(&kubeconfig, text).unwrap();
+    let run =
+        site.farrier(&["plan", "--cluster", "kube", "--kubeconfig", kubeconfig.to_str().unwrap()]).exits(2);
+    run.line("credential plugin no-such-login of the kubeconfig (install it): unable to run auth exec: No such file");
+}
+
 /// Runs the shipped hook as pre-commit does: its words, in the root of the repository.
 #[test]
 fn the_shipped_hook_runs_lint() {

@@ -63,8 +63,14 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
     let namespace = Some(config.default_namespace.clone()).filter(|name| name != "default");
     let namespace = options.namespace.clone().or(namespace).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
     let stats = Arc::new(KubeStats::default());
-    let builder =
-        ClientBuilder::try_from(config).map_err(|error| ClusterError::Configuration(causes(&error)))?;
+    let plugin = config.auth_info.exec.as_ref().map(|plugin| {
+        let advice = plugin.install_hint.as_ref().map(|advice| format!(" ({advice})"));
+        let command = plugin.command.as_deref().unwrap_or_default();
+        format!("credential plugin {command} of the kubeconfig{}: ", advice.unwrap_or_default())
+    });
+    let plugin = plugin.unwrap_or_default();
+    let builder = ClientBuilder::try_from(config)
+        .map_err(|error| ClusterError::Configuration(format!("{plugin}{}", causes(&error))))?;
     let client = builder.with_layer(&StatsLayer(stats.clone())).build();
     Ok(Connection { client, stats, address, namespace })
 }
