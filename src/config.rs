@@ -143,8 +143,13 @@ impl Config {
     /// Validates the values whose errors clap would not attribute to the file.
     fn check(&self) -> Result<(), String> {
         let Self { engine, instance, write_namespaces, .. } = self;
-        let engine = engine.as_deref().map(|text| EngineChoice::from_str(text, false)).transpose();
-        engine.map_err(|_| "engine: unknown engine".to_owned())?;
+        if let Some(text) = engine
+            && EngineChoice::from_str(text, false).is_err()
+        {
+            let known = EngineChoice::value_variants().iter().filter_map(EngineChoice::to_possible_value);
+            let known: Vec<String> = known.map(|value| value.get_name().to_owned()).collect();
+            return Err(format!("engine: {text:?} is not an engine; known: {}", known.join(", ")));
+        }
         let instance = instance.as_deref().map(str::parse::<Instance>).transpose();
         instance.map_err(|error| format!("instance: {error}"))?;
         let namespaces = write_namespaces.as_deref().map(str::parse::<WriteNamespaces>).transpose();

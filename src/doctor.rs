@@ -25,7 +25,7 @@ use farrier_core::{
     text::and_more,
 };
 use farrier_engines::Engine;
-use farrier_local::machine::native;
+use farrier_local::{cache::CacheError, machine::native};
 use farrier_payload::Entrypoint;
 use farrier_store::registry::{RegistryLocation, free_space};
 use jiff::{SignedDuration, Timestamp};
@@ -38,6 +38,7 @@ use super::{
     args::EngineArg,
     env_vars as vars, output, secure_boot,
     session::{Connection, Session},
+    settings::parse,
 };
 
 /// A certificate or an OpenPGP key that expires within this time is a finding, as for the alert
@@ -90,9 +91,14 @@ struct Diagnosis {
 /// Runs all checks and prints the findings. Changes nothing, except for `--probe-writes`.
 pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     let DoctorArgs { engine, registry, cluster, probe_writes, write_namespaces } = args;
+    // As with other commands, the wrong value of an option is no finding.
+    registry.as_deref().map(|location| parse::<RegistryLocation>("--registry", location)).transpose()?;
     let mut diagnosis = Diagnosis { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
     match session.services(registry.as_deref(), engine.engine) {
-        Err(error) => diagnosis.add_result("definitions", Err(error)),
+        Err(error) => {
+            let check = if error.error.is::<CacheError>() { "cache" } else { "definitions" };
+            diagnosis.add_result(check, Err(error));
+        }
         Ok(services) => {
             diagnosis.check_machine(session, &services).await;
             if registry.is_some() {
@@ -206,6 +212,9 @@ impl Diagnosis {
     }
 
     fn check_free_space(&mut self, cache: &Path) {
+        if let Err(error) = tempfile::NamedTempFile::new_in(cache) {
+            return self.add_result("cache", Err(CacheError::from(error)));
+        }
         let path = cache.display();
         match free_space(cache) {
             Err(error) => self.add_result("cache", Err(error)),

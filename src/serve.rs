@@ -29,7 +29,6 @@ use super::{
     CliError, Exit, Result, env_vars as vars,
     run::node_tasks,
     session::{Connection, Session},
-    settings::parse,
 };
 #[cfg(feature = "dashboard")]
 use super::{args::PageArgs, page::serve_page};
@@ -195,7 +194,10 @@ fn listen(args: &ServiceArgs, is_live: bool) -> Result<Option<SocketAddr>> {
     match args.listen.as_deref() {
         None => Ok((is_live && vars::in_pod()).then_some(LISTEN_IN_POD)),
         Some("off") => Ok(None),
-        Some(text) => parse("--listen", text).map(Some),
+        Some(text) => text.parse().map(Some).map_err(|_| {
+            let forms = "write IP:PORT, such as 127.0.0.1:8080, or off";
+            CliError::usage(format!("--listen: {text:?} is not an address: {forms}"))
+        }),
     }
 }
 
@@ -242,7 +244,7 @@ mod tests {
         assert_eq!(listen(&args(Some("off")), true).unwrap(), None);
         assert_eq!(listen(&args(Some("127.0.0.1:9")), false).unwrap(), Some(([127, 0, 0, 1], 9).into()));
         let wrong = listen(&args(Some("8080")), true).unwrap_err().render();
-        assert!(wrong.contains("--listen"), "{wrong}");
+        assert!(wrong.contains("--listen: \"8080\" is not an address: write IP:PORT, such as"), "{wrong}");
     }
 
     #[test]

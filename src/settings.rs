@@ -94,7 +94,10 @@ pub fn connect(text: &str, options: &RegistryOptions) -> Result<(RegistryLocatio
 pub fn existing_directory(path: &Path) -> Result<PathBuf> {
     match path.canonicalize() {
         Ok(path) if path.is_dir() => Ok(path),
-        Ok(path) => Err(CliError::usage(format!("definitions {}: not a directory", path.display()))),
+        Ok(path) => Err(CliError::hinted(
+            format!("definitions {}: not a directory", path.display()),
+            "name the directory that has images/ and site.yaml",
+        )),
         Err(error) => Err(CliError::hinted(
             format!("definitions {}: {error}", path.display()),
             "create a definitions directory with `farrier init`",

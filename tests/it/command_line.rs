@@ -87,6 +87,8 @@ fn lint_validates_definitions_without_a_network() {
     let first = &report["mistakes"][0];
     assert_eq!((&first["file"], &first["line"]), (&json!("images/hello.yaml"), &json!(7)));
     bare(&site, &directory, &["lint", "nowhere"]).exits(2).line("definitions nowhere");
+    let run = bare(&site, &directory, &["lint", "definitions/images/hello.yaml"]).exits(2);
+    run.line("hint: name the directory that has images/ and site.yaml");
     bare(&site, &directory, &["lint", "cluster"])
         .exits(2)
         .line("cluster: has no definitions: it contains none of images");
@@ -107,6 +109,26 @@ fn commands_name_what_a_newcomer_forgot() {
     doctor.line("kubectl get nodes,daemonsets -A -o yaml");
     assert!(!doctor.stdout.contains("of all needed images were found"), "{doctor}");
     site.farrier(&["logs", "helo"]).exits(2).line("hello");
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_reported_with_the_option_that_names_another() {
+    let site = Site::new();
+    fs::write(site.path("file"), "").unwrap();
+    let below_file = site.path("file/cache").display().to_string();
+    let hint = "name a directory that you may write to, with --cache-dir or FARRIER_CACHE_DIR";
+    let plan = site.farrier(&["plan", "--cache-dir", &below_file]).exits(1);
+    plan.line("error: cannot use the cache: failed to create directory");
+    plan.line(&format!("hint: {hint}"));
+    // Not even root can write to the second one.
+    for cache in [below_file.as_str(), "/sys"] {
+        let doctor = site.farrier(&["doctor", "--cache-dir", cache]);
+        let found = doctor.line("cannot use the cache: ");
+        assert!(found.starts_with("cache ") && found.contains(" wrong "), "{doctor}");
+        doctor.line(&format!("-> {hint}"));
+    }
+    let run = site.farrier(&["doctor", "--registry", "nonsense"]).exits(2);
+    run.line("error: --registry: \"nonsense\" is not a registry: ");
 }
 
 #[test]

@@ -50,7 +50,10 @@ fn mistakes_in_farrier_yaml_are_told_with_their_place() {
     };
     let unknown = r#"farrier.yaml:2:1: unknown field "registery"; did you mean "registry"?"#;
     wrong("cluster: kube\nregistery: oci:layout\n", unknown);
-    wrong("engine: dokcer\n", "farrier.yaml: engine: unknown engine");
+    wrong(
+        "engine: dokcer\n",
+        r#"farrier.yaml: engine: "dokcer" is not an engine; known: auto, sandbox, docker"#,
+    );
     wrong("offline: maybe\n", "farrier.yaml:1:10: ");
     wrong("a: [\n", "farrier.yaml:");
     // In a directory such as /tmp, another user could place the file.

@@ -59,7 +59,14 @@ pub struct CacheError(#[from] pub io::Error);
 impl CacheError {
     /// Returns a remedy, if there is a known one.
     pub fn hint(&self) -> Option<String> {
-        is_full_disk(self).then(|| FULL_DISK.to_owned())
+        use io::ErrorKind::{AlreadyExists, NotADirectory, PermissionDenied, ReadOnlyFilesystem};
+        match self.0.kind() {
+            _ if is_full_disk(self) => Some(FULL_DISK.to_owned()),
+            AlreadyExists | NotADirectory | PermissionDenied | ReadOnlyFilesystem => Some(
+                "name a directory that you may write to, with --cache-dir or FARRIER_CACHE_DIR".to_owned(),
+            ),
+            _ => None,
+        }
     }
 }
 
