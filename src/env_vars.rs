@@ -102,14 +102,15 @@ pub fn proxies() -> Proxy {
     }
 }
 
-/// Returns whether the user forces colors on (`$CLICOLOR_FORCE`) or off (`$NO_COLOR`, no-color.org). `None`
-/// leaves the choice to the terminal.
+/// Returns whether the user forces colors on (`$CLICOLOR_FORCE`) or off (`$NO_COLOR`, no-color.org, or a
+/// `$TERM` of `dumb`). `None` leaves the choice to the terminal.
 pub fn forced_colors() -> Option<bool> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     if set("NO_COLOR").is_some() {
         return Some(false);
     }
-    set("CLICOLOR_FORCE").filter(|value| value != "0").map(|_| true)
+    let forced = set("CLICOLOR_FORCE").filter(|value| value != "0").map(|_| true);
+    forced.or_else(|| set("TERM").filter(|value| value == "dumb").map(|_| false))
 }
 
 /// Whether the terminal accepts UTF-8. The first of `$LC_ALL`, `$LC_CTYPE` and `$LANG` that is set decides,

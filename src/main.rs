@@ -242,7 +242,8 @@ fn start_logs(global: &Global) {
     let env_filter = tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).ok();
     let filter = env_filter.filter(|_| global.log_level.is_none()).unwrap_or_else(|| filter.into());
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output::LogWriter::stderr);
-    let colors = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let colors = is_terminal && output::look::has_colors(global.color, is_terminal);
     match global.log_format {
         LogFormat::Text => subscriber.with_ansi(colors).with_target(false).init(),
         LogFormat::Json => subscriber.json().init(),

@@ -59,14 +59,19 @@ static WIDTH: OnceLock<Option<u16>> = OnceLock::new();
 static COLORS: OnceLock<bool> = OnceLock::new();
 static SYMBOLS: OnceLock<bool> = OnceLock::new();
 
-/// Sets the presentation from the command line, the environment and the terminal, once.
-pub fn set(global: &Global) {
-    let is_terminal = io::stdout().is_terminal();
-    let colors = match global.color {
+/// Whether a stream gets colors. `is_terminal` decides unless the user has chosen.
+pub fn has_colors(choice: ColorChoice, is_terminal: bool) -> bool {
+    match choice {
         ColorChoice::Always => true,
         ColorChoice::Never => false,
         ColorChoice::Auto => env_vars::forced_colors().unwrap_or(is_terminal),
-    };
+    }
+}
+
+/// Sets the presentation from the command line, the environment and the terminal, once.
+pub fn set(global: &Global) {
+    let is_terminal = io::stdout().is_terminal();
+    let colors = has_colors(global.color, is_terminal);
     let has_width = is_terminal && global.output == OutputFormat::Table;
     // A terminal with an unknown width reports 0.
     let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);

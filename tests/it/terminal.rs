@@ -30,7 +30,7 @@ fn run_on_terminal(farrier: &Command, before: &str, words: &str) -> String {
             None => script.env_remove(name),
         };
     }
-    for name in ["NO_COLOR", "CLICOLOR_FORCE", "LC_ALL", "LC_CTYPE", "LANG"] {
+    for name in ["NO_COLOR", "CLICOLOR_FORCE", "LC_ALL", "LC_CTYPE", "LANG", "TERM"] {
         script.env_remove(name);
     }
     let output = script.output();
@@ -63,6 +63,9 @@ fn tables_fit_and_words_have_colors() {
     let other = on_terminal_of(&live, "cols 150", "LC_ALL=C LANG=C.UTF-8", "status");
     assert_eq!(other, fitted);
 
+    let dumb = on_terminal_of(&live, "cols 150", "TERM=dumb", "status");
+    assert!(!dumb.contains('\u{1b}') && dumb.contains("published"), "{dumb}");
+
     let wide = on_terminal(&live, 60, "status -o wide");
     assert!(wide.contains(digits) && wide.contains(GREEN), "{wide}");
     // Output to a pipe is unchanged.
@@ -80,6 +83,20 @@ fn tables_fit_and_words_have_colors() {
         missing.lines().any(|line| line.contains(" driver:1.0-6.1.0-902-") && line.ends_with("...")),
         "{missing}"
     );
+}
+
+#[test]
+fn log_lines_have_colors_where_results_have_them() {
+    let live = Live::new([], "image");
+    let line = |variables: &str, words: &str| {
+        let before = format!("exec env -u FARRIER_DEFINITIONS {variables}");
+        let shown = run_on_terminal(&live.command(&[]), &before, words);
+        shown.lines().find(|line| line.contains("no --definitions")).unwrap().to_owned()
+    };
+    assert!(line("", "plan").contains('\u{1b}'));
+    for (variables, words) in [("", "plan --color never"), ("NO_COLOR=1", "plan"), ("TERM=dumb", "plan")] {
+        assert!(!line(variables, words).contains('\u{1b}'), "{variables} {words}");
+    }
 }
 
 #[test]
