@@ -225,11 +225,13 @@ async fn value_or_prompt<T>(
 
 /// Adds the drivers that a file describes.
 fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), CliError> {
-    let invalid = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
+    let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, or a resource from which an operator installs a driver";
+    let hint = format!("--from names {known}; --source names the directory of a driver's Makefile or Kbuild");
+    let invalid =
+        |reason: String| CliError::hinted(format!("--from {}: {reason}", path.display()), hint.clone());
     let text = read_text(path).map_err(|error| invalid(error.to_string()))?;
     if !drafted.read(&text, &fs::canonicalize(path)?, context).map_err(invalid)? {
-        let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, or a resource from which an operator installs a driver";
-        return Err(invalid(format!("unknown content: expected {known}")));
+        return Err(invalid("unknown content".to_owned()));
     }
     Ok(())
 }
@@ -319,11 +321,12 @@ fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> 
             _ => (None, text.as_str()),
         };
         let invalid = |reason: String| {
-            let hint = "--driver or --from says which driver has sources of another kind";
+            let hint = "name a directory with a Makefile, Kbuild or dkms.conf; for other sources, also name the driver with --driver \
+                        or --from";
             CliError::hinted(format!("--source {text}: {reason}"), hint)
         };
-        if source(path).map_err(invalid)?.get("path").is_none() {
-            return Err(invalid("it is no directory".to_owned()));
+        if source(path).map_err(invalid)?.get("path").is_none() || Path::new(path).is_file() {
+            return Err(invalid("it is not a directory".to_owned()));
         }
         let tree = canonical(path).map_err(|reason| CliError::usage(format!("--source {text}: {reason}")))?;
         let (template, directory) = detect_build(&tree)
@@ -338,6 +341,12 @@ fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> 
         }
         let files = ["Kbuild", "Makefile"].map(|name| read_text(&build_dir.join(name)).unwrap_or_default());
         drafted.add_kbuild(name, &tree, directory, &files.join("\n"), context).map_err(invalid)?;
+        if let Some(draft) = drafted.drafts.last()
+            && build_dir.join("dkms.conf").is_file()
+        {
+            let says = "the dkms.conf is not used; --from DIR/dkms.conf makes a definition of it".to_owned();
+            drafted.remarks.push(Remark::of_image(&draft.name, "template", "kbuild", says));
+        }
     }
     Ok(())
 }

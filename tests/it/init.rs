@@ -162,10 +162,15 @@ fn a_kbuild_directory_needs_no_other_file() {
     );
     fs::rename(&other, &source).unwrap();
 
+    let conf = "PACKAGE_NAME=acme-dkms\nPACKAGE_VERSION=1.0\nBUILT_MODULE_NAME[0]=farrier_hello\n";
+    fs::write(source.join("dkms.conf"), conf).unwrap();
+    let both = init(&site, &["both", "--source", "./hello"]).exits(0);
+    both.line("the dkms.conf is not used; --from DIR/dkms.conf makes a definition of it");
+    fs::remove_file(source.join("dkms.conf")).unwrap();
+
     fs::write(source.join("Makefile"), "all:\n").unwrap();
     init(&site, &["other", "--source", "./hello"]).exits(2).line("found no Makefile or Kbuild with obj-m");
 
-    let conf = "PACKAGE_NAME=acme-dkms\nPACKAGE_VERSION=1.0\nBUILT_MODULE_NAME[0]=farrier_hello\n";
     fs::write(source.join("dkms.conf"), conf).unwrap();
     init(&site, &["fifth", "--source", "ticker=./hello"]).exits(0);
     let text = fs::read_to_string(site.path("fifth/images/ticker.yaml")).unwrap();
@@ -192,12 +197,18 @@ fn without_a_terminal_it_says_what_is_missing_and_ends() {
         assert!(!run.stderr.contains("hint"), "{run}");
     }
     let run = refused(&["--source", "apt:acme-dkms@sid"]);
-    run.line("hint: --driver or --from says which driver has sources of another kind");
+    let hint = "hint: name a directory with a Makefile, Kbuild or dkms.conf; for other sources, also name the driver";
+    run.line(hint);
+    let run = refused(&["--source", "acme/kernel/Kbuild"]);
+    run.line("error: --source acme/kernel/Kbuild: it is not a directory");
+    run.line(hint);
+    refused(&["--from", "acme/kernel/Kbuild"])
+        .line("--source names the directory of a driver's Makefile or Kbuild");
     refused(&["--driver", "mstflint", "--source", "acme"]).line("got 1 sources for 0 drivers that need one");
     refused(&["--driver", "nonesuch"]).line("nonesuch");
     fs::write(site.path("huge.yaml"), "a: b\n".repeat(300_000)).unwrap();
     refused(&["--from", "huge.yaml"]).line("more than 1048576 bytes");
-    refused(&["--from", "cluster/edge-2.yaml"]).line("unknown content: expected a Module of KMM");
+    refused(&["--from", "cluster/edge-2.yaml"]).line("hint: --from names a Module of KMM");
     assert!(!site.path("definitions/site.yaml").exists());
 }
 
