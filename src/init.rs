@@ -248,6 +248,9 @@ fn read_text(path: &Path) -> io::Result<String> {
 /// Returns the shipped drivers to use. Asks for them if no driver was given or found.
 async fn drivers(given: Vec<String>, has_driver: bool, nodes: &[NodeFacts]) -> Result<Vec<String>, CliError> {
     let shipped = definitions::load(None)?;
+    // The hint of this error is about --definitions.
+    let without_hint = |error| CliError { hint: None, ..error };
+    let check_names = |names: &[String]| settings::images(names, &shipped).map(drop).map_err(without_hint);
     if !has_driver && given.is_empty() {
         let names = |is_one: &dyn Fn(&DriverImage) -> bool| {
             let images = shipped.images.values().filter(|image| is_one(image));
@@ -262,12 +265,12 @@ async fn drivers(given: Vec<String>, has_driver: bool, nodes: &[NodeFacts]) -> R
         );
         let check = async |answer: String| -> Result<_, CliError> {
             let names: Vec<String> = answer.split(',').map(|name| name.trim().to_owned()).collect();
-            settings::images(&names, &shipped)?;
+            check_names(&names)?;
             Ok(names)
         };
         return value_or_prompt(None, "--driver", &question, check).await;
     }
-    settings::images(&given, &shipped)?;
+    check_names(&given)?;
     Ok(given)
 }
 

@@ -148,7 +148,7 @@ pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<Im
         if definitions.images.contains_key(&name) {
             return Ok(name);
         }
-        Err(BuildError::no_image(name, definitions.images.keys()).into())
+        Err(BuildError::no_image(name, definitions).into())
     };
     names.iter().map(parse_known).collect()
 }

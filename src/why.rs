@@ -75,7 +75,7 @@ impl<'a> Subject<'a> {
                 let name = parse::<ImageName>("image", subject);
                 match name.as_ref().ok().and_then(|name| definitions.images.get(name)) {
                     Some(image) => Ok(Self::Image(image)),
-                    None if has_kernel => Err(BuildError::no_image(&name?, definitions.images.keys()).into()),
+                    None if has_kernel => Err(BuildError::no_image(&name?, definitions).into()),
                     None => Ok(Self::Node(subject)),
                 }
             }

@@ -51,6 +51,10 @@ fn built_in_definitions_are_mentioned() {
     let run = |args: &[&str]| bare(&site, &site.path(""), &[args, &place].concat());
     run(&["plan"]).exits(0).line(note);
     run(&["doctor"]).line("all built-in, without --definitions");
+    let render = ["render", "hello", "--kernel", "6.1.0-901-amd64"];
+    let unknown = bare(&site, &site.path(""), &render).exits(2);
+    unknown.line("error: no driver image is named hello; known: gdrdrv, ");
+    unknown.line("hint: these are built in: name the directory of yours with --definitions, ");
     let own = run(&["plan", "--definitions", "definitions"]).exits(0);
     assert!(!own.stderr.contains(note), "{own}");
 }

@@ -76,7 +76,7 @@ async fn resolve_target(
 }
 
 pub(super) fn find_image<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
-    definitions.images.get(name).ok_or_else(|| BuildError::no_image(name, definitions.images.keys()))
+    definitions.images.get(name).ok_or_else(|| BuildError::no_image(name, definitions))
 }
 
 /// Returns the images that an image needs, directly or indirectly, in build order, followed by the image itself.

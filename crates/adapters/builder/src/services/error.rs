@@ -4,7 +4,7 @@ use std::io;
 
 use farrier_cluster::ClusterError;
 use farrier_core::{
-    image::ReferenceError,
+    image::{Definitions, ImageName, ReferenceError},
     plan::{NeedReason, SkipReason},
     provenance::KeyError,
 };
@@ -186,13 +186,12 @@ impl BuildError {
     }
 
     /// Error for a name that matches no driver image.
-    pub fn no_image<'a>(
-        name: impl std::fmt::Display,
-        known: impl IntoIterator<Item = &'a farrier_core::image::ImageName>,
-    ) -> Self {
-        let known: Vec<String> = known.into_iter().map(ToString::to_string).collect();
+    pub fn no_image(name: impl std::fmt::Display, definitions: &Definitions) -> Self {
+        let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
         let message = format!("no driver image is named {name}; known: {}", known.join(", "));
-        Self::problem(ProblemKind::Usage, message, None)
+        let is_built_in = definitions.root.as_os_str().is_empty();
+        let hint = "these are built in: name the directory of yours with --definitions, FARRIER_DEFINITIONS or farrier.yaml";
+        Self::problem(ProblemKind::Usage, message, is_built_in.then(|| hint.to_owned()))
     }
 
     /// Whether an external system had a fault that may pass within seconds, so that a retry is worthwhile.
