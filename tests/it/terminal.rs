@@ -88,14 +88,14 @@ fn tables_fit_and_words_have_colors() {
 #[test]
 fn log_lines_have_colors_where_results_have_them() {
     let live = Live::new([], "image");
-    let line = |variables: &str, words: &str| {
+    let log_line = |variables: &str, words: &str| {
         let before = format!("exec env -u FARRIER_DEFINITIONS {variables}");
         let shown = run_on_terminal(&live.command(&[]), &before, words);
         shown.lines().find(|line| line.contains("no --definitions")).unwrap().to_owned()
     };
-    assert!(line("", "plan").contains('\u{1b}'));
+    assert!(log_line("", "plan").contains('\u{1b}'));
     for (variables, words) in [("", "plan --color never"), ("NO_COLOR=1", "plan"), ("TERM=dumb", "plan")] {
-        assert!(!line(variables, words).contains('\u{1b}'), "{variables} {words}");
+        assert!(!log_line(variables, words).contains('\u{1b}'), "{variables} {words}");
     }
 }
 

@@ -44,6 +44,7 @@ pub(super) struct Pod {
     ends_at: Option<i64>,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "the switches of a test are independent")]
 pub(super) struct Fleet {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) spec: UpgradeSpec,
