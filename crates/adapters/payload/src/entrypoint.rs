@@ -183,7 +183,7 @@ mod tests {
             let error = read(bytes).unwrap_err();
             assert!(error.hint().unwrap().contains("--entrypoint"));
             let text = error.to_string();
-            text.split_once("driver-entrypoint: ").unwrap().1.to_owned()
+            text.split_once("as a static program: ").unwrap().1.to_owned()
         };
         assert_eq!(said(b"#!/bin/sh\n"), "it is not a 64-bit ELF program");
         assert_eq!(said(&elf_program(62, 1)[..80]), "it is not a 64-bit ELF program");

@@ -115,10 +115,9 @@ impl PayloadError {
                  next to farrier or name it with --entrypoint"
             }
             Self::Entrypoint(..) | Self::UnusableEntrypoint(..) => {
-                "take it from a release of farrier, or build it for the kernel's architecture with `cargo build --profile entrypoint` \
-                 in crates/node/driver-entrypoint/ or crates/node/runner/ (on amd64, ci/arm64 builds both for arm64), and put it \
-                 next to farrier, with -ARCHITECTURE after its name for another architecture, or name it with --entrypoint or \
-                 FARRIER_RUNNER"
+                "take it from a release, or run `cargo build --profile entrypoint` in crates/node/driver-entrypoint/ or \
+                 crates/node/runner/ (ci/arm64 builds both for arm64). Put it next to farrier, as NAME-ARCHITECTURE for another \
+                 architecture, or name it with --entrypoint or FARRIER_RUNNER"
             }
             Self::DecompressionBytes { .. } => {
                 "make the template strip the modules' debug information (strip --strip-debug), or install \

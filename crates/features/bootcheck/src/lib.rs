@@ -224,7 +224,7 @@ mod tests {
             "{message}"
         );
         assert!(message.ends_with("it is for amd64, not for arm64"), "{message}");
-        assert!(error.hint().contains("driver-entrypoint-ARCHITECTURE"), "{}", error.hint());
+        assert!(error.hint().contains("NAME-ARCHITECTURE"), "{}", error.hint());
         let other = directory.path().join("driver-entrypoint-arm64");
         fs_err::write(&other, elf_program(183, 1)).unwrap();
         assert_eq!(find(Architecture::Arm64).await.unwrap(), other);
