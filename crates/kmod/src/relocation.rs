@@ -46,7 +46,8 @@ pub enum RelocationProblem {
     TargetNotZero,
     /// The address of the symbol does not fit into the field that this type changes.
     Overflow,
-    /// x86-64: the loader has changed some of the bytes before, and they may no longer be zero.
+    /// The loader has changed some of the bytes before. On x86-64 they may no longer be zero. On arm64 this applies to the symbol table
+    /// only: later relocations use the changed symbols.
     Overlap,
     /// A section that the kernel itself reads refers to a section that the loader drops.
     NotLoaded,
@@ -77,11 +78,12 @@ pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
     let mut budget = length.saturating_mul(MAX_READ_FACTOR);
     let mut targets = BTreeSet::new();
     let mut buffer = vec![0; BATCH * RELA_SIZE];
+    let symbol_table = elf.symbol_table();
     for section in elf.relocation_sections() {
         if !section.has_addends {
             return Ok(Some(bad_relocation(elf, section.target, 0, 0, RelocationProblem::WithoutAddends)));
         }
-        let mut target = Target::of(elf, section.target);
+        let mut target = Target::of(elf, section.target, symbol_table == Some(section.target));
         let is_again = !targets.insert(section.target);
         let (mut position, end) = (section.bytes.start, section.bytes.end);
         while let Some(remaining) = end.checked_sub(position).filter(|&size| size >= RELA_SIZE as u64) {
@@ -159,19 +161,18 @@ struct Target {
     bytes: Vec<u8>,
     /// Range that the previous relocation has changed and in which no byte can be zero.
     nonzero: Range<u64>,
-    /// Bytes of the section that the loader has changed, one bit each. Empty if the file contains no bytes of the section.
-    changed: Vec<u8>,
+    /// Bytes of the section that relocations have changed, one bit each. Empty if the file contains no bytes of the section. `None` for
+    /// the symbol table, which the loader itself changes (`simplify_symbols`).
+    changed: Option<Vec<u8>>,
 }
 
 impl Target {
-    fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, section: usize) -> Self {
+    fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, section: usize, is_symbol_table: bool) -> Self {
         let is_followed = elf.is_followed_by_the_kernel(section);
         let size = elf.size(section);
         let file_offset = elf.file_offset(section);
         let bits = file_offset.map_or(0, |_| size.div_ceil(8));
-        // The loader itself changes the symbol table (`simplify_symbols`).
-        let initial = if elf.symbol_table() == Some(section) { 0xff } else { 0 };
-        let changed = vec![initial; usize::try_from(bits).unwrap_or_default()];
+        let changed = (!is_symbol_table).then(|| vec![0; usize::try_from(bits).unwrap_or_default()]);
         let has_static_calls = elf.name(section) == b".static_call_sites";
         let is_executable = elf.is_executable(section);
         Self {
@@ -188,11 +189,12 @@ impl Target {
         }
     }
 
-    /// Marks bytes as changed. Returns whether an earlier relocation has changed one of them.
+    /// Marks bytes as changed. Returns whether the loader has changed one of them before.
     fn change(&mut self, range: Range<u64>) -> bool {
+        let Some(changed) = &mut self.changed else { return true };
         let mut overlaps = false;
         for offset in range {
-            let byte = usize::try_from(offset / 8).ok().and_then(|index| self.changed.get_mut(index));
+            let byte = usize::try_from(offset / 8).ok().and_then(|index| changed.get_mut(index));
             let bit = 1 << (offset % 8);
             overlaps |= byte.map_or(0, |byte| std::mem::replace(byte, *byte | bit)) & bit != 0;
         }
@@ -441,7 +443,10 @@ fn arm64<'d, R: ModuleBytes<'d>>(
             weak_pc_relative.insert(String::from_utf8_lossy(symbol.name).into_owned());
         }
     }
-    (!target.contains(offset, size)).then_some(RelocationProblem::OutsideSection)
+    if !target.contains(offset, size) {
+        return Some(RelocationProblem::OutsideSection);
+    }
+    target.changed.is_none().then_some(RelocationProblem::Overlap)
 }
 
 /// Error for a module whose relocations make the parser read the same bytes again and again.

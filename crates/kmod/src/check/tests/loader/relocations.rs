@@ -44,8 +44,12 @@ fn the_loader_relocates_the_symbol_table_and_its_names() {
     };
     let nonzero = "refused Relocation: invalid relocation target, existing value is nonzero for type 2";
     assert_eq!(with_target(3), [nonzero]);
-    let changed = "unknown Relocation: a relocation of type 2 changes bytes that the loader has changed before";
+    let changed =
+        "unknown Relocation: a relocation of type 2 changes bytes that the loader has changed before";
     assert_eq!(with_target(2), [changed]);
+    let mut file = ModuleFile::named("m");
+    file.more.push((".rela.symtab", RELA, 0, ".symtab", rela(0, 257, 0)));
+    assert_eq!(arm64(file).verdict, Verdict::Unknown, "later relocations use the changed symbols");
 }
 
 #[test]
