@@ -13,12 +13,14 @@ use std::{
 
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 
 use crate::support::{
     kernels,
     kube_api::{ApiFailure, FakeApi, Requests},
     registry_process::Wants,
-    site::{Run, Site, skopeo, wait_until},
+    scripted_registry::{HARBOR, ScriptedRegistry},
+    site::{Run, Site, skopeo, wait_until, with_immutable_tags},
 };
 
 /// The namespace of builds.
@@ -316,6 +318,21 @@ fn a_job_of_another_version_is_replaced() {
         requests.iter().filter(|record| record.verb == "delete" && record.resource == "jobs.batch");
     let uids: Vec<&Value> = deletions.map(|record| &record.body["preconditions"]["uid"]).collect();
     assert!(uids.len() == 2 && *uids[0] == earlier && uids[1].is_string(), "{uids:?}");
+}
+
+/// The image of a farrier that was killed keeps its tag. Harbor refuses to write such a tag again, even with the same content.
+#[test]
+fn a_build_runs_again_where_tags_are_immutable() {
+    let runtime = Runtime::new().unwrap();
+    let mut bench = Bench::new();
+    let scripted = runtime.block_on(ScriptedRegistry::start(&bench.site.registry.host, HARBOR));
+    bench.site.location = format!("{}/drivers", scripted.host);
+    bench.site.define("site.yaml", &with_immutable_tags(&scripted.host, "  builds: {waitAtMost: 5s}\n"));
+    bench.abandoned_job();
+    assert_eq!(bench.site.tags("builds").len(), 1);
+    bench.build("kubernetes", &[]).exits(1).line("did not start within 5s: exceeded quota: builds");
+    bench.assert_all_gone();
+    bench.assert_no_image();
 }
 
 #[test]

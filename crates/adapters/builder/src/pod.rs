@@ -191,7 +191,11 @@ async fn publish(
     // farrier, or a farrier of another cluster, can build the same inputs in another image.
     let tag: Tag = format!("{name}-{}", image.digest.short()).parse()?;
     let version = Version::Tag(tag);
-    registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &image.manifest).await?;
+    // A registry with immutable tags refuses even the same content, from a farrier that was killed or from another replica.
+    let existing = registry.manifest(&repository, &version).await?;
+    if existing.is_none_or(|existing| existing.digest != image.digest) {
+        registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &image.manifest).await?;
+    }
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
 }
 
