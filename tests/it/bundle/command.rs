@@ -11,6 +11,7 @@ use farrier_core::{facts::media_type, image::Digest, provenance::PublicKey};
 use oci::{Descriptor, ImageIndex};
 
 use super::{KERNEL, Site, content, farrier, filled, image, noise, text};
+use crate::support::fake_http::{FakeHttp, answer};
 
 /// Imports an unsigned bundle.
 const IMPORT: [&str; 3] = ["bundle", "import", "--insecure-no-signature"];
@@ -348,6 +349,14 @@ fn key(directory: &Path, name: &str) -> PathBuf {
     directory.join(public)
 }
 
+/// Definition of a site that signs images with the key `ours` of this directory.
+fn signing_site(directory: &Path) -> String {
+    format!(
+        "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec:\n  imageSigning:\n    key: {{file: {}}}\n",
+        directory.join("ours").display()
+    )
+}
+
 #[tokio::test]
 async fn a_bundle_counts_for_who_signed_it() {
     let (from, to) = (Site::start(), Site::start());
@@ -356,11 +365,7 @@ async fn a_bundle_counts_for_who_signed_it() {
     let (ours, stranger) = (key(directory.path(), "ours"), key(directory.path(), "stranger"));
     let definitions = directory.path().join("definitions");
     fs::create_dir(&definitions).unwrap();
-    let site = format!(
-        "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec:\n  imageSigning:\n    key: {{file: {}}}\n",
-        directory.path().join("ours").display()
-    );
-    fs::write(definitions.join("site.yaml"), site).unwrap();
+    fs::write(definitions.join("site.yaml"), signing_site(directory.path())).unwrap();
     let file = directory.path().join("site.bundle").to_str().unwrap().to_owned();
     let registry = from.location.to_string();
     let definitions = definitions.to_str().unwrap();
@@ -431,11 +436,7 @@ async fn definitions_that_no_key_of_the_site_signed_are_not_exported() {
     let directory = tempfile::tempdir().unwrap();
     key(directory.path(), "ours");
     let definitions = definitions(&directory.path().join("definitions"));
-    let text_of_site = format!(
-        "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec:\n  imageSigning:\n    key: {{file: {}}}\n",
-        directory.path().join("ours").display()
-    );
-    fs::write(Path::new(&definitions).join("site.yaml"), text_of_site).unwrap();
+    fs::write(Path::new(&definitions).join("site.yaml"), signing_site(directory.path())).unwrap();
     let repository = site.location.repository("definitions").unwrap();
     let layer = b"kind: Site";
     for bytes in [&layer[..], oci::EMPTY] {
@@ -455,9 +456,29 @@ async fn definitions_that_no_key_of_the_site_signed_are_not_exported() {
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("missing: definitions: "), "{said}");
+    assert!(said.contains("missing: signature of one:1: "), "{said}");
     assert!(said.contains("is not signed with a key of this site"), "{said}");
     let listed = text(&farrier(&["bundle", "inspect", file.to_str().unwrap()]).stdout);
     assert!(listed.contains("one:1") && !listed.contains("definitions"), "{listed}");
+}
+
+/// A registry that fails while farrier reads signatures is unreachable, and its images are not unsigned.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_fails_during_an_export_has_no_unsigned_image() {
+    let directory = tempfile::tempdir().unwrap();
+    key(directory.path(), "ours");
+    fs::write(directory.path().join("site.yaml"), signing_site(directory.path())).unwrap();
+    let manifest = answer(200, r#"{"schemaVersion":2}"#).header("Content-Type", media_type::OCI_MANIFEST);
+    // Later requests fail.
+    let registry = FakeHttp::start(vec![manifest]).await;
+    let (location, definitions) = (format!("{}/drivers", registry.host), directory.path().to_str().unwrap());
+    let file = directory.path().join("site.bundle");
+    let words = ["--definitions", definitions, "bundle", "export", "--registry", &location];
+    let words = [&words[..], &["--reference", "one:1", "--to", file.to_str().unwrap()]].concat();
+    let output = farrier(&words);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(!said.contains("missing: signature"), "{said}");
 }
 
 /// The blobs are missing, so any copy of them would fail first.

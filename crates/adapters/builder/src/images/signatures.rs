@@ -262,14 +262,17 @@ impl StoredImage<'_> {
         flattened(self.check_signed_by(required).await)
     }
 
-    /// Checks that builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
-    /// for example a registry error.
+    /// Checks that builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image. A registry
+    /// that does not answer is no such reason.
     pub(crate) async fn check_trusted(self) -> Result<Result<(), String>> {
         let (own, required) =
             (own_signers(self.services).await?, required_signers(&self.services.definitions).await?);
         let signs_modules = self.services.tools.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
-        Ok(flattened(self.check_signatures(trust.keys(), &|found| trust.check(found)).await))
+        match self.check_signatures(trust.keys(), &|found| trust.check(found)).await {
+            Err(error) if error.is_unreachable() => Err(error),
+            outcome => Ok(flattened(outcome)),
+        }
     }
 
     /// Fails if builds may not use the image. `what` describes the image in the message.
