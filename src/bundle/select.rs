@@ -105,7 +105,7 @@ async fn missing_signature(services: &BuildServices, image: &Content) -> Result<
     let stored = StoredImage { services, repository: &repository, digest };
     let SignatureStatus::Refused(error) = stored.signature_status().await? else { return Ok(None) };
     let version = tag.as_ref().map_or_else(|| format!("@{digest}"), |tag| format!(":{tag}"));
-    let hint = "sign it with `farrier build --push --force`, or delete it if farrier did not publish it";
+    let hint = "sign the image with `farrier build --push --force`, or delete the tag of an image that no node needs";
     let (what, hint) = (format!("signature of {name}{version}"), Some(hint.to_owned()));
     Ok(Some(MissingInput { what, error, hint, unreachable: false }))
 }
