@@ -29,8 +29,8 @@ const MAX_HEAD: u64 = 3 * MAX_INDEX;
 
 impl Bundle {
     /// Opens a bundle as a site received it: `-` for standard input; a file or its parts in any order; a tar that is not
-    /// compressed; a directory with parts or with an unpacked layout. Standard input is copied into a temporary directory, once its
-    /// index is verified. A tar or layout is repacked into a file there, and every digest verified.
+    /// compressed; a directory with parts or with an unpacked layout. Standard input is copied into a temporary directory: its start,
+    /// and the rest once the index is verified. A tar or layout is repacked into a file there, and every digest verified.
     ///
     /// If there are keys, one of them must have signed the bundle. Also returns the fingerprint of that key.
     pub fn receive(

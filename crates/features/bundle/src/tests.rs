@@ -64,11 +64,16 @@ async fn layout(root: &Path, layer: &[u8]) -> ContentRequest {
 
 /// Bytes and index of a small bundle.
 fn small() -> (Vec<u8>, BundleIndex) {
+    bundle_of(b"the driver's source")
+}
+
+/// Bytes and index of a bundle with this layer.
+fn bundle_of(layer: &[u8]) -> (Vec<u8>, BundleIndex) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("bundle");
     runtime.block_on(async {
-        let wanted = layout(directory.path(), b"the driver's source").await;
+        let wanted = layout(directory.path(), layer).await;
         let collection = collect(&[wanted], "a.example/drivers", None).await.unwrap();
         export(collection, &file, None, Arc::new(Silent)).await.unwrap();
     });
@@ -190,7 +195,10 @@ proptest! {
 #[test]
 fn a_stream_is_stored_as_far_as_its_verified_index_reaches() {
     const MAX_HEAD: u64 = 64 << 10;
-    let (bundle, index) = small();
+    let layer: String =
+        (0_u32..4096).map(|number| Digest::of(&number.to_le_bytes()).hex().to_owned()).collect();
+    let (bundle, index) = bundle_of(layer.as_bytes());
+    assert!(bundle.len() as u64 > MAX_HEAD);
     let tar = zstd::stream::decode_all(&bundle[..]).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("received");
