@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{HoldReason, NodeGroup};
 use crate::{
-    kernel::KernelTarget,
+    kernel::{KernelTarget, OsVersion},
     plan::{
         NodeAffinity, NodeFacts, NodeReason, NotReadyNode, Placement, ReachingObject,
         reach::{MissingLabel, Reach},
@@ -73,11 +73,21 @@ impl<'a> Reached<'a> {
 /// release, so a node of the kernel must report the same system.
 pub(super) fn runs_one_of(kernels: &NodesByKernel<'_>, node: &NodeFacts) -> bool {
     kernels.iter().any(|(kernel, nodes)| {
+        let version = &kernel.os_version;
         kernel.release.as_str() == node.kernel_version
             && kernel.arch.as_str() == node.architecture
             && !node.os_image.is_empty()
-            && nodes.iter().any(|known| known.os_image == node.os_image)
+            && nodes.iter().any(|known| system_of(known, version) == system_of(node, version))
     })
+}
+
+/// Returns a node's `osImage` up to this version: `Ubuntu 22.04` of `Ubuntu 22.04.4 LTS`, because point releases share their
+/// kernels. Returns the whole text if the version is not in it.
+fn system_of<'n>(node: &'n NodeFacts, version: &OsVersion) -> &'n str {
+    let os_image = node.os_image.as_str();
+    let end = os_image.find(version.as_str()).map(|start| start + version.as_str().len());
+    let end = end.filter(|end| !os_image[*end..].starts_with(char::is_alphanumeric));
+    end.map_or(os_image, |end| &os_image[..end])
 }
 
 /// Fails with a hold if the placement has an affinity that farrier does not support.

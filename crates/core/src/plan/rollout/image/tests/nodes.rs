@@ -71,12 +71,19 @@ fn a_node_that_lost_its_labels_may_run_another_system_with_a_kernel_of_the_same_
             "Devuan GNU/Linux 5 (daedalus)",
             "runs 6.1.0-48-amd64 on Devuan GNU/Linux 5 (daedalus), which the image is not for",
         ),
+        (
+            "Debian GNU/Linux 120 (x)",
+            "runs 6.1.0-48-amd64 on Debian GNU/Linux 120 (x), which the image is not for",
+        ),
         ("", "runs 6.1.0-48-amd64, which the image is not for"),
     ] {
         world.snapshot.nodes[0].os_image = os_image.to_owned();
         let why = held(&mut world).0.to_string();
         assert!(why.contains(expected), "{why}");
     }
+    // A point release has the same kernels.
+    "Debian GNU/Linux 12.11 (bookworm)".clone_into(&mut world.snapshot.nodes[0].os_image);
+    rewrites(&mut world);
 }
 
 /// When NFD restarts, the GPU Operator writes `false`. It writes `true` some time after NFD has added its labels.
