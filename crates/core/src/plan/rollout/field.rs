@@ -77,7 +77,9 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
             FieldDecision::Set(new_record(0, current))
         };
     };
-    let current = if current != desired && record.holds(current) { &record.set } else { current };
+    let is_desired = current == desired;
+    let current = if record.holds(current) { &record.set } else { current };
+    let desired = if is_desired { current } else { desired };
     // Otherwise, two instances would overwrite each other forever.
     let is_from_other = !record.by.is_empty() && record.by != instance.to_string();
     let is_in_place = matches!(record.state, RecordState::Set | RecordState::Good) && *current == record.set;

@@ -139,9 +139,14 @@ fn the_registry_of_a_mirror_is_not_fought() {
     let two = rewrites(&mut world);
     mirror(&mut world, &two, false);
     later(&mut world, 60);
-    let (why, wrote) = held(&mut world);
-    assert!(matches!(why, HoldReason::RolloutFailed { .. }) && wrote, "{why}");
-    assert_eq!(world.image_of("driver"), one);
+    // The image is restored also while the rollout waits for another reason.
+    let mut waiting = world.clone();
+    waiting.snapshot.nodes.push(fixtures::node("n3", K48));
+    for mut world in [world, waiting] {
+        let (why, wrote) = held(&mut world);
+        assert!(matches!(why, HoldReason::RolloutFailed { .. }) && wrote, "{why}");
+        assert_eq!(world.image_of("driver"), one);
+    }
 }
 
 #[test]
