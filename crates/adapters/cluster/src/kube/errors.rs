@@ -38,8 +38,8 @@ fn classify_status(permission: &MissingPermission, status: &Status) -> ErrorClas
     };
     ErrorClass::Final(match status.code {
         401 => ApiError::Unauthorized(reason),
-        // Admission controllers also respond with 403. Only the authorizer's message says what `User "me" cannot` do.
-        403 if reason.contains("\" cannot ") || reason.is_empty() => {
+        // Admission controllers also respond with 403. Only the authorizer's message names the user.
+        403 if reason.contains("forbidden: User \"") || reason.is_empty() => {
             ApiError::Forbidden(Box::new(permission.clone()))
         }
         404 => ApiError::Gone,
@@ -154,8 +154,7 @@ mod tests {
 
     #[test]
     fn the_words_of_a_webhook_are_no_missing_permission() {
-        let denied =
-            "admission webhook \"validation.gatekeeper.sh\" denied the request: it cannot run as root";
+        let denied = "admission webhook \"validation.gatekeeper.sh\" denied the request: container \"driver\" cannot be privileged";
         assert_eq!(
             words(403, denied),
             format!("cannot write DaemonSet gpu/driver: the API server rejected the request: {denied}")
