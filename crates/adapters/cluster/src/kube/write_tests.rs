@@ -187,6 +187,9 @@ fn a_write_that_a_webhook_changed_is_an_error() {
     };
     assert_eq!(lost("r.test/d@sha256:1", &annotations), [None, None]);
     assert_eq!(lost("mirror.test/d@sha256:1", &annotations), [None, None]);
+    let restored = self::change(strings([("driver", "r.test/d:1")]));
+    let kept = check_kept(&after("mirror.test/d:1", &annotations), |after| restored.lost_field(after));
+    assert!(kept.is_ok(), "a restored tag: {kept:?}");
     let sentence = |field: &str| {
         let field = format!("{field} of DaemonSet driver");
         Some(format!("the API server did not keep the {field}: an admission webhook changes it"))

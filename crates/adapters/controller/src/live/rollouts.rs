@@ -74,6 +74,7 @@ impl Live {
             chains.record_hold(&rollout, &why);
             match why {
                 HoldReason::TooOften => rollout.hold_rewrites(snapshot),
+                HoldReason::NotKept { .. } => rollout.hold_applies(why),
                 _ => rollout.hold(why),
             }
         }
@@ -154,9 +155,8 @@ impl Live {
             return Some(HoldReason::Disruption { detail });
         }
         self.not_kept.retain(|_, (next, _)| now < *next);
-        let is_applied = |change: &Change| matches!(change, Change::DaemonSet(_) | Change::Copy(_));
         if let Some((_, field)) = self.not_kept.get(&rollout.target)
-            && rollout.changes.iter().any(is_applied)
+            && rollout.has_applies()
         {
             return Some(HoldReason::NotKept { field: field.clone() });
         }

@@ -268,6 +268,11 @@ impl Change {
         }
     }
 
+    /// Whether the change sets fields of a DaemonSet.
+    pub(super) fn is_apply(&self) -> bool {
+        matches!(self, Self::DaemonSet(_) | Self::Copy(_))
+    }
+
     /// Returns the object's name for messages: `DaemonSet kube-system/driver`.
     pub fn object(&self) -> String {
         match self {
@@ -319,8 +324,10 @@ impl DaemonSetCopy {
 impl DaemonSetChange {
     /// Returns the field that the API server's answer to this change lacks: an admission webhook changed or removed it.
     pub fn lost_field(&self, after: &DaemonSetFacts) -> Option<String> {
+        // A webhook may change the tag of a restored image, for example to a digest.
         let is_lost = |(container, image): &(&String, &String)| {
-            after.image_of(container).is_none_or(|current| !is_same_image(current, image))
+            image.contains('@')
+                && after.image_of(container).is_none_or(|current| !is_same_image(current, image))
         };
         if let Some((container, _)) = self.images.iter().find(is_lost) {
             return Some(format!("image of container {container} of DaemonSet {}", after.name));

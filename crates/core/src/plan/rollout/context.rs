@@ -117,6 +117,17 @@ impl PlannedRollout {
         self.changes.retain(|change| !change.is_rewrite(snapshot));
         self.decision = RolloutDecision::Hold(HoldReason::TooOften);
     }
+
+    /// Whether changes set fields of DaemonSets. The changes of a hold restore the previous image, or set none.
+    pub fn has_applies(&self) -> bool {
+        !matches!(self.decision, RolloutDecision::Hold(_)) && self.changes.iter().any(Change::is_apply)
+    }
+
+    /// Holds the changes that set fields of DaemonSets. The others are still made: nodes may wait for their labels.
+    pub fn hold_applies(&mut self, why: HoldReason) {
+        self.changes.retain(|change| !change.is_apply());
+        self.decision = RolloutDecision::Hold(why);
+    }
 }
 
 /// Decision of a strategy, and the changes that implement it.

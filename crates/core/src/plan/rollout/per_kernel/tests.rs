@@ -427,9 +427,9 @@ fn marks_of_a_daemon_set_that_is_gone_do_not_take_nodes_from_the_next() {
     settled(&mut cluster);
 }
 
-/// Another client may delete the copies again and again.
+/// Another client may delete the copies again and again, or a webhook may remove their annotations.
 #[test]
-fn labels_of_nodes_do_not_wait_for_copies_that_are_written_too_often() {
+fn labels_of_nodes_do_not_wait_for_copies_that_cannot_be_written() {
     let mut cluster = Cluster::new(&[K47, K47], &[K47]);
     cluster.publish();
     let label = handover_label("kube-system", "mft");
@@ -437,8 +437,13 @@ fn labels_of_nodes_do_not_wait_for_copies_that_are_written_too_often() {
     let mut planned = cluster.plan();
     let snapshot = &cluster.world.snapshot;
     assert!(planned.is_rewrite(snapshot), "{:?}", planned.changes);
+    assert!(planned.has_applies());
+    let mut not_kept = planned.clone();
+    not_kept.hold_applies(HoldReason::NotKept { field: String::new() });
     planned.hold_rewrites(snapshot);
-    assert!(matches!(&planned.changes[..], [Change::Node(_)]), "{:?}", planned.changes);
+    for PlannedRollout { changes, .. } in [planned, not_kept] {
+        assert!(matches!(&changes[..], [Change::Node(_)]), "{changes:?}");
+    }
 }
 
 /// Checks the invariants after a single change.

@@ -298,6 +298,7 @@ fn an_image_that_fails_is_restored_or_stays_as_the_definition_says() {
         planned_now.decision
     );
     assert!(!planned_now.is_rewrite(&world.snapshot), "a restored image does not wait for the rate limit");
+    assert!(!planned_now.has_applies(), "nor for a webhook that changed an earlier write");
     for change in &planned_now.changes {
         world.apply(change).unwrap();
     }
