@@ -6,7 +6,9 @@ use std::{collections::HashMap, time::Duration};
 
 use serde_json::Value;
 
-use super::{Change, ClusterSnapshot, HoldReason, PlannedRollout, RECORD_ANNOTATION, RolloutTarget};
+use super::{
+    Change, ClusterSnapshot, HoldReason, PlannedRollout, RECORD_ANNOTATION, RolloutDecision, RolloutTarget,
+};
 
 /// Number of reverts after which farrier stops writing.
 const MAX_REVERTS: u32 = 2;
@@ -44,6 +46,12 @@ impl RepeatedWrites {
 
     /// Records a successful write. `snapshot` is the state before the write.
     pub fn record(&mut self, rollout: &PlannedRollout, snapshot: &ClusterSnapshot, now: Duration) {
+        // farrier itself restores the previous image: no other writer reverted the last write.
+        let restores_image = matches!(rollout.decision, RolloutDecision::Hold(_))
+            && rollout.changes.iter().any(|change| change.sets_image(snapshot));
+        if restores_image {
+            self.0.remove(&rollout.target);
+        }
         let values = values(rollout, snapshot);
         if values.is_empty() {
             return;
@@ -78,7 +86,7 @@ mod tests {
     use crate::{
         kmod::Verdict,
         plan::{
-            ManifestFacts, ManifestLocation, RolloutDecision,
+            ManifestFacts, ManifestLocation,
             fixtures::{K47, World, daemon_set},
         },
     };
@@ -141,6 +149,27 @@ mod tests {
         world.snapshot.daemon_sets[0].live.as_mut().unwrap().version.uid = "another".to_owned();
         assert_eq!(write(&mut world, true), None, "a new object");
         assert_eq!(write(&mut world, false), None, "the record counts the reverts");
+    }
+
+    /// A person removes the record after each failure, so that farrier tries the image again.
+    #[test]
+    fn a_failed_image_is_tried_again_as_often_as_a_person_removes_the_record() {
+        let (mut world, mut writes) = (World::live(&[K47]), RepeatedWrites::default());
+        world.publish(Verdict::Loads);
+        for attempt in 0..4 {
+            let rollout = world.plan().rollouts.swap_remove(0);
+            let hold = writes.hold_reason(&rollout, &world.snapshot, Duration::ZERO);
+            assert_eq!(hold, None, "attempt {attempt}");
+            writes.record(&rollout, &world.snapshot, Duration::ZERO);
+            world.apply(&rollout.changes[0]).unwrap();
+            world.run_pod("n0", false);
+            world.now += jiff::SignedDuration::from_mins(11);
+            let restored = world.plan().rollouts.swap_remove(0);
+            assert!(matches!(restored.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. })));
+            writes.record(&restored, &world.snapshot, Duration::ZERO);
+            world.apply(&restored.changes[0]).unwrap();
+            world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
+        }
     }
 
     #[test]
