@@ -4,8 +4,9 @@ use super::*;
 use crate::{
     kmod::Verdict,
     plan::{
-        Container, JobState, KERNEL_LABEL, PAUSED_ANNOTATION, RolloutDecision, Taint, UPGRADE, WorkloadFacts,
-        fixtures::{K47, K48, World, name, node},
+        Container, JobState, KERNEL_LABEL, PAUSED_ANNOTATION, RECORD_ANNOTATION, RolloutDecision, Taint,
+        UPGRADE, WorkloadFacts,
+        fixtures::{K47, K48, World, live_daemon_set, name, node},
     },
 };
 
@@ -314,6 +315,17 @@ fn an_image_that_fails_is_restored_or_stays_as_the_definition_says() {
     assert!(planned(&world).changes.is_empty());
     assert!(world.plan().has_failures());
     assert_ne!(world.image_of("driver"), OLD);
+}
+
+/// A webhook writes the registry of a mirror into the DaemonSet.
+#[test]
+fn a_restored_image_is_recognized_by_its_digest() {
+    let mut live = live_daemon_set("mft").live.unwrap();
+    let record = json!({"driver": {"set": "r.test/x@sha256:2", "replaced": "r.test/x@sha256:1",
+        "at": "1970-01-01T00:00:00Z", "state": "failed"}});
+    live.annotations.insert(RECORD_ANNOTATION.to_owned(), record.to_string());
+    assert!(is_restored(&live, "driver", "mirror.test/x@sha256:1"));
+    assert!(!is_restored(&live, "driver", "mirror.test/x@sha256:2"));
 }
 
 /// Applies the changes of the DaemonSet.
