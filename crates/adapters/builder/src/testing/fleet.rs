@@ -36,7 +36,7 @@ pub struct State {
     pub before: Option<(usize, Happening)>,
     /// Number of upcoming snapshots that change a label of every node.
     pub churn: usize,
-    /// DaemonSets whose writes fail and pods whose eviction fails, with the error.
+    /// DaemonSets and nodes whose writes fail and pods whose eviction fails, with the error.
     pub refused: BTreeMap<String, ApiError>,
     /// Number of writes and evictions that failed with such an error.
     pub refusals: usize,
@@ -191,19 +191,20 @@ impl Cluster for Fleet {
                 self.0.send_modify(|state| state.evictions.push(Instant::now()));
                 &restart.name
             }
-            // Another client deletes the copy, or reverts the change of the node, at once.
-            Change::Copy(DaemonSetCopy { name, .. }) | Change::Node(NodeChange { name, .. }) => {
-                self.0.send_modify(|state| {
-                    state.changed = true;
-                    state.writes.push(name.clone());
-                });
-                return Ok(());
-            }
+            Change::Copy(DaemonSetCopy { name, .. }) | Change::Node(NodeChange { name, .. }) => name,
             _ => panic!("{change:?}"),
         };
         if let Some(error) = self.state().refused.get(name) {
             self.0.send_modify(|state| state.refusals += 1);
             return Err(ClusterError::Api { action: format!("write {name}"), error: error.clone() });
+        }
+        // Another client deletes the copy, or reverts the change of the node, at once.
+        if matches!(change, Change::Copy(_) | Change::Node(_)) {
+            self.change(|state| {
+                state.changed = true;
+                state.writes.push(name.clone());
+            });
+            return Ok(());
         }
         let write_time = self.state().write_time;
         if let Some(write_time) = write_time {

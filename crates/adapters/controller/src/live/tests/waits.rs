@@ -3,7 +3,7 @@
 
 use farrier_builder::Attempts;
 use farrier_builder::testing::State;
-use farrier_core::plan::{HoldReason, RolloutDecision};
+use farrier_core::plan::{HoldReason, RolloutDecision, handover_label};
 use kmod::testing::ModuleFile;
 
 use super::{super::once::run_once, *};
@@ -192,6 +192,28 @@ async fn a_pod_that_is_gone_before_its_eviction_is_no_failure() {
     let report =
         run_once(bench.services.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
     assert!(!report.failed() && fleet.state().refusals == 1, "{:#?}", report.rollouts);
+}
+
+/// A spot node is deleted between the plan and the write of its label.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_node_that_is_gone_before_its_label_is_written_is_no_failure() {
+    let mut rollout = rollout("a");
+    rollout["strategy"] = "per-kernel".into();
+    let bench = bench(&json!({"rollout": [rollout]}), &[]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        state.pod("a", "n", FIRST);
+        let label = handover_label("drivers", "a");
+        state.snapshot.nodes[0].labels.insert(label, "handed-over".to_owned());
+        state.refused.insert("n".to_owned(), ApiError::Gone);
+    });
+    let report =
+        run_once(bench.services.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
+    let state = fleet.state();
+    assert!(!report.failed(), "{:#?}", report.rollouts);
+    assert_eq!((state.refusals, state.writes.len()), (1, 1), "the copy is created: {:?}", state.writes);
 }
 
 /// The budget refuses the eviction of a pod that is running but not ready. A pending pod may always be evicted.
