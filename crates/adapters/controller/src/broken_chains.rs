@@ -17,6 +17,8 @@ pub(super) struct BrokenChains {
     chains: BTreeMap<ImageName, ImageName>,
     /// Chains with a failed rollout, with the reason.
     broken: BTreeMap<ImageName, String>,
+    /// Chains with a rollout on hold that a person has to correct, with the hold of the later rollouts.
+    held: BTreeMap<ImageName, HoldReason>,
     /// Chains with a rollout that waits for the next plan.
     deferred: BTreeSet<ImageName>,
     /// DaemonSets that were not written, by namespace and name. The first rollout of a DaemonSet makes the changes of all its
@@ -42,7 +44,13 @@ impl BrokenChains {
             chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();
         let chains = chains.iter().filter(|(_, chain)| with_several_images.contains(**chain));
         let chains = chains.map(|(image, chain)| ((*image).clone(), (*chain).clone())).collect();
-        Self { chains, broken: BTreeMap::new(), deferred: BTreeSet::new(), unwritten: BTreeMap::new() }
+        Self {
+            chains,
+            broken: BTreeMap::new(),
+            held: BTreeMap::new(),
+            deferred: BTreeSet::new(),
+            unwritten: BTreeMap::new(),
+        }
     }
 
     /// Records why the DaemonSet of a rollout with changes was not written.
@@ -53,22 +61,30 @@ impl BrokenChains {
 
     /// Returns why the write that includes a rollout's changes was not made.
     fn why_not_written(&self, rollout: &PlannedRollout) -> Option<&Unwritten> {
-        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. }) {
+        if !is_change(rollout) {
             return None;
         }
         let (namespace, name) = rollout.target.live_daemon_set()?;
         self.unwritten.get(&(namespace.to_owned(), name.to_owned()))
     }
 
+    /// Records a rollout on hold, which holds the rest of its chain if a person has to correct the rollout.
     pub(super) fn record_hold(&mut self, rollout: &PlannedRollout, why: &HoldReason) {
         self.record_unwritten(rollout, Unwritten::Held(why.clone()));
+        if why.is_failure()
+            && let Some(chain) = self.chains.get(&rollout.image)
+        {
+            let hold = HoldReason::Chain { image: rollout.image.clone(), why: why.to_string() };
+            self.held.entry(chain.clone()).or_insert(hold);
+        }
     }
 
-    /// Returns the hold of the rollout whose write includes this rollout's changes.
-    pub(super) fn hold_of_write(&self, rollout: &PlannedRollout) -> Option<HoldReason> {
-        match self.why_not_written(rollout)? {
-            Unwritten::Held(why) => Some(why.clone()),
-            Unwritten::Failed(_) | Unwritten::Deferred => None,
+    /// Returns the hold of the rollout whose write includes this rollout's changes, or of an earlier rollout of the chain.
+    pub(super) fn earlier_hold(&self, rollout: &PlannedRollout) -> Option<HoldReason> {
+        match self.why_not_written(rollout) {
+            Some(Unwritten::Held(why)) => Some(why.clone()),
+            None if is_change(rollout) => self.held.get(self.chains.get(&rollout.image)?).cloned(),
+            Some(Unwritten::Failed(_) | Unwritten::Deferred) | None => None,
         }
     }
 
@@ -104,4 +120,9 @@ impl BrokenChains {
         let why = self.broken.get(self.chains.get(&rollout.image)?)?;
         Some(format!("not rolled out: images of a chain are rolled out together, and {why}"))
     }
+}
+
+/// Whether a rollout changes its target now.
+fn is_change(rollout: &PlannedRollout) -> bool {
+    matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. })
 }

@@ -64,12 +64,10 @@ impl Live {
             chains.record_deferral(&rollout);
             return Ok(None);
         }
-        if let Some(why) = chains.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout, snapshot)) {
+        if let Some(why) = chains.earlier_hold(&rollout).or_else(|| self.hold_reason(&rollout, snapshot)) {
             tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
-            match &why {
-                HoldReason::TooOften => chains.record_deferral(&rollout),
-                why if why.is_failure() => chains.record_failure(&rollout, &why.to_string()),
-                _ => {}
+            if matches!(why, HoldReason::TooOften) {
+                chains.record_deferral(&rollout);
             }
             chains.record_hold(&rollout, &why);
             match why {

@@ -143,6 +143,20 @@ async fn a_rate_limited_target_holds_the_rest_of_its_chain() {
     live.stop().await;
 }
 
+/// A webhook changes what farrier writes to the first target.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_hold_of_a_write_holds_the_rest_of_its_chain() {
+    let (logs, fleet) = (Logs::start(), fleet());
+    let error = ApiError::NotKept("annotation farrier.dev/record of DaemonSet a".to_owned());
+    fleet.change(|state| drop(state.refused.insert("a".to_owned(), error)));
+    let live = Running::start(chain().await, fleet, true);
+    let state = live.fleet.until(|state| state.snapshots_taken >= 20).await;
+    assert!(state.refusals == 1 && state.writes.is_empty(), "{:?}", state.writes);
+    let held = "images of a chain are rolled out together, and x is on hold: the API server did not keep";
+    assert!(!logs.with(held).is_empty());
+    live.stop().await;
+}
+
 /// DaemonSet `a` has its image, with an outdated pod on node `n`; `b` is not rolled out yet.
 async fn outdated_pod(bench: &Bench) -> Arc<Fleet> {
     let image = published(bench, K9).await.unwrap();
