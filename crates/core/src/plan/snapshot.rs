@@ -384,7 +384,10 @@ impl NodeFacts {
         let name = &self.name;
         let Some(before) = before else { return format!("node {name} joined") };
         if self.kernel_version != before.kernel_version {
-            return format!("node {name} runs {} instead of {}", self.kernel_version, before.kernel_version);
+            return format!(
+                "node {name} runs {:.80} instead of {:.80}",
+                self.kernel_version, before.kernel_version
+            );
         }
         let mut keys = self.labels.keys().chain(before.labels.keys()).filter(|key| !is_farrier_label(key));
         match keys.find(|key| self.labels.get(*key) != before.labels.get(*key)) {
