@@ -61,8 +61,7 @@ pub struct BundleExportArgs {
     /// Also export this image with its referrers: repository:tag below the registry's prefix (repeatable)
     #[arg(long, value_name = "NAME:TAG")]
     pub reference: Vec<String>,
-    /// Write a bundle even if an image is not published or not signed, or something that images are made from
-    /// is missing
+    /// Write a bundle even if an image is not published, or something that images are made from is missing
     #[arg(long)]
     pub incomplete: bool,
     #[command(flatten)]

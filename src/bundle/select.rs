@@ -28,19 +28,20 @@ pub(super) async fn contents(
     services: &BuildServices,
     args: &BundleExportArgs,
 ) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
-    let (mut contents, mut licensed, mut missing) = (Vec::new(), BTreeSet::new(), Vec::new());
+    let (mut contents, mut licensed) = (Vec::new(), BTreeSet::new());
     for reference in &args.reference {
         let found = resolve_reference(&services.images, reference).await?;
         // The last one is what the reference names, and the others are the images of an index.
-        if let Some(named) = found.last() {
-            missing.extend(missing_signature(services, named).await?);
+        if let Some(named) = found.last()
+            && let Some(reason) = missing_signature(services, named).await?
+        {
+            output::message(&format!("warning: {reason}; the bundle's signature covers it"));
         }
         contents.extend(found);
     }
     if !args.selection.kernel.is_empty() || args.selection.cluster.is_some() {
         let selection = selection(session, &args.selection, services).await?;
-        let (images, missing_images) = published(services, &selection).await?;
-        missing.extend(missing_images);
+        let (images, mut missing) = published(services, &selection).await?;
         let nothing_selected = || {
             let reason = match &args.selection.cluster {
                 Some(cluster) if selection.kernels.is_empty() => {
@@ -61,7 +62,13 @@ pub(super) async fn contents(
             find_inputs(services, &selection).await;
         licensed.extend(licenses);
         missing.extend(missing_inputs);
-        if is_refused(&missing, args) {
+        missing.iter().for_each(print_missing);
+        if !missing.is_empty() && !args.incomplete {
+            output::message(
+                "error: nothing was written, because the contents listed above are missing\n\
+                 hint: put them into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), select images \
+                 with --image, or pass --incomplete",
+            );
             return Ok(None);
         }
         contents.extend(images);
@@ -69,33 +76,19 @@ pub(super) async fn contents(
         if contents.is_empty() {
             return nothing_selected();
         }
-    } else if is_refused(&missing, args) {
-        return Ok(None);
     }
     licensed.extend(licenses(services, &contents).await?);
     ensure_exportable(&licensed, &services.definitions.site.policy)?;
     Ok(Some((sort_contents(contents), licensed)))
 }
 
-/// Prints what is missing. Returns whether the export is refused for it.
-fn is_refused(missing: &[MissingInput], args: &BundleExportArgs) -> bool {
-    for MissingInput { what, error, hint, unreachable: _ } in missing {
-        let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-        output::message(&format!("missing: {what}: {error}{hint}"));
-    }
-    let is_refused = !missing.is_empty() && !args.incomplete;
-    if is_refused {
-        output::message(
-            "error: nothing was written, because the contents listed above are missing\n\
-             hint: put them into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), select images \
-             with --image, or pass --incomplete",
-        );
-    }
-    is_refused
+fn print_missing(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
+    let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    output::message(&format!("missing: {what}: {error}{hint}"));
 }
 
-/// Reports an image without a signature that the site trusts, if the site has keys for images: the bundle's signature covers the image.
-async fn missing_signature(services: &BuildServices, image: &Content) -> Result<Option<MissingInput>> {
+/// Returns why no key of the site counts for an image, if the site has keys for images: the bundle's signature covers the image.
+async fn missing_signature(services: &BuildServices, image: &Content) -> Result<Option<String>> {
     let Content { kind: _, repository: name, tag, digest } = image;
     // Copies have the signatures of their publishers.
     if name.starts_with(MIRROR_PREFIX) {
@@ -105,9 +98,7 @@ async fn missing_signature(services: &BuildServices, image: &Content) -> Result<
     let stored = StoredImage { services, repository: &repository, digest };
     let SignatureStatus::Refused(error) = stored.signature_status().await? else { return Ok(None) };
     let version = tag.as_ref().map_or_else(|| format!("@{digest}"), |tag| format!(":{tag}"));
-    let hint = "sign the image with `farrier build --push --force`, or delete the tag of an image that no node needs";
-    let (what, hint) = (format!("signature of {name}{version}"), Some(hint.to_owned()));
-    Ok(Some(MissingInput { what, error, hint, unreachable: false }))
+    Ok(Some(format!("{name}{version}: {error}")))
 }
 
 /// Returns a repository below the registry's prefix.
@@ -126,13 +117,9 @@ async fn published(
     for image in &needed.images {
         let name = &image.metadata.name;
         let kernels: Vec<&KernelTarget> = needed.kernels_of(image).collect();
-        let (images, covered) = published_image(&services.images, name, &kernels).await?;
+        let (images, covered) = published_image(services, name, &kernels).await?;
         let absent = kernels.into_iter().filter(|kernel| !covered.contains(kernel));
         missing.extend(absent.map(|kernel| not_published(name, kernel)));
-        // The images of an index have no tag, and the index's signature covers them.
-        for image in images.iter().filter(|image| image.tag.is_some()) {
-            missing.extend(missing_signature(services, image).await?);
-        }
         contents.extend(images);
     }
     Ok((contents, missing))
@@ -146,12 +133,14 @@ fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
     MissingInput::absent(format!("{name} for {kernel}"), hint)
 }
 
-/// Returns the image's tags whose manifests are for one of the kernels, and the kernels that have an image.
+/// Returns the image's tags whose manifests are for one of the kernels, and the kernels that have an image. Leaves out what no key of
+/// the site signed.
 async fn published_image<'k>(
-    access: &ImageAccess,
+    services: &BuildServices,
     image: &ImageName,
     kernels: &[&'k KernelTarget],
 ) -> Result<(Vec<Content>, BTreeSet<&'k KernelTarget>)> {
+    let access = &services.images;
     let repository = repository(&access.location, image.as_str())?;
     let (mut contents, mut covered) = (Vec::new(), BTreeSet::new());
     let tags = access.registry.tags(&repository).await?.into_iter();
@@ -163,9 +152,20 @@ async fn published_image<'k>(
         for image in &images {
             matching.extend(image.kernels(access, &repository, kernels).await?);
         }
-        if !matching.is_empty() {
-            contents.extend(with_members(image.as_str(), Some(tag), &manifest.digest, images));
+        if matching.is_empty() {
+            continue;
         }
+        let found = with_members(image.as_str(), Some(tag), &manifest.digest, images);
+        // The images of an index have no tag, and the index's signature covers them.
+        if let Some(tagged) = found.iter().find(|content| content.tag.is_some())
+            && let Some(reason) = missing_signature(services, tagged).await?
+        {
+            output::message(&format!(
+                "left out: {reason} (sign the image with `farrier build --push --force`, or delete its tag)"
+            ));
+            continue;
+        }
+        contents.extend(found);
         covered.extend(matching);
     }
     Ok((contents, covered))
