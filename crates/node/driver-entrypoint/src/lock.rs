@@ -10,37 +10,30 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::{error::Error, files, node::Node};
 
-/// Holds the lock until dropped.
-#[derive(Debug)]
-pub(crate) struct Lock {
-    _file: File,
-}
-
-impl Lock {
-    /// Takes the lock and writes our process ID into the file, as in `/run/nvidia/nvidia-driver.pid`.
-    pub(crate) fn take(node: &Node<'_>, path: &str) -> Result<Self, Error> {
-        let lock_path = node.paths.at(path);
-        let directory = lock_path.parent().map_or(Ok(()), fs::create_dir_all);
-        let mut options = OpenOptions::new();
-        let open = |()| options.read(true).write(true).create(true).truncate(false).open(&lock_path);
-        let mut file = directory.and_then(open).map_err(Error::on("lock", path))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let holder = describe_holder(node, &mut file);
-                let changing = describe_changing_modules(node);
-                return Err(Error::new(
-                    format!(
-                        "the driver container is already running on this node: {path} is locked by {holder}{changing}"
-                    ),
-                    "wait until the other pod has ended; the kubelet restarts this one",
-                ));
-            }
-            result => result.map_err(Error::on("lock", path))?,
+/// Takes the lock and writes our process ID into the file, as in `/run/nvidia/nvidia-driver.pid`. The returned file holds the
+/// lock until it is dropped.
+pub(crate) fn take(node: &Node<'_>, path: &str) -> Result<File, Error> {
+    let lock_path = node.paths.at(path);
+    let directory = lock_path.parent().map_or(Ok(()), fs::create_dir_all);
+    let mut options = OpenOptions::new();
+    let open = |()| options.read(true).write(true).create(true).truncate(false).open(&lock_path);
+    let mut file = directory.and_then(open).map_err(Error::on("lock", path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let holder = describe_holder(node, &mut file);
+            let changing = describe_changing_modules(node);
+            return Err(Error::new(
+                format!(
+                    "the driver container is already running on this node: {path} is locked by {holder}{changing}"
+                ),
+                "wait until the other pod has ended; the kubelet restarts this one",
+            ));
         }
-        let result = file.set_len(0).and_then(|()| file.rewind());
-        result.and_then(|()| writeln!(file, "{}", std::process::id())).map_err(Error::on("lock", path))?;
-        Ok(Self { _file: file })
+        result => result.map_err(Error::on("lock", path))?,
     }
+    let result = file.set_len(0).and_then(|()| file.rewind());
+    result.and_then(|()| writeln!(file, "{}", std::process::id())).map_err(Error::on("lock", path))?;
+    Ok(file)
 }
 
 /// Describes the holder by the process ID in the lock file. The ID is from the PID namespace of the holder's container.
@@ -78,8 +71,8 @@ mod tests {
     fn a_second_lock_fails_and_names_the_holder() {
         let bench = Bench::new();
         let node = bench.node();
-        let lock = Lock::take(&node, "/run/x/.lock").unwrap();
-        let error = Lock::take(&node, "/run/x/.lock").unwrap_err();
+        let lock = take(&node, "/run/x/.lock").unwrap();
+        let error = take(&node, "/run/x/.lock").unwrap_err();
         let ours = std::process::id();
         assert_eq!(
             error.to_string(),
@@ -89,9 +82,9 @@ mod tests {
             )
         );
         bench.write("/proc/modules", "ib_core 1 0 - Live 0x0\nmlx5_core 1 0 - Unloading 0x0\n");
-        let error = Lock::take(&node, "/run/x/.lock").unwrap_err().to_string();
+        let error = take(&node, "/run/x/.lock").unwrap_err().to_string();
         assert!(error.ends_with("of another container; module mlx5_core is unloading"), "{error}");
         drop(lock);
-        Lock::take(&node, "/run/x/.lock").unwrap();
+        take(&node, "/run/x/.lock").unwrap();
     }
 }

@@ -24,8 +24,7 @@ use crate::{
         client::{GuardClient, Swap},
     },
     host_modules::HostModules,
-    lock::Lock,
-    logind,
+    lock, logind,
     module_file::ModuleFile,
     modules::{load::Loader, loaded::Loaded, unload},
     node::Node,
@@ -39,7 +38,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the container from start to stop.
 pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals) -> Result<(), Error> {
     let options = &options.complete(node)?;
-    let _lock = Lock::take(node, &options.file("lock"))?;
+    let _lock = lock::take(node, &options.file("lock"))?;
     let ready = options.file("ready");
     files::remove_and_log(node, &ready)?;
     let container = Container {

@@ -29,8 +29,7 @@ use crate::{
         client::{GuardClient, Swap},
     },
     host_modules::HostModules,
-    lock::Lock,
-    logind,
+    lock, logind,
     modules::{load::Loader, loaded::Loaded, unload},
     mounts,
     node::Node,
@@ -39,7 +38,7 @@ use crate::{
 
 /// Runs the container from start to stop.
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
-    let _lock = Lock::take(node, &settings.lock)?;
+    let _lock = lock::take(node, &settings.lock)?;
     files::remove_and_log(node, &settings.ready)?;
     let container = Container {
         node,

@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     files::{self, entries, text},
     firmware::Firmware,
-    lock::Lock,
+    lock,
     modules::{
         load::Loader,
         loaded::Loaded,
@@ -40,7 +40,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the container from start to stop.
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
-    let _lock = Lock::take(node, state::PID_FILE)?;
+    let _lock = lock::take(node, state::PID_FILE)?;
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
     parameters::check(node, &parameters::MODULES)?;
     let index = driver::index(node, None)?;
