@@ -40,7 +40,6 @@ mod testing;
 
 use std::{env, path::Path, process::ExitCode};
 
-use disruption::Allowed;
 use driver_entrypoint::holders::DRIVER_POD;
 use guard::install;
 use personality::{
@@ -101,7 +100,7 @@ fn run(arguments: &[&str]) -> Result<ExitCode, String> {
             personality::run(|node, signals| generic::run(node, &options, signals))
         }
         ["forecast", ref rest @ ..] => {
-            let allowed = Allowed::read(variable)?;
+            let allowed = disruption::read_allowed(variable)?;
             let request = forecast::ForecastRequest::parse(rest, variable(DRIVER_POD), allowed)
                 .ok_or(forecast::USAGE)?;
             personality::run_with_message(|node, _| forecast::run(node, &request))

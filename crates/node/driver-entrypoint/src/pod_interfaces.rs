@@ -159,7 +159,7 @@ mod tests {
     fn loss_lines(bench: &Bench) -> Vec<String> {
         let paths = bench.node().paths;
         let losses = PodInterfaces::read(&paths).losses(&paths, "mlx5_core");
-        losses.iter().map(|loss| format!("{:?}: {loss}", loss.pod.is_some())).collect()
+        losses.iter().map(|loss| format!("{:?}: {}", loss.pod.is_some(), loss.resource)).collect()
     }
 
     #[test]

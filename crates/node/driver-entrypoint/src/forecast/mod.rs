@@ -9,7 +9,7 @@ use std::{
 use driver_entrypoint::holders::{Holder, to_text};
 
 use crate::{
-    disruption::{Allowed, Disruption, Loss, VARIABLE},
+    disruption::{Disruption, Loss, VARIABLE},
     error::Error,
     files,
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
@@ -39,7 +39,7 @@ pub(crate) struct ForecastRequest<'a> {
     /// UID of the pod whose processes are ignored: the driver's own pod.
     driver_pod: Option<String>,
     /// Disruptions that the driver's container would accept.
-    allowed: Allowed,
+    allowed: Vec<Disruption>,
 }
 
 impl<'a> ForecastRequest<'a> {
@@ -47,7 +47,7 @@ impl<'a> ForecastRequest<'a> {
     pub(crate) fn parse(
         arguments: &'a [&'a str],
         driver_pod: Option<String>,
-        allowed: Allowed,
+        allowed: Vec<Disruption>,
     ) -> Option<Self> {
         let (message, modules) = match arguments {
             ["--message", path, modules @ ..] => (Some(*path), modules),
@@ -117,7 +117,7 @@ impl fmt::Display for UnloadForecast {
 }
 
 fn join_losses(losses: &[Loss]) -> String {
-    losses.iter().map(Loss::to_string).collect::<Vec<_>>().join("; ")
+    losses.iter().map(|loss| loss.resource.as_str()).collect::<Vec<_>>().join("; ")
 }
 
 /// Runs the `forecast` command: logs a line for each module.
@@ -145,7 +145,7 @@ pub(crate) fn run(node: &Node<'_>, request: &ForecastRequest<'_>) -> Result<(), 
 }
 
 /// Logs a forecast before modules are unloaded. Fails if the unload would disrupt more than is allowed.
-pub(crate) fn check(node: &Node<'_>, names: &[impl AsRef<str>], allowed: &Allowed) -> Result<(), Error> {
+pub(crate) fn check(node: &Node<'_>, names: &[impl AsRef<str>], allowed: &[Disruption]) -> Result<(), Error> {
     refuse_disruption(&announce(node, names, allowed)?)
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn check(node: &Node<'_>, names: &[impl AsRef<str>], allowed: &Allowe
 pub(crate) fn announce(
     node: &Node<'_>,
     names: &[impl AsRef<str>],
-    allowed: &Allowed,
+    allowed: &[Disruption],
 ) -> Result<Vec<UnloadForecast>, Error> {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     let forecasts = forecast(node, &names, None, allowed)?;
@@ -169,10 +169,8 @@ fn refuse_disruption(forecasts: &[UnloadForecast]) -> Result<(), Error> {
     if losses.is_empty() {
         return Ok(());
     }
-    let mut names: Vec<Disruption> = losses.iter().map(|loss| loss.disruption).collect();
-    names.sort();
-    names.dedup();
-    let names: Vec<&str> = names.into_iter().map(Disruption::name).collect();
+    let is_caused = |disruption: &Disruption| losses.iter().any(|loss| loss.disruption == *disruption);
+    let names: Vec<&str> = Disruption::ALL.into_iter().filter(is_caused).map(Disruption::name).collect();
     Err(Error::new(
         format!("refused, because the unload of the driver would disrupt {}", join_losses(&losses)),
         format!(
@@ -189,13 +187,13 @@ fn forecast(
     node: &Node<'_>,
     names: &[&str],
     driver_pod: Option<&str>,
-    allowed: &Allowed,
+    allowed: &[Disruption],
 ) -> Result<Vec<UnloadForecast>, Error> {
     let state = NodeState::read(node)?;
     let forecasts = state.loaded.with_holders(names).into_iter().map(|name| {
         let down = state.interfaces_of(&name);
         let mut losses = state.losses(&name, &down, driver_pod);
-        losses.retain(|loss| !allowed.contains(loss.disruption));
+        losses.retain(|loss| !allowed.contains(&loss.disruption));
         let holders = state.holders(&name, !losses.is_empty(), driver_pod);
         let unrestored = if name == "mlx5_core" { NetworkState::unrestorable(node) } else { Vec::new() };
         let down = down.iter().map(InterfaceUse::to_string).collect();

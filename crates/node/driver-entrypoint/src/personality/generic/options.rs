@@ -4,7 +4,7 @@ use std::{fmt, path::Path, time::Duration};
 
 use crate::{
     connectivity::read_limit,
-    disruption::Allowed,
+    disruption::{Disruption, read_allowed},
     error::Error,
     files,
     guard::client::read_directory,
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     /// Whether the modules stay loaded when the container ends.
     pub(super) keep: bool,
     /// Disruptions that the replacement of the host's modules, and the unload at the end, may cause.
-    pub(super) allowed: Allowed,
+    pub(super) allowed: Vec<Disruption>,
     /// Maximum time until the API servers answer after the host's modules were replaced.
     pub(super) api_server_limit: Duration,
     /// Directory of the guard that replaces the host's modules; `None` if the container does so itself.
@@ -66,7 +66,7 @@ impl Options {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
         let (api_server_limit, guard) = (read_limit(&variable)?, read_directory(&variable)?);
-        Ok(Self { allowed: Allowed::read(variable)?, api_server_limit, guard, ..Self::parse(arguments)? })
+        Ok(Self { allowed: read_allowed(variable)?, api_server_limit, guard, ..Self::parse(arguments)? })
     }
 
     /// Parses the arguments. The error names the invalid argument.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     blacklist::Blacklist,
     connectivity::read_limit,
-    disruption::Allowed,
+    disruption::{Disruption, read_allowed},
     guard::client::read_directory,
     modules::is_module_name,
     node::{Node, is_plain_path},
@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the same for [`third_party`](Self::third_party) modules.
     pub(crate) unload_third_party: bool,
     /// `ALLOW_DISRUPTION`: disruptions that the replacement of the drivers may cause on the node.
-    pub(crate) allowed: Allowed,
+    pub(crate) allowed: Vec<Disruption>,
     /// `API_SERVER_TIMEOUT_SEC`: maximum time until the API servers answer after the drivers were replaced.
     pub(crate) api_server_limit: Duration,
     /// `SWAP_GUARD`: directory of the guard that replaces the drivers; `None` if the container does so itself.
@@ -89,7 +89,7 @@ impl Settings {
                 return Err(format!("mofed takes --expose-root and nothing else, not {other}"));
             }
         };
-        let allowed = Allowed::read(&environment)?;
+        let allowed = read_allowed(&environment)?;
         let non_blank = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
         let flag = |name: &str| match non_blank(name).as_deref().map(str::trim) {
             None | Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),

@@ -7,7 +7,6 @@ use rustix::io::Errno;
 use super::options::Settings;
 use crate::{
     devices::{self, Gpu},
-    disruption::Allowed,
     error::Error,
     forecast,
     module_file::{ModuleFile, Origin},
@@ -186,7 +185,7 @@ fn explain_missing_gpu(node: &Node<'_>, error: Error) -> Error {
 /// Unloads the driver completely or not at all: a user of any module keeps all modules loaded.
 pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     // A GPU has neither interfaces nor storage: the forecast only names its users.
-    forecast::announce(node, &UNLOAD_ORDER, &Allowed::default())?;
+    forecast::announce(node, &UNLOAD_ORDER, &[])?;
     check_users(node, &[])?;
     if unload::unload_all(node, &UNLOAD_ORDER)?.is_empty() {
         node.log.step("no NVIDIA driver is loaded");
