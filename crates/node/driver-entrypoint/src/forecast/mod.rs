@@ -1,17 +1,14 @@
 //! Forecast of an unload: the users of each module, the network interfaces that go down with it, and the losses of
 //! the node and its pods.
 
-use std::{
-    fmt, fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt, fs, path::PathBuf, slice};
 
 use driver_entrypoint::holders::{Holder, to_text};
 
 use crate::{
     disruption::{Disruption, Loss, VARIABLE},
     error::Error,
-    files,
+    files::{entries, name_of},
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
     personality::mofed::sriov::NetworkState,
@@ -155,8 +152,7 @@ pub(crate) fn announce(
     names: &[impl AsRef<str>],
     allowed: &[Disruption],
 ) -> Result<Vec<UnloadForecast>, Error> {
-    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-    let forecasts = forecast(node, &names, None, allowed)?;
+    let forecasts = forecast(node, names, None, allowed)?;
     for forecast in forecasts.iter().filter(|forecast| forecast.has_effect()) {
         node.log.step(format!("forecast: {forecast}"));
     }
@@ -185,13 +181,21 @@ fn refuse_disruption(forecasts: &[UnloadForecast]) -> Result<(), Error> {
 /// pod `driver_pod`, and disruptions that are allowed.
 fn forecast(
     node: &Node<'_>,
-    names: &[&str],
+    names: &[impl AsRef<str>],
     driver_pod: Option<&str>,
     allowed: &[Disruption],
 ) -> Result<Vec<UnloadForecast>, Error> {
-    let state = NodeState::read(node)?;
+    let state = NodeState {
+        node,
+        loaded: Loaded::read(&node.paths)?,
+        network: Network::read(&node.paths),
+        storage: storage::uses(&node.paths),
+        pods: PodInterfaces::read(&node.paths),
+    };
     let forecasts = state.loaded.with_holders(names).into_iter().map(|name| {
-        let down = state.interfaces_of(&name);
+        let down = interfaces_of(node, slice::from_ref(&name)).into_iter();
+        let down = down.map(|path| InterfaceUse { uses: state.network.uses(&path), path });
+        let down: Vec<InterfaceUse> = down.collect();
         let mut losses = state.losses(&name, &down, driver_pod);
         losses.retain(|loss| !allowed.contains(&loss.disruption));
         let holders = state.holders(&name, !losses.is_empty(), driver_pod);
@@ -206,31 +210,12 @@ fn forecast(
 struct NodeState<'a> {
     node: &'a Node<'a>,
     loaded: Loaded,
-    /// Network interfaces, each with the module of its driver.
-    interfaces: Vec<(String, PathBuf)>,
     network: Network,
     storage: Vec<StorageUse>,
     pods: PodInterfaces,
 }
 
-impl<'a> NodeState<'a> {
-    fn read(node: &'a Node<'a>) -> Result<Self, Error> {
-        Ok(Self {
-            node,
-            loaded: Loaded::read(&node.paths)?,
-            interfaces: interfaces(node),
-            network: Network::read(&node.paths),
-            storage: storage::uses(&node.paths),
-            pods: PodInterfaces::read(&node.paths),
-        })
-    }
-
-    /// Lists the interfaces that a module drives.
-    fn interfaces_of(&self, module: &str) -> Vec<InterfaceUse> {
-        let interfaces = self.interfaces.iter().filter(|(driver, _)| driver == module);
-        interfaces.map(|(_, path)| InterfaceUse::of(&self.network, path)).collect()
-    }
-
+impl NodeState<'_> {
     /// Lists the losses of the node and its pods without a module and its interfaces `down`.
     fn losses(&self, module: &str, down: &[InterfaceUse], driver_pod: Option<&str>) -> Vec<Loss> {
         let mut losses: Vec<Loss> = down.iter().filter_map(InterfaceUse::loss).collect();
@@ -271,43 +256,32 @@ impl<'a> NodeState<'a> {
 /// A network interface of a driver, with the traffic that it carries.
 struct InterfaceUse {
     path: PathBuf,
-    name: String,
     uses: Vec<TrafficUse>,
 }
 
 impl InterfaceUse {
-    fn of(network: &Network, path: &Path) -> Self {
-        let name = files::name_of(path);
-        Self { path: path.to_owned(), name, uses: network.uses(path) }
-    }
-
     /// Returns the node's loss if the interface is its uplink.
     fn loss(&self) -> Option<Loss> {
         let uplinks = self.uses.iter().filter(|traffic| traffic.is_uplink);
         let uplinks: Vec<&str> = uplinks.map(|traffic| traffic.description.as_str()).collect();
-        let resource = format!("interface {} ({})", self.name, uplinks.join(", "));
+        let resource = format!("interface {} ({})", name_of(&self.path), uplinks.join(", "));
         (!uplinks.is_empty()).then_some(Loss { disruption: Disruption::Uplink, pod: None, resource })
     }
 }
 
 impl fmt::Display for InterfaceUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "interface {}", self.name)?;
+        write!(f, "interface {}", name_of(&self.path))?;
         let uses: Vec<&str> = self.uses.iter().map(|traffic| traffic.description.as_str()).collect();
         if uses.is_empty() { Ok(()) } else { write!(f, " ({})", uses.join(", ")) }
     }
 }
 
-/// Lists network interfaces, each with the module of its driver.
-fn interfaces(node: &Node<'_>) -> Vec<(String, PathBuf)> {
-    let devices = files::entries(node.paths.at("/sys/class/net")).into_iter();
-    devices.filter_map(|device| Some((module_of(&device.join("device"))?, device))).collect()
-}
-
 /// Lists the network interfaces that these modules drive.
 pub(crate) fn interfaces_of(node: &Node<'_>, modules: &[String]) -> Vec<PathBuf> {
-    let is_driven = |(module, path): (String, PathBuf)| modules.contains(&module).then_some(path);
-    interfaces(node).into_iter().filter_map(is_driven).collect()
+    let mut interfaces = entries(node.paths.at("/sys/class/net"));
+    interfaces.retain(|path| module_of(&path.join("device")).is_some_and(|module| modules.contains(&module)));
+    interfaces
 }
 
 #[cfg(test)]
