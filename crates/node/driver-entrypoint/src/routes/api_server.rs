@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -23,26 +23,28 @@ const KUBELETS: [&str; 5] = ["kubelet", "k3s-agent", "k3s-server", "rke2", "kube
 /// API servers that the node is connected to: at port 6443, and those of the kubelet at any port. Without `hostPID` the
 /// kubelet's connections are unknown. Connections of root at port 443, and those to the server of the kubelet's
 /// configuration, count instead.
-pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<(IpAddr, u16)> {
+pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<SocketAddr> {
     let sockets: Vec<Socket> = sockets.iter().filter_map(|line| parse_socket(line)).collect();
     let listening: BTreeSet<u16> =
-        sockets.iter().filter(|socket| socket.state == LISTENING).map(|socket| socket.local_port).collect();
+        sockets.iter().filter(|socket| socket.state == LISTENING).map(|socket| socket.local.port()).collect();
     let kubelets = kubelet_processes(paths);
     let kubelet_inodes: BTreeSet<String> = kubelets.iter().flat_map(|path| socket_inodes(path)).collect();
     let configured = kubeconfig_servers(paths);
     let is_api = |socket: &&Socket| {
-        let is_remote = !socket.remote_address.is_loopback() && socket.remote_address != socket.local_address;
-        let is_client = socket.state == ESTABLISHED && is_remote && !listening.contains(&socket.local_port);
-        let is_guess = kubelets.is_empty() && socket.user == "0" && socket.remote_port == HTTPS_PORT;
+        let Socket { local, remote, state, user, inode } = socket;
+        let is_remote = !remote.ip().is_loopback() && remote.ip() != local.ip();
+        let is_client = state == ESTABLISHED && is_remote && !listening.contains(&local.port());
+        let is_guess = kubelets.is_empty() && user == "0" && remote.port() == HTTPS_PORT;
         let is_configured = configured.iter().any(|(address, port)| {
-            *port == socket.remote_port && address.is_none_or(|address| address == socket.remote_address)
+            *port == remote.port() && address.is_none_or(|address| address == remote.ip())
         });
-        socket.state == ESTABLISHED && socket.remote_port == API_PORT
-            || is_client && (kubelet_inodes.contains(&socket.inode) || is_guess || is_configured)
+        state == ESTABLISHED && remote.port() == API_PORT
+            || is_client && (kubelet_inodes.contains(inode) || is_guess || is_configured)
     };
-    let connected = sockets.iter().filter(is_api).map(|socket| (socket.remote_address, socket.remote_port));
+    let connected = sockets.iter().filter(is_api).map(|socket| socket.remote);
     // The configured servers count even if the node is not connected at the moment.
-    let configured_servers = configured.iter().filter_map(|(address, port)| Some(((*address)?, *port)));
+    let configured_servers =
+        configured.iter().filter_map(|(address, port)| Some(SocketAddr::new((*address)?, *port)));
     connected.chain(configured_servers).collect()
 }
 
@@ -73,10 +75,8 @@ const ESTABLISHED: &str = "01";
 const LISTENING: &str = "0A";
 
 struct Socket {
-    local_address: IpAddr,
-    local_port: u16,
-    remote_address: IpAddr,
-    remote_port: u16,
+    local: SocketAddr,
+    remote: SocketAddr,
     state: String,
     /// ID of the user that owns the socket.
     user: String,
@@ -86,22 +86,13 @@ struct Socket {
 /// Parses a line of `/proc/net/tcp` or `/proc/net/tcp6`.
 fn parse_socket(line: &str) -> Option<Socket> {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let (local_address, local_port) = parse_endpoint(fields.get(1)?)?;
-    let (remote_address, remote_port) = parse_endpoint(fields.get(2)?)?;
+    let (local, remote) = (parse_endpoint(fields.get(1)?)?, parse_endpoint(fields.get(2)?)?);
     let field = |index: usize| fields.get(index).copied().unwrap_or_default().to_owned();
-    Some(Socket {
-        local_address,
-        local_port,
-        remote_address,
-        remote_port,
-        state: field(3),
-        user: field(7),
-        inode: field(9),
-    })
+    Some(Socket { local, remote, state: field(3), user: field(7), inode: field(9) })
 }
 
 /// Parses an address and a port.
-fn parse_endpoint(text: &str) -> Option<(IpAddr, u16)> {
+fn parse_endpoint(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let address = if address.len() == 32 {
         let words = (0..4).map(|index| word(address.get(index * 8..index * 8 + 8)?));
@@ -110,7 +101,7 @@ fn parse_endpoint(text: &str) -> Option<(IpAddr, u16)> {
     } else {
         Ipv4Addr::from(word(address)?).into()
     };
-    Some((address, u16::from_str_radix(port, 16).ok()?))
+    Some(SocketAddr::new(address, u16::from_str_radix(port, 16).ok()?))
 }
 
 /// Processes of kubelets that this container sees.

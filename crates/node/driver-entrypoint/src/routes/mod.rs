@@ -20,7 +20,7 @@ const OVS_DATAPATH: &str = "ovs-system";
 /// Routes of a node, and its connections to API servers.
 pub(crate) struct Network {
     routes: Vec<Route>,
-    servers: Vec<(IpAddr, u16)>,
+    servers: Vec<SocketAddr>,
 }
 
 /// A use of a network interface.
@@ -88,8 +88,7 @@ impl Network {
     /// Lists the API servers whose route is an interface, or one on top of it.
     pub(crate) fn servers_through(&self, interface: &Path) -> impl Iterator<Item = SocketAddr> {
         let names = self.with_stacked(interface);
-        let servers = self.servers.iter().filter(move |(address, _)| self.is_routed_by(&names, *address));
-        servers.map(|(address, port)| SocketAddr::new(*address, *port))
+        self.servers.iter().filter(move |server| self.is_routed_by(&names, server.ip())).copied()
     }
 
     /// Whether an interface, or one on top of it, has the route to an address.
