@@ -6,6 +6,7 @@ use std::{
     collections::BTreeSet,
     fs,
     net::SocketAddr,
+    str::FromStr,
     time::{Duration, Instant},
 };
 
@@ -14,7 +15,7 @@ use crate::{error::Error, files, forecast::interfaces_of, node::Node, routes::Ne
 /// Environment variable with the time limit in seconds. 0 disables the check.
 const VARIABLE: &str = "API_SERVER_TIMEOUT_SEC";
 /// Default of [`VARIABLE`].
-const DEFAULT_LIMIT: Duration = Duration::from_mins(2);
+const DEFAULT_LIMIT_SECONDS: u64 = 120;
 /// Time limit for one connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between connections.
@@ -34,12 +35,13 @@ pub(crate) struct ApiServers<'a> {
 
 /// Reads the time limit from the environment. The error names the variable.
 pub(crate) fn read_limit(variable: impl Fn(&str) -> Option<String>) -> Result<Duration, String> {
-    let Some(text) = variable(VARIABLE).filter(|text| !text.trim().is_empty()) else {
-        return Ok(DEFAULT_LIMIT);
-    };
-    let seconds =
-        text.trim().parse().map_err(|_| format!("{VARIABLE} is a number of seconds, not {text}"))?;
-    Ok(Duration::from_secs(seconds))
+    read_seconds(VARIABLE, variable(VARIABLE), DEFAULT_LIMIT_SECONDS).map(Duration::from_secs)
+}
+
+/// Parses the value of an environment variable as a number of seconds. The error names the variable.
+pub(crate) fn read_seconds<T: FromStr>(name: &str, value: Option<String>, default: T) -> Result<T, String> {
+    let Some(text) = value.filter(|text| !text.trim().is_empty()) else { return Ok(default) };
+    text.trim().parse().map_err(|_| format!("{name} is a number of seconds, not {text}"))
 }
 
 impl ApiServers<'_> {
@@ -162,8 +164,7 @@ impl ApiServers<'_> {
 
     /// Returns the recorded servers.
     pub(crate) fn recorded(&self) -> Vec<SocketAddr> {
-        let text = files::text(self.node.paths.at(&self.file)).unwrap_or_default();
-        text.lines().filter_map(|line| line.parse().ok()).collect()
+        files::lines(self.node, &self.file).iter().filter_map(|line| line.parse().ok()).collect()
     }
 
     /// Whether this process is in the network namespace of process 1, whose routes and connections were read.

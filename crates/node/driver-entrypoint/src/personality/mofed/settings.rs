@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     blacklist::Blacklist,
-    connectivity::read_limit,
+    connectivity::{read_limit, read_seconds},
     disruption::{Disruption, read_allowed},
     guard::client::read_directory,
     modules::is_module_name,
@@ -110,11 +110,7 @@ impl Settings {
             None => Ok(default.to_owned()),
         };
         let hook = |name: &str| path(name, "").map(|path| Some(path).filter(|path| !path.is_empty()));
-        let bind_delay = non_blank("BIND_DELAY_SEC").unwrap_or_else(|| "4".to_owned());
-        let bind_delay = bind_delay
-            .trim()
-            .parse()
-            .map_err(|_| format!("BIND_DELAY_SEC is a number of seconds, not {bind_delay}"))?;
+        let bind_delay = read_seconds("BIND_DELAY_SEC", environment("BIND_DELAY_SEC"), 4)?;
         let mount = path("MLX_DRIVERS_MOUNT", "/run/mellanox/drivers")?;
         if !["/run/", "/var/run/"].iter().any(|parent| mount.starts_with(parent)) {
             return Err(format!(
