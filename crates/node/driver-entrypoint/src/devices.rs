@@ -10,14 +10,6 @@ use crate::{
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A graphics processor, with the driver that it is bound to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Gpu {
-    pub(crate) address: String,
-    /// Name of the driver; `None` if it has no driver.
-    pub(crate) driver: Option<String>,
-}
-
 /// Lists devices that match the aliases (`modules.alias`) and have no driver. Skips virtual functions and devices that
 /// `driver_override` reserves for another driver, because these devices may have no driver on purpose.
 pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
@@ -30,15 +22,14 @@ pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
     devices.map(|device| name_of(&device)).collect()
 }
 
-/// Lists NVIDIA's graphics processors, with their drivers.
-pub(crate) fn gpus(paths: &Paths) -> Vec<Gpu> {
+/// Lists NVIDIA's graphics processors.
+pub(crate) fn gpus(paths: &Paths) -> Vec<PathBuf> {
     let is_gpu = |device: &PathBuf| {
         let starts_with =
             |file: &str, start: &str| text(device.join(file)).is_some_and(|text| text.starts_with(start));
         starts_with("vendor", "0x10de") && starts_with("class", "0x03")
     };
-    let gpus = entries(paths.at(DEVICES)).into_iter().filter(is_gpu);
-    gpus.map(|device| Gpu { address: name_of(&device), driver: driver(&device) }).collect()
+    entries(paths.at(DEVICES)).into_iter().filter(is_gpu).collect()
 }
 
 /// Lists the entries of a module's drivers: the devices that are bound to them, and files such as `bind`.
@@ -93,7 +84,8 @@ impl BoundDevices<'_> {
     }
 }
 
-fn driver(device: &Path) -> Option<String> {
+/// Name of the driver that a device is bound to.
+pub(crate) fn driver(device: &Path) -> Option<String> {
     files::link_name(device.join("driver"))
 }
 

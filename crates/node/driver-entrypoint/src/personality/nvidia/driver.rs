@@ -1,15 +1,16 @@
 //! Loads and unloads the driver's modules, in the operators' order.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use rustix::io::Errno;
 
 use super::options::Settings;
 use crate::{
-    devices::{self, Gpu},
+    devices,
     error::Error,
+    files::name_of,
     forecast,
-    module_file::{ModuleFile, Origin},
+    module_file::{ModuleFile, Origin, kernel_name},
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     node::Node,
 };
@@ -111,12 +112,10 @@ const OTHER_DRIVERS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"
 /// Checks, before the old driver is unloaded, that at least one GPU is held by no other driver.
 pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
     let gpus = devices::gpus(&node.paths);
-    let describe_holder = |gpu: &Gpu| {
-        let driver = gpu
-            .driver
-            .as_ref()
-            .filter(|driver| OTHER_DRIVERS.contains(&driver.replace('-', "_").as_str()))?;
-        Some(format!("{} is bound to {driver}", gpu.address))
+    let describe_holder = |gpu: &PathBuf| {
+        let is_other = |driver: &String| OTHER_DRIVERS.contains(&kernel_name(driver).as_str());
+        let driver = devices::driver(gpu).filter(is_other)?;
+        Some(format!("{} is bound to {driver}", name_of(gpu)))
     };
     let held_gpus: Vec<String> = gpus.iter().filter_map(describe_holder).collect();
     if held_gpus.is_empty() {
