@@ -8,6 +8,10 @@ use std::{
 
 use crate::{files::program, node::Node};
 
+/// Modes of parameters that are not stored permanently on the device: a change takes effect immediately, or when the device is
+/// reinitialized.
+const MODES: [&str; 2] = ["runtime", "driverinit"];
+
 /// The `devlink` program, used on the devices of a node.
 pub(super) struct Devlink<'a> {
     node: &'a Node<'a>,
@@ -20,7 +24,8 @@ pub(super) struct Parameter {
     /// Device, for example `pci/0000:08:00.0`.
     pub(super) device: String,
     pub(super) name: String,
-    pub(super) mode: Mode,
+    /// One of [`MODES`].
+    pub(super) mode: String,
     pub(super) value: String,
     /// Whether the user probably set the value; otherwise it may be a default of the driver.
     pub(super) set: bool,
@@ -29,19 +34,20 @@ pub(super) struct Parameter {
 impl Parameter {
     /// Whether both are the same parameter, regardless of the value.
     pub(super) fn is_same_parameter(&self, other: &Self) -> bool {
-        (&self.device, &self.name, self.mode) == (&other.device, &other.name, other.mode)
+        (&self.device, &self.name, &self.mode) == (&other.device, &other.name, &other.mode)
     }
 
     pub(super) fn to_line(&self) -> String {
         let Self { device, name, mode, value, set } = self;
-        format!("parameter {device} {name} {} {value} {set}\n", mode.name())
+        format!("parameter {device} {name} {mode} {value} {set}\n")
     }
 
     /// Parses the fields of a line; `None` if the line is not a parameter.
     pub(super) fn of_fields(fields: &[&str]) -> Option<Self> {
         let ["parameter", device, name, mode, value, set] = *fields else { return None };
-        let [device, name, value] = [device, name, value].map(str::to_owned);
-        Some(Self { device, name, mode: Mode::of(mode)?, value, set: set == "true" })
+        let is_known = MODES.contains(&mode);
+        let [device, name, mode, value] = [device, name, mode, value].map(str::to_owned);
+        is_known.then_some(Self { device, name, mode, value, set: set == "true" })
     }
 }
 
@@ -59,28 +65,6 @@ pub(super) fn changed_parameters(current: Vec<Parameter>, defaults: &[Parameter]
         }
     });
     changed.collect()
-}
-
-/// When a change of a parameter takes effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// Immediately.
-    Runtime,
-    /// When the device is reinitialized.
-    Driverinit,
-}
-
-impl Mode {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Runtime => "runtime",
-            Self::Driverinit => "driverinit",
-        }
-    }
-
-    pub(super) fn of(name: &str) -> Option<Self> {
-        [Self::Runtime, Self::Driverinit].into_iter().find(|mode| mode.name() == name)
-    }
 }
 
 impl<'a> Devlink<'a> {
@@ -110,8 +94,7 @@ impl<'a> Devlink<'a> {
                 let Parameter { name, mode, value, set, .. } = saved;
                 let current = current.iter().find(|current| current.is_same_parameter(saved));
                 let current_value = current.map(|current| current.value.as_str());
-                let arguments =
-                    ["dev", "param", "set", device, "name", name, "value", value, "cmode", mode.name()];
+                let arguments = ["dev", "param", "set", device, "name", name, "value", value, "cmode", mode];
                 match current_value {
                     Some(current_value) if current_value == value => {}
                     Some(current_value) if !set => self.node.log.warn(format!(
@@ -120,7 +103,7 @@ impl<'a> Devlink<'a> {
                         arguments.join(" ")
                     )),
                     None if !set => {}
-                    _ => needs_reload |= self.set(&arguments) && *mode == Mode::Driverinit,
+                    _ => needs_reload |= self.set(&arguments) && mode == "driverinit",
                 }
             }
             if needs_reload {
@@ -174,9 +157,9 @@ fn parse_parameters(text: &str) -> Vec<Parameter> {
         match *arguments {
             [word] if word.contains('/') => device = word.trim_end_matches(':'),
             ["name", word, "type", kind, ..] => (name, set) = (word, kind == "generic"),
-            ["cmode", mode, "value", value, ..] => {
-                let [device, name, value] = [device, name, value].map(str::to_owned);
-                parameters.extend(Mode::of(mode).map(|mode| Parameter { device, name, mode, value, set }));
+            ["cmode", mode, "value", value, ..] if MODES.contains(&mode) => {
+                let [device, name, mode, value] = [device, name, mode, value].map(str::to_owned);
+                parameters.push(Parameter { device, name, mode, value, set });
             }
             _ => {}
         }
@@ -227,7 +210,7 @@ pci/0000:08:00.0:
         let mut saved = parameters(SHOWN);
         let arguments = |parameter: &Parameter| {
             let Parameter { name, mode, value, set, .. } = parameter;
-            format!("{name} {} {value} {set}", mode.name())
+            format!("{name} {mode} {value} {set}")
         };
         assert_eq!(
             saved.iter().map(arguments).collect::<Vec<_>>(),
