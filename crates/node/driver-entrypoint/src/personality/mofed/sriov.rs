@@ -25,11 +25,11 @@ mod vf_settings;
 use links::LinkSetting;
 use restore::Restorer;
 
-use super::devlink::{Devlink, Parameter, changed_parameters};
+use super::devlink::{self, Devlink, Parameter, changed_parameters};
 use crate::{
     devices::bound_to_module,
     error::Error,
-    files::{self, entries, link_name, name_of, text},
+    files::{self, entries, link_name, name_of, program, text},
     node::Node,
 };
 
@@ -332,6 +332,12 @@ fn devices(node: &Node<'_>) -> Vec<String> {
 /// Waits until the interface of a device, by its devlink name, exists and udev has named it.
 pub(crate) fn await_interface(node: &Node<'_>, device: &str, polls: u32) -> Option<PathBuf> {
     Restorer { node, polls, devlink: None }.wait_for_interface(device)
+}
+
+/// Runs the `ip` program of the image (iproute2); returns its standard output, or its error output if it failed.
+fn run_ip(node: &Node<'_>, arguments: &[&str]) -> Result<String, String> {
+    let ip = program(&node.paths, "ip").ok_or("this image has no ip (iproute2)")?;
+    devlink::run(&ip, arguments)
 }
 
 /// Path in sysfs of a device by its devlink name.

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::ip::{Ip, IpOutput};
-use super::{super::devlink, flags, is_mac};
+use self::ip::IpOutput;
+use super::{super::devlink, flags, is_mac, run_ip};
 use crate::{
     files::{entries, link_name, name_of, names_after, program, text},
     node::Node,
@@ -112,7 +112,7 @@ pub(super) type Saved<'a> = (PathBuf, &'a [LinkSetting]);
 
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<LinkSetting> {
-    let output = Ip::of(node).map(|ip| ip.show()).unwrap_or_default();
+    let output = IpOutput::read(node);
     let mut links = read_with(node, &output, interface);
     for (device, name) in names(interface, &vlans(node, interface)) {
         for address in output.virtual_addresses(&name) {
@@ -168,21 +168,20 @@ pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, saved: &[LinkS
 /// Restores the missing settings of interfaces. First polls up to `polls` times, because a network manager may restore them. A
 /// poll runs `ip` several times, which takes long on a slow node, so polling also ends after the time of `polls` intervals.
 pub(super) fn restore(node: &Node<'_>, saved: &[Saved<'_>], polls: u32) {
-    let ip = Ip::of(node);
     let start = Instant::now();
     for _ in 0..polls {
         if start.elapsed() >= POLL_INTERVAL * polls {
             break;
         }
-        if missing_links(node, ip.as_ref(), saved).is_empty() {
+        if missing_links(node, saved).is_empty() {
             return;
         }
         node.kernel.pause(POLL_INTERVAL);
     }
-    let mut missing = missing_links(node, ip.as_ref(), saved);
+    let mut missing = missing_links(node, saved);
     while let Some(order) = missing.first().map(|(_, link)| link.order()) {
         for (interface, link) in missing.iter().take_while(|(_, link)| link.order() == order) {
-            match set(node, ip.as_ref(), interface, link) {
+            match set(node, interface, link) {
                 Ok(message) => node.log.step(format!("{message}, because no network manager did")),
                 Err(error) => {
                     node.log.warn(format!("{} of {}: {error}", link.to_line().trim(), name_of(interface)));
@@ -190,18 +189,14 @@ pub(super) fn restore(node: &Node<'_>, saved: &[Saved<'_>], polls: u32) {
             }
         }
         // The kernel adds some settings with others, such as routes with addresses.
-        missing = missing_links(node, ip.as_ref(), saved);
+        missing = missing_links(node, saved);
         missing.retain(|(_, link)| link.order() > order);
     }
 }
 
 /// Lists the saved settings that the interfaces do not have now, in the order in which they are restored.
-fn missing_links<'a>(
-    node: &Node<'_>,
-    ip: Option<&Ip>,
-    saved: &'a [Saved<'_>],
-) -> Vec<(&'a Path, &'a LinkSetting)> {
-    let output = ip.map(Ip::show).unwrap_or_default();
+fn missing_links<'a>(node: &Node<'_>, saved: &'a [Saved<'_>]) -> Vec<(&'a Path, &'a LinkSetting)> {
+    let output = IpOutput::read(node);
     let mut missing: Vec<(&Path, &LinkSetting)> = Vec::new();
     for (interface, links) in saved.iter().filter(|(_, links)| !links.is_empty()) {
         let current = read_with(node, &output, interface);
@@ -233,7 +228,7 @@ pub(super) fn lost_uppers(node: &Node<'_>, interface: &Path) -> Vec<String> {
     uppers
 }
 
-fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &LinkSetting) -> Result<String, String> {
+fn set(node: &Node<'_>, interface: &Path, link: &LinkSetting) -> Result<String, String> {
     let name = name_of(interface);
     let LinkSetting { kind, words, .. } = link;
     let device = &device_name(link, interface);
@@ -245,7 +240,7 @@ fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &LinkSetting) -
     if *kind == Kind::Master && is_bond(node, device) {
         return add_to_bond(node, interface, device);
     }
-    let ip = ip.ok_or_else(|| "not restored, because this image has no ip (iproute2)".to_owned())?;
+    let ip = program(&node.paths, "ip").ok_or("not restored, because this image has no ip (iproute2)")?;
     let (family, rest) = arguments.split_first().unwrap_or((&"", &[]));
     // A route over several interfaces names them.
     let dev = if arguments.contains(&"nexthop") { vec![] } else { vec!["dev", device] };
@@ -257,10 +252,10 @@ fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &LinkSetting) -
         Kind::Route => [&[family, "route", "replace"], rest, &dev].concat(),
         Kind::Rule | Kind::Setting => [&[family, "rule", "add", "priority"], rest].concat(),
     };
-    devlink::run(&ip.program, &command)?;
+    devlink::run(&ip, &command)?;
     Ok(match kind {
         Kind::Vlan => {
-            devlink::run(&ip.program, &["link", "set", device, "up"])?;
+            devlink::run(&ip, &["link", "set", device, "up"])?;
             format!("restored VLAN {device} of {name}")
         }
         Kind::Master => format!("added {name} to {device} again"),
@@ -277,9 +272,7 @@ pub(super) fn keep_bond_addresses<'a>(node: &Node<'_>, saved: impl Iterator<Item
         if !has_changed || address.is_empty() || text(slaves).is_some_and(|ports| !ports.is_empty()) {
             continue;
         }
-        let result = Ip::of(node).ok_or_else(|| "this image has no ip (iproute2)".to_owned());
-        let command = ["link", "set", "dev", device, "address", address];
-        match result.and_then(|ip| devlink::run(&ip.program, &command)) {
+        match run_ip(node, &["link", "set", "dev", device, "address", address]) {
             Ok(_) => node.log.step(format!("{device} keeps its address {address} without ports")),
             Err(error) => node.log.warn(format!("address {address} of {device} is not restored: {error}")),
         }

@@ -2,15 +2,12 @@
 
 use std::path::Path;
 
-use super::super::devlink;
-use crate::{
-    files::{name_of, program},
-    node::Node,
-};
+use super::run_ip;
+use crate::{files::name_of, node::Node};
 
 /// Reads the settings, each as the arguments that follow `ip link set dev INTERFACE vf`.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<String> {
-    let output = run(node, &["link", "show", "dev", &name_of(interface)]).unwrap_or_default();
+    let output = run_ip(node, &["link", "show", "dev", &name_of(interface)]).unwrap_or_default();
     output.lines().filter_map(|line| parse(line.trim())).flatten().collect()
 }
 
@@ -20,7 +17,7 @@ pub(super) fn restore(node: &Node<'_>, interface: &Path, saved: &[String]) {
     for words in saved.iter().filter(|words| !current.contains(words)) {
         let name = name_of(interface);
         let args: Vec<_> = ["link", "set", "dev", &name, "vf"].into_iter().chain(words.split(' ')).collect();
-        match run(node, &args) {
+        match run_ip(node, &args) {
             Ok(_) => node.log.step(format!("ip {}", args.join(" "))),
             Err(error) => node.log.warn(format!("ip {}: {error}", args.join(" "))),
         }
@@ -56,9 +53,4 @@ fn parse(line: &str) -> Option<Vec<String>> {
         Some(set.collect::<String>()).filter(|words| !words.is_empty())
     };
     Some(groups.into_iter().filter_map(words).map(|words| format!("{number}{words}")).collect())
-}
-
-fn run(node: &Node<'_>, words: &[&str]) -> Result<String, String> {
-    let ip = program(&node.paths, "ip").ok_or("this image has no ip (iproute2)")?;
-    devlink::run(&ip, words)
 }

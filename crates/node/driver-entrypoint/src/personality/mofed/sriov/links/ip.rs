@@ -1,8 +1,8 @@
 //! Reads addresses, neighbors, routes and rules with the image's `ip` program, as the arguments that set them.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::net::IpAddr;
 
-use super::{Node, devlink, program};
+use super::{Node, run_ip};
 use crate::routes::contains;
 
 /// Protocols of routes that the kernel or a DHCP client adds again.
@@ -17,13 +17,7 @@ const ROUTE_STATES: [&str; 8] =
 
 const FAMILIES: [&str; 2] = ["-4", "-6"];
 
-/// The `ip` program of the image.
-pub(super) struct Ip {
-    pub(super) program: PathBuf,
-}
-
 /// Lines of the program's output for all interfaces. Routes and rules come with their address family.
-#[derive(Default)]
 pub(super) struct IpOutput {
     addresses: Vec<String>,
     neighbors: Vec<String>,
@@ -32,14 +26,11 @@ pub(super) struct IpOutput {
     rules: Vec<(&'static str, String)>,
 }
 
-impl Ip {
-    pub(super) fn of(node: &Node<'_>) -> Option<Self> {
-        Some(Self { program: program(&node.paths, "ip")? })
-    }
-
-    pub(super) fn show(&self) -> IpOutput {
+impl IpOutput {
+    /// Runs the program. Without it, there are no lines.
+    pub(super) fn read(node: &Node<'_>) -> Self {
         let lines = |words: &[&str]| -> Vec<String> {
-            let output = devlink::run(&self.program, words).unwrap_or_default();
+            let output = run_ip(node, words).unwrap_or_default();
             output.lines().map(str::to_owned).collect()
         };
         let of_family = |family: &'static str, words: &[&str]| {
@@ -48,7 +39,7 @@ impl Ip {
         };
         let of_both =
             |words: &[&str]| FAMILIES.into_iter().flat_map(|family| of_family(family, words)).collect();
-        IpOutput {
+        Self {
             addresses: lines(&["-o", "address", "show"]),
             neighbors: lines(&["neighbor", "show", "nud", "permanent"]),
             proxies: lines(&["neighbor", "show", "proxy"]),
@@ -56,9 +47,7 @@ impl Ip {
             rules: of_both(&["rule", "show"]),
         }
     }
-}
 
-impl IpOutput {
     /// Static addresses of an interface, except the virtual ones.
     pub(super) fn addresses(&self, name: &str) -> Vec<String> {
         let all = self.address_words(name);
