@@ -92,7 +92,7 @@ struct VirtualFunction {
 impl NetworkState {
     /// Reads the current state. `defaults_file` has the parameters that were recorded when this driver was loaded.
     pub(crate) fn read(node: &Node<'_>, defaults_file: &str) -> Self {
-        Self::read_of_devices(node, defaults_file, &devices(node), loads(node, ["mlx5_core"]))
+        Self::read_of_devices(node, defaults_file, &devices(node), &["mlx5_core"])
     }
 
     /// Like [`read`](Self::read), for the PCI devices that these modules drive.
@@ -105,23 +105,16 @@ impl NetworkState {
         }
         devices.sort();
         devices.dedup();
-        Self::read_of_devices(node, defaults_file, &devices, loads(node, drivers))
+        Self::read_of_devices(node, defaults_file, &devices, &drivers)
     }
 
-    fn read_of_devices(
-        node: &Node<'_>,
-        defaults_file: &str,
-        devices: &[String],
-        loads: Vec<(String, u64)>,
-    ) -> Self {
-        let devlink = Devlink::of(node);
-        let physical = devices.iter().map(|device| PhysicalFunction::read(node, devlink.as_ref(), device));
-        let physical = physical.collect();
-        let parameters = devlink.map(|devlink| devlink.parameters(devices)).unwrap_or_default();
+    fn read_of_devices(node: &Node<'_>, defaults_file: &str, devices: &[String], drivers: &[&str]) -> Self {
+        let physical = devices.iter().map(|device| PhysicalFunction::read(node, device)).collect();
+        let parameters = Devlink::of(node).map(|devlink| devlink.parameters(devices)).unwrap_or_default();
         let defaults = text(node.paths.at(defaults_file)).map(|text| Self::parse(&text));
         let defaults = defaults.filter(|defaults| defaults.are_drivers_loaded(node));
         let parameters = changed_parameters(parameters, &defaults.unwrap_or_default().parameters);
-        Self { loads, parameters, physical }
+        Self { loads: loads(node, drivers), parameters, physical }
     }
 
     /// Whether the drivers that this state was read from have stayed loaded since.
@@ -236,7 +229,7 @@ impl NetworkState {
     /// Restores the state after a reload. Failures are logged and the rest continues: a partly restored network is
     /// better than none. First records the current parameters of the devices in the file `defaults_file`.
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, defaults_file: &str) {
-        let restorer = Restorer { node, polls: wait_seconds * POLLS_PER_SECOND, devlink: Devlink::of(node) };
+        let restorer = Restorer { node, polls: wait_seconds * POLLS_PER_SECOND };
         // The driver was not unloaded; only interfaces that other modules created on its devices are gone.
         if self.are_drivers_loaded(node) {
             let mut polls = restorer.polls;
@@ -247,7 +240,7 @@ impl NetworkState {
             return;
         }
         // Restore the parameters first: a device that is reinitialized for them loses its virtual functions.
-        self.restore_parameters(node, restorer.devlink.as_ref(), defaults_file);
+        self.restore_parameters(node, defaults_file);
         for physical in &self.physical {
             restorer.restore_function(physical);
         }
@@ -272,8 +265,8 @@ impl NetworkState {
     }
 
     /// Records the current devlink parameters of the devices in the file `defaults_file`, and then restores the saved ones.
-    fn restore_parameters(&self, node: &Node<'_>, devlink: Option<&Devlink<'_>>, defaults_file: &str) {
-        let Some(devlink) = devlink else {
+    fn restore_parameters(&self, node: &Node<'_>, defaults_file: &str) {
+        let Some(devlink) = Devlink::of(node) else {
             if !self.parameters.is_empty() {
                 node.log.warn("this image has no devlink: parameters of devices are not restored");
             }
@@ -285,14 +278,14 @@ impl NetworkState {
             parameter.set =
                 self.parameters.iter().any(|wanted| wanted.set && wanted.is_same_parameter(parameter));
         }
-        let defaults = Self { loads: loads(node, ["mlx5_core"]), parameters, physical: Vec::new() };
+        let defaults = Self { loads: loads(node, &["mlx5_core"]), parameters, physical: Vec::new() };
         node.log.warn_of(defaults.save(node, defaults_file));
         devlink.restore(&self.parameters);
     }
 }
 
 impl PhysicalFunction {
-    fn read(node: &Node<'_>, devlink: Option<&Devlink<'_>>, device: &str) -> Self {
+    fn read(node: &Node<'_>, device: &str) -> Self {
         let path = sysfs_path(node, device);
         let interface = own_interface(&path);
         let number = text(path.join("sriov_numvfs")).and_then(|number| number.parse().ok());
@@ -300,7 +293,7 @@ impl PhysicalFunction {
         let representors = interface.iter().flat_map(|interface| representors(node, interface));
         let representors: Vec<Representor> = representors.map(|(_, representor)| representor).collect();
         // mlx5 also has a switch ID in legacy mode (since Linux 5.10), but representors only in switchdev mode.
-        let mode = devlink.and_then(|devlink| devlink.is_switchdev(device));
+        let mode = Devlink::of(node).and_then(|devlink| devlink.is_switchdev(device));
         let attribute = |name: &str| interface.as_ref().and_then(|path| text(path.join(name)));
         let compat_mode = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");
         Self {
@@ -331,7 +324,7 @@ fn devices(node: &Node<'_>) -> Vec<String> {
 
 /// Waits until the interface of a device, by its devlink name, exists and udev has named it.
 pub(crate) fn await_interface(node: &Node<'_>, device: &str, polls: u32) -> Option<PathBuf> {
-    Restorer { node, polls, devlink: None }.wait_for_interface(device)
+    Restorer { node, polls }.wait_for_interface(device)
 }
 
 /// Runs the `ip` program of the image (iproute2); returns its standard output, or its error output if it failed.
@@ -364,9 +357,9 @@ fn is_ipoib_child(interface: &Path) -> bool {
 }
 
 /// Returns those of the modules that are loaded, each with its load.
-fn loads<'a>(node: &Node<'_>, modules: impl IntoIterator<Item = &'a str>) -> Vec<(String, u64)> {
-    let modules = modules.into_iter();
-    modules.filter_map(|module| Some((module.to_owned(), module_load(node, module)?))).collect()
+fn loads(node: &Node<'_>, modules: &[&str]) -> Vec<(String, u64)> {
+    let load_of = |module: &&str| Some(((*module).to_owned(), module_load(node, module)?));
+    modules.iter().filter_map(load_of).collect()
 }
 
 /// Identifies the current load of a module; `None` if it is not loaded. The number is the inode of the module's directory,

@@ -20,7 +20,6 @@ pub(super) struct Restorer<'a> {
     pub(super) node: &'a Node<'a>,
     /// Polls while a device comes up.
     pub(super) polls: u32,
-    pub(super) devlink: Option<Devlink<'a>>,
 }
 
 impl Restorer<'_> {
@@ -142,7 +141,7 @@ impl Restorer<'_> {
         let mode = interface.map(|interface| interface.join("compat/devlink/mode"));
         if let Some(mode) = mode.filter(|mode| mode.exists()) {
             self.write(&mode, "switchdev");
-        } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.set_switchdev(device)) {
+        } else if !Devlink::of(self.node).is_some_and(|devlink| devlink.set_switchdev(device)) {
             self.node.log.warn(format!(
                 "{device} was in switchdev mode, and is in legacy mode now: devlink dev eswitch set {device} mode switchdev"
             ));
