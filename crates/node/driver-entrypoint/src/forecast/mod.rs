@@ -11,7 +11,7 @@ use crate::{
     files::{entries, name_of},
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
-    personality::mofed::sriov::NetworkState,
+    personality::mofed::sriov::lost_settings,
     pod_interfaces::PodInterfaces,
     routes::{Network, TrafficUse},
     storage::{self, StorageUse},
@@ -199,7 +199,7 @@ fn forecast(
         let mut losses = state.losses(&name, &down, driver_pod);
         losses.retain(|loss| !allowed.contains(&loss.disruption));
         let holders = state.holders(&name, !losses.is_empty(), driver_pod);
-        let unrestored = if name == "mlx5_core" { NetworkState::unrestorable(node) } else { Vec::new() };
+        let unrestored = if name == "mlx5_core" { lost_settings(node) } else { Vec::new() };
         let down = down.iter().map(InterfaceUse::to_string).collect();
         UnloadForecast { name, holders, losses, down, unrestored }
     });

@@ -23,6 +23,7 @@ mod restore;
 mod vf_settings;
 
 use links::LinkSetting;
+pub(crate) use lost::lost_settings;
 use restore::Restorer;
 
 use super::devlink::{self, Devlink, Parameter, changed_parameters};
@@ -134,11 +135,6 @@ impl NetworkState {
         format!("{devices} device(s), {functions} virtual function(s), {parameters} devlink parameter(s)")
     }
 
-    /// Lists settings of the devices that are lost with the driver and not restored.
-    pub(crate) fn unrestorable(node: &Node<'_>) -> Vec<String> {
-        lost::lost_settings(node)
-    }
-
     /// Saves the state on the node, so that it survives if the container is killed while no driver is loaded.
     pub(crate) fn save(&self, node: &Node<'_>, path: &str) -> Result<(), Error> {
         files::write(node, path, &self.to_text())
@@ -189,36 +185,27 @@ impl NetworkState {
                     state.loads.push((module.to_owned(), load.parse().unwrap_or_default()));
                 }
                 (&["physical", device, up, mtu, switchdev, number], _) if is_device(device) => {
-                    state.physical.push(PhysicalFunction {
-                        device: device.to_owned(),
-                        up: up == "true",
-                        mtu: mtu.to_owned(),
-                        switchdev: switchdev == "true",
-                        number: number.parse().unwrap_or_default(),
-                        ..PhysicalFunction::default()
-                    });
+                    let [device, mtu] = [device, mtu].map(str::to_owned);
+                    let (up, switchdev) = (up == "true", switchdev == "true");
+                    let number = number.parse().unwrap_or_default();
+                    let default = PhysicalFunction::default();
+                    state.physical.push(PhysicalFunction { device, up, mtu, switchdev, number, ..default });
                 }
                 (["link", link @ ..], Some(physical)) => {
                     let function = physical.functions.last_mut().map(|function| &mut function.links);
                     function.unwrap_or(&mut physical.links).extend(LinkSetting::of_fields(link));
                 }
                 (["vf", words @ ..], Some(physical)) => physical.vf_settings.push(words.join(" ")),
-                (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
-                    port: (*port).to_owned(),
-                    up: *up == "true",
-                    mtu: (*mtu).to_owned(),
-                }),
+                (&["representor", port, up, mtu], Some(physical)) => {
+                    let [port, mtu] = [port, mtu].map(str::to_owned);
+                    physical.representors.push(Representor { port, up: up == "true", mtu });
+                }
                 (&["virtual", pci, up, mtu, mac, guid, ref driver @ ..], Some(physical)) if is_pci(pci) => {
-                    physical.functions.push(VirtualFunction {
-                        pci: pci.to_owned(),
-                        up: up == "true",
-                        mtu: mtu.to_owned(),
-                        mac: mac.to_owned(),
-                        guid: guid.to_owned(),
-                        // A container of an earlier version did not save the driver.
-                        driver: driver.first().map_or_else(no_value, |driver| (*driver).to_owned()),
-                        links: Vec::new(),
-                    });
+                    let [pci, mtu, mac, guid] = [pci, mtu, mac, guid].map(str::to_owned);
+                    // A container of an earlier version did not save the driver.
+                    let driver = driver.first().map_or_else(no_value, |driver| (*driver).to_owned());
+                    let (up, links) = (up == "true", Vec::new());
+                    physical.functions.push(VirtualFunction { pci, up, mtu, mac, guid, driver, links });
                 }
                 (fields, _) => state.parameters.extend(Parameter::of_fields(fields)),
             }

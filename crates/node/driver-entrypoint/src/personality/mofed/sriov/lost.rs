@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Lists the lost settings.
-pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
+pub(crate) fn lost_settings(node: &Node<'_>) -> Vec<String> {
     let mut lost = Vec::new();
     let functions = entries(node.paths.at("/sys/bus/auxiliary/devices"));
     let is_sub_function = |path: &&PathBuf| name_of(path).starts_with("mlx5_core.sf.");

@@ -559,13 +559,13 @@ fn a_function_for_virtual_machines_gets_its_driver_back() {
 fn settings_lost_with_the_driver_are_named() {
     let bench = bench();
     assert_eq!(
-        NetworkState::unrestorable(&bench.node()),
+        lost_settings(&bench.node()),
         [
             "addresses, routes, neighbors and the settings of virtual functions, because this image has no ip (iproute2)"
         ]
     );
     ip(&bench, "", "");
-    assert_eq!(NetworkState::unrestorable(&bench.node()), [""; 0]);
+    assert_eq!(lost_settings(&bench.node()), [""; 0]);
     fs::create_dir_all(bench.at("/sys/bus/auxiliary/devices/mlx5_core.sf.4")).unwrap();
     fs::create_dir_all(bench.at("/sys/bus/auxiliary/devices/mlx5_core.eth.0")).unwrap();
     fs::create_dir_all(bench.at(&format!("{PF}/net/enp8s0f0/upper_macvlan0"))).unwrap();
@@ -579,7 +579,7 @@ fn settings_lost_with_the_driver_are_named() {
         bench.write(&format!("/sys/class/net/{name}/{file}"), text);
     }
     assert_eq!(
-        NetworkState::unrestorable(&bench.node()),
+        lost_settings(&bench.node()),
         ["1 sub-function(s)", "IPoIB interface ib0.8001", "IPoIB interface storage", "macvlan0 on enp8s0f0",]
     );
 }
