@@ -65,39 +65,43 @@ impl Restorer<'_> {
     /// interfaces share one wait of at most `polls`.
     pub(super) fn restore_interfaces(&self, physical: &PhysicalFunction, polls: &mut u32) {
         let PhysicalFunction { device, up, mtu, functions, .. } = physical;
+        let log = &self.node.log;
         for function in functions.iter().filter(|function| function.mtu != "-") {
-            let Some(interface) = self.poll_interface(&format!("pci/{}", function.pci), polls) else {
-                self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
-                continue;
-            };
-            links::restore_settings(self.node, &interface, &function.links);
-            self.write(&interface.join("mtu"), &function.mtu);
-            self.restore_up_state(&interface, function.up, &function.links);
+            let VirtualFunction { pci, up, mtu, links, .. } = function;
+            match self.poll_interface(&format!("pci/{pci}"), polls) {
+                Some(interface) => self.restore_interface(&interface, *up, mtu, links),
+                None => log.warn(format!("virtual function {pci} has no network interface")),
+            }
         }
         if mtu == "-" {
             return;
         }
-        let Some(interface) = self.poll_interface(device, polls) else {
-            self.node
-                .log
-                .warn(format!("{device} has no network interface: its MTU and state are not restored"));
-            return;
-        };
-        links::restore_settings(self.node, &interface, &physical.links);
+        match self.poll_interface(device, polls) {
+            Some(interface) => self.restore_interface(&interface, *up, mtu, &physical.links),
+            None => {
+                log.warn(format!("{device} has no network interface: its MTU and state are not restored"));
+            }
+        }
+    }
+
+    fn restore_interface(&self, interface: &Path, up: bool, mtu: &str, links: &[LinkSetting]) {
+        links::restore_settings(self.node, interface, links);
         self.write(&interface.join("mtu"), mtu);
-        self.restore_up_state(&interface, *up, &physical.links);
+        // Leave a port to its bond, which takes only interfaces that are down, and brings them up.
+        if !links::is_bond_port(self.node, links) {
+            self.set_up_state(interface, up);
+        }
     }
 
     /// Restores the settings that no network manager restores. All interfaces share one wait, and a route may use two of them.
     pub(super) fn restore_links(&self, physical: &[PhysicalFunction]) {
-        let devices = physical.iter().map(|physical| (physical.device.clone(), physical.links.as_slice()));
+        let devices = physical.iter().map(|physical| (physical.device.clone(), &physical.links));
         let functions = physical.iter().flat_map(|physical| &physical.functions);
-        let functions =
-            functions.map(|function| (format!("pci/{}", function.pci), function.links.as_slice()));
-        let saved = devices.chain(functions).filter(|(_, links)| !links.is_empty());
-        let links_by_interface = saved
-            .filter_map(|(device, links)| Some((own_interface(&sysfs_path(self.node, &device))?, links)));
-        links::restore(self.node, &links_by_interface.collect::<Vec<_>>(), self.polls);
+        let functions = functions.map(|function| (format!("pci/{}", function.pci), &function.links));
+        let saved = devices.chain(functions).filter_map(|(device, links)| {
+            Some((own_interface(&sysfs_path(self.node, &device))?, links.as_slice()))
+        });
+        links::restore(self.node, &saved.collect::<Vec<_>>(), self.polls);
     }
 
     /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or runs the `ip` program if this driver has no such files. Returns
@@ -126,13 +130,8 @@ impl Restorer<'_> {
         let interface = own_interface(device);
         let Some((interface, ip)) = interface.zip(program(&self.node.paths, "ip")) else { return false };
         let words = ["link", "set", "dev", &name_of(&interface), "vf", &index.to_string(), word, value];
-        match devlink::run(&ip, &words) {
-            Ok(_) => true,
-            Err(error) => {
-                self.node.log.warn(format!("ip {}: {error}", words.join(" ")));
-                false
-            }
-        }
+        let result = devlink::run(&ip, &words);
+        result.inspect_err(|error| self.node.log.warn(format!("ip {}: {error}", words.join(" ")))).is_ok()
     }
 
     fn enable_switchdev(&self, physical: &PhysicalFunction) {
@@ -182,13 +181,6 @@ impl Restorer<'_> {
             let device = sysfs_path(self.node, &format!("pci/{pci}"));
             self.write(&device.join("driver_override"), driver);
             self.write(&self.node.paths.at("/sys/bus/pci/drivers_probe"), pci);
-        }
-    }
-
-    /// Leaves a port to its bond, which takes only interfaces that are down, and brings them up.
-    fn restore_up_state(&self, interface: &Path, up: bool, links: &[LinkSetting]) {
-        if !links::is_bond_port(self.node, links) {
-            self.set_up_state(interface, up);
         }
     }
 
