@@ -40,16 +40,13 @@ use crate::{
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     let _lock = lock::take(node, &settings.lock)?;
     files::remove_and_log(node, &settings.ready)?;
+    let limit = settings.api_server_limit;
     let container = Container {
         node,
         settings,
         stack: Stack { node, settings, loader: Loader::of_node(node)? },
         host_modules: HostModules::read(node, settings.state_file("replaced"))?,
-        api_servers: ApiServers {
-            node,
-            file: settings.state_file("api-servers"),
-            limit: settings.api_server_limit,
-        },
+        api_servers: ApiServers { node, file: settings.state_file("api-servers"), limit },
         bound_devices: BoundDevices { node, file: settings.state_file("bound") },
     };
     if let Err(error) = container.start(signals) {
@@ -97,11 +94,7 @@ impl Container<'_> {
         if let Some((_, difference)) = stack.find_difference(&loaded)? {
             node.log.step(format!("{difference}: replacing the drivers"));
             signals.check()?;
-            let replaced = self.replace(&loaded, signals);
-            if replaced.is_err() {
-                self.run_hook_after(signals);
-            }
-            replaced?;
+            self.replace(&loaded, signals).inspect_err(|_| self.run_hook_after(signals))?;
         } else {
             self.keep_loaded_drivers(signals)?;
         }
@@ -199,12 +192,7 @@ impl Container<'_> {
         let unloaded = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write();
-        let result = match &guard {
-            Some(guard) => {
-                self.replace_by_guard(guard, loaded, &to_unload, &unloaded, failure.image.clone(), signals)
-            }
-            None => self.replace_without_guard(loaded, &to_unload, &unloaded, signals),
-        };
+        let result = self.swap_drivers(loaded, &to_unload, &unloaded, failure.image.clone(), signals);
         failure.update(&result);
         // The guard needs the blacklist until the swap ends, even if this container ends first.
         if self.is_guard_busy() {
@@ -215,54 +203,41 @@ impl Container<'_> {
         result
     }
 
-    /// Lets the guard on the host replace the drivers, and waits until the swap ends. `to_unload` are the modules to unload now;
-    /// `unloaded` also has those that earlier containers unloaded.
-    fn replace_by_guard(
+    /// Replaces the drivers, or has the guard on the host replace them. `to_unload` are the modules to unload now; `unloaded` also
+    /// has those that earlier containers unloaded.
+    fn swap_drivers(
         &self,
-        guard: &GuardClient<'_>,
         loaded: &Loaded,
         to_unload: &[String],
         unloaded: &[String],
         digest: String,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
-        let Self { stack, settings, host_modules, .. } = self;
+        let Self { node, settings, stack, host_modules, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
-        let (required, optional) = stack.modules_of_swap(unloaded);
-        let swap = Swap {
-            digest,
-            limit: settings.api_server_limit,
-            unload: to_unload,
-            new_modules: (&stack.loader, required, optional),
-            old_modules: (&host_modules.host, host_modules.with_files(unloaded)),
-        };
-        guard.swap(&swap, signals)?;
-        stack.check_loaded()
-    }
-
-    /// Lets the guard on the host replace the image's drivers with the host's.
-    fn restore_host_by_guard(
-        &self,
-        guard: &GuardClient<'_>,
-        to_unload: &[String],
-        digest: String,
-        signals: &mut dyn Signals,
-    ) -> Result<(), Error> {
-        let Self { node, stack, settings, host_modules, .. } = self;
-        node.log.step("restoring the host's drivers");
-        let names = host_modules.save(to_unload)?;
-        files::write(node, &self.state_file("replacing"), "")?;
-        let (required, _) = stack.modules_of_swap(&names);
-        let swap = Swap {
-            digest,
-            limit: settings.api_server_limit,
-            unload: to_unload,
-            new_modules: (&host_modules.host, host_modules.with_files(&names), Vec::new()),
-            old_modules: (&stack.loader, required),
-        };
-        guard.swap(&swap, signals)?;
-        files::remove(node, &self.state_file("replacing"))?;
-        host_modules.clear()
+        if let Some(guard) = self.guard() {
+            let (required, optional) = stack.modules_of_swap(unloaded);
+            let swap = Swap {
+                digest,
+                limit: settings.api_server_limit,
+                unload: to_unload,
+                new_modules: (&stack.loader, required, optional),
+                old_modules: (&host_modules.host, host_modules.with_files(unloaded)),
+            };
+            guard.swap(&swap, signals)?;
+            return stack.check_loaded();
+        }
+        self.bound_devices.record(to_unload)?;
+        let result = unload::unload_all(node, to_unload).and_then(|_| {
+            self.keep_bond_addresses();
+            stack.load(unloaded)
+        });
+        let result = result.and_then(|()| stack.check_loaded());
+        let result = result.and_then(|()| self.bound_devices.check());
+        let result = result.and_then(|()| self.apply_saved_network(true));
+        let result = result.and_then(|()| self.api_servers.confirm(unloaded, false, signals));
+        result.inspect_err(|_| self.undo_replacement(unloaded))?;
+        self.forget_saved_network()
     }
 
     fn guard(&self) -> Option<GuardClient<'_>> {
@@ -289,34 +264,9 @@ impl Container<'_> {
         }
     }
 
-    fn replace_without_guard(
-        &self,
-        loaded: &Loaded,
-        to_unload: &[String],
-        unloaded: &[String],
-        signals: &mut dyn Signals,
-    ) -> Result<(), Error> {
-        let Self { node, stack, .. } = self;
-        stack.load_host_deps(loaded, to_unload)?;
-        self.bound_devices.record(to_unload)?;
-        let result = unload::unload_all(node, to_unload).and_then(|_| {
-            self.keep_bond_addresses();
-            stack.load(unloaded)
-        });
-        let result = result.and_then(|()| stack.check_loaded());
-        let result = result.and_then(|()| self.bound_devices.check());
-        let result = result.and_then(|()| self.apply_saved_network(true));
-        let result = result.and_then(|()| self.api_servers.confirm(unloaded, false, signals));
-        if let Err(error) = result {
-            self.undo_replacement(unloaded);
-            return Err(error);
-        }
-        self.forget_saved_network()
-    }
-
     /// Replaces the image's drivers with the host's.
     fn restore_host(&self, signals: &mut dyn Signals) -> Result<(), Error> {
-        let Self { node, settings, stack, .. } = self;
+        let Self { node, settings, stack, host_modules, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
         if stack.find_difference(&loaded)?.is_some() {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
@@ -329,34 +279,44 @@ impl Container<'_> {
             guard = Some((client, digest));
         }
         check_peer_memory(node)?;
-        let to_unload = stack.modules_to_unload(&loaded)?;
-        self.host_modules.check(&to_unload)?;
+        let mut to_unload = stack.modules_to_unload(&loaded)?;
+        host_modules.check(&to_unload)?;
         forecast::check(node, &to_unload, &settings.allowed)?;
         self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
-        if let Some((client, digest)) = guard {
-            return self.restore_host_by_guard(&client, &to_unload, digest, signals);
+        if guard.is_none() {
+            self.save_network(&loaded)?;
         }
-        self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");
-        let names = self.host_modules.save(&to_unload)?;
+        let names = host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
-        if let Err(error) = unload::unload_all(node, &to_unload) {
+        if let Some((guard, digest)) = guard {
+            let (required, _) = stack.modules_of_swap(&names);
+            let swap = Swap {
+                digest,
+                limit: settings.api_server_limit,
+                unload: &to_unload,
+                new_modules: (&host_modules.host, host_modules.with_files(&names), Vec::new()),
+                old_modules: (&stack.loader, required),
+            };
+            guard.swap(&swap, signals)?;
+        } else if let Err(error) = unload::unload_all(node, &to_unload) {
             node.log.warn("the image's drivers stay loaded");
             let loaded = Loaded::read(&node.paths)?;
-            let unloaded: Vec<String> = to_unload.into_iter().filter(|name| !loaded.contains(name)).collect();
-            let reloaded = stack.load(&unloaded);
+            to_unload.retain(|name| !loaded.contains(name));
+            let reloaded = stack.load(&to_unload);
             self.restore_and_forget_network(false)?;
             reloaded?;
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
+        } else {
+            self.keep_bond_addresses();
+            let restored = host_modules.load(&names);
+            self.restore_and_forget_network(true)?;
+            restored?;
         }
-        self.keep_bond_addresses();
-        let restored = self.host_modules.load(&names);
-        self.restore_and_forget_network(true)?;
-        restored?;
         files::remove(node, &self.state_file("replacing"))?;
-        self.host_modules.clear()
+        host_modules.clear()
     }
 
     /// Restores the host's drivers if an earlier, killed container left the node without some of them. If all are loaded,
