@@ -92,7 +92,7 @@ struct Container<'a> {
 impl Container<'_> {
     /// Loads the modules. Adds the names of the newly loaded modules to `loaded`, even if it fails.
     fn start(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
-        let Self { node, options, .. } = self;
+        let Self { node, options, host_modules, .. } = self;
         self.wait(&options.wait_for, "load", signals)?;
         if options.firmware {
             self.firmware().set_search_path(node)?;
@@ -113,15 +113,25 @@ impl Container<'_> {
         let failure = self.failure_record()?;
         failure.check()?;
         forecast::check(node, &to_unload, &options.allowed)?;
-        self.host_modules.save(&host_names)?;
+        host_modules.save(&host_names)?;
         if let Some(guard) = self.guard() {
             self.blacklist().write();
-            let result = self.replace_by_guard(&guard, &to_unload, failure.image.clone(), signals);
+            let swap = Swap {
+                digest: failure.image.clone(),
+                limit: options.api_server_limit,
+                unload: &to_unload,
+                new_modules: (&self.loader, options.modules.clone(), Vec::new()),
+                old_modules: (&host_modules.host, host_modules.with_files(&host_modules.names())),
+            };
+            let result = guard.swap(&swap, signals);
             // The guard needs the blacklist until the swap ends.
             if !guard.is_busy() {
                 self.blacklist().remove();
             }
-            loaded.extend(self.newly_loaded(&to_unload)?);
+            let state = Loaded::read(&node.paths)?;
+            let mut new_modules = self.image_modules_where(|name| self.loader.is_image_build(&state, name));
+            new_modules.retain(|name| !to_unload.contains(name));
+            loaded.extend(new_modules);
             let result = result.and_then(|()| self.set_up(signals));
             failure.update(&result);
             return result;
@@ -136,33 +146,6 @@ impl Container<'_> {
         let result = result.and_then(|()| self.confirm_api_servers(signals));
         failure.update(&result);
         result
-    }
-
-    /// Lets the guard on the host replace the modules, and waits until the swap ends.
-    fn replace_by_guard(
-        &self,
-        guard: &GuardClient<'_>,
-        to_unload: &[String],
-        digest: String,
-        signals: &mut dyn Signals,
-    ) -> Result<(), Error> {
-        let host_modules = &self.host_modules;
-        let swap = Swap {
-            digest,
-            limit: self.options.api_server_limit,
-            unload: to_unload,
-            new_modules: (&self.loader, self.options.modules.clone(), Vec::new()),
-            old_modules: (&host_modules.host, host_modules.with_files(&host_modules.names())),
-        };
-        guard.swap(&swap, signals)
-    }
-
-    /// Lists the image's modules that are loaded now and were not before the swap.
-    fn newly_loaded(&self, to_unload: &[String]) -> Result<Vec<String>, Error> {
-        let loaded = Loaded::read(&self.node.paths)?;
-        let is_new =
-            |name: &str| self.loader.is_image_build(&loaded, name) && !to_unload.contains(&name.to_owned());
-        Ok(self.image_modules_where(is_new).into_iter().collect())
     }
 
     fn guard(&self) -> Option<GuardClient<'_>> {
