@@ -65,10 +65,15 @@ fn use_of_device(device: &Path, description: String) -> StorageUse {
 /// adapter another. Devices without a driver are composed of other devices: LVM, multipath and RAID list them in
 /// `slaves`, and an NVMe subsystem with native multipath contains its controllers.
 fn add_device(device: &Path, depth: usize, storage: &mut StorageUse) {
-    storage.modules.extend(device.ancestors().filter_map(module_of));
     for ancestor in device.ancestors() {
+        storage.modules.extend(module_of(ancestor));
         if let Some(transport) = text(ancestor.join("transport")).filter(|_| is_controller(ancestor)) {
-            add_controller(ancestor, &transport, storage);
+            // A controller over fabrics has no driver in sysfs, so its module is derived from the transport.
+            storage.modules.extend((transport != "pcie").then(|| format!("nvme_{transport}")));
+            // For example: traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.7
+            let address = text(ancestor.join("address")).unwrap_or_default();
+            let addresses = address.split(',').filter_map(|field| field.strip_prefix("traddr="));
+            storage.servers.extend(addresses.filter_map(|address| address.parse::<IpAddr>().ok()));
         }
         if depth == 0 {
             continue;
@@ -89,18 +94,6 @@ fn add_device(device: &Path, depth: usize, storage: &mut StorageUse) {
 fn is_controller(path: &Path) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     name_of(path).strip_prefix("nvme").is_some_and(is_number)
-}
-
-/// Adds an NVMe controller. A controller over fabrics has no driver in sysfs, so its module is derived from the transport.
-fn add_controller(controller: &Path, transport: &str, storage: &mut StorageUse) {
-    if transport != "pcie" {
-        storage.modules.insert(format!("nvme_{transport}"));
-    }
-    // For example: traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.7
-    let address = text(controller.join("address")).unwrap_or_default();
-    let servers =
-        address.split(',').filter_map(|field| field.strip_prefix("traddr=")?.parse::<IpAddr>().ok());
-    storage.servers.extend(servers);
 }
 
 #[cfg(test)]
