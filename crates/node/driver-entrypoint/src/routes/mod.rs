@@ -71,16 +71,14 @@ impl Network {
         };
         let interface_routes = self.routes.iter().filter(|route| names.contains(&route.interface));
         let mut uses = Vec::new();
+        let mut add = |description: String, is_uplink: bool| uses.push(TrafficUse { description, is_uplink });
         if let Some(route) = interface_routes.clone().find(|route| self.is_default(route)) {
-            let description = format!("the node's default route{}", via(&route.interface));
-            uses.push(TrafficUse { description, is_uplink: true });
+            add(format!("the node's default route{}", via(&route.interface)), true);
         } else if let Some(route) = interface_routes.clone().next() {
-            let description = format!("routes{}", via(&route.interface));
-            uses.push(TrafficUse { description, is_uplink: false });
+            add(format!("routes{}", via(&route.interface)), false);
         }
         if let Some(server) = self.servers_through(interface).next() {
-            let description = format!("the connection to the API server at {server}");
-            uses.push(TrafficUse { description, is_uplink: true });
+            add(format!("the connection to the API server at {server}"), true);
         }
         uses
     }
