@@ -19,9 +19,8 @@ use crate::{
 /// Types (`DEVTYPE` in `uevent`) of interfaces whose `iflink` is the interface below them. A veth's `iflink` is its peer.
 const STACKED_TYPES: [&str; 3] = ["macvlan", "ipvlan", "vlan"];
 
-/// A network interface in another namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct PodInterface {
+/// A network interface in another namespace. Its name and pod are known only with `hostPID`.
+pub(crate) struct PodInterface {
     name: String,
     pod: Option<String>,
     /// Modules of the drivers below the interface.
@@ -30,62 +29,51 @@ struct PodInterface {
     device: String,
 }
 
-/// The interfaces in other namespaces. Their names and pods are known only with `hostPID`.
-pub(crate) struct PodInterfaces(Vec<PodInterface>);
-
-impl PodInterfaces {
-    /// Reads the interfaces of each process's network namespace, through the `/sys` that is mounted in its root.
-    pub(crate) fn read(paths: &Paths) -> Self {
-        let namespace_of = |process: &str| fs::read_link(paths.at(&format!("/proc/{process}/ns/net"))).ok();
-        let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(namespace_of).collect();
-        let nodes_sys: Vec<String> =
-            ["1", "self"].into_iter().filter_map(|id| sysfs_of(&paths.at(&format!("/proc/{id}")))).collect();
-        let by_index = interfaces_by_index(paths);
-        let mut interfaces = Vec::new();
-        for process in entries(paths.at("/proc")) {
-            let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
-            // In its own network namespace, a service with a private network or a container with the node's `/sys` sees the node's
-            // interfaces in `/sys`. Another process of the namespace may see the right ones.
-            if sysfs_of(&process).is_some_and(|sys| nodes_sys.contains(&sys)) {
-                continue;
-            }
-            if !seen.insert(namespace) {
-                continue;
-            }
-            let pod = pod_of(&process);
-            for interface in entries(process.join("root/sys/class/net")) {
-                interfaces.extend(PodInterface::read(&interface, pod.as_ref(), &by_index));
-            }
+/// Reads the interfaces of each process's network namespace, through the `/sys` that is mounted in its root.
+pub(crate) fn read(paths: &Paths) -> Vec<PodInterface> {
+    let namespace_of = |process: &str| fs::read_link(paths.at(&format!("/proc/{process}/ns/net"))).ok();
+    let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(namespace_of).collect();
+    let nodes_sys: Vec<String> =
+        ["1", "self"].into_iter().filter_map(|id| sysfs_of(&paths.at(&format!("/proc/{id}")))).collect();
+    let by_index = interfaces_by_index(paths);
+    let mut interfaces = Vec::new();
+    for process in entries(paths.at("/proc")) {
+        let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
+        // In its own network namespace, a service with a private network or a container with the node's `/sys` sees the node's
+        // interfaces in `/sys`. Another process of the namespace may see the right ones.
+        if sysfs_of(&process).is_some_and(|sys| nodes_sys.contains(&sys)) || !seen.insert(namespace) {
+            continue;
         }
-        Self(interfaces)
-    }
-
-    /// Lists the losses of pods if a module is unloaded.
-    pub(crate) fn losses(&self, paths: &Paths, module: &str) -> Vec<Loss> {
-        let loss = |pod, resource| Loss { disruption: Disruption::Pods, pod, resource };
-        let driven = self.0.iter().filter(|interface| interface.modules.contains(module));
-        let mut losses: Vec<Loss> = driven
-            .clone()
-            .map(|PodInterface { name, pod, device, .. }| {
-                let owner = pod
-                    .as_ref()
-                    .map_or_else(|| "of another network namespace".to_owned(), |pod| format!("of pod {pod}"));
-                let device_text = if device.is_empty() { String::new() } else { format!(" ({device})") };
-                loss(pod.clone(), format!("interface {name}{device_text} {owner}"))
-            })
-            .collect();
-        // The directory of a device's interfaces exists while the device has an interface in any namespace, but lists only
-        // the interfaces in this namespace.
-        for device in devices::driver_entries(paths, module) {
-            let interfaces = device.join("net");
-            let name = name_of(&device);
-            let is_away = interfaces.is_dir() && entries(&interfaces).is_empty();
-            if is_away && !driven.clone().any(|interface| interface.device == name) {
-                losses.push(loss(None, format!("the interface of {name} in another network namespace")));
-            }
+        let pod = pod_of(&process);
+        for interface in entries(process.join("root/sys/class/net")) {
+            interfaces.extend(PodInterface::read(&interface, pod.as_ref(), &by_index));
         }
-        losses
     }
+    interfaces
+}
+
+/// Lists the losses of pods if a module is unloaded. `interfaces` are all in other namespaces.
+pub(crate) fn losses(interfaces: &[PodInterface], paths: &Paths, module: &str) -> Vec<Loss> {
+    let loss = |pod, resource| Loss { disruption: Disruption::Pods, pod, resource };
+    let driven = interfaces.iter().filter(|interface| interface.modules.contains(module));
+    let mut losses = Vec::new();
+    for PodInterface { name, pod, device, .. } in driven.clone() {
+        let owner = pod.as_ref().map(|pod| format!("of pod {pod}"));
+        let owner = owner.unwrap_or_else(|| "of another network namespace".to_owned());
+        let device_text = if device.is_empty() { String::new() } else { format!(" ({device})") };
+        losses.push(loss(pod.clone(), format!("interface {name}{device_text} {owner}")));
+    }
+    // The directory of a device's interfaces exists while the device has an interface in any namespace, but lists only
+    // the interfaces in this namespace.
+    for device in devices::driver_entries(paths, module) {
+        let interfaces = device.join("net");
+        let name = name_of(&device);
+        let is_away = interfaces.is_dir() && entries(&interfaces).is_empty();
+        if is_away && !driven.clone().any(|interface| interface.device == name) {
+            losses.push(loss(None, format!("the interface of {name} in another network namespace")));
+        }
+    }
+    losses
 }
 
 /// Returns the device number of the file system that a process sees at `/sys`. Each network namespace has its own.
@@ -158,7 +146,7 @@ mod tests {
 
     fn loss_lines(bench: &Bench) -> Vec<String> {
         let paths = bench.node().paths;
-        let losses = PodInterfaces::read(&paths).losses(&paths, "mlx5_core");
+        let losses = losses(&read(&paths), &paths, "mlx5_core");
         losses.iter().map(|loss| format!("{:?}: {}", loss.pod.is_some(), loss.resource)).collect()
     }
 

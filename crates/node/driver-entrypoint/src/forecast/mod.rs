@@ -12,7 +12,7 @@ use crate::{
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
     personality::mofed::sriov::lost_settings,
-    pod_interfaces::PodInterfaces,
+    pod_interfaces::{self, PodInterface},
     routes::{Network, TrafficUse},
     storage::{self, StorageUse},
 };
@@ -190,7 +190,7 @@ fn forecast(
         loaded: Loaded::read(&node.paths)?,
         network: Network::read(&node.paths),
         storage: storage::uses(&node.paths),
-        pods: PodInterfaces::read(&node.paths),
+        pods: pod_interfaces::read(&node.paths),
     };
     let forecasts = state.loaded.with_holders(names).into_iter().map(|name| {
         let down = interfaces_of(node, slice::from_ref(&name)).into_iter();
@@ -212,7 +212,7 @@ struct NodeState<'a> {
     loaded: Loaded,
     network: Network,
     storage: Vec<StorageUse>,
-    pods: PodInterfaces,
+    pods: Vec<PodInterface>,
 }
 
 impl NodeState<'_> {
@@ -227,7 +227,7 @@ impl NodeState<'_> {
         let lost = self.storage.iter().filter(is_lost).map(|storage| storage.description.clone());
         losses.extend(lost.map(|resource| Loss { disruption: Disruption::Storage, pod: None, resource }));
         let is_driver_pod = |loss: &Loss| driver_pod.is_some() && loss.pod.as_deref() == driver_pod;
-        let pod_losses = self.pods.losses(&self.node.paths, module).into_iter();
+        let pod_losses = pod_interfaces::losses(&self.pods, &self.node.paths, module).into_iter();
         losses.extend(pod_losses.filter(|loss| !is_driver_pod(loss)));
         losses
     }
