@@ -17,6 +17,9 @@ use crate::{
 /// Maximum number of stacked mounts to unmount. Killed containers do not leave more; more means a loop.
 const MAX_DEPTH: usize = 64;
 
+/// Volumes at which the first generation of the operators exposes the container's root.
+const VOLUMES: [&str; 3] = ["/run/mellanox/drivers", "/run/nvidia/driver", "/run/nvidia/drivers"];
+
 /// Bind-mounts a directory recursively. Mounts that a killed container left at the target are removed first, because
 /// they show another image.
 pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error> {
@@ -52,19 +55,14 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
         let Some(top) = mounts.iter().rev().find(|mount| mount.point == point) else { break };
         let parent = mounts.iter().find(|mount| mount.id == top.parent);
         // Volumes are mounted directly on the container's root.
-        if parent.is_some_and(|parent| parent.point == Path::new("/")) && is_volume(&point) {
+        let is_volume = VOLUMES.iter().any(|volume| point == Path::new(volume));
+        if parent.is_some_and(|parent| parent.point == Path::new("/")) && is_volume {
             break;
         }
         node.kernel.unmount(&target).map_err(Error::on("unmount", to))?;
         node.log.step(format!("unmounted {to}"));
     }
     Ok(())
-}
-
-/// Whether the path is a volume at which the first generation of the operators exposes the container's root.
-fn is_volume(path: &Path) -> bool {
-    let volumes = ["/run/mellanox/drivers", "/run/nvidia/driver", "/run/nvidia/drivers"];
-    volumes.iter().any(|volume| path == Path::new(volume))
 }
 
 /// Resolves symlinks in a path, because the kernel shows the resolved path in mountinfo: `/var/run` is a symlink to `/run`.
