@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead, BufReader},
+    io::{self, Read as _},
     os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
@@ -19,7 +19,7 @@ use crate::{error::Error, files::if_exists, node::Node};
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
 /// Bytes of two files that are compared at a time.
-const COMPARE_BUFFER: usize = 256 << 10;
+const COMPARE_SIZE: u64 = 256 << 10;
 
 /// Firmware directories of images. The operators mount the host's directory over `/lib/firmware`, so their own images
 /// use the first of these.
@@ -130,19 +130,16 @@ fn has_same_content(source: &Path, target: &Path) -> io::Result<bool> {
     if !existing.is_file() || existing.len() != fs::metadata(source)?.len() {
         return Ok(false);
     }
-    let open = |path: &Path| Ok::<_, io::Error>(BufReader::with_capacity(COMPARE_BUFFER, File::open(path)?));
-    let (mut source_reader, mut target_reader) = (open(source)?, open(target)?);
+    let next_part = |file: &mut File| {
+        let mut bytes = Vec::new();
+        file.take(COMPARE_SIZE).read_to_end(&mut bytes).map(|_| bytes)
+    };
+    let (mut source, mut target) = (File::open(source)?, File::open(target)?);
     loop {
-        let (left, right) = (source_reader.fill_buf()?, target_reader.fill_buf()?);
-        let length = left.len().min(right.len());
-        if length == 0 {
-            return Ok(left.is_empty() && right.is_empty());
+        let (left, right) = (next_part(&mut source)?, next_part(&mut target)?);
+        if left != right || left.is_empty() {
+            return Ok(left == right);
         }
-        if left.get(..length) != right.get(..length) {
-            return Ok(false);
-        }
-        source_reader.consume(length);
-        target_reader.consume(length);
     }
 }
 
