@@ -195,19 +195,15 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
 /// Fails if anything besides these daemons uses the driver. A stop of the fabric manager aborts the work of all processes on the
 /// GPUs, so this check comes before it.
 pub(crate) fn check_users(node: &Node<'_>, daemons: &[u32]) -> Result<(), Error> {
-    let mut polls = 1;
-    let obstacles = loop {
-        let obstacles = obstacles(node, &Loaded::read(&node.paths)?, daemons);
-        if obstacles.is_empty() || polls == MAX_POLLS {
-            break obstacles;
-        }
-        polls += 1;
-        node.kernel.pause(POLL_INTERVAL);
-    };
+    let mut obstacles = Ok(Vec::new());
+    node.poll(MAX_POLLS, POLL_INTERVAL, || {
+        obstacles = Loaded::read(&node.paths).map(|loaded| find_obstacles(node, &loaded, daemons));
+        obstacles.as_ref().map_or(true, Vec::is_empty)
+    });
+    let obstacles = obstacles?;
     if obstacles.is_empty() {
         return Ok(());
     }
-    let obstacles: Vec<String> = obstacles.iter().map(Error::to_string).collect();
     Err(Error::new(
         format!("the NVIDIA driver is in use and stays loaded: {}", obstacles.join("; ")),
         "stop the pods and processes that use the GPUs, or drain the node; the pod then restarts",
@@ -215,16 +211,17 @@ pub(crate) fn check_users(node: &Node<'_>, daemons: &[u32]) -> Result<(), Error>
 }
 
 /// Lists the obstacles to the unload of the driver's modules after the stop of these daemons.
-fn obstacles(node: &Node<'_>, loaded: &Loaded, daemons: &[u32]) -> Vec<Error> {
+fn find_obstacles(node: &Node<'_>, loaded: &Loaded, daemons: &[u32]) -> Vec<String> {
     let mut obstacles = Vec::new();
     for name in UNLOAD_ORDER {
         let Some(module) = loaded.get(name) else { continue };
         let others = module.holders.iter().filter(|holder| !UNLOAD_ORDER.contains(&holder.as_str()));
         let users: Vec<String> = others.cloned().collect();
         if !users.is_empty() {
-            obstacles.push(Error::Held { name: name.to_owned(), users });
+            obstacles.push(Error::Held { name: name.to_owned(), users }.to_string());
         }
-        obstacles.extend(unload::in_use(node, loaded, name).filter(|error| !is_of_daemons(error, daemons)));
+        let in_use = unload::in_use(node, loaded, name).filter(|error| !is_of_daemons(error, daemons));
+        obstacles.extend(in_use.map(|error| error.to_string()));
     }
     obstacles
 }
