@@ -20,19 +20,14 @@ use crate::{
 const MAX_POLLS: u32 = 50;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Daemons with a PID file below `/run`, in stop order.
-const DAEMONS: &[Daemon] = &[
-    Daemon { name: "nvidia-persistenced", pid_file: "nvidia-persistenced/nvidia-persistenced.pid" },
-    Daemon { name: "nvidia-gridd", pid_file: "nvidia-gridd/nvidia-gridd.pid" },
-    Daemon { name: "nvidia-topologyd", pid_file: "nvidia-topologyd/nvidia-topologyd.pid" },
-    Daemon { name: "nv-fabricmanager", pid_file: "nvidia-fabricmanager/nv-fabricmanager.pid" },
-    Daemon { name: "nvlsm", pid_file: "nvidia-fabricmanager/nvlsm.pid" },
+/// Daemons and their directories below `/run`, in stop order. The PID file in the directory has the daemon's name.
+const DAEMONS: [(&str, &str); 5] = [
+    ("nvidia-persistenced", "nvidia-persistenced"),
+    ("nvidia-gridd", "nvidia-gridd"),
+    ("nvidia-topologyd", "nvidia-topologyd"),
+    ("nv-fabricmanager", "nvidia-fabricmanager"),
+    ("nvlsm", "nvidia-fabricmanager"),
 ];
-
-struct Daemon {
-    name: &'static str,
-    pid_file: &'static str,
-}
 
 /// Result of starting a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,17 +136,17 @@ pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
 
 /// Returns the process IDs of all running daemons.
 pub(crate) fn processes(paths: &Paths) -> Vec<u32> {
-    let running = DAEMONS.iter().filter_map(|daemon| running(paths, daemon));
+    let running = DAEMONS.into_iter().filter_map(|(name, directory)| running(paths, name, directory));
     running.map(|pid| pid.as_raw_pid().unsigned_abs()).collect()
 }
 
 /// Stops all running daemons and logs that. A daemon that does not end is an error, because it keeps the driver in use.
 pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
-    for daemon @ Daemon { name, .. } in DAEMONS {
-        let Some(pid) = running(&node.paths, daemon) else { continue };
+    for (name, directory) in DAEMONS {
+        let Some(pid) = running(&node.paths, name, directory) else { continue };
         // Ignore the error of a daemon that has just ended.
         let _ = kill_process(pid, Signal::TERM);
-        if !node.poll(MAX_POLLS, POLL_INTERVAL, || running(&node.paths, daemon).is_none()) {
+        if !node.poll(MAX_POLLS, POLL_INTERVAL, || running(&node.paths, name, directory).is_none()) {
             return Err(Error::new(
                 format!("{name} (process {pid}) does not end after SIGTERM, and uses the driver"),
                 "inspect that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",
@@ -164,10 +159,10 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
 
 /// Returns the running process of a PID file. The fabric manager's PID file is on the host and outlives its container,
 /// so the PID may have been reused. The process must therefore have the daemon's name.
-fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
-    let Daemon { name, pid_file } = daemon;
+fn running(paths: &Paths, name: &str, directory: &str) -> Option<Pid> {
     // In most images one of these directories is a symlink to the other.
-    let id = ["/run", "/var/run"].iter().find_map(|directory| text(paths.at(directory).join(pid_file)))?;
+    let pid_file = |run: &&str| text(paths.at(&format!("{run}/{directory}/{name}.pid")));
+    let id = ["/run", "/var/run"].iter().find_map(pid_file)?;
     let number: i32 = id.parse().ok().filter(|&number| number > 1)?;
     let status = text(paths.at(&format!("/proc/{number}/status")))?;
     let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
