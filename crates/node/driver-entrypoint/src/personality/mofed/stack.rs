@@ -86,9 +86,22 @@ impl Stack<'_> {
     pub(super) fn modules_to_unload(&self, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let Settings { unload_storage, unload_third_party, storage, third_party, auxiliary, .. } =
             self.settings;
-        check_unload_allowed(loaded, storage, *unload_storage, "storage", "UNLOAD_STORAGE_MODULES")?;
-        let variable = "UNLOAD_THIRD_PARTY_RDMA_MODULES";
-        check_unload_allowed(loaded, third_party, *unload_third_party, "third-party RDMA", variable)?;
+        for (kind, names, allowed, variable) in [
+            ("storage", storage, unload_storage, "UNLOAD_STORAGE_MODULES"),
+            ("third-party RDMA", third_party, unload_third_party, "UNLOAD_THIRD_PARTY_RDMA_MODULES"),
+        ] {
+            let names: Vec<&str> =
+                names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
+            if !allowed && !names.is_empty() {
+                return Err(Error::new(
+                    format!(
+                        "{kind} modules are loaded, and would be unloaded with the drivers to be replaced: {}",
+                        names.join(", ")
+                    ),
+                    format!("set {variable}=true to have them unloaded, or unload them on the node"),
+                ));
+            }
+        }
         let mut seeds = self.own_modules()?;
         let listed = storage.iter().chain(third_party).chain(auxiliary).map(|name| kernel_name(name));
         let listed: BTreeSet<String> = listed.collect();
@@ -178,27 +191,6 @@ impl Stack<'_> {
         }
         Ok(names)
     }
-}
-
-fn check_unload_allowed(
-    loaded: &Loaded,
-    names: &[String],
-    allowed: bool,
-    kind: &str,
-    variable: &str,
-) -> Result<(), Error> {
-    let loaded_names: Vec<&str> =
-        names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
-    if allowed || loaded_names.is_empty() {
-        return Ok(());
-    }
-    Err(Error::new(
-        format!(
-            "{kind} modules are loaded, and would be unloaded with the drivers to be replaced: {}",
-            loaded_names.join(", ")
-        ),
-        format!("set {variable}=true to have them unloaded, or unload them on the node"),
-    ))
 }
 
 /// Error for an unknown module that uses the stack.
