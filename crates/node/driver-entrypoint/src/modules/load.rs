@@ -1,6 +1,6 @@
 //! Loads modules and their dependencies in order.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -95,13 +95,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the steps that load a module and its dependencies, in load order. Empty if the module is loaded or built in.
     pub(crate) fn plan(&self, name: &str, loaded: &Loaded) -> Result<Vec<Step>, Error> {
-        let mut walk = DependencyWalk {
-            loader: self,
-            loaded,
-            path: Vec::new(),
-            planned: BTreeSet::new(),
-            steps: Vec::new(),
-        };
+        let mut walk = DependencyWalk { loader: self, loaded, path: Vec::new(), steps: Vec::new() };
         walk.visit(&kernel_name(name), None, false)?;
         Ok(walk.steps)
     }
@@ -184,14 +178,12 @@ struct DependencyWalk<'a> {
     loaded: &'a Loaded,
     /// Modules from the first module to the current one, to detect cycles.
     path: Vec<String>,
-    /// Names of the modules in `steps`.
-    planned: BTreeSet<String>,
     steps: Vec<Step>,
 }
 
 impl DependencyWalk<'_> {
     fn visit(&mut self, name: &str, needed_by: Option<&str>, optional: bool) -> Result<(), Error> {
-        if self.loaded.contains(name) || self.planned.contains(name) {
+        if self.loaded.contains(name) || self.steps.iter().any(|step| step.name == name) {
             return Ok(());
         }
         if self.path.iter().any(|other| other == name) {
@@ -204,12 +196,10 @@ impl DependencyWalk<'_> {
         }
         let Some(file) = self.loader.index.file(name) else {
             // Soft dependencies are often aliases, which have no file.
-            let may_lack_file = optional || self.loader.index.is_built_in(name);
-            return if may_lack_file {
-                Ok(())
-            } else {
-                Err(self.loader.index.missing_error(name, needed_by))
-            };
+            if optional || self.loader.index.is_built_in(name) {
+                return Ok(());
+            }
+            return Err(self.loader.index.missing_error(name, needed_by));
         };
         let info = file.info()?;
         let configured = self.loader.parameters.soft_dependencies(name);
@@ -221,9 +211,7 @@ impl DependencyWalk<'_> {
             self.visit(need, Some(name), optional)?;
         }
         self.path.pop();
-        self.planned.insert(name.to_owned());
-        let aliases = info.aliases;
-        self.steps.push(Step { name: name.to_owned(), file: file.clone(), optional, aliases });
+        self.steps.push(Step { name: name.to_owned(), file: file.clone(), optional, aliases: info.aliases });
         for after in info.soft.after.iter().chain(&configured.after) {
             self.visit(after, Some(name), true)?;
         }
