@@ -132,14 +132,11 @@ impl<'a> Loader<'a> {
                 "still waiting for the kernel to load module {name} ({seconds} s): see dmesg on the node"
             ));
         };
-        let mut result = self.node.kernel.load(file, &parameters, &mut progress);
-        for _ in 1..MAX_ATTEMPTS {
-            if !result.as_ref().is_err_and(|refusal| refusal.errno == Errno::BUSY) {
-                break;
-            }
-            self.node.kernel.pause(RETRY_INTERVAL);
+        let mut result = Ok(Vec::new());
+        self.node.poll(MAX_ATTEMPTS, RETRY_INTERVAL, || {
             result = self.node.kernel.load(file, &parameters, &mut progress);
-        }
+            !result.as_ref().is_err_and(|refusal| refusal.errno == Errno::BUSY)
+        });
         match result {
             Ok(warnings) => {
                 let options = with_parameters(&parameters);
