@@ -87,49 +87,39 @@ impl ApiServers<'_> {
         any_uplink: bool,
         signals: &mut dyn Signals,
     ) -> Result<(), Error> {
+        let Self { node, .. } = self;
         let error = match self.await_answers(signals) {
             Err(error) if !matches!(error, Error::Interrupted(_)) => error,
             result => return result,
         };
-        let network = Network::read(&self.node.paths);
-        let interfaces = interfaces_of(self.node, modules).into_iter();
+        let network = Network::read(&node.paths);
+        let interfaces = interfaces_of(node, modules).into_iter();
         let mut uplinks: Vec<Vec<SocketAddr>> =
             interfaces.map(|interface| network.servers_through(&interface).collect()).collect();
         uplinks.retain(|servers| !servers.is_empty());
         let recorded = if any_uplink { self.recorded() } else { Vec::new() };
         let servers: BTreeSet<SocketAddr> = uplinks.concat().into_iter().chain(recorded).collect();
-        let answering = self.answering(&servers, signals)?;
+        let mut answering = Vec::new();
+        for server in servers {
+            signals.check()?;
+            let answers = (0..REQUIRED_CONNECTIONS).all(|_| {
+                node.kernel.pause(PAUSE);
+                node.kernel.connects(server, CONNECT_TIMEOUT)
+            });
+            if answers {
+                answering.push(server);
+            } else {
+                node.log.warn(format!("the API server at {server} does not answer"));
+            }
+        }
         let all_reached =
             uplinks.iter().all(|servers| servers.iter().any(|server| answering.contains(server)));
         if answering.is_empty() || !(any_uplink || all_reached) {
             return Err(error);
         }
         let others: Vec<String> = answering.iter().map(SocketAddr::to_string).collect();
-        self.node.log.step(format!("{error}; but other API servers do: {}", others.join(", ")));
+        node.log.step(format!("{error}; but other API servers do: {}", others.join(", ")));
         self.forget()
-    }
-
-    /// Returns those of the servers that answer. Logs the others.
-    fn answering(
-        &self,
-        servers: &BTreeSet<SocketAddr>,
-        signals: &mut dyn Signals,
-    ) -> Result<Vec<SocketAddr>, Error> {
-        let Self { node, .. } = self;
-        let mut answering = Vec::new();
-        for server in servers {
-            signals.check()?;
-            let answers = (0..REQUIRED_CONNECTIONS).all(|_| {
-                node.kernel.pause(PAUSE);
-                node.kernel.connects(*server, CONNECT_TIMEOUT)
-            });
-            if answers {
-                answering.push(*server);
-            } else {
-                node.log.warn(format!("the API server at {server} does not answer"));
-            }
-        }
-        Ok(answering)
     }
 
     /// Waits until each recorded server answers. Fails at the time limit.
