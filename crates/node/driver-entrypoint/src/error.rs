@@ -76,13 +76,13 @@ impl Error {
 
     /// The kernel refused to unload a module that has no known users.
     pub(crate) fn unload_refused(name: &str, errno: Errno) -> Self {
-        Self::new(format!("unload {name}: {}", meaning(errno)), remedy(errno))
+        Self::new(format!("unload {name}: {}", meaning(errno, false)), remedy(errno, false))
     }
 
     /// Hint on how to fix the error; empty if there is none.
     pub(crate) fn hint(&self) -> &str {
         match self {
-            Self::Refused { refusal, .. } => refusal.remedy(),
+            Self::Refused { refusal, .. } => remedy(refusal.errno, refusal.locked_down),
             Self::Held { .. } => "unload those modules first, or drain the node",
             Self::InUse { .. } => {
                 "stop the processes that use the devices (find them with lsof on the node), or drain the node; then restart the pod"
@@ -106,7 +106,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused { name, path, parameters, refusal } => {
-                let (options, meaning) = (with_parameters(parameters), refusal.meaning());
+                let options = with_parameters(parameters);
+                let meaning = meaning(refusal.errno, refusal.locked_down);
                 write!(f, "load {name} from {path}{options}: {meaning}{refusal}")
             }
             Self::Held { name, users } => write!(f, "unload {name}: used by {}", users.join(", ")),
@@ -125,27 +126,6 @@ impl fmt::Display for Error {
     }
 }
 
-impl LoadRefusal {
-    /// Lockdown refuses with `EPERM`, the enforcement of signatures with `EKEYREJECTED`
-    /// (`kernel/module/signing.c`, `module_sig_check`).
-    fn meaning(&self) -> String {
-        match self.errno {
-            Errno::PERM if self.locked_down => format!(
-                "it is not signed with a key that this kernel trusts, and the kernel is locked down ({})",
-                self.errno
-            ),
-            errno => meaning(errno),
-        }
-    }
-
-    fn remedy(&self) -> &'static str {
-        match self.errno {
-            Errno::PERM if self.locked_down => remedy(Errno::KEYREJECTED),
-            errno => remedy(errno),
-        }
-    }
-}
-
 /// Prints each kernel message on a separate line.
 impl fmt::Display for LoadRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -154,8 +134,13 @@ impl fmt::Display for LoadRefusal {
 }
 
 /// Error code in words (`kernel/module/main.c`); modprobe prints `strerror`, which misleads.
-fn meaning(errno: Errno) -> String {
+fn meaning(errno: Errno, locked_down: bool) -> String {
     let words = match errno {
+        // Lockdown refuses with `EPERM`, the enforcement of signatures with `EKEYREJECTED` (`kernel/module/signing.c`,
+        // `module_sig_check`).
+        Errno::PERM if locked_down => {
+            "it is not signed with a key that this kernel trusts, and the kernel is locked down"
+        }
         Errno::NOEXEC => "it does not fit this kernel (vermagic or format)",
         Errno::NOENT => "it needs a symbol or a parameter that does not exist",
         Errno::INVAL => "it was built against other symbol versions, or a parameter has no such value",
@@ -177,7 +162,8 @@ fn meaning(errno: Errno) -> String {
     format!("{words} ({errno})")
 }
 
-fn remedy(errno: Errno) -> &'static str {
+fn remedy(errno: Errno, locked_down: bool) -> &'static str {
+    let errno = if locked_down && errno == Errno::PERM { Errno::KEYREJECTED } else { errno };
     match errno {
         Errno::NOEXEC | Errno::NOENT | Errno::INVAL => {
             "compare the image's kernel with uname -r; dmesg on the node has the kernel's messages; farrier \
@@ -199,8 +185,7 @@ mod tests {
     use super::*;
 
     fn refused(errno: Errno, locked_down: bool) -> (String, &'static str) {
-        let refusal = LoadRefusal { errno, locked_down, messages: Vec::new() };
-        (refusal.meaning(), refusal.remedy())
+        (meaning(errno, locked_down), remedy(errno, locked_down))
     }
 
     /// As `module_sig_check` of Linux answers for an unsigned module, or one with an unknown key.
