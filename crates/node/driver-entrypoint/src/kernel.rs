@@ -72,7 +72,6 @@ pub(crate) trait Kernel {
 }
 
 /// Failure of a load in a separate process.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
     /// The kernel refused the module.
     Refused(LoadRefusal),

@@ -28,7 +28,6 @@ Also writes their users to PATH (a container's /dev/termination-log), where farr
 FARRIER_DRIVER_POD, which is the driver's own, do not count.";
 
 /// Arguments of `forecast`.
-#[derive(Debug)]
 pub(crate) struct ForecastRequest<'a> {
     modules: &'a [&'a str],
     /// File that the forecast is written to, in addition to the log.
@@ -57,7 +56,6 @@ impl<'a> ForecastRequest<'a> {
 }
 
 /// Forecast for one module.
-#[derive(Debug)]
 pub(crate) struct UnloadForecast {
     name: String,
     /// Holders that prevent the unload.

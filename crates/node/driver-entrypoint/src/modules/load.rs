@@ -27,7 +27,6 @@ pub(crate) struct Loader<'a> {
 }
 
 /// One module to load.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) file: ModuleFile,

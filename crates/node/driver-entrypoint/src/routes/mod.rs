@@ -24,7 +24,6 @@ pub(crate) struct Network {
 }
 
 /// A use of a network interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrafficUse {
     pub(crate) description: String,
     /// Whether the node loses its connection to the cluster without it.
