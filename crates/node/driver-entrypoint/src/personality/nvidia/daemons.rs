@@ -47,29 +47,28 @@ const FABRIC_CONFIG: &str = "/usr/share/nvidia/nvswitch/fabricmanager.cfg";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FabricManager {
     program: &'static str,
-    arguments: &'static [&'static str],
+    /// Options with their values.
+    arguments: &'static [[&'static str; 2]],
     /// Whether the switches are behind the management port of an InfiniBand adapter (fifth NVLink generation).
     pub(crate) needs_infiniband: bool,
 }
 
 /// For switches that the NVIDIA driver itself drives.
-const NVSWITCH_MANAGER: FabricManager =
-    FabricManager { program: "nv-fabricmanager", arguments: &["-c", FABRIC_CONFIG], needs_infiniband: false };
+const NVSWITCH_MANAGER: FabricManager = FabricManager {
+    program: "nv-fabricmanager",
+    arguments: &[["-c", FABRIC_CONFIG]],
+    needs_infiniband: false,
+};
 
 /// For switches of the fifth NVLink generation; also starts their subnet manager.
 const INFINIBAND_MANAGER: FabricManager = FabricManager {
     program: "nvidia-fabricmanager-start.sh",
     arguments: &[
-        "--mode",
-        "start",
-        "--fm-config-file",
-        FABRIC_CONFIG,
-        "--fm-pid-file",
-        "/var/run/nvidia-fabricmanager/nv-fabricmanager.pid",
-        "--nvlsm-config-file",
-        "/usr/share/nvidia/nvlsm/nvlsm.conf",
-        "--nvlsm-pid-file",
-        "/var/run/nvidia-fabricmanager/nvlsm.pid",
+        ["--mode", "start"],
+        ["--fm-config-file", FABRIC_CONFIG],
+        ["--fm-pid-file", "/var/run/nvidia-fabricmanager/nv-fabricmanager.pid"],
+        ["--nvlsm-config-file", "/usr/share/nvidia/nvlsm/nvlsm.conf"],
+        ["--nvlsm-pid-file", "/var/run/nvidia-fabricmanager/nvlsm.pid"],
     ],
     needs_infiniband: true,
 };
@@ -80,7 +79,7 @@ impl FabricManager {
     }
 
     pub(crate) fn start(self, paths: &Paths) -> StartResult {
-        run(paths, self.program, self.arguments)
+        run(paths, self.program, self.arguments.as_flattened())
     }
 
     /// Resets the GPUs if these fields require it: GPUs of the fifth NVLink generation keep partitions of another fabric mode. The
