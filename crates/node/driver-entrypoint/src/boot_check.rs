@@ -2,8 +2,7 @@
 //! reports each step on a dedicated serial port, and shuts the machine down.
 
 use std::{
-    fs,
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     process::ExitCode,
@@ -91,10 +90,7 @@ impl Machine {
     /// Loads a module; returns whether the module stays in the kernel.
     fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Error> {
         report.send(&Record::Loading(number))?;
-        self.log.read();
-        let result = run_child(&[isolated::LOAD, &step.path, &step.parameters])?;
-        let messages = self.log.read();
-        let oops = self.check_oops(result);
+        let (result, oops, messages) = self.run_child(&[isolated::LOAD, &step.path, &step.parameters])?;
         let is_loaded = result == SyscallResult::Success;
         let read_back = if is_loaded { isolated::read_back(&step.name) } else { ReadBack::default() };
         let initialized = is_loaded || messages.iter().any(|message| is_init_call(message, &step.name));
@@ -108,26 +104,23 @@ impl Machine {
             && let Some((number, step)) = loaded.pop()
         {
             report.send(&Record::Unloading(number))?;
-            self.log.read();
-            let result = run_child(&[isolated::UNLOAD, &step.name])?;
-            let messages = self.log.read();
-            let oops = self.check_oops(result);
+            let (result, oops, messages) = self.run_child(&[isolated::UNLOAD, &step.name])?;
             report.send(&Record::Unloaded { step: number, result, oops, messages })?;
         }
         Ok(())
     }
 
-    /// Whether the kernel had an oops since the last call. The kernel never clears the taint, so after the first oops only a
-    /// killed process shows another one.
-    fn check_oops(&mut self, result: SyscallResult) -> bool {
+    /// Runs this program as a child process. Returns its result, whether the kernel had an oops meanwhile, and the kernel's
+    /// messages.
+    fn run_child(&mut self, arguments: &[&str]) -> Result<(SyscallResult, bool, Vec<String>), Error> {
+        self.log.read();
+        let result = isolated::run_child(arguments).map_err(Error::on("start", "a process"))?;
+        let messages = self.log.read();
+        // The kernel never clears the taint, so after the first oops only a killed process shows another one.
         let oops = matches!(result, SyscallResult::Killed(_)) || (!self.oopsed && has_oopsed());
         self.oopsed |= oops;
-        oops
+        Ok((result, oops, messages))
     }
-}
-
-fn run_child(arguments: &[&str]) -> Result<SyscallResult, Error> {
-    isolated::run_child(arguments).map_err(Error::on("start", "a process"))
 }
 
 /// Whether `TAINT_DIE`, bit 7, is set (`Documentation/admin-guide/tainted-kernels.rst`): the kernel had an oops or a BUG.
