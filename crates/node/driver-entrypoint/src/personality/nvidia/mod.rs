@@ -48,14 +48,10 @@ fn run(
         Command::Init => init::run(node, settings, signals),
         Command::Update(kernel) => update(node, kernel.as_deref()),
         Command::ReloadPeermem => {
-            let ofed = Ofed::of(settings.host_ofed);
-            let peer_memory = Companion {
-                module: "nvidia_peermem",
-                owner: Owner::DriverContainers,
-                ready_file: None,
-                ofed,
-            };
             // The GPU driver's container, in the same pod, unloads the module.
+            let (module, owner) = ("nvidia_peermem", Owner::DriverContainers);
+            let ofed = Ofed::of(settings.host_ofed);
+            let peer_memory = Companion { module, owner, ready_file: None, ofed };
             parameters::check(node, &["nvidia-peermem"]).and_then(|()| peer_memory.run(node, signals))
         }
         Command::ProbePeermem => return probe(node),
