@@ -37,10 +37,8 @@ impl<'a> HostModules<'a> {
 
     /// Whether the host's saved modules are loaded again, and not the image's modules of the same names.
     pub(crate) fn are_back(&self, image: &Loader<'_>) -> bool {
-        let is_back =
-            |loaded: &Loaded, name: &str| loaded.contains(name) && !image.is_image_build(loaded, name);
-        Loaded::read(&self.host.node.paths)
-            .is_ok_and(|loaded| self.names().iter().all(|name| is_back(&loaded, name)))
+        let Ok(loaded) = Loaded::read(&self.host.node.paths) else { return false };
+        self.names().iter().all(|name| loaded.contains(name) && !image.is_image_build(&loaded, name))
     }
 
     /// Saves the names of modules before they are unloaded. Returns all saved names.
