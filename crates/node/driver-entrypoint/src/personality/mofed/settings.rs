@@ -81,14 +81,10 @@ impl Settings {
         arguments: &[&str],
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
-        let expose_root = match arguments {
-            [] => false,
-            ["--expose-root"] => true,
-            other => {
-                let other = other.join(" ");
-                return Err(format!("mofed takes --expose-root and nothing else, not {other}"));
-            }
-        };
+        let expose_root = *arguments == ["--expose-root"];
+        if !expose_root && !arguments.is_empty() {
+            return Err(format!("mofed takes --expose-root and nothing else, not {}", arguments.join(" ")));
+        }
         let allowed = read_allowed(&environment)?;
         let non_blank = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
         let flag = |name: &str| match non_blank(name).as_deref().map(str::trim) {
