@@ -133,11 +133,8 @@ fn parse_path(path: &str) -> Result<String, String> {
 
 impl Condition {
     fn parse(text: &str) -> Result<Self, String> {
-        let (path, text) = match text.split_once('=') {
-            Some((path, text)) => (path, Some(text.to_owned())),
-            None => (text, None),
-        };
-        Ok(Self { path: parse_path(path)?, text })
+        let (path, text) = text.split_once('=').map_or((text, None), |(path, text)| (path, Some(text)));
+        Ok(Self { path: parse_path(path)?, text: text.map(str::to_owned) })
     }
 
     pub(super) fn is_met(&self, paths: &Paths) -> bool {
