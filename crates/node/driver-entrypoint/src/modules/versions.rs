@@ -51,10 +51,8 @@ impl Driver {
             Self::Ofed => {
                 let top = node.paths.at("/run/mellanox/drivers/usr/src/ofa_kernel");
                 // The layout is `<architecture>/<release>` or `<release>`; `default` is a link to one of these.
-                let mut directories: Vec<PathBuf> =
-                    entries(&top).into_iter().map(|directory| directory.join(&release)).collect();
-                directories.extend([top.join(&release), top.join("default")]);
-                directories
+                let others = [top.join(&release), top.join("default")];
+                entries(&top).into_iter().map(|directory| directory.join(&release)).chain(others).collect()
             }
         };
         directories.into_iter().map(|directory| directory.join("Module.symvers")).collect()
