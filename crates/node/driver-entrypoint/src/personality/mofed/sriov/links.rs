@@ -126,26 +126,22 @@ pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<LinkSetting> {
 
 /// Reads everything but the attributes and sysctls.
 fn read_with(node: &Node<'_>, output: &IpOutput, interface: &Path) -> Vec<LinkSetting> {
-    let master = link_name(interface.join("master")).filter(|name| name != OVS_DATAPATH);
-    let master = master.map(|name| {
-        let address = bond_address(node, &name).unwrap_or_default();
-        LinkSetting::new(Kind::Master, &name, address)
-    });
-    let mut links: Vec<LinkSetting> = master.into_iter().collect();
     let vlans = vlans(node, interface);
-    links.extend(vlans.iter().cloned());
+    let mut links = vlans.clone();
+    if let Some(name) = link_name(interface.join("master")).filter(|name| name != OVS_DATAPATH) {
+        let address = bond_address(node, &name).unwrap_or_default();
+        links.insert(0, LinkSetting::new(Kind::Master, &name, address));
+    }
     for (device, name) in names(interface, &vlans) {
+        let mut add = |kind: Kind, all: Vec<String>| {
+            links.extend(all.into_iter().map(|words| LinkSetting::new(kind, &device, words)));
+        };
         let addresses = output.addresses(&name);
         let (routes, rules) = output.routes_and_rules(&name, &addresses);
-        let neighbors = output.neighbors(&name);
-        for (kind, all) in [
-            (Kind::Address, addresses),
-            (Kind::Neighbor, neighbors),
-            (Kind::Route, routes),
-            (Kind::Rule, rules),
-        ] {
-            links.extend(all.into_iter().map(|words| LinkSetting::new(kind, &device, words)));
-        }
+        add(Kind::Address, addresses);
+        add(Kind::Neighbor, output.neighbors(&name));
+        add(Kind::Route, routes);
+        add(Kind::Rule, rules);
     }
     links
 }
