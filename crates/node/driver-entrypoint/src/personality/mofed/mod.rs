@@ -376,24 +376,21 @@ impl Container<'_> {
     }
 
     fn write_udev_rules(&self) -> Result<(), Error> {
-        let Self { node, settings, .. } = self;
-        if !settings.udev_rules {
-            return Ok(());
-        }
-        files::remove(node, &settings.udev_file)?;
+        let node = self.node;
+        let Some(file) = &self.settings.udev_file else { return Ok(()) };
+        files::remove(node, file)?;
         if names_have_ports(node) {
             node.log.step("interface names include the port already: no udev rules needed");
             return Ok(());
         }
-        files::write(node, &settings.udev_file, &udev::rules())?;
-        node.log.step(format!("wrote {}", settings.udev_file));
+        files::write(node, file, &udev::rules())?;
+        node.log.step(format!("wrote {file}"));
         Ok(())
     }
 
     fn remove_udev_rules(&self) {
-        let Self { node, settings, .. } = self;
-        if settings.udev_rules {
-            node.log.warn_of(files::remove(node, &settings.udev_file));
+        if let Some(file) = &self.settings.udev_file {
+            self.node.log.warn_of(files::remove(self.node, file));
         }
     }
 

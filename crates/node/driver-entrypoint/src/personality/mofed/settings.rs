@@ -48,8 +48,6 @@ pub(crate) struct Settings {
     pub(crate) nfs_rdma: bool,
     /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again when the container stops.
     pub(crate) restore: bool,
-    /// `CREATE_IFNAMES_UDEV`: keep the interface names that the in-tree driver gave.
-    pub(crate) udev_rules: bool,
     /// `BIND_DELAY_SEC`: maximum time for a device to come up, in seconds.
     pub(crate) bind_delay: u32,
     /// `STORAGE_MODULES`, separated by spaces.
@@ -63,8 +61,8 @@ pub(crate) struct Settings {
     /// `OFED_BLACKLIST_MODULES_FILE`: path of the blacklist if the host's `/run/modprobe.d` is not mounted. If it is
     /// mounted, only the file name applies.
     pub(crate) blacklist_file: String,
-    /// `MLX_UDEV_RULES_FILE`.
-    pub(crate) udev_file: String,
+    /// `MLX_UDEV_RULES_FILE`, with `CREATE_IFNAMES_UDEV`: keep the interface names that the in-tree driver gave.
+    pub(crate) udev_file: Option<String>,
     /// `DRIVER_READY_PATH`.
     pub(crate) ready: String,
     /// `LOCK_FILE_PATH`.
@@ -113,6 +111,7 @@ impl Settings {
                 "MLX_DRIVERS_MOUNT is a path below /run, not {mount}: what is kept there must be gone at the next boot"
             ));
         }
+        let udev_file = path("MLX_UDEV_RULES_FILE", "/host/etc/udev/rules.d/77-mlnx-net-names.rules")?;
         let ready = if expose_root { "/.driver-ready".to_owned() } else { format!("{mount}/.driver-ready") };
         Ok(Self {
             expose_root,
@@ -124,7 +123,6 @@ impl Settings {
             unload_third_party: flag("UNLOAD_THIRD_PARTY_RDMA_MODULES")?,
             nfs_rdma: flag("ENABLE_NFSRDMA")?,
             restore: flag("RESTORE_DRIVER_ON_POD_TERMINATION")?,
-            udev_rules: flag("CREATE_IFNAMES_UDEV")?,
             bind_delay,
             storage: non_empty_list("STORAGE_MODULES", ' ', STORAGE)?,
             third_party: non_empty_list("THIRD_PARTY_RDMA_MODULES", ' ', THIRD_PARTY)?,
@@ -134,7 +132,7 @@ impl Settings {
                 "OFED_BLACKLIST_MODULES_FILE",
                 "/host/etc/modprobe.d/blacklist-ofed-modules.conf",
             )?,
-            udev_file: path("MLX_UDEV_RULES_FILE", "/host/etc/udev/rules.d/77-mlnx-net-names.rules")?,
+            udev_file: flag("CREATE_IFNAMES_UDEV")?.then_some(udev_file),
             ready: path("DRIVER_READY_PATH", &ready)?,
             lock: path("LOCK_FILE_PATH", &format!("{mount}/.lock"))?,
             headers: path("SHARED_KERNEL_HEADERS_DIR", "/usr/src")?.trim_end_matches('/').to_owned(),
