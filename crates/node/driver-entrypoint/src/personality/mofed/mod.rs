@@ -175,7 +175,7 @@ impl Container<'_> {
         if let Some(guard) = &guard {
             guard.check(failure.image.clone())?;
         }
-        check_peer_memory(node)?;
+        PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))?;
         let to_unload = stack.modules_to_unload(loaded)?;
         // The manifests of the first generation do not mount the host's modules.
         if settings.restore || !settings.expose_root {
@@ -278,7 +278,7 @@ impl Container<'_> {
             client.check(digest.clone())?;
             guard = Some((client, digest));
         }
-        check_peer_memory(node)?;
+        PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))?;
         let mut to_unload = stack.modules_to_unload(&loaded)?;
         host_modules.check(&to_unload)?;
         forecast::check(node, &to_unload, &settings.allowed)?;
@@ -322,30 +322,28 @@ impl Container<'_> {
     /// Restores the host's drivers if an earlier, killed container left the node without some of them. If all are loaded,
     /// restores only the interfaces' settings that the earlier container had not restored.
     fn repair(&self) -> Result<(), Error> {
-        let (names, loaded) = (self.host_modules.names(), Loaded::read(&self.node.paths)?);
+        let Self { node, host_modules, .. } = self;
+        let (names, loaded) = (host_modules.names(), Loaded::read(&node.paths)?);
         // Without an interruption, a module may be absent because the image does not have it.
-        let was_interrupted = self.node.paths.at(&self.state_file("replacing")).exists();
+        let was_interrupted = node.paths.at(&self.state_file("replacing")).exists();
         let is_needed = |name: &str| was_interrupted || matches!(name, "mlx5_core" | "ib_core");
         if !names.iter().any(|name| !loaded.contains(name) && is_needed(name)) {
-            let has_settings = NetworkState::load_if_unloaded(self.node, &self.state_file("sriov")).is_some();
+            let has_settings = NetworkState::load_if_unloaded(node, &self.state_file("sriov")).is_some();
             return if has_settings { self.restore_and_forget_network(true) } else { Ok(()) };
         }
-        self.node
-            .log
-            .warn("a container that was interrupted left the node without drivers: restoring the host's");
+        node.log.warn("a container that was interrupted left the node without drivers: restoring the host's");
         self.blacklist().remove();
-        let is_from_image =
-            |name: &&String| loaded.contains(name) && !Loaded::is_in_tree(&self.node.paths, name);
+        let is_from_image = |name: &&String| loaded.contains(name) && !Loaded::is_in_tree(&node.paths, name);
         let from_image = loaded.with_holders(names.iter().filter(is_from_image));
-        self.node.log.warn_of(unload::unload_all(self.node, &from_image));
+        node.log.warn_of(unload::unload_all(node, &from_image));
         self.keep_bond_addresses();
-        let restored = self.host_modules.load(&names);
+        let restored = host_modules.load(&names);
         self.restore_and_forget_network(true)?;
         restored?;
-        files::remove(self.node, &self.state_file("replacing"))?;
+        files::remove(node, &self.state_file("replacing"))?;
         self.api_servers.forget()?;
         self.bound_devices.forget()?;
-        self.host_modules.clear()
+        host_modules.clear()
     }
 
     /// Undoes a failed replacement: loads the host's modules in `names` instead of the image's, and restores the network.
@@ -452,10 +450,6 @@ impl Container<'_> {
     fn state_file(&self, name: &str) -> String {
         self.settings.state_file(name)
     }
-}
-
-fn check_peer_memory(node: &Node<'_>) -> Result<(), Error> {
-    PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))
 }
 
 /// Whether the name of an NVIDIA interface includes its port, such as `enp8s0f0np0`. Reads the present names: after the event of
