@@ -150,17 +150,18 @@ impl<'a> Companion<'a> {
         let observed = self.observe(node, &loaded, state);
         let step = decide(owner, &observed, state.loaded_against.as_deref());
         match step {
-            Step::Keep if state.is_ready => {}
-            Step::Keep => {
-                node.log.step(format!("module {module} is loaded"));
-                // A killed container may have loaded the module without creating the device files.
-                if module == GDRDRV {
-                    make_device_files(node)?;
-                }
-                state.loaded_against.clone_from(&observed.ib_core);
-                self.set_ready(node, state)?;
+            Step::Keep if state.is_ready => return Ok(()),
+            Step::Keep => node.log.step(format!("module {module} is loaded")),
+            Step::Wait(missing) => {
+                self.withdraw_ready(node, state)?;
+                let text = match missing {
+                    Missing::Ofed => "waiting for OFED",
+                    Missing::Gpu => "waiting for the GPU driver",
+                    Missing::Both => "waiting for OFED and the GPU driver",
+                };
+                self.log_waiting(node, state, missing, text);
+                return Ok(());
             }
-            Step::Wait(missing) => self.wait(node, state, missing)?,
             Step::Load | Step::Reload => {
                 self.withdraw_ready(node, state)?;
                 if step == Step::Reload {
@@ -169,8 +170,6 @@ impl<'a> Companion<'a> {
                     unload::unload(node, module)?;
                 }
                 self.load(node)?;
-                state.loaded_against = observed.ib_core;
-                self.set_ready(node, state)?;
             }
             Step::Release(missing) => {
                 self.withdraw_ready(node, state)?;
@@ -180,9 +179,16 @@ impl<'a> Companion<'a> {
                     Ok(_) => state.loaded_against = None,
                     Err(error) => self.log_waiting(node, state, missing, &error.to_string()),
                 }
+                return Ok(());
             }
         }
-        Ok(())
+        // A killed container may have loaded the module without creating the device files.
+        if module == GDRDRV {
+            make_device_files(node)?;
+        }
+        state.loaded_against = observed.ib_core;
+        (state.is_ready, state.waiting) = (true, None);
+        self.ready_file.map_or(Ok(()), |file| files::set_ready(node, file))
     }
 
     fn observe(&self, node: &Node<'_>, loaded: &Loaded, state: &mut PollState) -> Observation {
@@ -212,8 +218,7 @@ impl<'a> Companion<'a> {
         // The host's own OFED exposes no Module.symvers to containers.
         let drivers = if self.ofed == Ofed::Container { &drivers[..] } else { &drivers[..1] };
         versions::check(&loader, self.module, drivers)?;
-        loader.load(self.module).map(drop).map_err(|error| self.with_hint(error))?;
-        if self.module == GDRDRV { make_device_files(node) } else { Ok(()) }
+        loader.load(self.module).map(drop).map_err(|error| self.with_hint(error))
     }
 
     /// Adds a hint for the most common failure: a module that was not compiled against the loaded drivers.
@@ -234,17 +239,6 @@ impl<'a> Companion<'a> {
         }
     }
 
-    fn wait(&self, node: &Node<'_>, state: &mut PollState, missing: Missing) -> Result<(), Error> {
-        self.withdraw_ready(node, state)?;
-        let text = match missing {
-            Missing::Ofed => "waiting for OFED",
-            Missing::Gpu => "waiting for the GPU driver",
-            Missing::Both => "waiting for OFED and the GPU driver",
-        };
-        self.log_waiting(node, state, missing, text);
-        Ok(())
-    }
-
     /// Logs why nothing happens: immediately and then periodically.
     fn log_waiting(&self, node: &Node<'_>, state: &mut PollState, missing: Missing, text: &str) {
         let polls = match state.waiting {
@@ -255,11 +249,6 @@ impl<'a> Companion<'a> {
             node.log.step(format!("{}: {text}", self.module));
         }
         state.waiting = Some((missing, polls));
-    }
-
-    fn set_ready(&self, node: &Node<'_>, state: &mut PollState) -> Result<(), Error> {
-        (state.is_ready, state.waiting) = (true, None);
-        self.ready_file.map_or(Ok(()), |file| files::set_ready(node, file))
     }
 
     fn withdraw_ready(&self, node: &Node<'_>, state: &mut PollState) -> Result<(), Error> {
