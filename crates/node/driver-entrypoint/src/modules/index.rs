@@ -86,13 +86,9 @@ impl Index {
     pub(crate) fn missing_error(&self, name: &str, needed_by: Option<&str>) -> Error {
         let needed_by = needed_by.map(|by| format!(", which {by} needs,")).unwrap_or_default();
         let trees: Vec<String> = self.trees.iter().map(|tree| tree.display().to_string()).collect();
+        let (name, release, trees) = (kernel_name(name), &self.release, trees.join(" and "));
         Error::new(
-            format!(
-                "module {}{needed_by} is missing for kernel {}: looked in {}",
-                kernel_name(name),
-                self.release,
-                trees.join(" and ")
-            ),
+            format!("module {name}{needed_by} is missing for kernel {release}: looked in {trees}"),
             "this image was not built for the running kernel, or the host's /lib/modules is not mounted at \
              /host/lib/modules",
         )
