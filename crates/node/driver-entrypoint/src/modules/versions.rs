@@ -117,16 +117,13 @@ pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Resu
         }
         if let Some((first, more)) = exported.mismatches(&info).split_first() {
             let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
-            let drivers: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
+            let drivers = drivers.iter().map(|driver| driver.name()).collect::<Vec<_>>().join(" and ");
             return Err(Error::new(
                 format!(
                     "module {} is not loaded: it was compiled against a different version of symbol {first}{more}",
                     step.name
                 ),
-                format!(
-                    "build its image with {} in spec.needs, and roll them out together",
-                    drivers.join(" and ")
-                ),
+                format!("build its image with {drivers} in spec.needs, and roll them out together"),
             ));
         }
     }
