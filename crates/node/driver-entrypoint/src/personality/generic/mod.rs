@@ -241,10 +241,9 @@ impl Container<'_> {
     fn unload_and_restore(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
         let Self { node, options, .. } = self;
         // A dkms.conf may list a user of a module before that module.
-        let to_unload = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
-        for name in to_unload.iter().filter(|name| modules.contains(name)) {
-            unload::unload(node, name)?;
-        }
+        let mut to_unload = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
+        to_unload.retain(|name| modules.contains(name));
+        unload::unload_all(node, &to_unload)?;
         self.unload_dependencies(modules, loaded)?;
         let host_names = self.host_modules.names();
         if let Some(name) = self.find_remaining_module(&host_names)? {
@@ -301,12 +300,9 @@ impl Container<'_> {
             signals.check()?;
             self.loader.load_into(name, loaded)?;
             if !loaded.contains(name) {
-                let is_image_build = self.loader.is_image_build(&Loaded::read(&self.node.paths)?, name);
-                let hint = if is_image_build {
-                    ""
-                } else {
-                    ", and is not the image's: --replace would unload it first"
-                };
+                let is_ours = self.loader.is_image_build(&Loaded::read(&self.node.paths)?, name);
+                let hint =
+                    if is_ours { "" } else { ", and is not the image's: --replace would unload it first" };
                 self.node.log.step(format!("module {name} is already loaded{hint}"));
             }
         }
