@@ -41,17 +41,21 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
     let _lock = lock::take(node, &options.file("lock"))?;
     let ready = options.file("ready");
     files::remove_and_log(node, &ready)?;
+    let (host_path, name) = (&options.file("firmware"), options.name());
     let container = Container {
         node,
         options,
         loader: Loader::of_node(node)?,
         host_modules: HostModules::read(node, options.file("replaced"))?,
-        firmware_path: options.file("firmware"),
+        api_servers: ApiServers { node, file: options.file("api-servers"), limit: options.api_server_limit },
+        bound_devices: BoundDevices { node, file: options.file("bound") },
+        guard: options.guard.as_deref().map(|directory| GuardClient { node, directory, name }),
+        firmware: Firmware { host_path, subdir: "" },
     };
     let mut loaded = Vec::new();
     match container.start(signals, &mut loaded) {
         Ok(()) => {
-            container.bound_devices().forget()?;
+            container.bound_devices.forget()?;
             files::set_ready(node, &ready)?;
             let signal = signals.wait();
             node.log.step(format!("{signal}: stopping"));
@@ -67,14 +71,14 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
             forecast::check(node, &options.modules, &options.allowed)?;
             container.stop(&options.modules, &loaded, signals)
         }
-        Err(error) if container.guard().is_some_and(|guard| guard.is_busy()) => {
+        Err(error) if container.guard.as_ref().is_some_and(GuardClient::is_busy) => {
             node.log.step("the guard continues the swap");
             Err(error)
         }
         Err(error) => {
             node.log.warn_of(container.stop(&[], &loaded, signals));
-            node.log.warn_of(container.api_servers().forget());
-            node.log.warn_of(container.bound_devices().forget());
+            node.log.warn_of(container.api_servers.forget());
+            node.log.warn_of(container.bound_devices.forget());
             let is_restored = container.host_modules.are_back(&container.loader);
             Err(if is_restored { error.without_state() } else { error })
         }
@@ -86,7 +90,10 @@ struct Container<'a> {
     options: &'a Options,
     loader: Loader<'a>,
     host_modules: HostModules<'a>,
-    firmware_path: String,
+    api_servers: ApiServers<'a>,
+    bound_devices: BoundDevices<'a>,
+    guard: Option<GuardClient<'a>>,
+    firmware: Firmware<'a>,
 }
 
 impl Container<'_> {
@@ -95,11 +102,11 @@ impl Container<'_> {
         let Self { node, options, host_modules, .. } = self;
         self.wait(&options.wait_for, "load", signals)?;
         if options.firmware {
-            self.firmware().set_search_path(node)?;
-            let files = self.firmware().provide(node)?;
-            node.log.step(format!("firmware: {files} file(s) copied to {}", self.firmware_path));
+            self.firmware.set_search_path(node)?;
+            let files = self.firmware.provide(node)?;
+            node.log.step(format!("firmware: {files} file(s) copied to {}", self.firmware.host_path));
         }
-        if let Some(guard) = self.guard() {
+        if let Some(guard) = &self.guard {
             guard.await_earlier(signals)?;
         }
         // A killed container may have left the blacklist behind.
@@ -114,7 +121,7 @@ impl Container<'_> {
         failure.check()?;
         forecast::check(node, &to_unload, &options.allowed)?;
         host_modules.save(&host_names)?;
-        if let Some(guard) = self.guard() {
+        if let Some(guard) = &self.guard {
             self.blacklist().write();
             let swap = Swap {
                 digest: failure.image.clone(),
@@ -136,11 +143,11 @@ impl Container<'_> {
             failure.update(&result);
             return result;
         }
-        self.api_servers().record(&to_unload)?;
-        self.bound_devices().record(&to_unload)?;
+        self.api_servers.record(&to_unload)?;
+        self.bound_devices.record(&to_unload)?;
         self.blacklist().write();
         let result = unload::unload_all(node, &to_unload).and_then(|_| self.load(signals, loaded));
-        let result = result.and_then(|()| self.bound_devices().check());
+        let result = result.and_then(|()| self.bound_devices.check());
         self.blacklist().remove();
         let result = result.and_then(|()| self.set_up(signals));
         let result = result.and_then(|()| self.confirm_api_servers(signals));
@@ -148,15 +155,10 @@ impl Container<'_> {
         result
     }
 
-    fn guard(&self) -> Option<GuardClient<'_>> {
-        let directory = self.options.guard.as_deref()?;
-        Some(GuardClient { node: self.node, directory, name: self.options.name() })
-    }
-
     /// Checks the devices and waits for the API servers if a container was killed before it did so. After a failure, adds the
     /// image's modules to `loaded`, so that the caller unloads these modules.
     fn confirm(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
-        let confirmed = self.bound_devices().check().and_then(|()| self.confirm_api_servers(signals));
+        let confirmed = self.bound_devices.check().and_then(|()| self.confirm_api_servers(signals));
         if confirmed.is_err() {
             self.failure_record()?.update(&confirmed);
             let state = Loaded::read(&self.node.paths)?;
@@ -165,19 +167,10 @@ impl Container<'_> {
         confirmed
     }
 
-    fn api_servers(&self) -> ApiServers<'_> {
-        let Self { node, options, .. } = self;
-        ApiServers { node, file: options.file("api-servers"), limit: options.api_server_limit }
-    }
-
     fn confirm_api_servers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let modules: Vec<String> =
             self.host_modules.names().into_iter().chain(self.options.modules.clone()).collect();
-        self.api_servers().confirm(&modules, false, signals)
-    }
-
-    fn bound_devices(&self) -> BoundDevices<'_> {
-        BoundDevices { node: self.node, file: self.options.file("bound") }
+        self.api_servers.confirm(&modules, false, signals)
     }
 
     /// Runs the program of `--then`, and waits until the driver is ready.
@@ -198,7 +191,7 @@ impl Container<'_> {
     /// with [`unload_and_restore`](Self::unload_and_restore).
     fn stop(&self, modules: &[String], loaded: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
         let names = self.host_modules.names();
-        let Some(guard) = self.guard().filter(|_| !names.is_empty()) else {
+        let Some(guard) = self.guard.as_ref().filter(|_| !names.is_empty()) else {
             return self.unload_and_restore(modules, loaded);
         };
         let to_unload = self.modules_of_image(modules, loaded)?;
@@ -256,7 +249,7 @@ impl Container<'_> {
             result = self.host_modules.load(&host_names).and_then(|()| self.host_modules.clear());
         }
         if options.firmware {
-            self.firmware().restore_search_path(node)?;
+            self.firmware.restore_search_path(node)?;
         }
         result
     }
@@ -375,10 +368,6 @@ impl Container<'_> {
             }
         }
         Ok(())
-    }
-
-    fn firmware(&self) -> Firmware<'_> {
-        Firmware { host_path: &self.firmware_path, subdir: "" }
     }
 
     fn blacklist(&self) -> Blacklist<'_> {
