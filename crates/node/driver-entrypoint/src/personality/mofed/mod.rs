@@ -48,6 +48,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         host_modules: HostModules::read(node, settings.state_file("replaced"))?,
         api_servers: ApiServers { node, file: settings.state_file("api-servers"), limit },
         bound_devices: BoundDevices { node, file: settings.state_file("bound") },
+        guard: settings.guard.as_deref().map(|directory| GuardClient { node, directory, name: "mofed" }),
     };
     if let Err(error) = container.start(signals) {
         if container.is_guard_busy() {
@@ -77,13 +78,14 @@ struct Container<'a> {
     host_modules: HostModules<'a>,
     api_servers: ApiServers<'a>,
     bound_devices: BoundDevices<'a>,
+    guard: Option<GuardClient<'a>>,
 }
 
 impl Container<'_> {
     fn start(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         node.log.step(format!("kernel {}: starting", node.kernel.release()));
-        if let Some(guard) = self.guard() {
+        if let Some(guard) = &self.guard {
             guard.await_earlier(signals)?;
         }
         // A killed container may have left the blacklist behind.
@@ -171,8 +173,7 @@ impl Container<'_> {
         if loaded.contains("mlx5_core") {
             failure.check()?;
         }
-        let guard = self.guard();
-        if let Some(guard) = &guard {
+        if let Some(guard) = &self.guard {
             guard.check(failure.image.clone())?;
         }
         PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))?;
@@ -184,7 +185,7 @@ impl Container<'_> {
         forecast::check(node, &to_unload, &settings.allowed)?;
         self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
-        if guard.is_none() {
+        if self.guard.is_none() {
             self.save_network(loaded)?;
             self.api_servers.record(&to_unload)?;
         }
@@ -215,7 +216,7 @@ impl Container<'_> {
     ) -> Result<(), Error> {
         let Self { node, settings, stack, host_modules, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
-        if let Some(guard) = self.guard() {
+        if let Some(guard) = &self.guard {
             let (required, optional) = stack.modules_of_swap(unloaded);
             let swap = Swap {
                 digest,
@@ -240,13 +241,8 @@ impl Container<'_> {
         self.forget_saved_network()
     }
 
-    fn guard(&self) -> Option<GuardClient<'_>> {
-        let directory = self.settings.guard.as_deref()?;
-        Some(GuardClient { node: self.node, directory, name: "mofed" })
-    }
-
     fn is_guard_busy(&self) -> bool {
-        self.guard().is_some_and(|guard| guard.is_busy())
+        self.guard.as_ref().is_some_and(GuardClient::is_busy)
     }
 
     fn hooks(&self) -> Hooks<'_> {
@@ -272,11 +268,10 @@ impl Container<'_> {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
             return self.repair();
         }
-        let mut guard = None;
-        if let Some(client) = self.guard() {
-            let digest = format!("{}{END}", self.failure_record()?.image);
-            client.check(digest.clone())?;
-            guard = Some((client, digest));
+        let mut digest = String::new();
+        if let Some(guard) = &self.guard {
+            digest = format!("{}{END}", self.failure_record()?.image);
+            guard.check(digest.clone())?;
         }
         PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))?;
         let mut to_unload = stack.modules_to_unload(&loaded)?;
@@ -284,13 +279,13 @@ impl Container<'_> {
         forecast::check(node, &to_unload, &settings.allowed)?;
         self.hooks().run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
-        if guard.is_none() {
+        if self.guard.is_none() {
             self.save_network(&loaded)?;
         }
         node.log.step("restoring the host's drivers");
         let names = host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
-        if let Some((guard, digest)) = guard {
+        if let Some(guard) = &self.guard {
             let (required, _) = stack.modules_of_swap(&names);
             let swap = Swap {
                 digest,
