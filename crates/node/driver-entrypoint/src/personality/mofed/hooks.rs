@@ -13,18 +13,16 @@ use crate::{
 
 pub(super) struct Hooks<'a> {
     pub(super) node: &'a Node<'a>,
-    /// Program that runs before the replacement.
-    pub(super) before: Option<&'a str>,
-    /// Program that runs after the replacement.
-    pub(super) after: Option<&'a str>,
-    /// File with the interfaces and their devices. If this container is killed, the next one runs `after`.
+    /// Programs that run before the replacement and after.
+    pub(super) programs: &'a [Option<String>; 2],
+    /// File with the interfaces and their devices. If this container is killed, the next one runs the second program.
     pub(super) file: String,
 }
 
 impl Hooks<'_> {
     /// Runs the program before the modules are unloaded. After a failure, the caller must not unload them.
     pub(super) fn run_before(&self, modules: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
-        let Self { node, before, after: _, file } = self;
+        let Self { node, programs: [before, _], file } = self;
         let interfaces = forecast::interfaces_of(node, modules);
         let lines = interfaces.iter().map(|interface| {
             let device = link_name(interface.join("device")).unwrap_or_default();
@@ -46,7 +44,7 @@ impl Hooks<'_> {
     /// Runs the program after the drivers were replaced, or the host's are back. Does nothing if no container has called
     /// [`run_before`](Self::run_before) since. Leaves the lines in `kept` to the next container.
     pub(super) fn run_after(&self, kept: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
-        let Self { node, before: _, after, file } = self;
+        let Self { node, programs: [_, after], file } = self;
         let Some(text) = files::text(node.paths.at(file)) else { return Ok(()) };
         if let Some(program) = after {
             let names: Vec<String> = text.lines().filter_map(|line| self.current_name(line)).collect();

@@ -49,6 +49,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         api_servers: ApiServers { node, file: settings.state_file("api-servers"), limit },
         bound_devices: BoundDevices { node, file: settings.state_file("bound") },
         guard: settings.guard.as_deref().map(|directory| GuardClient { node, directory, name: "mofed" }),
+        hooks: Hooks { node, programs: &settings.hooks, file: settings.state_file("changed-interfaces") },
     };
     if let Err(error) = container.start(signals) {
         if container.is_guard_busy() {
@@ -79,6 +80,7 @@ struct Container<'a> {
     api_servers: ApiServers<'a>,
     bound_devices: BoundDevices<'a>,
     guard: Option<GuardClient<'a>>,
+    hooks: Hooks<'a>,
 }
 
 impl Container<'_> {
@@ -101,7 +103,7 @@ impl Container<'_> {
             self.keep_loaded_drivers(signals)?;
         }
         self.bound_devices.forget()?;
-        self.hooks().run_after(&[], signals)?;
+        self.hooks.run_after(&[], signals)?;
         self.expose()?;
         files::set_ready(node, &settings.ready)
     }
@@ -183,7 +185,7 @@ impl Container<'_> {
             self.host_modules.check(&stack.loader.without_image_build(loaded, &to_unload))?;
         }
         forecast::check(node, &to_unload, &settings.allowed)?;
-        self.hooks().run_before(&to_unload, signals)?;
+        self.hooks.run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         if self.guard.is_none() {
             self.save_network(loaded)?;
@@ -245,18 +247,11 @@ impl Container<'_> {
         self.guard.as_ref().is_some_and(GuardClient::is_busy)
     }
 
-    fn hooks(&self) -> Hooks<'_> {
-        let [before, after] = &self.settings.hooks;
-        let file = self.state_file("changed-interfaces");
-        Hooks { node: self.node, before: before.as_deref(), after: after.as_deref(), file }
-    }
-
     /// Runs the program of `HOOK_AFTER`, and only logs its failure. While no driver is loaded, leaves it to the next container, and
     /// also interfaces that do not exist.
     fn run_hook_after(&self, signals: &mut dyn Signals) {
         if !self.is_guard_busy() && self.has_driver().unwrap_or_default() {
-            let hooks = self.hooks();
-            self.node.log.warn_of(hooks.run_after(&hooks.missing(), signals));
+            self.node.log.warn_of(self.hooks.run_after(&self.hooks.missing(), signals));
         }
     }
 
@@ -277,7 +272,7 @@ impl Container<'_> {
         let mut to_unload = stack.modules_to_unload(&loaded)?;
         host_modules.check(&to_unload)?;
         forecast::check(node, &to_unload, &settings.allowed)?;
-        self.hooks().run_before(&to_unload, signals)?;
+        self.hooks.run_before(&to_unload, signals)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         if self.guard.is_none() {
             self.save_network(&loaded)?;
