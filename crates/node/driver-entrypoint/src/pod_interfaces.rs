@@ -35,7 +35,8 @@ pub(crate) fn read(paths: &Paths) -> Vec<PodInterface> {
     let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(namespace_of).collect();
     let nodes_sys: Vec<String> =
         ["1", "self"].into_iter().filter_map(|id| sysfs_of(&paths.at(&format!("/proc/{id}")))).collect();
-    let by_index = interfaces_by_index(paths);
+    let node_interfaces = entries(paths.at("/sys/class/net")).into_iter();
+    let by_index = node_interfaces.filter_map(|path| Some((text(path.join("ifindex"))?, path))).collect();
     let mut interfaces = Vec::new();
     for process in entries(paths.at("/proc")) {
         let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
@@ -94,12 +95,6 @@ impl PodInterface {
         };
         Some(Self { name: name_of(interface), pod: pod.cloned(), modules, device })
     }
-}
-
-/// The node's interfaces by their number (`ifindex`).
-fn interfaces_by_index(paths: &Paths) -> BTreeMap<String, PathBuf> {
-    let interfaces = entries(paths.at("/sys/class/net")).into_iter();
-    interfaces.filter_map(|interface| Some((text(interface.join("ifindex"))?, interface))).collect()
 }
 
 /// Lists the modules that drive an interface or the interfaces below it, such as a bond's slaves.
