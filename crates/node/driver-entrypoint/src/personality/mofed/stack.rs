@@ -150,9 +150,7 @@ impl Stack<'_> {
         for name in self.modules_to_load() {
             self.loader.load(name)?;
         }
-        let to_reload = unloaded.iter().rev();
-        let auxiliary = self.settings.auxiliary.iter();
-        for name in to_reload.chain(auxiliary) {
+        for name in unloaded.iter().rev().chain(&self.settings.auxiliary) {
             if self.loader.index.image_file(name).is_some() {
                 let loaded = self.loader.load(name);
                 // Storage modules are required, because the node used them before. The other modules are optional.
