@@ -72,7 +72,7 @@ impl Firmware<'_> {
         Ok(())
     }
 
-    /// Copies the image's firmware to where the host sees it. Returns the number of files written.
+    /// Copies the image's firmware to where the host sees it, and logs that. Returns the number of files written.
     pub(crate) fn provide(self, node: &Node<'_>) -> Result<usize, Error> {
         let (root, target) = (node.paths.at("/"), node.paths.at(self.host_path).join(self.subdir));
         // Clone of the image's root without the mounts that the manifest puts over it; needs Linux 5.2. On older
@@ -90,6 +90,7 @@ impl Firmware<'_> {
                 }
             }
         }
+        node.log.step(format!("firmware: {written} file(s) copied to {}", self.host_path));
         Ok(written)
     }
 }

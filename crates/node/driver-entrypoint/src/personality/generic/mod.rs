@@ -103,8 +103,7 @@ impl Container<'_> {
         self.wait(&options.wait_for, "load", signals)?;
         if options.firmware {
             self.firmware.set_search_path(node)?;
-            let files = self.firmware.provide(node)?;
-            node.log.step(format!("firmware: {files} file(s) copied to {}", self.firmware.host_path));
+            self.firmware.provide(node)?;
         }
         if let Some(guard) = &self.guard {
             guard.await_earlier(signals)?;

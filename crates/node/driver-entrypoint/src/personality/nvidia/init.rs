@@ -121,8 +121,7 @@ fn set_up_firmware(loader: &Loader<'_>) -> Result<(), Error> {
         node.log.step("NVreg_EnableGpuFirmware=0: the GPU's firmware is not set up");
         return Ok(());
     }
-    let files = FIRMWARE.provide(node)?;
-    node.log.step(format!("firmware: {files} file(s) copied to {}", FIRMWARE.host_path));
+    FIRMWARE.provide(node)?;
     // GPUs before Turing need no firmware.
     if let Err(error) = FIRMWARE.set_search_path(node) {
         node.log.warn(format!("continuing without a search path for firmware: {error}"));
