@@ -46,28 +46,20 @@ pub(crate) enum Owner {
     ThisContainer,
 }
 
-impl Missing {
-    fn of(observed: &Observation) -> Option<Self> {
-        match (observed.ofed, observed.gpu) {
-            (true, true) => None,
-            (false, true) => Some(Self::Ofed),
-            (true, false) => Some(Self::Gpu),
-            (false, false) => Some(Self::Both),
-        }
-    }
-}
-
 /// Decides the next action. `loaded_against` is the `ib_core` that the module was loaded against, if known.
 pub(crate) fn decide(owner: Owner, observed: &Observation, loaded_against: Option<&str>) -> Step {
-    match Missing::of(observed) {
+    let missing = match (observed.ofed, observed.gpu) {
+        (true, true) => None,
+        (false, true) => Some(Missing::Ofed),
+        (true, false) => Some(Missing::Gpu),
+        (false, false) => Some(Missing::Both),
+    };
+    match missing {
         Some(missing) if observed.loaded && owner == Owner::ThisContainer => Step::Release(missing),
         Some(missing) => Step::Wait(missing),
         None if !observed.loaded => Step::Load,
         // A module that uses ib_core prevents its replacement. After a replacement, the loaded module thus does not use it.
-        None if loaded_against.is_some()
-            && observed.ib_core.is_some()
-            && loaded_against != observed.ib_core.as_deref() =>
-        {
+        None if loaded_against.zip(observed.ib_core.as_deref()).is_some_and(|(old, new)| old != new) => {
             Step::Reload
         }
         None => Step::Keep,
