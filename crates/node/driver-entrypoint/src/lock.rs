@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read, Seek, Write},
+    io::{self, Seek, Write},
 };
 
 use rustix::fs::{FlockOperation, flock};
@@ -38,11 +38,8 @@ pub(crate) fn take(node: &Node<'_>, path: &str) -> Result<File, Error> {
 
 /// Describes the holder by the process ID in the lock file. The ID is from the PID namespace of the holder's container.
 fn describe_holder(node: &Node<'_>, file: &mut File) -> String {
-    let mut text = String::new();
-    let read = file.read_to_string(&mut text);
-    let Some(id) = read.ok().and_then(|_| text.trim().parse::<u32>().ok()) else {
-        return "another process".to_owned();
-    };
+    let text = io::read_to_string(file).unwrap_or_default();
+    let Ok(id) = text.trim().parse::<u32>() else { return "another process".to_owned() };
     match files::text(node.paths.at(&format!("/proc/{id}/comm"))) {
         Some(command) if id != std::process::id() => format!("process {id} ({command})"),
         _ => format!("process {id} of another container"),
