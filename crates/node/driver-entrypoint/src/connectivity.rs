@@ -57,7 +57,9 @@ impl ApiServers<'_> {
         let network = Network::read(&node.paths);
         let mut servers: BTreeSet<SocketAddr> =
             interfaces.iter().flat_map(|interface| network.servers_through(interface)).collect();
-        if !servers.is_empty() && !self.is_in_host_network() {
+        // The routes and connections that were read are those of process 1.
+        let namespace = |process: &str| fs::read_link(node.paths.at(&format!("/proc/{process}/ns/net"))).ok();
+        if !servers.is_empty() && namespace("self") != namespace("1") {
             node.log.warn(
                 "this container is not in the host's network: it cannot check that the API server answers. Set hostNetwork: true",
             );
@@ -155,13 +157,6 @@ impl ApiServers<'_> {
     /// Returns the recorded servers.
     pub(crate) fn recorded(&self) -> Vec<SocketAddr> {
         files::lines(self.node, &self.file).iter().filter_map(|line| line.parse().ok()).collect()
-    }
-
-    /// Whether this process is in the network namespace of process 1, whose routes and connections were read.
-    fn is_in_host_network(&self) -> bool {
-        let namespace =
-            |process: &str| fs::read_link(self.node.paths.at(&format!("/proc/{process}/ns/net"))).ok();
-        namespace("self") == namespace("1")
     }
 }
 
