@@ -76,8 +76,8 @@ impl<'a> Devlink<'a> {
     /// Reads the parameters of these devices.
     pub(super) fn parameters(&self, devices: &[String]) -> Vec<Parameter> {
         // The program shows all parameters, or one by its name, but not all of one device.
-        let mut all =
-            self.run(&["dev", "param", "show"]).map(|text| parse_parameters(&text)).unwrap_or_default();
+        let text = run(&self.program, &["dev", "param", "show"]).unwrap_or_default();
+        let mut all = parse_parameters(&text);
         all.retain(|parameter| devices.contains(&parameter.device));
         all
     }
@@ -120,23 +120,19 @@ impl<'a> Devlink<'a> {
     /// Whether a device is in switchdev mode; `None` if devlink cannot tell.
     pub(super) fn is_switchdev(&self, device: &str) -> Option<bool> {
         // Output: <device>: mode legacy inline-mode none encap-mode basic
-        let text = self.run(&["dev", "eswitch", "show", device]).ok()?;
+        let text = run(&self.program, &["dev", "eswitch", "show", device]).ok()?;
         let mode = text.split_whitespace().skip_while(|word| *word != "mode").nth(1)?;
         Some(mode == "switchdev")
     }
 
     fn set(&self, arguments: &[&str]) -> bool {
         let joined = arguments.join(" ");
-        let result = self.run(arguments);
+        let result = run(&self.program, arguments);
         match &result {
             Ok(_) => self.node.log.step(format!("devlink {joined}")),
             Err(error) => self.node.log.warn(format!("devlink {joined}: {error}")),
         }
         result.is_ok()
-    }
-
-    fn run(&self, arguments: &[&str]) -> Result<String, String> {
-        run(&self.program, arguments)
     }
 }
 
