@@ -5,16 +5,14 @@ use std::path::PathBuf;
 
 use super::{devices, is_ipoib_child, links, own_interface, sysfs_path};
 use crate::{
-    files::{entries, name_of, program},
+    files::{entries, name_of, names_after, program},
     node::Node,
 };
 
 /// Lists the lost settings.
 pub(crate) fn lost_settings(node: &Node<'_>) -> Vec<String> {
     let mut lost = Vec::new();
-    let functions = entries(node.paths.at("/sys/bus/auxiliary/devices"));
-    let is_sub_function = |path: &&PathBuf| name_of(path).starts_with("mlx5_core.sf.");
-    let count = functions.iter().filter(is_sub_function).count();
+    let count = names_after(&node.paths.at("/sys/bus/auxiliary/devices"), "mlx5_core.sf.").len();
     if count > 0 {
         lost.push(format!("{count} sub-function(s)"));
     }
