@@ -43,16 +43,12 @@ impl Signals for ProcessSignals {
     fn wait(&mut self) -> &'static str {
         loop {
             // As PID 1 this process inherits orphans. Its own children have been waited for before this call.
-            reap_children();
+            while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
             if let Some(name) = self.0.wait().find_map(stop_signal_name) {
                 return name;
             }
         }
     }
-}
-
-fn reap_children() {
-    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
 }
 
 fn stop_signal_name(signal: i32) -> Option<&'static str> {
