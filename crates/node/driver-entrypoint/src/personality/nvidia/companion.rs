@@ -192,22 +192,18 @@ impl<'a> Companion<'a> {
     }
 
     fn observe(&self, node: &Node<'_>, loaded: &Loaded, state: &mut PollState) -> Observation {
-        let gpu = state::is_gpu_ready(node, loaded, self.owner == Owner::DriverContainers);
-        let is_loaded = loaded.contains(self.module);
-        if self.ofed == Ofed::Unused {
-            return Observation { ofed: true, gpu, loaded: is_loaded, ib_core: None };
-        }
-        let is_ready_by_file = state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
+        let uses_ofed = self.ofed != Ofed::Unused;
+        let is_ready_by_file = uses_ofed && state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
         state.ofed_file_seen |= is_ready_by_file;
         let is_ready_by_sources = self.owner == Owner::ThisContainer
             && !state.ofed_file_seen
             && loaded.contains("mlx5_core")
             && node.paths.at(OFED_SOURCES).exists();
         Observation {
-            ofed: is_ready_by_file || is_ready_by_sources,
-            gpu,
-            loaded: is_loaded,
-            ib_core: loaded.identity(&node.paths, "ib_core"),
+            ofed: !uses_ofed || is_ready_by_file || is_ready_by_sources,
+            gpu: state::is_gpu_ready(node, loaded, self.owner == Owner::DriverContainers),
+            loaded: loaded.contains(self.module),
+            ib_core: loaded.identity(&node.paths, "ib_core").filter(|_| uses_ofed),
         }
     }
 
