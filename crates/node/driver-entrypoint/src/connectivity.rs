@@ -127,19 +127,26 @@ impl ApiServers<'_> {
     /// Waits until each recorded server answers. Fails at the time limit.
     fn await_answers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, limit, .. } = self;
-        let start = Instant::now();
+        let (start, seconds) = (Instant::now(), limit.as_secs());
         // Without a limit, ignore a record that an earlier container with a limit left.
         let servers = if limit.is_zero() { Vec::new() } else { self.recorded() };
         for server in servers {
             node.log.step(format!(
-                "waiting for the API server at {server}: without an answer within {} s the host's drivers come back",
-                limit.as_secs()
+                "waiting for the API server at {server}: without an answer within {seconds} s the host's drivers come back"
             ));
             let (mut successive, mut attempts) = (0, 0);
             while successive < REQUIRED_CONNECTIONS {
                 signals.check()?;
-                if attempts >= limit.as_secs() || start.elapsed() >= *limit {
-                    return Err(no_answer(server, *limit));
+                if attempts >= seconds || start.elapsed() >= *limit {
+                    return Err(Error::new(
+                        format!(
+                            "the API server at {server} did not answer within {seconds} s after the drivers were replaced"
+                        ),
+                        format!(
+                            "look for the link and the address of the node's interface in the logs of the kernel and of the \
+                             network manager; {VARIABLE} sets the time limit"
+                        ),
+                    ));
                 }
                 attempts += 1;
                 successive = if node.kernel.connects(server, CONNECT_TIMEOUT) { successive + 1 } else { 0 };
@@ -158,19 +165,6 @@ impl ApiServers<'_> {
     pub(crate) fn recorded(&self) -> Vec<SocketAddr> {
         files::lines(self.node, &self.file).iter().filter_map(|line| line.parse().ok()).collect()
     }
-}
-
-fn no_answer(server: SocketAddr, limit: Duration) -> Error {
-    Error::new(
-        format!(
-            "the API server at {server} did not answer within {} s after the drivers were replaced",
-            limit.as_secs()
-        ),
-        format!(
-            "look for the link and the address of the node's interface in the logs of the kernel and of the network manager; \
-             {VARIABLE} sets the time limit"
-        ),
-    )
 }
 
 #[cfg(test)]
