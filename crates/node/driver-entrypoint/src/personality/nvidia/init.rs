@@ -47,7 +47,11 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
     let parameters = driver::parameters(node, &index, settings)?;
     let loader = Loader { node, index, parameters };
     driver::check(&loader, settings.drm)?;
-    let is_same = has_same_configuration(node, &loader, settings)?;
+    // The operator's digest covers its whole configuration, including the image's name. The module's own hash catches an image
+    // with new content under the same name.
+    let is_same = settings.config_digest.is_some()
+        && settings.config_digest == text(node.paths.at(state::DIGEST_FILE))
+        && driver::is_loaded(node, &loader.index)?;
     if !is_same {
         driver::check_gpus(node)?;
     }
@@ -75,14 +79,6 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
             Err(error)
         }
     }
-}
-
-/// Whether the loaded driver can be kept. The operator's digest covers its whole configuration, including the image's
-/// name. The module's own hash catches an image with new content under the same name.
-fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
-    let stored = text(node.paths.at(state::DIGEST_FILE));
-    let is_same = settings.config_digest.is_some() && settings.config_digest == stored;
-    Ok(is_same && driver::is_loaded(node, &loader.index)?)
 }
 
 fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
