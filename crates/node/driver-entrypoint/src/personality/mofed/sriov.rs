@@ -301,9 +301,8 @@ impl PhysicalFunction {
 /// when their physical function is restored.
 fn devices(node: &Node<'_>) -> Vec<String> {
     let devices_of_bus = |bus: PathBuf| {
-        let devices = entries(bus.join("drivers/mlx5_core")).into_iter();
-        let devices = devices.filter(|entry| entry.is_dir() && !entry.ends_with("module"));
-        let devices = devices.filter(|device| !device.join("physfn").exists()).collect::<Vec<_>>();
+        let mut devices = entries(bus.join("drivers/mlx5_core"));
+        devices.retain(|path| path.is_dir() && !path.ends_with("module") && !path.join("physfn").exists());
         devices.into_iter().map(move |device| format!("{}/{}", name_of(&bus), name_of(&device)))
     };
     entries(node.paths.at("/sys/bus")).into_iter().flat_map(devices_of_bus).collect()
