@@ -217,10 +217,8 @@ fn missing_links<'a>(node: &Node<'_>, saved: &'a [Saved<'_>]) -> Vec<(&'a Path, 
 pub(super) fn lost_uppers(node: &Node<'_>, interface: &Path) -> Vec<String> {
     let master = link_name(interface.join("master"));
     let vlans = vlans(node, interface);
-    let is_restored =
-        |name: &String| master.as_ref() == Some(name) || vlans.iter().any(|vlan| vlan.device == *name);
     let mut uppers = names_after(interface, "upper_");
-    uppers.retain(|name| !is_restored(name));
+    uppers.retain(|name| master.as_ref() != Some(name) && vlans.iter().all(|vlan| vlan.device != *name));
     uppers
 }
 
