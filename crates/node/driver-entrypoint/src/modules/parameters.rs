@@ -105,9 +105,8 @@ impl Parameters {
     /// Parses `module.parameter=value` words, as modprobe does.
     fn add_command_line(&mut self, text: &str) {
         for word in text.split_whitespace() {
-            let name = word.split('=').next().unwrap_or_default();
-            if let Some((module, _)) = name.split_once('.') {
-                self.add(module, word.get(module.len() + 1..).unwrap_or_default());
+            if let Some((module, option)) = word.split_once('.').filter(|(module, _)| !module.contains('=')) {
+                self.add(module, option);
             }
         }
     }
