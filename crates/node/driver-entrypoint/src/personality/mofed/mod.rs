@@ -57,7 +57,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
             return Err(error);
         }
         // Exposed headers would belong to drivers that are not loaded.
-        node.log.warn_of(container.conceal());
+        node.log.warn_of(mounts::conceal(node, &settings.exposed().1));
         container.remove_udev_rules();
         let had_driver = container.has_driver().unwrap_or_default();
         node.log.warn_of(container.repair());
@@ -142,7 +142,7 @@ impl Container<'_> {
             return mounts::expose(node, from, &to);
         }
         // A killed container may have left the mount of another image there.
-        self.conceal()?;
+        mounts::conceal(node, &to)?;
         node.log.warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
         Ok(())
     }
@@ -151,7 +151,7 @@ impl Container<'_> {
         let Self { node, settings, .. } = self;
         files::remove_and_log(node, &settings.ready)?;
         self.remove_udev_rules();
-        self.conceal()?;
+        mounts::conceal(node, &settings.exposed().1)?;
         if settings.restore && logind::is_shutting_down(node) {
             node.log
                 .step("the node shuts down: the drivers stay loaded, because pods still need the network");
@@ -352,11 +352,6 @@ impl Container<'_> {
         unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_image_build)))?;
         self.keep_bond_addresses();
         self.host_modules.load(names)
-    }
-
-    fn conceal(&self) -> Result<(), Error> {
-        let (_, to) = self.settings.exposed();
-        mounts::conceal(self.node, &to)
     }
 
     fn blacklist(&self) -> Blacklist<'_> {
