@@ -36,8 +36,7 @@ impl Index {
     /// Indexes the host's modules only, as they were before the driver container.
     pub(crate) fn of_host(node: &Node<'_>) -> Result<Self, Error> {
         let release = node.kernel.release();
-        let host = node.paths.host_modules(&release);
-        Self::read(&release, &[(Origin::Host, host)])
+        Self::read(&release, &[(Origin::Host, node.paths.host_modules(&release))])
     }
 
     /// Reads trees such as `/lib/modules/<release>`, in order of precedence. A missing tree counts as empty.
