@@ -167,8 +167,7 @@ impl Container<'_> {
     }
 
     fn confirm_api_servers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
-        let modules: Vec<String> =
-            self.host_modules.names().into_iter().chain(self.options.modules.clone()).collect();
+        let modules = [self.host_modules.names(), self.options.modules.clone()].concat();
         self.api_servers.confirm(&modules, false, signals)
     }
 
@@ -219,11 +218,10 @@ impl Container<'_> {
         let own: Vec<String> = modules.iter().chain(loaded).chain(&dependencies).cloned().collect();
         let mut order = state.with_holders(own.iter().rev());
         order.retain(|name| own.contains(name));
-        let is_used = |name: &String| {
-            let holders = state.get(name).map(|module| &module.holders);
-            holders.is_some_and(|holders| holders.iter().any(|holder| !order.contains(holder)))
+        let is_used = |name: &&String| {
+            state.get(name).is_some_and(|module| module.holders.iter().any(|holder| !order.contains(holder)))
         };
-        let used: Vec<String> = order.iter().filter(|name| is_used(name)).cloned().collect();
+        let used: Vec<String> = order.iter().filter(is_used).cloned().collect();
         order.retain(|name| modules.contains(name) || !used.contains(name));
         Ok(order)
     }
