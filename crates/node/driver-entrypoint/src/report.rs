@@ -136,17 +136,20 @@ impl Record {
 
     /// Limits the size of the record: bounds the number and length of kernel messages, and removes NUL characters.
     fn bounded(mut self) -> Self {
+        if let Self::Loaded { oops, messages, .. } | Self::Unloaded { oops, messages, .. } = &mut self {
+            // After an oops keep its beginning, otherwise the last messages.
+            let last = messages.len().saturating_sub(MAX_MESSAGES);
+            let oops_start = messages.iter().position(|message| *oops && reports_oops(message));
+            messages.drain(..oops_start.map_or(last, |oops_start| oops_start.min(last)));
+            messages.truncate(MAX_MESSAGES);
+        }
         let texts = match &mut self {
             Self::Hello { version, kernel } => vec![version, kernel],
-            Self::Loaded { oops, read_back, messages, .. } => {
+            Self::Loaded { read_back, messages, .. } => {
                 let ReadBack { listed: _, state, source_version, taint } = read_back;
-                truncate_messages(messages, *oops);
                 messages.iter_mut().chain([state, source_version, taint]).collect()
             }
-            Self::Unloaded { oops, messages, .. } => {
-                truncate_messages(messages, *oops);
-                messages.iter_mut().collect()
-            }
+            Self::Unloaded { messages, .. } => messages.iter_mut().collect(),
             Self::Failed(message) => vec![message],
             Self::Loading(_) | Self::Unloading(_) | Self::End(_) => vec![],
         };
@@ -156,14 +159,6 @@ impl Record {
         }
         self
     }
-}
-
-/// Keeps [`MAX_MESSAGES`] messages: after an oops from its beginning on, otherwise the last ones.
-fn truncate_messages(messages: &mut Vec<String>, oops: bool) {
-    let last = messages.len().saturating_sub(MAX_MESSAGES);
-    let oops_start = messages.iter().position(|message| oops && reports_oops(message));
-    messages.drain(..oops_start.map_or(last, |oops_start| oops_start.min(last)));
-    messages.truncate(MAX_MESSAGES);
 }
 
 fn mac(key: &Key, number: u64, body: &[u8]) -> Hmac<Sha256> {
