@@ -58,17 +58,16 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Loads the dependencies of a module that come from `tree`, but not the module itself. Plans as if only the modules in
+    /// Loads the dependencies of a module that come from the host, but not the module itself. Plans as if only the modules in
     /// `loaded` were loaded.
-    pub(crate) fn load_deps(&self, name: &str, tree: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
+    pub(crate) fn load_host_deps(&self, name: &str, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let mut inserted = Vec::new();
         let name = kernel_name(name);
         for step in self.plan(&name, loaded)? {
-            // Skip modules that directly depend on a module of the other tree. They are loaded later.
+            // Skip modules that directly depend on a module of the image. They are loaded later.
             let depends = step.file.info()?.depends;
-            let is_ready =
-                depends.iter().all(|need| self.index.file(need).is_none_or(|file| file.origin == tree));
-            if step.file.origin == tree && step.name != name && is_ready && self.insert(&step)? {
+            let is_ready = depends.iter().all(|need| self.index.image_file(need).is_none());
+            if step.file.origin == Origin::Host && step.name != name && is_ready && self.insert(&step)? {
                 inserted.push(step.name);
             }
         }
@@ -274,7 +273,7 @@ mod tests {
         bench.kernel.load_errors.borrow_mut().insert("early".into(), Errno::NODEV);
         let node = bench.node();
         let loader = Loader::of_node(&node).unwrap();
-        let needs = loader.load_deps("m", Origin::Host, &Loaded::default()).unwrap();
+        let needs = loader.load_host_deps("m", &Loaded::default()).unwrap();
         assert_eq!(needs, Vec::<String>::new());
         assert!(bench.log().contains("WARN  continuing without early: load early from"), "{}", bench.log());
     }

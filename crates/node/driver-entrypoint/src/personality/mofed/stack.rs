@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::settings::Settings;
 use crate::{
     error::Error,
-    module_file::{Origin, kernel_name},
+    module_file::kernel_name,
     modules::{load::Loader, loaded::Loaded, unload},
     node::Node,
 };
@@ -129,7 +129,7 @@ impl Stack<'_> {
     pub(super) fn load_host_deps(&self, loaded: &Loaded, to_unload: &[String]) -> Result<(), Error> {
         let staying = loaded.without(to_unload);
         for name in self.modules_to_load() {
-            self.loader.load_deps(name, Origin::Host, &staying)?;
+            self.loader.load_host_deps(name, &staying)?;
         }
         Ok(())
     }
