@@ -50,6 +50,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         bound_devices: BoundDevices { node, file: settings.state_file("bound") },
         guard: settings.guard.as_deref().map(|directory| GuardClient { node, directory, name: "mofed" }),
         hooks: Hooks { node, programs: &settings.hooks, file: settings.state_file("changed-interfaces") },
+        blacklist: settings.blacklist(node),
     };
     if let Err(error) = container.start(signals) {
         if container.is_guard_busy() {
@@ -81,6 +82,7 @@ struct Container<'a> {
     bound_devices: BoundDevices<'a>,
     guard: Option<GuardClient<'a>>,
     hooks: Hooks<'a>,
+    blacklist: Blacklist<'a>,
 }
 
 impl Container<'_> {
@@ -91,7 +93,7 @@ impl Container<'_> {
             guard.await_earlier(signals)?;
         }
         // A killed container may have left the blacklist behind.
-        self.blacklist().remove();
+        self.blacklist.remove();
         stack.check_image()?;
         let loaded = Loaded::read(&node.paths)?;
         // Finish each branch before the root is exposed: the mount hides the saved state.
@@ -162,7 +164,7 @@ impl Container<'_> {
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
         }
-        self.blacklist().remove();
+        self.blacklist.remove();
         Ok(())
     }
 
@@ -194,7 +196,7 @@ impl Container<'_> {
         node.log.warn_of(self.write_udev_rules());
         let unloaded = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
-        self.blacklist().write();
+        self.blacklist.write();
         let result = self.swap_drivers(loaded, &to_unload, &unloaded, failure.image.clone(), signals);
         failure.update(&result);
         // The guard needs the blacklist until the swap ends, even if this container ends first.
@@ -202,7 +204,7 @@ impl Container<'_> {
             return result;
         }
         files::remove(node, &self.state_file("replacing"))?;
-        self.blacklist().remove();
+        self.blacklist.remove();
         result
     }
 
@@ -322,7 +324,7 @@ impl Container<'_> {
             return if has_settings { self.restore_and_forget_network(true) } else { Ok(()) };
         }
         node.log.warn("a container that was interrupted left the node without drivers: restoring the host's");
-        self.blacklist().remove();
+        self.blacklist.remove();
         let is_from_image = |name: &&String| loaded.contains(name) && !Loaded::is_in_tree(&node.paths, name);
         let from_image = loaded.with_holders(names.iter().filter(is_from_image));
         node.log.warn_of(unload::unload_all(node, &from_image));
@@ -352,10 +354,6 @@ impl Container<'_> {
         unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_image_build)))?;
         self.keep_bond_addresses();
         self.host_modules.load(names)
-    }
-
-    fn blacklist(&self) -> Blacklist<'_> {
-        self.settings.blacklist(self.node)
     }
 
     fn write_udev_rules(&self) -> Result<(), Error> {
