@@ -107,10 +107,12 @@ fn run(arguments: &[&str]) -> Result<ExitCode, String> {
         }
         ["nvidia-driver", ref rest @ ..] => nvidia::main(rest, variable)?,
         ["nv-peer-mem", ref rest @ ..] => {
-            run_companion(&Companion::nv_peer_mem(rest, variable).ok_or(companion::USAGE)?)
+            let companion = Companion::nv_peer_mem(rest, variable).ok_or(companion::USAGE)?;
+            personality::run(|node, signals| companion.run(node, signals))
         }
         [program @ ("nvidia-gds-driver" | "nvidia-gdrcopy-driver"), ref rest @ ..] => {
-            run_companion(&Companion::install(program, rest).ok_or(companion::INSTALL_USAGE)?)
+            let companion = Companion::install(program, rest).ok_or(companion::INSTALL_USAGE)?;
+            personality::run(|node, signals| companion.run(node, signals))
         }
         ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::role_arguments(rest)? {
             None => personality::run(|node, signals| toolkit::wait(node, signals)),
@@ -139,10 +141,6 @@ fn run_guard(arguments: &[&str]) -> Result<ExitCode, &'static str> {
         [install::ON_HOST, root, program, ref rest @ ..] => install::run_on_host(root, program, rest),
         _ => return Err(guard::USAGE),
     })
-}
-
-fn run_companion(companion: &Companion<'_>) -> ExitCode {
-    personality::run(|node, signals| companion.run(node, signals))
 }
 
 /// Writes a line to the container's log or to the virtual machine's console.
