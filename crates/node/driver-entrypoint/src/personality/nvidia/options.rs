@@ -39,8 +39,7 @@ impl Command {
             "init" | "load" => options(command, rest, &["-m", "--max-threads"]).map(|_| Self::Init),
             "update" => {
                 let with_value = ["-k", "--kernel", "-m", "--max-threads", "-s", "--sign", "-t", "--tag"];
-                let kernel = options(command, rest, &with_value)?;
-                match kernel {
+                match options(command, rest, &with_value)? {
                     Some(release) if !is_release(&release) => {
                         Err(format!("{release:?} is not a kernel release"))
                     }
