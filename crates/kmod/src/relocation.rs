@@ -201,6 +201,11 @@ impl Target {
         overlaps
     }
 
+    /// Returns the problem of a relocation of type "none": it takes the place of one that sets an address.
+    fn without_effect(&self) -> Option<RelocationProblem> {
+        self.is_followed.then_some(RelocationProblem::Misplaced)
+    }
+
     fn contains(&self, offset: u64, size: u64) -> bool {
         offset.checked_add(size).is_some_and(|end| end <= self.size)
     }
@@ -237,7 +242,7 @@ fn amd64<'d, R: ModuleBytes<'d>>(
     let &Relocation { offset, kind, symbol, addend } = relocation;
     let kind = elf::RelocationType(kind);
     let size = match kind {
-        elf::R_X86_64_NONE => return Ok(None),
+        elf::R_X86_64_NONE => return Ok(target.without_effect()),
         elf::R_X86_64_64 | elf::R_X86_64_PC64 => 8,
         elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => 4,
         _ => return Ok(Some(RelocationProblem::Unsupported)),
@@ -364,7 +369,7 @@ fn arm64<'d, R: ModuleBytes<'d>>(
     let kind = elf::RelocationType(kind);
     let size = match kind {
         // 256 is R_ARM_NONE.
-        elf::R_AARCH64_NONE | elf::RelocationType(256) => return None,
+        elf::R_AARCH64_NONE | elf::RelocationType(256) => return target.without_effect(),
         elf::R_AARCH64_ABS64 | elf::R_AARCH64_PREL64 => 8,
         elf::R_AARCH64_ABS16 | elf::R_AARCH64_PREL16 => 2,
         elf::R_AARCH64_ABS32

@@ -165,12 +165,13 @@ fn relocation_sections_apply_to_the_section_they_name() {
     code.more.last_mut().unwrap().1 = PROGBITS;
     assert_eq!(findings(&kernel(&[], ""), &code.build()), [""; 0], "the kernel tolerates it in code");
     let sentence = "unknown Relocation: the relocations of this section are missing, are incomplete, or belong to another section";
-    for change in 0..3 {
+    for change in 0..4 {
         let mut file = good.clone();
         let table = file.more.last_mut().unwrap();
         match change {
             0 => table.1 = PROGBITS,
             1 => table.3 = ".modinfo",
+            2 => table.4 = rela(0, 0, 0),
             _ => table.4.truncate(23),
         }
         assert_eq!(findings(&kernel(&[], ""), &file.build()), [sentence]);
