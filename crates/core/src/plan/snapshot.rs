@@ -219,9 +219,9 @@ pub struct PodFacts {
 /// Reason why a kubelet failed to pull an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullFailure {
-    /// The registry did not answer, was overloaded, or the kubelet gives no reason.
+    /// The registry did not answer, or was overloaded.
     Unanswered,
-    /// Any other reason, such as missing credentials.
+    /// Any other reason, such as missing credentials, or no reason.
     Refused,
 }
 

@@ -17,17 +17,19 @@ use super::{
 };
 
 /// What kubelets, containerd and CRI-O say, in lower case, if a registry does not answer or is overloaded.
-const OUTAGES: [&str; 17] = [
+const OUTAGES: [&str; 20] = [
     "connection refused",
     "connection reset",
     "timeout",
+    "time-out",
     "timed out",
     "deadline exceeded",
     "context canceled",
     "no route to host",
     "network is unreachable",
     "server misbehaving",
-    "try again",
+    "temporary failure in name resolution",
+    ": try again",
     ": eof",
     "unexpected eof",
     "internal server error",
@@ -35,6 +37,7 @@ const OUTAGES: [&str; 17] = [
     "unavailable",
     "too many requests",
     "toomanyrequests",
+    "pull qps exceeded",
 ];
 
 /// Returns a pod's facts. `daemon_set` is empty if no DaemonSet controls the pod.
@@ -169,16 +172,15 @@ fn container_statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStat
     status.init_container_statuses.iter().chain(&status.container_statuses).flatten()
 }
 
-/// Returns the reason why a container's image is not on the node. Before Kubernetes 1.32, `ImagePullBackOff` has no reason.
+/// Returns the reason why a container's image is not on the node. Before Kubernetes 1.32, only `ErrImagePull`, which lasts for
+/// seconds after each attempt, has the cause.
 fn pull_failure(status: &ContainerStatus) -> Option<PullFailure> {
     let ContainerStateWaiting { reason, message } = status.state.as_ref()?.waiting.as_ref()?;
+    if !matches!(reason.as_deref()?, "ErrImagePull" | "RegistryUnavailable" | "ImagePullBackOff") {
+        return None;
+    }
     let message = message.as_deref().unwrap_or_default().to_ascii_lowercase();
-    let gives_reason = match reason.as_deref()? {
-        "ErrImagePull" | "RegistryUnavailable" => true,
-        "ImagePullBackOff" => message.contains("\": "),
-        _ => return None,
-    };
-    let is_outage = !gives_reason || OUTAGES.iter().any(|outage| message.contains(outage));
+    let is_outage = OUTAGES.iter().any(|outage| message.contains(outage));
     Some(if is_outage { PullFailure::Unanswered } else { PullFailure::Refused })
 }
 
@@ -386,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Texts of containerd and CRI-O.
+    /// Texts of kubelets, containerd and CRI-O.
     #[test]
     fn an_outage_of_the_registry_is_no_refusal() {
         let pull = |reason: &str, message: &str| {
@@ -396,19 +398,38 @@ mod tests {
         };
         for outage in [
             r#"failed to resolve reference "r/i@sha256:1": failed to do request: Head "https://r/v2/i/manifests/1": dial tcp 10.0.0.1:443: connect: connection refused"#,
+            r#"failed to resolve reference "r/i@sha256:1": failed to do request: Head "https://r/v2/i/manifests/1": dial tcp: lookup r: Try again"#,
             r#"failed to resolve reference "r/i@sha256:1": unexpected status from HEAD request to https://r/v2/i/manifests/1: 503 Service Unavailable"#,
-            r#"Back-off pulling image "r/i@sha256:1": ErrImagePull: pinging container registry r: Get "https://r/v2/": net/http: TLS handshake timeout"#,
-            r#"Back-off pulling image "r/i@sha256:1""#,
+            r#"failed to copy: httpReadSeeker: failed open: unexpected status from GET request to https://r/v2/i/blobs/1: 504 Gateway Time-out"#,
+            r#"failed to resolve reference "r/i@sha256:1": unexpected status from HEAD request to https://r/v2/i/manifests/1: 429 Too Many Requests"#,
+            r#"initializing source docker://r/i@sha256:1: pinging container registry r: Get "https://r/v2/": net/http: TLS handshake timeout"#,
+            r#"initializing source docker://r/i@sha256:1: pinging container registry r: Get "https://r/v2/": dial tcp 10.0.0.1:443: connect: no route to host"#,
+            "reading manifest sha256:1 in r/i: received unexpected HTTP status: 500 Internal Server Error",
+            "image pull failed for r/i@sha256:1 because the registry is unavailable: pinging container registry r",
+            "pull QPS exceeded",
         ] {
-            assert_eq!(pull("ImagePullBackOff", outage), Some(PullFailure::Unanswered), "{outage}");
+            let back_off = format!(r#"Back-off pulling image "r/i@sha256:1": ErrImagePull: {outage}"#);
+            assert_eq!(pull("ErrImagePull", outage), Some(PullFailure::Unanswered), "{outage}");
+            assert_eq!(pull("ImagePullBackOff", &back_off), Some(PullFailure::Unanswered), "{outage}");
         }
         for refusal in [
             r#"failed to resolve reference "r/i@sha256:1": r/i@sha256:1: not found"#,
             r#"failed to resolve reference "r/i@sha256:1": pull access denied, repository does not exist or may require authorization"#,
-            r#"Back-off pulling image "r/i@sha256:1": ErrImagePull: reading manifest sha256:1 in r/i: manifest unknown"#,
+            r#"failed to resolve reference "r/i@sha256:1": unexpected status from HEAD request to https://r/v2/i/manifests/1: 403 Forbidden: denied: Your authorization token has expired. Reauthenticate and try again."#,
+            r#"failed to resolve reference "r/i@sha256:1": failed to do request: Head "https://r/v2/i/manifests/1": tls: failed to verify certificate: x509: certificate signed by unknown authority"#,
+            r#"failed to extract layer sha256:1: write /var/lib/containerd/tmpmounts/m/x.ko: no space left on device"#,
+            "reading manifest sha256:1 in r/i: manifest unknown",
         ] {
+            let back_off = format!(r#"Back-off pulling image "r/i@sha256:1": ErrImagePull: {refusal}"#);
             assert_eq!(pull("ErrImagePull", refusal), Some(PullFailure::Refused), "{refusal}");
+            assert_eq!(pull("ImagePullBackOff", &back_off), Some(PullFailure::Refused), "{refusal}");
         }
+        let without_cause = r#"Back-off pulling image "r/i@sha256:1""#;
+        assert_eq!(
+            pull("ImagePullBackOff", without_cause),
+            Some(PullFailure::Refused),
+            "before Kubernetes 1.32"
+        );
         assert_eq!(pull("CrashLoopBackOff", "connection refused"), None);
     }
 
