@@ -110,7 +110,7 @@ impl LookupCache {
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
         observed.headers.retain(|_, state| matches!(state, HeaderState::Available(_)));
         observed.unreachable.clear();
-        (*unreachable, *unresolved) = (false, false);
+        (*unreachable, *unresolved, observed.is_registry_down) = (false, false, false);
     }
 
     /// Updates the systems of the nodes, and drops the lookups of targets whose system changed.

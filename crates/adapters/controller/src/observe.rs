@@ -82,6 +82,7 @@ async fn look_up_images(
             Ok(Some(published)) => drop(observed.published.insert(reference, published)),
             Err(error) => {
                 *unreachable = true;
+                observed.is_registry_down |= error.is_unreachable();
                 observed.unreachable.insert(reference, with_hint(&error));
             }
         }

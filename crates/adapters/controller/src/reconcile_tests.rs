@@ -1,4 +1,4 @@
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use farrier_builder::{
     services::BootChecker,
@@ -6,7 +6,7 @@ use farrier_builder::{
 };
 use farrier_cluster::Cluster as _;
 use farrier_core::plan::{HoldReason, Outcome, RolloutDecision};
-use farrier_store::registry::RegistryLocation;
+use farrier_store::registry::{RegistryLocation, RegistryOptions, connect};
 use serde_json::json;
 
 use super::{LookupCache, plan_for};
@@ -75,4 +75,24 @@ async fn an_absent_prebuilt_image_is_looked_up_again_only_after_a_pause() {
     fleet.change(|state| state.node("n", K9));
     tokio::time::advance(Duration::from_mins(6)).await;
     assert_eq!(refused(&bench, &fleet, &mut lookup_cache).await, None);
+}
+
+/// An outage keeps images from failing, so an unusable answer must not count as one.
+#[tokio::test]
+async fn only_a_registry_that_does_not_answer_is_down() {
+    let mut bench = Bench::new(&json!({}));
+    let fleet = Fleet::new(|state| state.node("n", K9));
+    let mut lookup_cache = LookupCache::default();
+    fs::create_dir(bench.root().join("layout")).unwrap();
+    fs::write(bench.root().join("layout/index.json"), "{").unwrap();
+    plan_for(&bench.services, fleet.snapshot().await.unwrap(), &mut lookup_cache).await.unwrap();
+    assert!(lookup_cache.unreachable && !lookup_cache.observed.is_registry_down);
+
+    let nobody = RegistryLocation::Remote { host: "127.0.0.1:1".to_owned(), prefix: None };
+    bench.services.images.registry = connect(&nobody, &RegistryOptions::default());
+    bench.services.images.location = nobody;
+    plan_for(&bench.services, fleet.snapshot().await.unwrap(), &mut lookup_cache).await.unwrap();
+    assert!(lookup_cache.observed.is_registry_down);
+    lookup_cache.begin_plan(BTreeMap::new());
+    assert!(!lookup_cache.observed.is_registry_down);
 }

@@ -66,6 +66,8 @@ pub struct Observed {
     pub absent: BTreeSet<ImageReference>,
     /// Names whose lookup failed, with the error.
     pub unreachable: BTreeMap<ImageReference, String>,
+    /// Whether the registry did not answer a lookup, or had a fault. A refusal is an answer.
+    pub is_registry_down: bool,
     /// Last failure of each input hash; `None` where the build never failed.
     pub failures: BTreeMap<InputHash, Option<Failure>>,
     /// Known facts about the headers of kernels.
@@ -83,11 +85,6 @@ impl Observed {
         self.published.contains_key(reference)
             || self.absent.contains(reference)
             || self.unreachable.contains_key(reference)
-    }
-
-    /// Whether the registry did not answer a lookup.
-    pub(super) fn is_registry_down(&self) -> bool {
-        !self.unreachable.is_empty()
     }
 
     /// Returns the reason why the registry's image under a name is unknown; `None` where the registry answered.

@@ -46,7 +46,7 @@ pub struct Upgrade<'a> {
     pub missing: usize,
     /// Whether no further node may be started.
     pub paused: bool,
-    /// Whether farrier gets no answer from the registry.
+    /// Whether the registry did not answer farrier, or had a fault.
     pub is_registry_down: bool,
     /// Reason why the pods of nodes cannot be listed, if the upgrade drains nodes.
     pub cannot_list_pods: Option<&'a str>,

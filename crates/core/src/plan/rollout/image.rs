@@ -222,7 +222,7 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
     let decided = set_image(context, daemon_set, container, image, None).ok()?;
     let is_due = match decided.decision {
         RolloutDecision::Hold(HoldReason::RolloutFailed { .. }) => true,
-        RolloutDecision::AlreadySet { .. } => context.observed.is_registry_down(),
+        RolloutDecision::AlreadySet { .. } => context.observed.is_registry_down,
         _ => false,
     };
     (is_due && !decided.changes.is_empty()).then_some(decided)
@@ -262,7 +262,7 @@ fn pod_progress(context: &Context<'_>, target: LiveTarget<'_>, record: &FieldRec
             let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
             let pods = pods.filter(|pod| runs(pod, container, image));
             let limits = Limits::of(watch, live);
-            progress(pods, record.at, limits, context.observed.is_registry_down(), context.inputs.now)
+            progress(pods, record.at, limits, context.observed.is_registry_down, context.inputs.now)
         }
         _ => Progress::Waiting,
     }

@@ -186,7 +186,7 @@ pub(super) fn plan_upgrade(
         stable_for,
         missing: desired.saturating_sub(nodes.iter().filter(is_desired).count()),
         paused: has_pause_annotation(&live.annotations),
-        is_registry_down: context.observed.is_registry_down(),
+        is_registry_down: context.observed.is_registry_down,
         cannot_list_pods: cannot_list_pods.map(String::as_str),
         now: context.inputs.now,
         nodes,

@@ -228,6 +228,7 @@ fn an_outage_of_the_registry_fails_no_image() {
     let published = std::mem::take(&mut down.observed.published).into_keys();
     down.observed.unreachable =
         published.map(|reference| (reference, "connection refused".to_owned())).collect();
+    down.observed.is_registry_down = true;
     down.snapshot.pods[0].pull_failure = Some(PullFailure::Refused);
     for _ in 0..3 {
         later(&mut down, 8);

@@ -149,7 +149,7 @@ fn failure(
     let is_being_upgraded =
         |name: &str| nodes_to_image().any(|node| node.node == name && node.stage == UpgradeStage::UnderWay);
     let pods = pods.iter().copied().filter(|pod| !is_being_upgraded(&pod.node));
-    let (is_registry_down, now) = (context.observed.is_registry_down(), context.inputs.now);
+    let (is_registry_down, now) = (context.observed.is_registry_down, context.inputs.now);
     let (node, messages) = match progress(pods, record.at, limits, is_registry_down, now) {
         Progress::Failed { node, messages } => (node, messages),
         Progress::Stalled => {
