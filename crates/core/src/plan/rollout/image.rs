@@ -211,8 +211,8 @@ fn kernel_without_modules(
     kernels.keys().find(loses).map(ToString::to_string)
 }
 
-/// Restores the previous image where the current one does not work, or updates its record where the registry is down. This
-/// waits neither for kernels to be known nor for builds.
+/// Restores the previous image where the current one does not work, or updates its record. This waits neither for kernels
+/// to be known nor for builds.
 pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<Decided> {
     if !matches!(context.spec, RolloutSpec::Image { .. } | RolloutSpec::Union { .. }) {
         return None;
@@ -220,11 +220,10 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
     let LiveTarget { daemon_set, container, .. } = live_target(context, target).ok()?;
     let image = daemon_set.image_of(container)?.parse().ok()?;
     let decided = set_image(context, daemon_set, container, image, None).ok()?;
-    let is_due = match decided.decision {
-        RolloutDecision::Hold(HoldReason::RolloutFailed { .. }) => true,
-        RolloutDecision::AlreadySet { .. } => context.observed.is_registry_down,
-        _ => false,
-    };
+    let is_due = matches!(
+        decided.decision,
+        RolloutDecision::AlreadySet { .. } | RolloutDecision::Hold(HoldReason::RolloutFailed { .. })
+    );
     (is_due && !decided.changes.is_empty()).then_some(decided)
 }
 

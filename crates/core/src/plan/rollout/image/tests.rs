@@ -230,13 +230,18 @@ fn an_outage_of_the_registry_fails_no_image() {
         published.map(|reference| (reference, "connection refused".to_owned())).collect();
     down.observed.is_registry_down = true;
     down.snapshot.pods[0].pull_failure = Some(PullFailure::Refused);
-    for _ in 0..3 {
-        later(&mut down, 8);
-        let (why, wrote) = held(&mut down);
-        assert!(wrote && !why.is_failure(), "{why}");
-        assert_eq!(recorded(&down).at, down.now);
+    // The rollout is on hold for another reason.
+    let mut mixed = world.clone();
+    mixed.snapshot.nodes.push(fixtures::node("n3", K48));
+    for mut world in [down, mixed] {
+        for _ in 0..3 {
+            later(&mut world, 8);
+            let (why, wrote) = held(&mut world);
+            assert!(wrote && !why.is_failure(), "{why}");
+            assert_eq!(recorded(&world).at, world.now);
+        }
+        assert_eq!(world.image_of("driver"), one);
     }
-    assert_eq!(down.image_of("driver"), one);
 
     world.snapshot.pods[0].pull_failure = None;
     later(&mut world, 4);
