@@ -12,10 +12,10 @@ use crate::{
 pub(super) enum Progress {
     /// Pods with the image still have time, or there is no such pod.
     Waiting,
-    /// As [`Self::Waiting`], but half of the time is over for a pod that waits for a registry that does not answer. The time
-    /// starts again, so that the pod has some left when the registry answers.
+    /// As [`Self::Waiting`], but half of the time is over for pods that wait for a registry that does not answer, and other
+    /// pods do not show that the image works. The time starts again, so that the pods have some left when the registry answers.
     Stalled,
-    /// The time of every pod with the image is over, and more pods are ready than late.
+    /// The time of every pod with the image is over, and more pods are ready than late or waiting for the registry.
     Good,
     /// At least as many pods with the image are late as are ready or still have time. One late pod suffices while few
     /// pods have the image; later, one broken node of a large fleet does not fail the image. Contains the node of the first
@@ -38,7 +38,7 @@ pub(super) fn runs(pod: &PodFacts, container: &str, image: &str) -> bool {
 /// Examines the pods that run an image, which was set at `since`. The deadline of a pod that was created later counts from
 /// its creation. A pod that is not bound to a node is ignored, because it waits for the cluster and not for the image. A pod
 /// that became ready within the deadline gets the time that it must stay ready. A pod that waits for the registry
-/// ([`PodFacts::awaits_registry`]) is not late.
+/// ([`PodFacts::awaits_registry`]) does not show whether the image works.
 pub(super) fn progress<'a>(
     pods: impl IntoIterator<Item = &'a PodFacts>,
     since: Timestamp,
@@ -49,7 +49,7 @@ pub(super) fn progress<'a>(
     // A time in the future comes from a clock that jumped: use only the creation time of the pod.
     let since = Some(since).filter(|since| *since <= now);
     let mut late: Vec<&PodFacts> = Vec::new();
-    let (mut ready, mut in_time, mut is_stalled) = (0, 0, false);
+    let (mut ready, mut in_time, mut stalled) = (0, 0, 0);
     for pod in pods {
         if pod.deleting || !pod.bound {
             continue;
@@ -60,10 +60,13 @@ pub(super) fn progress<'a>(
             pod.ready && pod.stable_since.is_some_and(|since| since.duration_since(start) <= deadline);
         if pod.is_stable(stable_for, now) {
             ready += 1;
-        } else if pod.awaits_registry(is_registry_down, now) {
-            in_time += 1;
-            is_stalled |= now.duration_since(start) > deadline / 2;
-        } else if now.duration_since(start) > deadline && !was_ready_in_time {
+            continue;
+        }
+        let awaits_registry = pod.awaits_registry(is_registry_down, now);
+        let age = now.duration_since(start);
+        if awaits_registry && age > deadline / 2 {
+            stalled += 1;
+        } else if !awaits_registry && age > deadline && !was_ready_in_time {
             late.push(pod);
         } else {
             in_time += 1;
@@ -73,7 +76,7 @@ pub(super) fn progress<'a>(
         Some(first) if late.len() >= ready + in_time => {
             Progress::Failed { node: first.node.clone(), messages: first.messages.clone() }
         }
-        _ if is_stalled => Progress::Stalled,
+        _ if stalled > 0 && late.len() + stalled >= ready => Progress::Stalled,
         _ if in_time > 0 || ready == 0 => Progress::Waiting,
         _ => Progress::Good,
     }
@@ -104,7 +107,10 @@ mod tests {
     use super::*;
     use crate::{
         image::Period,
-        plan::fixtures::{live_daemon_set, pod},
+        plan::{
+            PullFailure,
+            fixtures::{live_daemon_set, pod},
+        },
     };
 
     /// Evaluates pods on nodes n0, n1..., each given by its creation in seconds after the image was set and its
@@ -202,6 +208,31 @@ mod tests {
     fn one_broken_node_condemns_no_image() {
         assert_eq!(at(90, &[(0, true), (0, true), (0, false)]), Progress::Good);
         assert_eq!(at(90, &[(0, true), (0, true), (0, false), (80, false)]), Progress::Waiting);
+    }
+
+    #[test]
+    fn pods_that_wait_for_the_registry_neither_condemn_nor_hold_an_image() {
+        let second = |second| Timestamp::from_second(second).unwrap();
+        let daemon_set = live_daemon_set("mft");
+        let after_deadline = |states: &[(bool, Option<PullFailure>)]| {
+            let pods = states.iter().enumerate().map(|(number, (ready, pull_failure))| PodFacts {
+                created: Some(second(1000)),
+                pull_failure: *pull_failure,
+                ..pod(&daemon_set, &format!("n{number}"), *ready)
+            });
+            let pods: Vec<PodFacts> = pods.collect();
+            progress(&pods, second(1000), LIMITS, false, second(1090))
+        };
+        let (works, crashes, waits) = ((true, None), (false, None), (false, Some(PullFailure::Unanswered)));
+        assert_eq!(after_deadline(&[waits]), Progress::Stalled);
+        assert_eq!(after_deadline(&[works, waits]), Progress::Stalled);
+        assert_eq!(after_deadline(&[works, works, waits]), Progress::Good, "one node without a network");
+        assert_eq!(after_deadline(&[works, works, works, crashes, waits, waits]), Progress::Stalled);
+        assert_eq!(
+            after_deadline(&[crashes, waits, waits]),
+            failed_on("n0"),
+            "it works on no node that has it"
+        );
     }
 
     #[test]
