@@ -253,10 +253,6 @@ impl Turn<'_> {
             (WaitFor::Job(_), Some(JobState::Failed(why))) => {
                 return self.fail(format!("its check failed: {why}"));
             }
-            (WaitFor::Job(template), None) if !self.is_late(checked_by) => {
-                let change = self.job(template, JobKind::Check, None);
-                return UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Job) };
-            }
             (WaitFor::Job(template), None | Some(JobState::WithoutPod)) if self.is_late(checked_by) => {
                 let namespace = upgrade.namespace;
                 let why = if node.check.is_none() {
@@ -269,7 +265,11 @@ impl Turn<'_> {
                 return Turn { upgrade, node, note: &unchecked }
                     .fail(format!("its check could not be run: {why}"));
             }
-            (WaitFor::Job(_), None | Some(JobState::WithoutPod | JobState::Running)) => UpgradeWait::Job,
+            (WaitFor::Job(template), None) => {
+                let change = self.job(template, JobKind::Check, None);
+                return UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Job) };
+            }
+            (WaitFor::Job(_), Some(JobState::WithoutPod | JobState::Running)) => UpgradeWait::Job,
             (WaitFor::Annotation, _) => UpgradeWait::Annotation,
         };
         if self.is_late(checked_by) {
