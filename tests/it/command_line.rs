@@ -144,10 +144,17 @@ fn a_missing_credential_plugin_is_named() {
                 users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: no-such-login, \
                 interactiveMode: Never, installHint: install it}}}]\n\
                 contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n";
-    fs::write(&kubeconfig, text).unwrap();
-    let run =
-        site.farrier(&["plan", "--cluster", "kube", "--kubeconfig", kubeconfig.to_str().unwrap()]).exits(2);
-    run.line("credential plugin no-such-login of the kubeconfig (install it): unable to run auth exec: No such file");
+    let plan = |text: &str| {
+        fs::write(&kubeconfig, text).unwrap();
+        site.farrier(&["plan", "--cluster", "kube", "--kubeconfig", kubeconfig.to_str().unwrap()]).exits(2)
+    };
+    plan(text).line(
+        "credential plugin no-such-login of the kubeconfig (install it): unable to run auth exec: No such file",
+    );
+    // Another fault is not the plugin's.
+    let run = plan(&text.replace("127.0.0.1:1'", "127.0.0.1:1', proxy-url: 'http://127.0.0.1:2'"));
+    run.line("requires the disabled feature");
+    assert!(!run.stderr.contains("credential plugin"), "{run}");
 }
 
 /// Runs the shipped hook as pre-commit does: its words, in the root of the repository.

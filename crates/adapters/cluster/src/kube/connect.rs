@@ -68,9 +68,10 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
         let command = plugin.command.as_deref().unwrap_or_default();
         format!("credential plugin {command} of the kubeconfig{}: ", advice.unwrap_or_default())
     });
-    let plugin = plugin.unwrap_or_default();
-    let builder = ClientBuilder::try_from(config)
-        .map_err(|error| ClusterError::Configuration(format!("{plugin}{}", causes(&error))))?;
+    let builder = ClientBuilder::try_from(config).map_err(|error| {
+        let plugin = plugin.filter(|_| matches!(error, kube::Error::Auth(_))).unwrap_or_default();
+        ClusterError::Configuration(format!("{plugin}{}", causes(&error)))
+    })?;
     let client = builder.with_layer(&StatsLayer(stats.clone())).build();
     Ok(Connection { client, stats, address, namespace })
 }
