@@ -276,7 +276,7 @@ fn program_hint(message: &str) -> Option<&'static str> {
         Some("the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it")
     } else if ["401  Unauthorized", "403  Forbidden"].iter().any(|status| message.contains(status)) {
         // apt then also calls the archive unsigned.
-        Some("the server requires credentials or rejects this client: set `login` of the host in site.yaml")
+        Some("the server requires credentials or rejects this client: add the host to /etc/apt/auth.conf")
     } else if message.contains(" is not valid yet (invalid for") {
         Some("the clock of this machine is behind: correct it")
     } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {

@@ -289,7 +289,7 @@ mod tests {
                     E: The repository 'http://a.test sid InRelease' is not signed.\n";
         let error = failure("fetch the package lists".to_owned(), said);
         assert!(!error.is_transient());
-        assert!(error.hint().unwrap().contains("`login`"), "{error}");
+        assert!(error.hint().unwrap().contains("/etc/apt/auth.conf"), "{error}");
     }
 
     #[test]
