@@ -401,7 +401,7 @@ fn out_of_sync(error: FetchError) -> FetchError {
         FetchError::Status(url, status @ (404 | 410)) => FetchError::Program {
             action: format!("download {url}"),
             message: format!(
-                "the server answers {status}, although the repository's index names the file: the mirror is being updated"
+                "the server answers {status}, although the repository's index names the file: the mirror is incomplete or is being updated"
             ),
             transient: true,
         },
