@@ -133,7 +133,8 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     ]);
     labels.extend(kernel.as_ref().map(|kernel| ("farrier.dev/kernel", kernel.as_str())));
     let deadline = build.deadline.duration() + START_TIMEOUT + pod::RESULT_TTL;
-    // A Job that no farrier follows ends by itself, even if its pod never runs.
+    // A Job that no farrier follows ends by itself, even if its pod never runs. Kubernetes does not count the time for which
+    // the Job is suspended.
     let job_deadline = builds.wait_at_most.duration() + deadline;
     // Slightly more than the limit, so that the runner survives to report which limit was exceeded.
     let memory = limits.memory.unwrap_or(build.memory.bytes()) + RUNNER_MEMORY;
