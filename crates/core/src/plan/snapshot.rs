@@ -477,7 +477,7 @@ impl PodFacts {
     /// tells whether farrier gets no answer either.
     pub(crate) fn awaits_registry(&self, is_registry_down: bool, now: Timestamp) -> bool {
         /// Time after which a registry that does not answer a node counts like an image that does not work.
-        const MAX_OUTAGE: SignedDuration = SignedDuration::from_hours(12);
+        const MAX_OUTAGE: SignedDuration = SignedDuration::from_hours(4);
         let is_young = self.created.is_some_and(|created| now.duration_since(created) < MAX_OUTAGE);
         is_young && self.pull_failure.is_some_and(|why| is_registry_down || why == PullFailure::Unanswered)
     }
