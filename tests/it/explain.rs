@@ -112,7 +112,7 @@ fn what_is_missing_is_named_with_what_to_do() {
     let run = site.farrier(&["doctor", "--entrypoint", "/bin/sh"]).exits(1);
     let found = run.line("cannot use /bin/sh as a static program: it is linked dynamically");
     assert!(narrow(found).starts_with("driver-entrypoint wrong "), "{run}");
-    run.line("-> take it from a release of farrier, or build it");
+    run.line("-> take it from a release, or run");
 
     site.canary("6.1.0-999-amd64");
     let run = site.farrier(&["doctor"]).exits(1);

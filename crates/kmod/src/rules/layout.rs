@@ -195,10 +195,9 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
             };
             (Some(kernel_message), message)
         }
-        RelocationProblem::Overlap => (
-            None,
-            format!("a relocation of type {kind} changes bytes that the loader has changed before"),
-        ),
+        RelocationProblem::Overlap => {
+            (None, format!("a relocation of type {kind} changes bytes that the loader has changed before"))
+        }
         RelocationProblem::OutsideSection => (
             None,
             format!(

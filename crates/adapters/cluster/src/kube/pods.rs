@@ -400,7 +400,7 @@ mod tests {
             r#"failed to resolve reference "r/i@sha256:1": failed to do request: Head "https://r/v2/i/manifests/1": dial tcp 10.0.0.1:443: connect: connection refused"#,
             r#"failed to resolve reference "r/i@sha256:1": failed to do request: Head "https://r/v2/i/manifests/1": dial tcp: lookup r: Try again"#,
             r#"failed to resolve reference "r/i@sha256:1": unexpected status from HEAD request to https://r/v2/i/manifests/1: 503 Service Unavailable"#,
-            r#"failed to copy: httpReadSeeker: failed open: unexpected status from GET request to https://r/v2/i/blobs/1: 504 Gateway Time-out"#,
+            "failed to copy: httpReadSeeker: failed open: unexpected status from GET request to https://r/v2/i/blobs/1: 504 Gateway Time-out",
             r#"failed to resolve reference "r/i@sha256:1": unexpected status from HEAD request to https://r/v2/i/manifests/1: 429 Too Many Requests"#,
             r#"initializing source docker://r/i@sha256:1: pinging container registry r: Get "https://r/v2/": net/http: TLS handshake timeout"#,
             r#"initializing source docker://r/i@sha256:1: pinging container registry r: Get "https://r/v2/": dial tcp 10.0.0.1:443: connect: no route to host"#,
@@ -417,7 +417,7 @@ mod tests {
             r#"failed to resolve reference "r/i@sha256:1": pull access denied, repository does not exist or may require authorization"#,
             r#"failed to resolve reference "r/i@sha256:1": unexpected status from HEAD request to https://r/v2/i/manifests/1: 403 Forbidden: denied: Your authorization token has expired. Reauthenticate and try again."#,
             r#"failed to resolve reference "r/i@sha256:1": failed to do request: Head "https://r/v2/i/manifests/1": tls: failed to verify certificate: x509: certificate signed by unknown authority"#,
-            r#"failed to extract layer sha256:1: write /var/lib/containerd/tmpmounts/m/x.ko: no space left on device"#,
+            "failed to extract layer sha256:1: write /var/lib/containerd/tmpmounts/m/x.ko: no space left on device",
             "reading manifest sha256:1 in r/i: manifest unknown",
         ] {
             let back_off = format!(r#"Back-off pulling image "r/i@sha256:1": ErrImagePull: {refusal}"#);
