@@ -110,12 +110,14 @@ impl NetworkState {
     }
 
     fn read_of_devices(node: &Node<'_>, defaults_file: &str, devices: &[String], drivers: &[&str]) -> Self {
+        // Read first, so that a driver that is reloaded during the read does not count as still loaded.
+        let loads = loads(node, drivers);
         let physical = devices.iter().map(|device| PhysicalFunction::read(node, device)).collect();
         let parameters = Devlink::of(node).map(|devlink| devlink.parameters(devices)).unwrap_or_default();
         let defaults = text(node.paths.at(defaults_file)).map(|text| Self::parse(&text));
         let defaults = defaults.filter(|defaults| defaults.are_drivers_loaded(node));
         let parameters = changed_parameters(parameters, &defaults.unwrap_or_default().parameters);
-        Self { loads: loads(node, drivers), parameters, physical }
+        Self { loads, parameters, physical }
     }
 
     /// Whether the drivers that this state was read from have stayed loaded since.

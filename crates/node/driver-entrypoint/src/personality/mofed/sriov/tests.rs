@@ -187,6 +187,17 @@ fn saved_state_is_ignored_while_the_driver_stays_loaded() {
 }
 
 #[test]
+fn a_driver_that_is_reloaded_during_the_read_is_restored() {
+    let bench = bench();
+    bench.write("/sys/module/mlx5_core/srcversion", "");
+    let [module, gone] =
+        ["/sys/module/mlx5_core", "/sys/gone"].map(|path| bench.at(path).display().to_string());
+    bench.program("ip", &format!("[ -e {gone} ] || {{ mv {module} {gone}; mkdir {module}; }}"));
+    let state = saved(&bench);
+    assert!(bench.at("/sys/gone").exists() && !state.are_drivers_loaded(&bench.node()));
+}
+
+#[test]
 fn containers_of_0_2_0_can_read_the_load_of_mlx5_core() {
     let bench = bench();
     bench.write("/sys/module/mlx5_core/srcversion", "");
