@@ -181,6 +181,19 @@ mod tests {
         assert_eq!(options.file("ready"), "/run/farrier/acme_core.ready");
     }
 
+    /// The digest of a failed replacement covers this text: with another text, nodes would try the replacement again.
+    #[test]
+    fn the_text_for_the_record_of_a_failure_is_stable() {
+        let parsed = Options::parse(&["--replace", "old", "--ready-when", "/dev/x=up", "new"]).unwrap();
+        let options = Options { allowed: vec![Disruption::Uplink], ..parsed };
+        assert_eq!(
+            format!("{options:?}"),
+            "Options { modules: [\"new\"], replace: [\"old\"], firmware: false, wait_for: [], ready_when: [Condition \
+             { path: \"/dev/x\", text: Some(\"up\") }], then: None, keep: false, allowed: [Uplink], api_server_limit: \
+             0ns, guard: None }"
+        );
+    }
+
     #[test]
     fn invalid_arguments_are_named() {
         let wrong = |arguments: &[&str]| Options::parse(arguments).unwrap_err();
