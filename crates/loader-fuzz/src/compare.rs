@@ -56,12 +56,12 @@ pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
     }
 }
 
-/// Whether the kernel refuses a name that the check does not know: the name of a parameter is behind a pointer, which a relocation
-/// sets. The name of a type may be in the kernel's own type information.
+/// Whether the kernel refuses content that the check does not know: the name of a parameter or the address of a function is behind a
+/// pointer, which a relocation sets. The name of a type may be in the kernel's own type information.
 fn names_trusted_content(message: &str) -> bool {
     let is_parameter =
         message.contains("cannot create duplicate filename '/module/") && message.contains("/parameters/");
-    is_parameter || message.contains("BPF: Invalid name")
+    is_parameter || ["BPF: Invalid name", "ftrace failed to modify"].iter().any(|text| message.contains(text))
 }
 
 /// Returns the function and offset at which the kernel crashed, from its console.

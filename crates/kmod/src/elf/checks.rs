@@ -48,13 +48,13 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     pub fn duplicate_names(&self) -> Vec<String> {
         let (symbols, symbol_names) = (self.symbol_table(), self.symbol_names_index());
         let excluded = NOT_IN_SYSFS.map(|name| self.find(name));
+        // The loader for arm64 enlarges the last section of some names, and loads it whatever its flags are.
+        let names = ARM64_SECTIONS.iter().filter(|_| self.machine == elf::EM_AARCH64.0);
+        let enlarged: Vec<usize> = names.filter_map(|name| self.find_all(name).last()).collect();
         let is_in_sysfs = |index: &usize| {
             let is_loaded = self.has_flags(*index, elf::SHF_ALLOC) && !excluded.contains(&Some(*index));
-            // The loader for arm64 enlarges some sections.
-            let is_enlarged = self.machine == elf::EM_AARCH64.0
-                && ARM64_SECTIONS.iter().any(|name| self.name(*index) == name.as_bytes());
             let is_kept = is_loaded || [symbols, symbol_names].contains(&Some(*index));
-            is_kept && (is_enlarged || self.size(*index) > 0)
+            enlarged.contains(index) || is_kept && self.size(*index) > 0
         };
         let mut seen = BTreeSet::new();
         let duplicates =

@@ -301,9 +301,19 @@ fn the_loader_for_arm64_trusts_the_targets_of_relocations() {
     let mut data = call.clone();
     data.more[0].2 = ALLOC;
     assert_eq!(check(&data, &|_| {}).verdict, Verdict::Unknown, "no jump is reserved");
-    let mut twice = call.clone();
-    twice.more.push((".plt", PROGBITS, ALLOC, "", Vec::new()));
-    assert_eq!(check(&twice, &|_| {}).verdict, Verdict::Refused, "the loader enlarges .plt");
+    // The loader enlarges the last .plt, and loads it whatever its flags are.
+    for (first, last, expected) in
+        [(ALLOC, ALLOC, Verdict::Refused), (ALLOC, 0, Verdict::Refused), (0, ALLOC, Verdict::Loads)]
+    {
+        let mut twice = call.clone();
+        twice.more.push((".plt", PROGBITS, first, "", vec![0]));
+        let report = check(&twice, &|bytes| {
+            // .init.plt and the section names follow.
+            let at = section_header(bytes, usize::from(bytes[60]) - 3) + 8;
+            patch(bytes, at, &last.to_le_bytes());
+        });
+        assert_eq!(report.verdict, expected, "{first} {last}: {}", lines(&report));
+    }
     let report = check(&call, &|bytes| {
         let table = section_of_type(bytes, 4);
         let at = section_header(bytes, table) + 44;
