@@ -133,7 +133,7 @@ fn a_required_signature() {
 
     // A valid signature by a key that the policy does not name.
     site_yaml(&site, "  policy: {requireSigned: [foreign.pem]}\n");
-    site.run_once().exits(1).line("none of its signatures is over this image by an accepted key");
+    site.run_once().exits(1).line("it has signatures, but no accepted key has signed this image");
 }
 
 /// Without a key, a reconcile sends no requests about signatures.

@@ -50,7 +50,7 @@ pub struct FoundSignatures {
 }
 
 impl FoundSignatures {
-    /// Adds a signature, after comparing it with the accepted keys.
+    /// Verifies a signature with the accepted keys, and adds the result.
     pub fn add<'a>(
         &mut self,
         image: &Digest,
@@ -99,7 +99,7 @@ impl FoundSignatures {
     fn why_no_signer(&self) -> String {
         match (&self.unread, self.has_unaccepted) {
             (Some(why), _) => format!("its signature cannot be read: {why}"),
-            (None, true) => "none of its signatures is over this image by an accepted key".to_owned(),
+            (None, true) => "it has signatures, but no accepted key has signed this image".to_owned(),
             (None, false) => "it has no signature".to_owned(),
         }
     }
@@ -228,8 +228,8 @@ impl Trust<'_> {
         self.own.into_iter().chain(self.required).flat_map(RequiredSigners::keys)
     }
 
-    /// Whether an image with these signatures may be used as an input. Anyone who may write to the registry can store any content
-    /// and any annotations under its tag. The policy's requirement for a rollout also applies here.
+    /// Whether an image with these signatures may be used as an input. Without a signature, the image's content and annotations are
+    /// untrusted: anyone who may write to the registry can replace them. The policy's requirement for a rollout also applies here.
     pub fn check(&self, signatures: &FoundSignatures) -> Result<(), String> {
         let Self { own, required, signs_modules } = self;
         match (own, required) {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_different_keys_must_sign() {
+    fn enough_different_keys_must_sign() {
         let (site, release, third) = (P256_KEY, RSA_KEY, COSIGN_3_KEY);
         let two_of_three = required(2, &[site, release, third]).unwrap();
         for (signed, enough) in [
@@ -299,14 +299,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said() {
+    fn messages_explain_the_result() {
         let one = required(1, &[P256_KEY, RSA_KEY]).unwrap();
         let said = |found: &FoundSignatures| one.check(found).to_string();
         assert_eq!(said(&found(&[])), "it has no signature");
         let mut strange = found(&[]);
         let simple = ImageSignature::Simple { payload: Vec::new(), signature: Vec::new() };
         strange.add(&Digest::of(b""), &simple, one.keys());
-        assert_eq!(said(&strange), "none of its signatures is over this image by an accepted key");
+        assert_eq!(said(&strange), "it has signatures, but no accepted key has signed this image");
         strange.add_unread("gone".to_owned());
         assert_eq!(said(&strange), "its signature cannot be read: gone");
         assert!(said(&found(&[RSA_KEY])).starts_with("by 1.pem (sha256:"));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_something_may_be_made_from() {
+    fn inputs_need_signatures_by_trusted_keys() {
         let own = RequiredSigners::one("imageSigning", key(P256_KEY));
         let two = required(2, &[P256_KEY, RSA_KEY, COSIGN_3_KEY]).unwrap();
         let judge = |own, required, signs_modules, signed: &[&str]| {
