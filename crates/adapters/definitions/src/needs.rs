@@ -7,7 +7,7 @@ use farrier_yaml::Node;
 
 use super::{DefinitionError, File, builtin, error::Report};
 
-/// An image with its file and tree.
+/// An image with its file and its YAML document.
 pub(super) struct ParsedImage<'a> {
     pub file: &'a File,
     pub document: Node,

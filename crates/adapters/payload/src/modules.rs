@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(paths, ["lib/a.ko.gz", "lib/b.ko.zst", "lib/b/plain.ko", "lib/z.ko.xz"]);
         let mut expected = Module::parse(&plain[..]).unwrap();
         for module in modules {
-            // The check is CRC64.
+            // The integrity check of the xz stream is CRC64, which the kernel does not support.
             expected.has_unsupported_xz_check = Compression::of(&module.path) == Some(Compression::Xz);
             assert_eq!(module.module.as_ref(), Ok(&expected), "{}", module.path);
         }

@@ -1,5 +1,5 @@
 //! Limits on the kernels that nodes name. A node reports its running kernel and announces the next one itself. Without
-//! limits, an attacker with one node could have every packaged kernel built, or fill the images of the whole fleet.
+//! limits, an attacker with one node could have every packaged kernel built, or fill the fleet's union images with layers.
 
 use std::{
     cmp::Reverse,

@@ -1,7 +1,7 @@
 //! The bill of materials, as CycloneDX 1.6 (ECMA-424) in JSON.
 //!
-//! `components` is the image's content. `formulation` has the inputs of the build that are not part of the image, which scanners
-//! do not read.
+//! `components` is the image's content. `formulation` has the build inputs that are not part of the image. Scanners ignore
+//! `formulation`.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ pub fn bill(provenance: &Provenance) -> Value {
     bill
 }
 
-/// Returns the components of a bill whose licenses restrict redistribution. The image is one of them.
+/// Returns the components of a bill whose licenses restrict redistribution. The image itself counts as a component.
 pub fn restricted_components(bill: &Value) -> Vec<(String, Redistribute)> {
     let components = bill["components"].as_array().into_iter().flatten();
     let restriction = |component: &Value| {

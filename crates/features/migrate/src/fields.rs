@@ -35,8 +35,8 @@ impl Remark {
 
 /// Makes a remark for each field, from the line of `table` with the longest path that matches the field or a
 /// parent. A line has the form `PATH | COUNTERPART | REMARK`. Fields that match the same path share one
-/// remark. The line with an empty path matches all other fields. A line that has a path alone suppresses the
-/// remark.
+/// remark. The line with an empty path matches all other fields. A line without counterpart and remark
+/// (`PATH | |`) suppresses the remark.
 pub fn remarks(
     origin: &str,
     prefix: &str,

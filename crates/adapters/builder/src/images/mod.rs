@@ -1,4 +1,5 @@
-//! Operations on images in a registry: sign, verify, copy, garbage-collect, combine several kernels in one image.
+//! Operations on images in a registry: sign, verify and copy images, and combine several kernels in one image. Also records
+//! builds, and finds the sources, root file systems and stored inputs of a build.
 
 mod contents;
 mod copies;
