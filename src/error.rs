@@ -135,7 +135,7 @@ exit_codes! {
     NetError: |_| Exit::Usage, NetError::hint;
     SigningError: |_| Exit::Usage, SigningError::hint;
     TreeError: |_| Exit::Usage, |error| Some(error.remedy().to_owned());
-    HttpError: |_| Exit::Usage, |_| Some("choose another one with --listen, or --listen off".to_owned());
+    HttpError: |_| Exit::Usage, |_| Some("choose another address with --listen, or --listen off".to_owned());
     ClusterError: |error| if error.is_unreachable() { Exit::Unreachable } else { Exit::Usage }, ClusterError::hint;
     RollbackError: |error| match error {
         RollbackError::Cluster(error) if error.is_unreachable() => Exit::Unreachable,

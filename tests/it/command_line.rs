@@ -54,7 +54,9 @@ fn built_in_definitions_are_mentioned() {
     let render = ["render", "hello", "--kernel", "6.1.0-901-amd64"];
     let unknown = bare(&site, &site.path(""), &render).exits(2);
     unknown.line("error: no driver image is named hello; known: gdrdrv, ");
-    unknown.line("hint: these are built in: name the directory of yours with --definitions, ");
+    unknown.line(
+        "hint: only the built-in images are known: name your definitions directory with --definitions, ",
+    );
     let own = run(&["plan", "--definitions", "definitions"]).exits(0);
     assert!(!own.stderr.contains(note), "{own}");
 }

@@ -45,7 +45,7 @@ pub enum ProblemKind {
     Unmet,
 }
 
-/// A problem with the request itself, as opposed to a failure of an external system.
+/// A problem with the command, the image, its definition or its inputs, as opposed to a failure of an external system.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct BuildProblem {
@@ -62,7 +62,7 @@ pub type Result<T, E = BuildError> = std::result::Result<T, E>;
 /// Reason why an image was not built or published for a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// A problem with the image, its definition or its inputs.
+    /// A problem with the command, the image, its definition or its inputs.
     #[error(transparent)]
     Problem(#[from] BuildProblem),
     /// The subject (`<image> for <target>`) has nothing to build, with the reason.
@@ -159,7 +159,7 @@ impl BuildError {
 
     /// Error for an image that does not exist.
     pub(crate) fn no_such_image(reference: impl std::fmt::Display) -> Self {
-        Self::problem(ProblemKind::Unmet, format!("base image {reference} does not exist"), None)
+        Self::problem(ProblemKind::Unmet, format!("image {reference} does not exist"), None)
     }
 
     /// Error for a cell whose image or family is no longer defined.
@@ -190,7 +190,7 @@ impl BuildError {
         let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
         let message = format!("no driver image is named {name}; known: {}", known.join(", "));
         let is_built_in = definitions.root.as_os_str().is_empty();
-        let hint = "these are built in: name the directory of yours with --definitions, FARRIER_DEFINITIONS or farrier.yaml";
+        let hint = "only the built-in images are known: name your definitions directory with --definitions, FARRIER_DEFINITIONS or farrier.yaml";
         Self::problem(ProblemKind::Usage, message, is_built_in.then(|| hint.to_owned()))
     }
 
@@ -240,7 +240,7 @@ impl BuildError {
         )
     }
 
-    /// Whether a limit that depends on the definition's memory caused the failure. With more memory the same inputs may succeed.
+    /// Whether a resource limit stopped the build. With more memory in the definition the same inputs may succeed.
     pub(crate) fn is_caused_by_limit(&self) -> bool {
         matches!(self, Self::Problem(BuildProblem { kind: ProblemKind::OverLimit, .. }))
     }
