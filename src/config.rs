@@ -21,8 +21,8 @@ use super::{CliError, Result, args::GLOBAL_OPTIONS, output};
 const FILE: &str = "farrier.yaml";
 const NO_CONFIG: &str = "--no-config";
 
-/// Options that choose programs and trusted hosts, by id and field. farrier prints which of them the file sets, because a
-/// clone may contain it.
+/// Options that choose programs and trusted hosts, by id and field. farrier prints which of these options the file sets, because
+/// the file may come from a cloned repository.
 const TRUST_FIELDS: [(&str, &str); 3] =
     [("ca_file", "caFile"), ("entrypoint", "entrypoint"), ("insecure_registry", "insecureRegistry")];
 
@@ -93,7 +93,7 @@ impl Defaults {
         };
         let documents = yaml::documents(&text).map_err(|error| at_position(&error))?;
         let Some(document) = documents.first() else { return Ok(Some(Self::default())) };
-        // A Kubernetes object, such as krew's manifest of farrier.
+        // Ignore a Kubernetes object: krew's manifest of farrier has the same file name.
         if document.get("kind").is_some() {
             return Ok(None);
         }
@@ -116,6 +116,7 @@ impl Defaults {
         let command = command.mut_subcommands(|command| self.apply(command));
         command.mut_args(|argument| {
             let id = argument.get_id().as_str();
+            // An argument with the same id may have another meaning, such as `--cluster` of `farrier mirror`. It has no variable.
             let is_option = argument.get_env().is_some() || id == "insecure_registry";
             match self.0.get(id).filter(|_| is_option) {
                 // clap borrows defaults for the life of the program.

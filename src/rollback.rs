@@ -90,8 +90,8 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
         ));
     }
     let mut selected = objects.clone();
-    let is_part = objects.is_empty() && (args.namespace.namespace.is_some() || !others.is_empty());
-    if is_part {
+    let is_filtered = objects.is_empty() && (args.namespace.namespace.is_some() || !others.is_empty());
+    if is_filtered {
         let recorded = plan::rollback(&snapshot, &[]).unwrap_or_default().into_iter().map(|step| step.object);
         let with_copies = originals.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
         let all: BTreeSet<String> = recorded.chain(with_copies).collect();
@@ -100,7 +100,7 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
     }
     let rolled = match selected.as_slice() {
         // An empty list would select everything.
-        [] if is_part => Vec::new(),
+        [] if is_filtered => Vec::new(),
         selected => roll_back(cluster.as_ref(), selected, args.dry_run).await?,
     };
     let search = Search {

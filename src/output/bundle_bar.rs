@@ -10,7 +10,7 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::message;
 
-/// Minimum size of a transfer whose progress is printed in lines. Smaller transfers end too early.
+/// Minimum size of a transfer whose progress is printed in lines. Smaller transfers end within seconds.
 const MIN_BYTES_FOR_LINES: u64 = 64 << 20;
 
 /// Progress of a bundle: a bar on a terminal, a line for each tenth elsewhere.

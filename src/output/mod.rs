@@ -84,7 +84,7 @@ const FIELDS_WITHOUT_NAMES: [&str; 2] = ["signatures", "unusedImages"];
 fn names(value: &Value) -> Vec<String> {
     let name = NAME_FIELDS.iter().find_map(|field| value.get(field)?.as_str());
     match (value, name) {
-        // A rollout names no further image.
+        // The image of a rollout is already listed with its cells.
         _ if value.get("decision").is_some() => Vec::new(),
         (_, Some(name)) => vec![name.to_owned()],
         (Value::Array(items), None) => items.iter().flat_map(names).collect(),
@@ -111,7 +111,7 @@ pub fn part(text: &str) -> Result<(), OutputError> {
     write_stdout(&printable_lines(text))
 }
 
-/// Writes bytes that a terminal may interpret. A closed pipe (`| head`) is not an error.
+/// Writes text unchanged, including control sequences for the terminal. A closed pipe (`| head`) is not an error.
 fn write_stdout(text: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
     let outcome = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -180,8 +180,8 @@ fn padded_table(
 /// Number of characters of a reference by tag that are always shown.
 const MIN_REFERENCE: usize = 20;
 
-/// Lays out columns. With a width, digests are shortened, cells are wrapped, and references that would not fit are shortened, then
-/// cut.
+/// Lays out columns. With a width, shortens digests and wraps cells. References that would not fit lose registry and path, and
+/// their tags are truncated if that does not suffice.
 fn lay_out(header: &Row, rows: &[Row], padding: (u16, u16), width: Option<u16>) -> String {
     let Some(width) = width else { return text_of(&with_texts(header, rows, padding, |text| text)) };
     let excess = |table: &Table| longest_words(table, padding).sum::<usize>().saturating_sub(width.into());
