@@ -89,8 +89,8 @@ pub struct BundleExportArgs {
 #[command(group(clap::ArgGroup::new("trust").args(["key", "insecure_no_signature"]).required(true)))]
 #[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct BundleImportArgs {
-    /// Bundle file; its parts in any order, or their directory; `-` for standard input; an unpacked layout or
-    /// tar
+    /// Bundle file; its parts in any order, or their directory; `-` for standard input; a plain tar or an
+    /// unpacked layout
     #[arg(required = true)]
     pub file: Vec<PathBuf>,
     /// Signature of the bundle [default: FILE.sig]
@@ -111,7 +111,7 @@ pub struct BundleImportArgs {
     /// Also write the bundle's definitions into this directory
     #[arg(long, value_name = "DIR")]
     pub definitions_to: Option<PathBuf>,
-    /// Replace files in that directory that differ from the bundle's
+    /// Replace files in the directory of --definitions-to that differ from the bundle's
     #[arg(long, requires = "definitions_to")]
     pub overwrite: bool,
     /// Accept definitions that contain a command (`key.command`) or a template; without this option they are
@@ -172,7 +172,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let from = location.to_string();
     let mut collection = bundle::collect(&requests, &from, since.as_ref()).await?;
     collection.index.licenses = licenses;
-    // Lets a reader that lacks this key name it.
+    // If the site does not have this key, the error of the import names the key.
     collection.index.signer = key.clone();
     let target = Target { location: location.clone(), registry: Arc::clone(registry) };
     let origin = args.origin.as_ref().unwrap_or(&from);
@@ -245,7 +245,8 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let BundleImportArgs { file, signature, key, registry, definitions_to, overwrite, accept, .. } = args;
     let definitions = definitions(&session.global, definitions_to.as_deref())?;
     let keys = images::named_keys(&definitions, key).await?;
-    // The directory that the import writes to can revoke keys, too. An unreadable one is about to be replaced.
+    // The directory that the import writes to can revoke keys, too. Definitions that do not load are skipped, because the import
+    // replaces them.
     if let Some(to) = definitions_to.as_deref().filter(|to| to.exists())
         && let Ok(existing) = Settings::definitions(Some(to))
     {

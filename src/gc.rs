@@ -29,8 +29,8 @@ pub struct GcArgs {
     /// Delete the images instead of only listing them
     #[arg(long)]
     pub delete: bool,
-    /// Go on although no kernel at all was seen for --keep-days, which usually means a wrong clock or a
-    /// record that no farrier writes
+    /// Continue even if no kernel was seen for --keep-days, which usually means a wrong clock, or that no
+    /// `farrier run` records kernels in this registry
     #[arg(long)]
     pub accept_stale_record: bool,
 }
