@@ -16,7 +16,8 @@ use crate::definition::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Builds {
-    /// Namespace of the Jobs. Default: `farrier-builds`. The permission to access build pods covers the whole namespace.
+    /// Namespace of the Jobs. Default: `farrier-builds`. It must contain nothing else, because farrier may run commands in all its
+    /// pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<DnsLabel>,
     /// Maximum number of concurrent Jobs. Jobs that do not fit wait in the cluster.
