@@ -126,7 +126,7 @@ impl Actions {
         facts: &Facts,
         query_or_form: &[u8],
     ) -> Result<(Preview, String, String), Rejection> {
-        // A preview takes a snapshot of the cluster.
+        // A preview changes nothing, but its snapshot of the cluster is expensive, so other sites may not request it.
         if is_cross_site(headers) {
             return Err(forbidden(
                 "another site's page sent this request: open the action from farrier's page",

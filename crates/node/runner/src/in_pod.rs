@@ -54,8 +54,8 @@ use crate::{
 const SOCKET: &[u8] = b"farrier-runner";
 /// Time without progress after which a follower counts as disconnected.
 const FOLLOWER_TIMEOUT: Duration = Duration::from_mins(1);
-/// Resource limit of processes, as a multiple of the build's limit. The kernel counts all processes of a user on the node, which
-/// all builds share. The monitor enforces the limit of each build.
+/// Number of builds whose processes fit into the resource limit. All builds run as the same user, and the kernel counts the
+/// processes of a user on the whole node. The monitor enforces the limit of each build.
 const BUILDS_PER_NODE: u64 = 8;
 
 /// Runs the build, and then waits until farrier has fetched the result and deletes the pod. Fails if the pod still runs after

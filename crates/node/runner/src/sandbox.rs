@@ -61,9 +61,10 @@ pub fn enter(messages: &Messages, enabled: &Restrictions) -> io::Result<Option<O
     sys::replace_session_keyring().context("replace the session keyring")?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
-        // Only root can drop supplementary groups. Another user keeps its groups, and gains no access by them.
+        // Only root can drop supplementary groups. Otherwise the sandbox runs as farrier's own user, which has these groups anyway.
         set_thread_groups(&[]).context("drop all supplementary groups")?;
     }
+    // Does nothing, except in the attack suite.
     restrictions::leak(enabled)?;
     // Detach the trees before `unshare`, which takes the privilege to map their owners from this process.
     let detached = if maps_owners { Some(detach(&lowers)?) } else { None };
