@@ -116,7 +116,7 @@ impl fmt::Display for Error {
                     [] => "an unknown user (no process that this container can see)".to_owned(),
                     users => users.iter().map(DeviceUser::to_string).collect::<Vec<_>>().join(", "),
                 };
-                write!(f, "unload {name}: {references} reference(s) that no module holds, by {users}")
+                write!(f, "unload {name}: {references} reference(s) that no module holds; in use by {users}")
             }
             Self::Io { action, object, source } => write!(f, "{action} {object}: {source}"),
             Self::Interrupted(signal) => write!(f, "received {signal} before the drivers were ready"),

@@ -197,7 +197,7 @@ mod tests {
         let error = unload(&bench.node(), "mlx5_ib").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unload mlx5_ib: 1 reference(s) that no module holds, by process 12 (ucx) with /dev/infiniband/uverbs1 open"
+            "unload mlx5_ib: 1 reference(s) that no module holds; in use by process 12 (ucx) with /dev/infiniband/uverbs1 open"
         );
         assert!(error.hint().starts_with("stop the processes that use the devices"));
         assert!(bench.kernel.pauses.get() > 0);

@@ -244,7 +244,7 @@ fn peer_memory_goes_first_and_in_use_it_ends_the_start() {
     bench.set_references("nvidia_peermem", 2);
     assert_eq!(
         refusal(&bench, &[]).split(" | ").next().unwrap(),
-        "unload nvidia_peermem: 2 reference(s) that no module holds, by an unknown user (no process that this \
+        "unload nvidia_peermem: 2 reference(s) that no module holds; in use by an unknown user (no process that this \
          container can see)"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
@@ -263,7 +263,7 @@ fn a_process_that_uses_a_device_is_named() {
     std::os::unix::fs::symlink("/dev/infiniband/uverbs0", bench.at("/proc/4711/fd/7")).unwrap();
     assert_eq!(
         refusal(&bench, &[]).split(" | ").next().unwrap(),
-        "unload ib_uverbs: 1 reference(s) that no module holds, by process 4711 (ib_write_bw) with \
+        "unload ib_uverbs: 1 reference(s) that no module holds; in use by process 4711 (ib_write_bw) with \
          /dev/infiniband/uverbs0 open"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());

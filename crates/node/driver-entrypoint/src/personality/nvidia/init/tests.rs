@@ -268,7 +268,7 @@ fn a_driver_in_use_is_refused_by_who_uses_it() {
     let error = start_and_stop(&bench, &digest("2")).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the NVIDIA driver is in use and stays loaded: unload nvidia_uvm: 1 reference(s) that no module holds, by \
+        "the NVIDIA driver is in use and stays loaded: unload nvidia_uvm: 1 reference(s) that no module holds; in use by \
          process 4711 (python3) with /dev/nvidia-uvm open; unload nvidia: used by nvidia_vgpu_vfio"
     );
     assert!(error.hint().starts_with("stop the pods and processes that use the GPUs"));
