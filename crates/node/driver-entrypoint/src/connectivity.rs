@@ -41,7 +41,7 @@ pub(crate) fn read_limit(variable: impl Fn(&str) -> Option<String>) -> Result<Du
 /// Parses the value of an environment variable as a number of seconds. The error names the variable.
 pub(crate) fn read_seconds<T: FromStr>(name: &str, value: Option<String>, default: T) -> Result<T, String> {
     let Some(text) = value.filter(|text| !text.trim().is_empty()) else { return Ok(default) };
-    text.trim().parse().map_err(|_| format!("{name} is a number of seconds, not {text}"))
+    text.trim().parse().map_err(|_| format!("{name} must be a number of seconds, not {text}"))
 }
 
 impl ApiServers<'_> {
@@ -178,6 +178,6 @@ mod tests {
         assert_eq!(limit(" "), Ok(Duration::from_mins(2)));
         assert_eq!(limit(" 30 "), Ok(Duration::from_secs(30)));
         assert_eq!(limit("0"), Ok(Duration::ZERO));
-        assert_eq!(limit("2m"), Err("API_SERVER_TIMEOUT_SEC is a number of seconds, not 2m".to_owned()));
+        assert_eq!(limit("2m"), Err("API_SERVER_TIMEOUT_SEC must be a number of seconds, not 2m".to_owned()));
     }
 }

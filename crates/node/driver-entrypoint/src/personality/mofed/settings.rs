@@ -88,7 +88,7 @@ impl Settings {
         let flag = |name: &str| match non_blank(name).as_deref().map(str::trim) {
             None | Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),
             Some("1" | "t" | "T" | "true" | "True" | "TRUE") => Ok(true),
-            Some(other) => Err(format!("{name} is true or false, not {other}")),
+            Some(other) => Err(format!("{name} must be true or false, not {other}")),
         };
         let list = |name: &str, separator: char, default: &str| {
             let text = environment(name).unwrap_or_else(|| default.to_owned());
@@ -100,7 +100,7 @@ impl Settings {
         };
         let path = |name: &str, default: &str| match non_blank(name) {
             Some(path) if is_plain_path(&path) => Ok(path),
-            Some(path) => Err(format!("{name} is an absolute path without .., not {path}")),
+            Some(path) => Err(format!("{name} must be an absolute path without .., not {path}")),
             None => Ok(default.to_owned()),
         };
         let hook = |name: &str| path(name, "").map(|path| Some(path).filter(|path| !path.is_empty()));
@@ -108,7 +108,7 @@ impl Settings {
         let mount = path("MLX_DRIVERS_MOUNT", "/run/mellanox/drivers")?;
         if !["/run/", "/var/run/"].iter().any(|parent| mount.starts_with(parent)) {
             return Err(format!(
-                "MLX_DRIVERS_MOUNT is a path below /run, not {mount}: what is kept there must be gone at the next boot"
+                "MLX_DRIVERS_MOUNT must be a path below /run, not {mount}: a reboot must remove the files in it"
             ));
         }
         let udev_file = path("MLX_UDEV_RULES_FILE", "/host/etc/udev/rules.d/77-mlnx-net-names.rules")?;
@@ -146,8 +146,8 @@ impl Settings {
         format!("{}/.{name}", self.mount)
     }
 
-    /// Blacklist of modules that the host must not load while they are replaced. The link's target is also valid on the
-    /// host, because the volume has the same path there.
+    /// Blacklist of modules that the host must not load while they are replaced. The symlink to the state file is also
+    /// valid on the host, because the volume has the same path there.
     pub(crate) fn blacklist<'a>(&'a self, node: &'a Node<'a>) -> Blacklist<'a> {
         let third_party = self.third_party.iter().filter(|_| self.unload_third_party);
         Blacklist {
@@ -173,7 +173,7 @@ fn module_names(variable: &str, text: &str, separator: char) -> Result<Vec<Strin
     let names = text.split(separator).flat_map(str::split_whitespace);
     names
         .map(|name| {
-            let other = || format!("{variable} lists module names, not {name}");
+            let other = || format!("{variable} must list module names, not {name}");
             is_module_name(name).then(|| name.to_owned()).ok_or_else(other)
         })
         .collect()
@@ -234,20 +234,20 @@ mod tests {
     #[test]
     fn invalid_settings_are_named() {
         let error = |name, value| read(&[], &[(name, value)]).unwrap_err();
-        assert_eq!(error("ENABLE_NFSRDMA", "yes"), "ENABLE_NFSRDMA is true or false, not yes");
-        assert_eq!(error("BIND_DELAY_SEC", "soon"), "BIND_DELAY_SEC is a number of seconds, not soon");
+        assert_eq!(error("ENABLE_NFSRDMA", "yes"), "ENABLE_NFSRDMA must be true or false, not yes");
+        assert_eq!(error("BIND_DELAY_SEC", "soon"), "BIND_DELAY_SEC must be a number of seconds, not soon");
         assert_eq!(
             error("OFED_BLACKLIST_MODULES", "a:b\ninstall x /bin/sh"),
-            "OFED_BLACKLIST_MODULES lists module names, not /bin/sh"
+            "OFED_BLACKLIST_MODULES must list module names, not /bin/sh"
         );
         for path in ["lock", "/run/../etc/lock", "/run/x/..", "/..", ".."] {
-            let expected = format!("LOCK_FILE_PATH is an absolute path without .., not {path}");
+            let expected = format!("LOCK_FILE_PATH must be an absolute path without .., not {path}");
             assert_eq!(error("LOCK_FILE_PATH", path), expected);
         }
         assert_eq!(read(&[], &[("LOCK_FILE_PATH", "/run/..x/...")]).unwrap().lock, "/run/..x/...");
         assert_eq!(
             error("MLX_DRIVERS_MOUNT", "/opt/drivers"),
-            "MLX_DRIVERS_MOUNT is a path below /run, not /opt/drivers: what is kept there must be gone at the next boot"
+            "MLX_DRIVERS_MOUNT must be a path below /run, not /opt/drivers: a reboot must remove the files in it"
         );
         assert_eq!(
             read(&["--force"], &[]).unwrap_err(),

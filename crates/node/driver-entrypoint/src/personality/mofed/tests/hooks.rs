@@ -170,5 +170,5 @@ fn a_program_before_that_fails_forgets_no_interface_of_a_killed_container() {
 #[test]
 fn a_hook_is_an_absolute_path() {
     let error = Settings::read(&[], |name| (name == "HOOK_AFTER").then(|| "hook.sh".to_owned())).unwrap_err();
-    assert_eq!(error, "HOOK_AFTER is an absolute path without .., not hook.sh");
+    assert_eq!(error, "HOOK_AFTER must be an absolute path without .., not hook.sh");
 }
