@@ -28,7 +28,7 @@ impl Hooks<'_> {
             let device = link_name(interface.join("device")).unwrap_or_default();
             format!("{} {device}", name_of(interface))
         });
-        // A container that was killed may have unloaded the driver of other interfaces.
+        // Keep the lines of interfaces that are missing because a killed container unloaded their driver.
         let missing = self.missing();
         let all: Vec<String> = missing.iter().cloned().chain(lines).collect();
         files::write(node, file, &all.join("\n"))?;
@@ -41,8 +41,8 @@ impl Hooks<'_> {
         result
     }
 
-    /// Runs the program after the drivers were replaced, or the host's are back. Does nothing if no container has called
-    /// [`run_before`](Self::run_before) since. Leaves the lines in `kept` to the next container.
+    /// Runs the program after the drivers were replaced, or after the host's drivers were restored. Does nothing without the
+    /// file that [`run_before`](Self::run_before) writes. Keeps only the lines in `kept`, for the next container.
     pub(super) fn run_after(&self, kept: &[String], signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, programs: [_, after], file } = self;
         let Some(text) = files::text(node.paths.at(file)) else { return Ok(()) };
@@ -60,7 +60,7 @@ impl Hooks<'_> {
         lines
     }
 
-    /// Removes all other lines from the file, and a file without lines.
+    /// Reduces the file to these lines. Removes the file if there are none.
     fn keep(&self, lines: &[String]) -> Result<(), Error> {
         if lines.is_empty() {
             return files::remove(self.node, &self.file).map(|_| ());
