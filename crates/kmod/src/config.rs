@@ -21,8 +21,8 @@ pub enum ConfigError {
 }
 
 impl KernelConfig {
-    /// Parses `CONFIG_NAME=value` lines. Values may be quoted (`.config`, and `auto.conf` up to Linux 5.x) or unquoted
-    /// (later `auto.conf`).
+    /// Parses `CONFIG_NAME=value` lines. Values may be quoted (`.config`, and `auto.conf` before Linux 5.17) or unquoted
+    /// (`auto.conf` since Linux 5.17).
     ///
     /// Memory: at most twelve times the text.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {

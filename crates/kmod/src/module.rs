@@ -61,7 +61,7 @@ pub struct Module {
     pub btf_base: bool,
     /// Names of sections that occur more than once although the kernel uses only one.
     pub duplicate_sections: Vec<&'static str>,
-    /// Properties of the other sections that the loader checks.
+    /// Properties of the module's sections that the loader checks.
     pub layout: Layout,
     /// Whether the file is an xz stream whose integrity check the kernel does not support
     /// ([`Compression::has_unsupported_xz_check`](crate::Compression::has_unsupported_xz_check)). Set by the caller that decompresses
@@ -87,7 +87,7 @@ pub struct Layout {
     pub writable_executable: Vec<String>,
     /// Size in bytes of the per-CPU variables (section `.data..percpu`).
     pub per_cpu_size: u64,
-    /// Names of the sections in the module that arm64 requires.
+    /// Names of the sections required by arm64 that the module has.
     pub arm64_sections: Vec<&'static str>,
     /// Whether the module has an `init_module` function but no type hashes of functions (`__cfi_` symbols, `CONFIG_CFI_CLANG`).
     pub init_without_cfi: bool,
@@ -100,13 +100,13 @@ pub struct Layout {
     /// arm64: weak symbols with a PC-relative relocation. If such a symbol is missing, its address is 0, which the relocation
     /// cannot reach.
     pub weak_pc_relative: BTreeSet<String>,
-    /// Symbols with a version of more than 32 bits in `__versions`, which is never the kernel's.
+    /// Symbols whose version in `__versions` has more than 32 bits, so that it matches no version of a kernel.
     pub oversized_crcs: BTreeSet<String>,
-    /// Names of sections with an alignment that the loader does not support: it may place the section outside of the module's
-    /// memory, or it is the alignment of per-CPU data and no power of two.
+    /// Names of sections with an alignment that the loader does not support: either the loader may place the section outside of
+    /// the module's memory, or the alignment of per-CPU data is not a power of two.
     pub misaligned: Vec<String>,
-    /// Whether no `.modinfo` section is loaded but another `.modinfo` section exists. Kernels before Linux 6.4 do not read the
-    /// latter.
+    /// Whether the module has fields only in a `.modinfo` section that is not loaded (without `SHF_ALLOC`). Kernels before Linux
+    /// 6.4 do not read such a section.
     pub has_unloaded_info: bool,
     /// Verdict about relocation sections that refer to a section header beyond the end of the file. The loader for arm64 reads
     /// that header.
@@ -126,9 +126,10 @@ pub struct Layout {
 pub struct NameTables {
     /// Error in the names of the symbols.
     pub symbols: Option<StringTableError>,
-    /// Verdict about symbol names that extend beyond the end of the file, for kernels that do not check the table's size.
+    /// Verdict about unnamed symbols, whose names extend beyond the end of the file, for kernels that do not check the table's
+    /// size.
     pub unnamed_symbols: Verdict,
-    /// Whether the name of a section that is not loaded lies outside of the section names.
+    /// Whether the name of a section that is not loaded lies outside of the table of section names.
     pub has_section_name_out_of_bounds: bool,
     /// Verdict about names of sections beyond the end of the file.
     pub sections_beyond_file: Verdict,
@@ -251,7 +252,7 @@ impl Module {
             )
         })?;
         let symbols = elf.symbols()?;
-        // Before the relocations, because it limits the number of names to which they refer.
+        // Read the symbols before the relocations: `read_symbols` limits the number of names to which relocations refer.
         let (undefined, exports) = read_symbols(&elf, &symbols, &mut budget)?;
         let mut layout = Layout::read(&elf, arch, &symbols, length)?;
         layout.has_unloaded_info = loaded_info.is_none() && !info.is_empty();
@@ -399,7 +400,7 @@ impl Layout {
 
 /// Returns the verdict about symbols whose names extend beyond the end of the file. The loader reads such a name if the symbol is
 /// undefined or stays in memory. The kernel may read the name of a symbol in an init section or an unloaded section when it
-/// describes an address.
+/// resolves an address to a symbol (kallsyms).
 fn unnamed_symbols<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbols: &Symbols<'d>) -> Verdict {
     let verdict = |(location, name)| match location {
         SymbolLocation::Absolute | SymbolLocation::Livepatch | SymbolLocation::Reserved(_) => Verdict::Loads,

@@ -87,7 +87,7 @@ impl VmlinuzError {
             Self::Read(_) | Self::Damaged(_) | Self::TooLarge(_) => {
                 "the file is incomplete or damaged: fetch it again"
             }
-            Self::Btf(_) => "the image is damaged, or was built by a newer kernel than farrier supports",
+            Self::Btf(_) => "the image is damaged, or its kernel is newer than farrier supports",
             Self::UnknownFormat => "give the kernel's vmlinuz, Image or vmlinux, as /boot has it",
             Self::Method(_) => {
                 "give the plain vmlinux instead (the kernel's scripts/extract-vmlinux makes it)"
