@@ -86,19 +86,19 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let mut agrees = true;
+    let (mut all_load, mut total) = (true, RuleCounts::default());
     for root in &options.kernels {
-        let result =
-            if options.own_modules { own_modules::all_load(root) } else { compare_kernel(root, &options) };
-        match result {
-            Ok(agrees_with_kernel) => agrees &= agrees_with_kernel,
-            Err(error) => {
-                eprintln!("loader-fuzz: {}: {error}", root.display());
-                return ExitCode::from(2);
-            }
+        let result = if options.own_modules {
+            own_modules::all_load(root).map(|loads| all_load &= loads)
+        } else {
+            compare_kernel(root, &options).map(|counts| total.add_all(&counts))
+        };
+        if let Err(error) = result {
+            eprintln!("loader-fuzz: {}: {error}", root.display());
+            return ExitCode::from(2);
         }
     }
-    if agrees { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if all_load && total.is_agreement() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn parse_options() -> Result<Options> {
@@ -140,8 +140,8 @@ struct Tally {
     unknown_reasons: BTreeMap<String, RuleCounts>,
 }
 
-/// Compares the check with a kernel for all mutants, and prints the table. Returns whether both agree.
-fn compare_kernel(root: &Path, options: &Options) -> Result<bool> {
+/// Compares the check with a kernel for all mutants, and prints the table.
+fn compare_kernel(root: &Path, options: &Options) -> Result<RuleCounts> {
     let kernel = Kernel::read(root)?;
     let release = kernel.facts.release.as_str().to_owned();
     let mut random = Rng::with_seed(options.seed);
@@ -233,9 +233,8 @@ impl Tally {
         }
     }
 
-    /// Prints the table. Returns whether no answer differs, and at most [`MAX_UNKNOWN`] percent of many mutants are unknown or
-    /// trusted.
-    fn summarize(&self, release: &str) -> bool {
+    /// Prints the table. Returns the sum of all rules.
+    fn summarize(&self, release: &str) -> RuleCounts {
         println!(
             "{release}:\n{:18} {:>7} {:>8} {:>6} {:>8} {:>8} {:>8}",
             "rule", "loaded", "refused", "died", "unknown", "trusted", "differs"
@@ -243,12 +242,7 @@ impl Tally {
         let mut total = RuleCounts::default();
         for (rule, counts) in &self.rules {
             counts.print(rule);
-            total.loaded += counts.loaded;
-            total.refused += counts.refused;
-            total.died += counts.died;
-            total.unknown += counts.unknown;
-            total.trusted += counts.trusted;
-            total.differs += counts.differs;
+            total.add_all(counts);
         }
         total.print("all");
         let mut reasons: Vec<(&String, &RuleCounts)> = self.unknown_reasons.iter().collect();
@@ -258,9 +252,7 @@ impl Tally {
             let mutants = counts.mutants();
             println!("  {mutants} unknown ({loaded} loaded, {refused} refused, {died} died): {reason}");
         }
-        let mutants = total.mutants();
-        let RuleCounts { unknown, trusted, differs, .. } = total;
-        differs == 0 && (mutants < MIN_MUTANTS || (unknown + trusted) * 100 <= MAX_UNKNOWN * mutants)
+        total
     }
 }
 
@@ -271,6 +263,23 @@ impl RuleCounts {
             Answer::Refused(..) => self.refused += 1,
             Answer::Died(_) => self.died += 1,
         }
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        let Self { loaded, refused, died, unknown, trusted, differs } = other;
+        self.loaded += loaded;
+        self.refused += refused;
+        self.died += died;
+        self.unknown += unknown;
+        self.trusted += trusted;
+        self.differs += differs;
+    }
+
+    /// Whether no answer differs, and at most [`MAX_UNKNOWN`] percent of many mutants are unknown or trusted.
+    fn is_agreement(&self) -> bool {
+        let mutants = self.mutants();
+        let undecided = self.unknown + self.trusted;
+        self.differs == 0 && (mutants < MIN_MUTANTS || undecided * 100 <= MAX_UNKNOWN * mutants)
     }
 
     fn mutants(&self) -> usize {

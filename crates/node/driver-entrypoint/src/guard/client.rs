@@ -57,7 +57,7 @@ pub(crate) struct Swap<'a> {
 pub(crate) fn read_directory(variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>, String> {
     match variable(VARIABLE).map(|path| path.trim().to_owned()).filter(|path| !path.is_empty()) {
         Some(path) if !is_plain_path(&path) => {
-            Err(format!("{VARIABLE} is an absolute path without .., not {path}"))
+            Err(format!("{VARIABLE} must be an absolute path without .., not {path}"))
         }
         path => Ok(path),
     }

@@ -305,7 +305,7 @@ fn the_directory_is_an_absolute_path() {
     assert_eq!(read_directory(|_| Some(" ".to_owned())), Ok(None));
     assert_eq!(read_directory(environment), Ok(Some(DIRECTORY.to_owned())));
     let error = read_directory(|_| Some("../swap".to_owned())).unwrap_err();
-    assert_eq!(error, "SWAP_GUARD is an absolute path without .., not ../swap");
+    assert_eq!(error, "SWAP_GUARD must be an absolute path without .., not ../swap");
 }
 
 /// A node with `mlx5_core` and `ib_core`, for containers of `mofed`.
