@@ -213,7 +213,9 @@ fn outside(state: &State, path: &[&str], record: &Record) -> Answer {
             resource @ ("tokenreviews" | "subjectaccessreviews"),
         ] if method == "POST" => {
             if state.faults.denies("create", &format!("{resource}.{group}")) {
-                let message = format!("{resource}.{group} is forbidden: User cannot create resource");
+                let message = format!(
+                    "{resource}.{group} is forbidden: User \"farrier\" cannot create resource \"{resource}\""
+                );
                 let status = json!({
                     "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": message,
                 });
