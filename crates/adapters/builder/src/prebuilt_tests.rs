@@ -68,7 +68,7 @@ async fn what_nobody_vouches_for_is_not_taken() {
     std::fs::copy(other.path("p.pem"), strange.root().join("other.pub")).unwrap();
     let why = look(&strange, K9).await.unwrap_err();
     assert!(
-        why.contains("is not signed with a key of `signedBy`: none of its signatures is over this image by"),
+        why.contains("is not signed with a key of `signedBy`: it has signatures, but no accepted key"),
         "{why}"
     );
 }
