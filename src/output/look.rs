@@ -99,7 +99,7 @@ pub fn width() -> Option<u16> {
     WIDTH.get().copied().flatten()
 }
 
-/// Wraps a result that has columns of its own layout to the width of tables.
+/// Wraps a result with its own column layout to the terminal's width.
 pub fn wrapped(text: String) -> String {
     match width() {
         Some(width) => wrap(&text, width.into()),

@@ -92,10 +92,9 @@ pub(super) fn store_stream(
     io::copy(&mut from.by_ref().take(max_rest), &mut file)?;
     match io::copy(&mut from.take(1), &mut io::sink())? {
         0 => Ok(()),
-        _ => Err(refused(format!(
-            "it goes on after {} bytes, which is too long for its index",
-            max_head + max_rest
-        ))),
+        _ => {
+            Err(refused(format!("it is longer than the {} bytes that its index allows", max_head + max_rest)))
+        }
     }
 }
 

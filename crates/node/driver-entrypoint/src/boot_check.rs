@@ -110,7 +110,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs this program as a child process. Returns its result, whether the kernel had an oops meanwhile, and the kernel's
+    /// Runs this program as a child process. Returns its result, whether the kernel had an oops during it, and the kernel's
     /// messages.
     fn run_child(&mut self, arguments: &[&str]) -> Result<(SyscallResult, bool, Vec<String>), Error> {
         self.log.read();

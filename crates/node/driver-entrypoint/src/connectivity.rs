@@ -57,7 +57,7 @@ impl ApiServers<'_> {
         let network = Network::read(&node.paths);
         let mut servers: BTreeSet<SocketAddr> =
             interfaces.iter().flat_map(|interface| network.servers_through(interface)).collect();
-        // The routes and connections that were read are those of process 1.
+        // Routes and connections were read in the namespace of process 1.
         let namespace = |process: &str| fs::read_link(node.paths.at(&format!("/proc/{process}/ns/net"))).ok();
         if !servers.is_empty() && namespace("self") != namespace("1") {
             node.log.warn(

@@ -85,7 +85,7 @@ impl DiskLimit {
 pub struct Bounded<R> {
     /// The reader.
     pub inner: R,
-    /// Disk space for what is read.
+    /// Disk space that the bytes may take.
     pub limit: DiskLimit,
 }
 

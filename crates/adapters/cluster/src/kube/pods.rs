@@ -16,7 +16,7 @@ use super::{
     object::{Object, ObjectFacts, ObjectKey},
 };
 
-/// What kubelets, containerd and CRI-O say, in lower case, if a registry does not answer or is overloaded.
+/// Texts of kubelets, containerd and CRI-O for a registry that does not answer or is overloaded, in lower case.
 const OUTAGES: [&str; 20] = [
     "connection refused",
     "connection reset",

@@ -313,7 +313,7 @@ fn a_node_that_lost_its_labels_keeps_the_modules_that_it_has() {
     apply(&mut world);
     world.snapshot.nodes[1].labels.clear();
     assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }), "{:?}", decision(&world));
-    // A node of another system has the same release: its modules are not those of the image.
+    // A node of another system has the same release, but needs other modules.
     world.snapshot.nodes[1].kernel_version = K47.to_owned();
     world.snapshot.nodes[1].os_image = "Devuan GNU/Linux 5 (daedalus)".to_owned();
     for resolved in world.resolved.images.values_mut().flatten() {
